@@ -38,7 +38,7 @@ def shard(name: Any, offset: Any = None) -> None:
 
     To be called by the thread that trains, once for each micro-batch or each shard in it: all calls
     between two steps belong to the second. A DataLoader's dataset may call it too, if it has no
-    workers; those of a worker are not heard. A job need not call it where its batches are dicts
+    workers; those of a worker have no effect. A job need not call it where its batches are dicts
     with one of the keys `__shard__`, `shard`, `shard_id`, `__url__` (and for the offset `offset`,
     `index`, `__key__`), or its dataset has an attribute `current_shard` or `shard_name` (and
     `current_offset`, `shard_offset`) and is read without workers.
@@ -56,11 +56,11 @@ def is_quarantined(name: Any) -> bool:
     """Return whether a shard is in quarantine, so that a dataset leaves it out; else False.
 
     To be asked before a shard is opened, in any thread, and in a worker of a DataLoader too. A
-    dataset that leaves out what it is told must have something left: whether all is in quarantine,
+    dataset that leaves out what is listed must have something left: whether all is in quarantine,
     only it can see.
 
     Args:
-        name: of the shard, written as `shard`, the batch or the dataset tells it.
+        name: of the shard, written as `shard`, the batch or the dataset gives it.
     """
     return _probe is not None and bool(_probe.is_quarantined(name))
 

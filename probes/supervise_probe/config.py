@@ -32,13 +32,13 @@ class Config(NamedTuple):
         attempt: of this launch; frames count on from it at every rollback.
         first_step: what the first step is called: one more than the last in the checkpoint.
         resume: `{"how": "library" or "savepoint", "path"}` of what this launch begins with, unless
-            the job was told by its own arguments.
+            the job's own arguments say so.
         rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
         skip: `[first, last]` of steps whose update is dropped.
         quarantine: path of the manifest of what must not be trained on; need not be there.
         tape: keep the newest steps on disk too, for a launch to come to be compared with.
-        probe_batch: None: no batch is kept; else what was told of it with the checkpoint that this
-            launch begins with: `{"path", "value"}`, or `{"why"}` there is no value, or `{}`.
+        probe_batch: None: no batch is kept; else what the checkpoint that this launch begins
+            with came with: `{"path", "value"}`, or `{"why"}` there is no value, or `{}`.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -84,7 +84,7 @@ def place(environ: Mapping[str, str], torch: Any = None) -> Tuple[int, int]:
 
     As the process group says, if there is one: processes that a job spawns itself, and ranks of
     several machines, may have no or another rank in their environment. Else as torchrun or Slurm
-    say; (0, 1) when nobody says. Neither asks the other ranks.
+    say; (0, 1) where neither does. No other rank is asked.
     """
     group = getattr(torch, "distributed", None)
     if group is not None and group.is_available() and group.is_initialized():

@@ -2,7 +2,7 @@
 
 It is quiet until the job runs its first backward or optimizer step, and only then becomes a rank
 with a segment; data-loader workers and compilers never do. It is off for good when it cannot work,
-with the reason in a mark file and in its status. A forked child starts anew.
+with the reason in a mark file and in its status. A forked child starts again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Probe:
         self._listeners.put(parts.steps, parts.forward, parts.loader, parts.saves, parts.trainer)
 
     def install(self) -> None:
-        """Patch torch, and be told of forks and of the exit. To be called once."""
+        """Patch torch, and register for forks and the exit. Call it once."""
         self._registry.install(self._torch)
         install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
         exit_status.install()
@@ -134,7 +134,7 @@ class Probe:
         parts.threads.begins()
         try:
             RankParts(parts, mailbox, self._times).connect()
-        except Exception as error:  # half a probe would only tell a later, stranger error
+        except Exception as error:  # half a probe would fail later in a stranger way
             self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
         evidence.listen(config.marks)
@@ -153,8 +153,8 @@ class Probe:
         parts.collectors.rewind(parts.pristine)
         if self.open():
             step = context.position.step
-            said = f"another training begins with step {step}: the one before is over"
-            context.reporter.notice("note", said)
+            message = f"a new training starts with step {step}: the previous one is over"
+            context.reporter.notice("note", message)
 
     def off(self, reason: str) -> None:
         """Switch the whole probe off; the job goes on as if it had never been there."""
@@ -166,15 +166,15 @@ class Probe:
             text = reason.replace("\n", " ") + "\n"
             files.replace(path, text.encode("utf-8", "replace"))
             self.parts.context.reporter.write_status()
-        except Exception:  # nobody is left to tell
+        except Exception:  # nothing is left to report to
             pass
 
     def _part_off(self, part: Part, reason: str) -> None:
         if part.vital:
             self.off(f"{part.name}: {reason}")
         else:
-            said = f"{part.name} is off: {reason}"
-            self.parts.context.reporter.notice("collector-off", said, {"collector": part.name})
+            message = f"{part.name} is off: {reason}"
+            self.parts.context.reporter.notice("collector-off", message, {"collector": part.name})
 
     def _describe(self) -> Dict[str, Any]:
         """Return the status."""
@@ -184,7 +184,7 @@ class Probe:
             "tier": status.tier(self.gate.on, parts.reports.adapted),
             **status.of_process(parts.context, parts.collectors.by_name),
             "update_to_weight": parts.wired.updates.mode,
-            "mfu": parts.wired.flops.told,
+            "mfu": parts.wired.flops.description,
             **status.of_savepoints(None if rank is None else rank.rollbacks),
             "paused": parts.context.reporter.held,
             "drills": parts.drills.names(),
@@ -234,6 +234,6 @@ class Probe:
             reporter.writer.last_words(*exit_status.last_words())
             parts.rank.rollbacks.close()
             reporter.writer.close()
-        except Exception:  # at exit nobody is left to tell
+        except Exception:  # at exit nothing is left to report to
             pass
         self.gate.on = False

@@ -37,7 +37,7 @@ from .savepoints.step_history import StepHistory
 from .stepping.batch_observer import BatchObserver
 from .stepping.between_steps import BetweenSteps
 from .stepping.discarded_gradients import DiscardedGradients
-from .stepping.inferred_steps import WHY, InferredSteps, Told
+from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
 from .stepping.step_tracker import Changers, Outlets, Process, Readers, StepTracker
 from .stepping.training_thread import TrainingThread
 from .torch_state.grad_scaler import GradScalerState
@@ -72,7 +72,7 @@ class Parts:
 
     Attributes:
         extra: what joins the next frame beside what collectors measure.
-        wired: the collectors that others speak to. collectors: all.
+        wired: the collectors that others call. collectors: all.
         pristine: the counters of a process that has not trained.
         rank: what there is once the process is a rank, None before.
     """
@@ -142,7 +142,7 @@ class Parts:
             plan,
             self.drills,
             (wired.loss, wired.counters),
-            Told(self.appeared, self._without_optimizer),
+            Callbacks(self.appeared, self._without_optimizer),
         )
         self.threads = TrainingThread(context, self.tracker, plan, self.batches)
         self.steps = StepListener(
@@ -176,7 +176,7 @@ class Parts:
         self.trainer = TrainerListener(wired.framework, self.resume)
         self.reports = JobReports(context, self.extra, shards, wired.quarantine)
 
-    # ── what parts are told of each other ─────────────────────────────────────────────────────
+    # ── what parts learn of each other ──────────────────────────────────────────────────────
 
     def appeared(self, optimizer: Any) -> None:
         """An optimizer is known from now on: look which modules it trains."""

@@ -1,5 +1,5 @@
-"""Lightning's `Trainer`: heard at the hooks that it calls on its callbacks, and at its saves, and
-timed in its `training_step`; its first `fit` may be given a checkpoint to go on from.
+"""Lightning's `Trainer`: observed at the hooks of its callbacks and at its saves, and timed in its
+`training_step`; its first `fit` may be given a checkpoint to go on from.
 
 Under both of its names, `lightning.pytorch` and `pytorch_lightning`. No callback is added, and no
 property is read that computes: what was logged is taken as it lies. A checkpoint that was asked for
@@ -39,7 +39,7 @@ def listen(hold: Hold, library: Any) -> None:
     hook, save = calls._call_callback_hooks, trainer.save_checkpoint
     strategy = calls._call_strategy_hook
 
-    def heard(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+    def observe(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
         library = hold.listeners.trainer
         if hook_name == "on_train_batch_start":
             library.epoch(trainer.current_epoch + _fraction(args[1], trainer.num_training_batches))
@@ -55,7 +55,7 @@ def listen(hold: Hold, library: Any) -> None:
             library.trained_by("")
         elif hook_name == "on_validation_end" and not trainer.sanity_checking:
             for name, value in _losses(trainer._logger_connector._callback_metrics):
-                library.tell(name, value)
+                library.report(name, value)
 
     def what(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
         return str(filepath) if self.is_global_zero else "", self.global_step
@@ -75,7 +75,7 @@ def listen(hold: Hold, library: Any) -> None:
 
     fit = resuming(hold, trainer._fit_impl, "ckpt_path", _unfit)
     trainer._fit_impl = fit
-    calls._call_callback_hooks = beside(hold, hook, heard)
+    calls._call_callback_hooks = beside(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
     trainer.save_checkpoint = around_save(hold, save, what)
 

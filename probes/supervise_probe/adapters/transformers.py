@@ -1,5 +1,5 @@
-"""Hugging Face `Trainer`: heard at the events that it sends to its callbacks, and at its saves; its
-first `train` may be given a checkpoint to go on from.
+"""Hugging Face `Trainer`: observed at the events of its callbacks and at its saves; its first
+`train` may be given a checkpoint to go on from.
 
 No callback is added: a job may look at the list of them. A checkpoint that was asked for is the
 library's own, with its name: `control.should_save`, as a callback would ask.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX, SUFFIX = "eval_", "_loss"
 STATE = "trainer_state.json"
-ANEW = "ignore_data_skip is set, so the epoch begins anew, with its first batch"
+RESTARTS = "ignore_data_skip is set, so the epoch starts again with its first batch"
 
 
 def listen(hold: Hold, library: Any) -> None:
@@ -32,13 +32,13 @@ def listen(hold: Hold, library: Any) -> None:
     handler, trainer = library.CallbackHandler, library.Trainer
     call, save = handler.call_event, trainer._save_checkpoint
 
-    def heard(self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def observe(self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         library = hold.listeners.trainer
         if event == "on_step_begin":
             library.epoch(float(state.epoch or 0.0))
         elif event == "on_train_begin":
             library.trained_by("Trainer", names_saves=True)
-            library.began(state.global_step, ANEW if args.ignore_data_skip else "")
+            library.began(state.global_step, RESTARTS if args.ignore_data_skip else "")
             library.length(state.max_steps, state.global_step)
         elif event == "on_step_end":
             control.should_save |= library.take_order() is not None
@@ -46,7 +46,7 @@ def listen(hold: Hold, library: Any) -> None:
             library.trained_by("")
         elif event == "on_evaluate":
             for name, value in _losses(kwargs.get("metrics") or {}):
-                library.tell(name, value)
+                library.report(name, value)
 
     def what(self: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
         step = self.state.global_step
@@ -57,7 +57,7 @@ def listen(hold: Hold, library: Any) -> None:
 
     train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit)
     trainer.train = train
-    handler.call_event = beside(hold, call, heard)
+    handler.call_event = beside(hold, call, observe)
     trainer._save_checkpoint = around_save(hold, save, what)
 
 

@@ -26,17 +26,17 @@ class Hold(NamedTuple):
 
 
 def beside(
-    hold: Hold, original: Callable[..., Any], heard: Callable[..., None], name: str = "framework"
+    hold: Hold, original: Callable[..., Any], observe: Callable[..., None], name: str = "framework"
 ) -> Callable[..., Any]:
-    """Return a function that calls `heard` with the same arguments, and then `original`.
+    """Return a function that calls `observe` with the same arguments, and then `original`.
 
     Args:
-        name: of the part of the probe whose numbers are wrong if `heard` fails.
+        name: of the part of the probe whose numbers are wrong if `observe` fails.
     """
     gate, guard, part = hold.gate, hold.guard, hold.guard.part(name)
 
     def hear(args: Any, kwargs: Any) -> None:
-        heard(*args, **kwargs)
+        observe(*args, **kwargs)
 
     @functools.wraps(original)
     @uncounted
@@ -51,11 +51,11 @@ def beside(
 def around_save(
     hold: Hold, original: Callable[..., Any], what: Callable[..., Tuple[str, int]]
 ) -> Callable[..., Any]:
-    """Return a function that saves a checkpoint in the phase of that name, and tells of it.
+    """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
     Args:
         what: given the same arguments once it is saved, returns its path and the library's count of
-            steps; an empty path where another rank speaks of it.
+            steps; an empty path where another rank reports it.
     """
 
     def saved(seconds: float, args: Any, kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The collectors that need more than the context, or that other parts speak to."""
+"""The collectors that need more than the context, or that other parts call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sources(NamedTuple):
 
 
 class Wired(NamedTuple):
-    """Those that other parts speak to."""
+    """Those that other parts call."""
 
     batch: batch.Collector
     batch_sanity: batch_sanity.Collector

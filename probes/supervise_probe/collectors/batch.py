@@ -1,6 +1,6 @@
 """Which data a step saw: an order-sensitive hash of what went into the model.
 
-It tells batches apart and finds them again; it is no checksum of the data set. The first tensor
+It distinguishes batches and finds them again; it is no checksum of the data set. The first tensor
 that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of
 floats, and what is passed as it is before what is inside something else
 (`torch_state/batch_inputs.py`). Before that module is known, or where it is given no tensor, it is
@@ -51,7 +51,7 @@ class Collector(Base):
     """Hashes on the device where the batch is; only the hash travels.
 
     Attributes:
-        heard: something that went into the model was hashed.
+        seen: something that went into the model was hashed.
         on_device: the hash of the newest step is known a step late only.
     """
 
@@ -73,7 +73,7 @@ class Collector(Base):
         }
         self._look_inside = look_inside
         self._absent = 0
-        self.heard = self.on_device = False
+        self.seen = self.on_device = False
 
     def saw_loaded(self, values: Iterable[Any]) -> None:
         """These came out of a loader."""
@@ -86,7 +86,7 @@ class Collector(Base):
             self._loaded = found if self._loaded is None else self._mix(self._loaded, found)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
-        """These went into the model; return what was hashed, if its shape tells how much it is."""
+        """These went into the model; return what was hashed, if its shape gives how much it is."""
         tensor = counted = self._first(values)
         if tensor is None:
             inner = self._inputs.find(values)
@@ -96,7 +96,7 @@ class Collector(Base):
             counted = tensor if inner.counts else None
         found = self._digest(tensor)
         self._hash = found if self._hash is None else self._mix(self._hash, found)
-        self.heard = True
+        self.seen = True
         return counted
 
     def forget(self) -> None:
@@ -122,7 +122,7 @@ class Collector(Base):
         elif found is not None:
             self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(found & _MASK)
-        elif not self.heard:
+        elif not self.seen:
             self._absent += 1
             if self._absent in ABSENCES:
                 self._look_inside()
@@ -184,7 +184,7 @@ class Layout(NamedTuple):
 
 
 def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout]) -> int:
-    """Return a number below 2^52 that tells the values of a tensor on the host.
+    """Return a number below 2^52 that identifies the values of a tensor on the host.
 
     Read from memory, since one call of torch costs as much as all of this; and by one array type of
     ctypes, since each new one is a cycle that waits for the garbage collector. `layouts` remembers

@@ -1,4 +1,4 @@
-"""What the tokens of a batch look like: tells random, repeated and rotten data in its own step.
+"""What the tokens of a batch look like: shows random, repeated and corrupt data in its own step.
 
 Looks at the whole numbers that go into the outermost module, the same tensor that the fingerprint
 is of; at the first 16384 of each micro-batch. Ids that a table of a million counts can hold are
@@ -71,7 +71,7 @@ class Collector(Base):
 
     def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)
-        self.pace = Pace("batch_sanity", context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
+        self.pace = Pace(context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
         sets.paces["batch_sanity"] = self.pace
         self._kept: List[Any] = []
 

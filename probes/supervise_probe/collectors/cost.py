@@ -1,7 +1,7 @@
 """What the probe itself costs: thread CPU time inside all of its pieces.
 
-One step in four is weighed, and told in the next frame. Waiting on purpose (a pause) is no CPU time
-and does not count.
+One step in four is timed, and published in the next frame. A pause is no CPU time and
+does not count.
 """
 
 from __future__ import annotations

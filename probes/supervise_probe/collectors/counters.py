@@ -1,4 +1,4 @@
-"""What became of each attempted step: applied, or skipped and by whom.
+"""Whether each attempted step was applied or skipped, and why.
 
 The law to check: attempted steps = steps_seen + skipped_updates. A step of several optimizers is
 skipped when the update of any of them was.

@@ -38,7 +38,7 @@ class Collector(Base):
     """Looks at the model once, then multiplies.
 
     Attributes:
-        told: what is counted, or why nothing is; for the status.
+        description: what is counted, or why nothing is; for the status.
     """
 
     def __init__(self, context: ProbeContext) -> None:
@@ -51,7 +51,7 @@ class Collector(Base):
         self._changes = -1
         self._next_look = 0
         self._tokens = self._pairs = 0  # of a token and a position that it attends to
-        self.told = "no step yet"
+        self.description = "no step yet"
 
     def saw(self, shape: Sequence[int]) -> int:
         """Tokens of this shape went into the model; returns how many."""
@@ -94,20 +94,20 @@ class Collector(Base):
             name = str(self.torch.cuda.get_device_name(device))
         self._peak = peak_of(name)
         if self._peak is None:
-            self._tell(f"no: the peak of {name} is not in the table; set job.peak_flops")
+            self._describe(f"no: the peak of {name} is not in the table; set job.peak_flops")
         return self._peak
 
     def _look(self) -> None:
         model = count(self.torch, self._registry.roots())
         if model.why_not:
             self._model = None
-            self._tell(f"no: {model.why_not}")
+            self._describe(f"no: {model.why_not}")
             return
         self._model = model
         attention = f"{model.layers} attention layers" if model.layers else "no attention seen"
         peak = f"peak {(self._peak or 0.0) / 1e12:.4g} TFLOP/s"
-        self._tell(f"{model.per_token / 1e6:.4g} MFLOP a token, {attention}; {peak}")
+        self._describe(f"{model.per_token / 1e6:.4g} MFLOP a token, {attention}; {peak}")
 
-    def _tell(self, text: str) -> None:
-        self.told = text
+    def _describe(self, text: str) -> None:
+        self.description = text
         self._status_changed()

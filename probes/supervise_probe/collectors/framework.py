@@ -1,7 +1,7 @@
-"""What a training library tells of itself: see `adapters`. Costs nothing where there is none.
+"""What a training library reports of itself: see `adapters`. Costs nothing where there is none.
 
 Epoch and time of a save cannot be seen from torch, and which loss is that of an evaluation only the
-library's names tell. A job without such a library reports `val_loss` itself.
+library's names show. A job without such a library reports `val_loss` itself.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ METRICS = (
 
 
 class Collector(Base):
-    """Lets what it is told join the next frame.
+    """Adds what it is given to the next frame.
 
     Attributes:
-        total_steps: length of the run in the library's own count; None where nobody said.
+        total_steps: length of the run in the library's own count; None where unknown.
         steps_before: the library's count at the probe's step 0, as after a resume.
         trainer: name of the library whose loop trains now, "" for none.
         names_saves: it names its checkpoints itself.
@@ -92,11 +92,11 @@ class Collector(Base):
         self._next_frame().setdefault("epoch", epoch)
 
     def length(self, total: float, done: int) -> None:
-        """Training begins: `total` steps are planned (0 or less: nobody knows), `done` are made."""
+        """Training begins: `total` steps are planned (0 or less: unknown), `done` are made."""
         self.total_steps = int(total) if 0 < total < float("inf") else None
         self.steps_before = done - self._position.step
 
-    def tell(self, name: str, value: Any) -> None:
+    def report(self, name: str, value: Any) -> None:
         """An evaluation gave this loss, a number or a one-element tensor."""
         if len(self._names) > SLICES and name not in self._names:
             return

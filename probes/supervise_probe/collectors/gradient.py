@@ -75,7 +75,7 @@ class Clip:
 
 
 class Collector(Base):
-    """Combines what clips told and what it computes itself, over all optimizers of a step.
+    """Combines the norms of clips and those it computes itself, over all optimizers of a step.
 
     Attributes:
         clips: the clips of the step under way.
@@ -102,12 +102,12 @@ class Collector(Base):
         fresh = self._fresh(params) if self.clips else params
         if fresh is None:
             return  # clipped twice: the first saw the true norm
-        told = type(norm) is self.torch.Tensor
-        value = self.scalars.value(norm) if told else self._norm_now(params)
+        known = type(norm) is self.torch.Tensor
+        value = self.scalars.value(norm) if known else self._norm_now(params)
         self.clips.append(Clip(params, value, self._scaling.unscaled, self._backwards, limit))
         if fresh is not params:
             own = self._norm_now(fresh)
-            if told:  # the clip has divided all of them by the same number
+            if known:  # the clip has divided all of them by the same number
                 own = own / (self._norm_now(params) + NOT_ZERO) * value
             self.clips[-1].own = own
 

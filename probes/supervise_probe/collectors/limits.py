@@ -1,4 +1,4 @@
-"""What the supervisor's own tools did to the step: limits in force, gradients that were mended.
+"""What the supervisor's own tools did to the step: limits in force, gradients that were repaired.
 
 Also remembers what a relative limit is relative to: the newest norms, and the job's own clip.
 """

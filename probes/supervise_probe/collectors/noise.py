@@ -57,7 +57,7 @@ METRICS = (
 )
 
 SMALL, LARGE, PARTS = "_noise_small", "_noise_large", "_noise_parts"  # never published
-EQUAL = 1e-9  # relative: gradients that nobody averaged
+EQUAL = 1e-9  # relative: gradients that were not averaged
 
 
 class Collector(Base):

@@ -3,13 +3,13 @@ list, and updates of steps whose batch is listed by its fingerprint.
 
 Without an entry nothing here is called but once a step, and nothing of the job is touched. No
 random number is drawn. A quarantine of everything would be a job that never steps again: then the
-data is handed out all the same, and that is said.
+data is handed out all the same, and a notice reports it.
 
 Several ranks would part if one of them passed over batches alone, so there only lists are filtered
 and `is_quarantined` answers, both from the launch on.
 
-The first names that the job asks about are told to the supervisor as those of shards, so that a
-person can put them into quarantine. Those that a loader's workers ask about are not heard.
+The first names that the job asks about are reported to the supervisor as those of shards, so that a
+person can put them into quarantine. Those that a loader's workers ask about are not seen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ METRICS = ()
 
 NAMED = 4  # shards in a notice
 WAITING = 8  # notices of the time before this process is a rank
-ASKED = 60  # names that the job asks about, of which the supervisor is told
+ASKED = 60  # names that the job asks about, that are reported to the supervisor
 PER_NOTICE, BYTES, TEXT = 6, 560, 200  # of names, as in `shards`
 
 
@@ -59,14 +59,14 @@ class Collector(Base):
         self._position, self._reporter = context.position, context.reporter
         self._batch, self._shards = batch, shards.shards
         self.manifest = Manifest(config.quarantine, config.attempt)
-        self.lists = ShardLists(self.torch, self.manifest, self.tell)
+        self.lists = ShardLists(self.torch, self.manifest, self.report)
         self.passed: Counter[str] = Counter()
         self._updates = 0  # dropped
-        self._told_at = 0  # of all that was passed over, when it was last told
+        self._reported_at = 0  # of all that was passed over, when it was last reported
         self._exhausted = False  # everything is in quarantine: the loader is left alone
         self._warned = False
         self._waiting: List[Tuple[str, Dict[str, Any]]] = []
-        self._announced = ""  # what was told last of what is in force
+        self._announced = ""  # what was reported last of what is in force
         self._asked: Dict[str, None] = {}
         self._passed_on = 0  # of these
         if self.manifest.known:
@@ -88,7 +88,7 @@ class Collector(Base):
     def exhausted(self) -> None:
         """A loader has nothing else to hand out: from now on it is left alone."""
         self._exhausted = True
-        self.tell(
+        self.report(
             "all that the loader hands out is in quarantine: nothing of it is passed over",
             self._data(),
         )
@@ -121,8 +121,8 @@ class Collector(Base):
         if self._passed_on < len(self._asked):
             self._pass_on()
         total = self._updates + sum(self.passed.values()) if self.passed else self._updates
-        if total > self._told_at and total >= 10 * self._told_at:
-            self._told_at = total
+        if total > self._reported_at and total >= 10 * self._reported_at:
+            self._reported_at = total
             self._reporter.notice(
                 "quarantine", f"passed over so far: {self._counts()}", self._data()
             )
@@ -158,7 +158,7 @@ class Collector(Base):
         trouble = self.manifest.error
         return {**self._data(), "trouble": trouble} if trouble else self._data()
 
-    def tell(self, message: str, data: Dict[str, Any]) -> None:
+    def report(self, message: str, data: Dict[str, Any]) -> None:
         """Say it at the end of the step, when there is somebody to say it to."""
         self.wake()
         if len(self._waiting) < WAITING:
@@ -171,7 +171,7 @@ class Collector(Base):
         message = self.manifest.error or self._in_words()
         if message != self._announced:
             self._announced = message
-            self.tell(message, self._data())
+            self.report(message, self._data())
 
     def _pass_on(self) -> None:
         """Tell the supervisor names that the job asked about, a few at a time."""
@@ -191,7 +191,7 @@ class Collector(Base):
             ranks = place(dict(os.environ), self.torch)[1]
         if ranks > 1 and not self._warned:
             self._warned = True
-            self.tell(
+            self.report(
                 f"batches of {shard} are trained on although it is in quarantine: of {ranks} ranks "
                 "none may pass over a batch alone; ask is_quarantined in the dataset",
                 self._data(),

@@ -99,8 +99,8 @@ class Collector(Base):
         self._next_notice = 0
 
     def _tell(self, step: int) -> None:
-        told = self.shards.take_unreported(PER_NOTICE, BYTES)
+        new = self.shards.take_unreported(PER_NOTICE, BYTES)
         self._notices += 1
         self._next_notice = step + next(gap for below, gap in GAPS if self._notices < below)
-        text = ", ".join(f"{number} is {shard}" for number, shard in told.items())
-        self._notice("shard", f"new shards: {text}"[:TEXT], {"shards": told})
+        text = ", ".join(f"{number} is {shard}" for number, shard in new.items())
+        self._notice("shard", f"new shards: {text}"[:TEXT], {"shards": new})

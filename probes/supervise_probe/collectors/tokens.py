@@ -48,7 +48,7 @@ class Collector(Base):
         self._seen = 0.0
 
     def saw_targets(self, calls: List[Tuple[Any, int]]) -> None:
-        """A loss function was called with these class indices, and told to ignore that one."""
+        """A loss function was called with these class indices, and that one is ignored."""
         for target, ignored in calls:
             if target.dtype is self.torch.int64 and not target.is_meta:
                 self._count(target, ignored)

@@ -3,7 +3,7 @@ optimizer step, the gradients are used, the next batch is not yet read.
 
 Every target is absolute, so a command that is repeated changes nothing. What a pause waits on is
 outside the guard: an exception of the job's own signal handlers must get through. A pause that
-nobody renews ends by itself; only then, or when such an exception ends it, is the notice
+is not renewed ends by itself; only then, or when such an exception ends it, is the notice
 `pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, verbs that
 change training are refused: one rank alone would leave the others behind.
 """
@@ -111,7 +111,7 @@ class Commands:
                 if verb is None:
                     raise Refused(f"this probe knows no verb {command.verb!r}")
                 if began > command.args.get("until_ns", began):
-                    raise Refused("it came after its deadline; nobody waits for it any more")
+                    raise Refused("it arrived after its deadline")
                 ranks = self._position.world_size
                 if ranks > 1 and command.verb in ALONE_ONLY:
                     raise Refused(
@@ -146,12 +146,12 @@ class Commands:
             longest_ns = now + int(self._lease_s * 1e9)
             self._until_ns = max(self._until_ns, min(renewal_ns, longest_ns))
         if self._paused_ns and now >= self._until_ns:
-            self._end_pause("nobody renewed the pause")
+            self._end_pause("the pause was not renewed")
         if self._stopping and self._paused_ns:
             self._let_go()
 
     def _end_pause(self, why: str) -> None:
-        """Let the job go on though nobody said resume, and say so."""
+        """Let the job go on without a resume, and report it."""
         held_s = self._let_go()
         step = self._position.step - 1
         self._reporter.notice(

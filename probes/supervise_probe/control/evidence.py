@@ -68,7 +68,7 @@ def listen(marks: str) -> None:
     within the signal handler. That may only be asked of a thread which stands still: frames are
     torn while a function is entered, and reading one then kills the process (1 of 100 signals, on
     Python 3.11, to a thread that calls from C into Python; those of a thread that ends, alike).
-    Signals that the job handles itself are left to it, and nobody is asked outside the main thread.
+    Signals that the job handles itself are left to it, and none is sent outside the main thread.
     """
     before: Any = signal.getsignal(STACKS)
     inherited = getattr(before, "func", None) is _answer

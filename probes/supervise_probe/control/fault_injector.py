@@ -1,6 +1,6 @@
 """Which faults act when: each drill once per run, at its step, whatever is rolled back.
 
-Knows no fault; the files in `faults/` do. A small mark in the run directory tells a relaunched job
+Knows no fault; the files in `faults/` do. A small mark in the run directory shows a relaunched job
 that a drill is over.
 """
 

@@ -1,6 +1,6 @@
 """Numbers that the job reports itself; they join the frame of the step under way.
 
-What is no number is left out, and people are told so once per name; a report can never fail in the
+What is no number is left out, and a notice says so once per name; a report can never fail in the
 job, nor keep other values from being taken. Values on an accelerator are not waited for.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Bytes of a name: those of the largest frame must fit into one letter. A character takes up to 4.
 LONGEST = 120
-MOST = 64  # names that people are told of; a job may make up a new one each step
+MOST = 64  # names that notices list; a job may make up a new one each step
 
 
 class NoNumberError(ValueError):
@@ -47,9 +47,9 @@ class JobReports:
         self._room, self._extra = context.config.capacity, extra
         self._shards, self._quarantine = shards, quarantine
         self.adapted = False
-        # What is reported before the first step waits until there is somebody to tell.
+        # What is reported before the first step waits until the process is a rank.
         self._waiting: Dict[str, str] = {}  # name -> why it is left out
-        self._told: Set[str] = set()
+        self._listed: Set[str] = set()
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Keep `values` for the next frame, as many as a frame has room for."""
@@ -95,15 +95,15 @@ class JobReports:
         return number
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        if name not in self._told and len(self._told) + len(self._waiting) < MOST:
+        if name not in self._listed and len(self._listed) + len(self._waiting) < MOST:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._waiting[name] = lines[0][:200]
 
     def _tell(self) -> None:
-        told = "; ".join(f"{name[:LONGEST]!r} {why}" for name, why in self._waiting.items())
-        self._told.update(self._waiting)
+        names = "; ".join(f"{name[:LONGEST]!r} {why}" for name, why in self._waiting.items())
+        self._listed.update(self._waiting)
         self._waiting.clear()
-        self._reporter.notice("report", f"left out of what the job reports: {told[:1000]}")
+        self._reporter.notice("report", f"left out of what the job reports: {names[:1000]}")
 
     def shard(self, name: Any, offset: Any) -> None:
         """The next batch comes from there; one of an evaluation is no step's."""
@@ -115,11 +115,11 @@ class JobReports:
         return self._quarantine.asks(name)
 
     def end(self) -> None:
-        """The process ends: what was reported for a frame that never came is told in words."""
+        """The process ends: what was reported for a frame that never came is listed in a notice."""
         rest = {k: v for k, v in self._extra.items() if isinstance(v, float)}
         if rest:
-            told = ", ".join(f"{name} {value:.6g}" for name, value in rest.items())
-            self._reporter.notice("note", f"after the last step: {told}", rest)
+            values = ", ".join(f"{name} {value:.6g}" for name, value in rest.items())
+            self._reporter.notice("note", f"after the last step: {values}", rest)
 
 
 def _check(name: str) -> None:

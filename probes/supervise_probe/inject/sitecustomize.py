@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIG = os.environ.get("SUPERVISE_PROBE", "")
 ARGV = getattr(sys, "orig_argv", [])
-SPARED = (  # processes that train nothing, told by their command line
+SPARED = (  # processes that train nothing, recognised by their command line
     "multiprocessing.resource_tracker",
     "torch._inductor.compile_worker",
     "torch/_inductor/compile_worker",
@@ -101,7 +101,7 @@ def listen(library: "ModuleType") -> None:
     """Let the probe hear what a training library knows; without that, the job goes on."""
     try:
         load().listen(library)
-    except Exception:  # the probe itself tells what it can
+    except Exception:  # the probe itself reports what it can
         pass
 
 

@@ -42,7 +42,7 @@ class Publisher:
         scalars: brings values to the host.
         finish: given `(step, attempt, values)` with every value on the host, adds those that are
             derived from them.
-        notice: told, as a kind and a sentence, of names for which a frame has no room.
+        notice: called with a kind and a sentence about names for which a frame has no room.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a segment's file is called, and what tells its process from another one of the same pid."""
+"""The name of a segment's file, and what identifies its process beside the pid."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What patches and adapters speak to: each event of the job, on its way to who wants it."""
+"""What patches and adapters call: each event of the job, on its way to who wants it."""

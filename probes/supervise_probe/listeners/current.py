@@ -1,4 +1,4 @@
-"""Whom the patched functions speak to."""
+"""The listeners that the patched functions call."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class Listeners:
         saves: SaveListener,
         trainer: TrainerEvents,
     ) -> None:
-        """Have these spoken to from now on."""
+        """Call these from now on."""
         self.step, self.forward, self.loader = step, forward, loader
         self.saves, self.trainer = saves, trainer

@@ -52,14 +52,14 @@ class LoaderListener:
         """`iterator` gave a new batch to train on."""
         self._guard.run(self._replay_part, replay.record, iterator, batch)
 
-    def saw(self, iterator: Any, batch: Any, told: int) -> bool:
+    def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""
         guard, shards, held = self._guard, self.shards, self._held
-        origins = guard.run(self._shards_part, shards.origins, iterator, batch, told) or []
+        origins = guard.run(self._shards_part, shards.origins, iterator, batch, reported) or []
         if origins and held.manifest.shards and guard.run(self._held_part, held.holds, origins):
             return True
-        # The outermost module tells its input better, once it is known and if it is given tensors.
-        if not self._batch.heard:
+        # The outermost module shows its input better, once it is known and if it is given tensors.
+        if not self._batch.seen:
             guard.run(guard.part("batch"), self._saw_batch, batch)
         guard.run(self._shards_part, shards.loaded, iterator, origins)
         return False

@@ -1,6 +1,6 @@
 """Hears of every save of the job, and finds those that are checkpoints.
 
-The supervisor is told of what holds the model's weights. Most calls of `torch.save` do not: they
+The supervisor learns of what holds the model's weights. Most calls of `torch.save` do not: they
 write a scheduler, a cache, one tensor of a shard.
 """
 
@@ -40,7 +40,7 @@ class SaveListener:
         self._position = context.position
         self._optimizers, self._drills, self._reports = optimizers, drills, reports
         self._library = library
-        self._told: Dict[str, Reported] = {}  # by the way of saving
+        self._reported: Dict[str, Reported] = {}  # by the way of saving
         self._learn: Callable[[Any, str], None] = _forget
 
     def connect(self, learn: Callable[[Any, str], None]) -> None:
@@ -61,8 +61,8 @@ class SaveListener:
         self._reports.ends()
 
     @property
-    def heard(self) -> bool:
-        """Whether there is anybody to tell."""
+    def active(self) -> bool:
+        """Whether this process reports."""
         return self._reporter.writer is not None
 
     def saved(self, seconds: float, thing: Any, place: Any, how: str) -> None:
@@ -71,25 +71,25 @@ class SaveListener:
         if path and how == "torch.save":
             self._learn(thing, path)
         if path and self._holds_the_model(thing):
-            self._reports.report(self._told.setdefault(how, {}), path, seconds, how, place)
+            self._reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
             self._drills.saved(path)
 
     def saved_by_library(self, seconds: float, what: Callable[[], Tuple[str, int]]) -> None:
         """A library has saved its own checkpoint.
 
         Args:
-            what: returns its path, "" where another rank tells, and the library's count of steps.
+            what: returns its path, "" where another rank reports it, and the library's step.
         """
         self._library.saved(seconds)
         path, step = what()
         if path:
             path = os.path.abspath(path)
-            told = {
+            report = {
                 "path": path,
                 "step": step,
                 **save_facts(self._position, seconds, "its library"),
             }
-            self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", told)
+            self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
 
     def _holds_the_model(self, saved: Any) -> bool:
         """Whether tensors shaped as the trained parameters make up half of their elements.

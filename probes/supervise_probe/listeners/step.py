@@ -37,7 +37,7 @@ class Steps(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Those who are told of gradients and losses besides."""
+    """The others that observe gradients and losses."""
 
     gradient: GradientCollector
     groups: GroupsCollector
@@ -214,6 +214,6 @@ class StepListener:
         self._guard.run(self._core, without_grad, self.tracker.after_step, update)
 
     def end(self) -> None:
-        """The process ends: what was begun is over."""
+        """The process ends: the step under way is over."""
         self.inferred.end()
         self.tracker.close(on_time=False)

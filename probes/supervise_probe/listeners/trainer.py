@@ -14,6 +14,6 @@ class TrainerListener:
 
     def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
         self.trained_by, self.length = library.trained_by, library.length
-        self.epoch, self.tell = library.epoch, library.tell
+        self.epoch, self.report = library.epoch, library.report
         self.take_order = library.take_order
         self.steer, self.began = resume.steer, resume.began

@@ -7,18 +7,18 @@ from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 
 
 class TrainerEvents(Protocol):
-    """The port of the adapters. All of it is said between two steps, in the thread that trains."""
+    """The port of the adapters. All is called between two steps, in the thread that trains."""
 
     def trained_by(self, name: str, names_saves: bool = False) -> None:
         """The loop of this library begins, or ends (""); it may name its checkpoints itself."""
 
     def length(self, total: float, done: int) -> None:
-        """Training begins: `total` steps are planned (0 or less: nobody knows), `done` are made."""
+        """Training begins: `total` steps are planned (0 or less: unknown), `done` are made."""
 
     def epoch(self, epoch: float) -> None:
         """A batch begins, at so many passes over the data."""
 
-    def tell(self, name: str, value: Any) -> None:
+    def report(self, name: str, value: Any) -> None:
         """An evaluation gave this loss, a number or a one-element tensor."""
 
     def take_order(self) -> Optional[str]:

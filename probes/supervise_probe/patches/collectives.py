@@ -40,7 +40,7 @@ PREFIXES = (
 def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     """Wrap what this torch has of it. A process that never calls it pays nothing.
 
-    To be called before anybody imports `torch.distributed._functional_collectives`, which tells
+    Call it before anything imports `torch.distributed._functional_collectives`, which tells
     torch.compile by identity what a collective of a graph is made of.
     """
     home = sys.modules.get("torch.distributed.distributed_c10d")

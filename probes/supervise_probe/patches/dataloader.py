@@ -34,8 +34,8 @@ def patch_loader(
         listeners.loader.inferred.sign()
 
     @hidden
-    def saw(iterator: Any, batch: Any, told: int) -> bool:
-        return listeners.loader.saw(iterator, batch, told)
+    def saw(iterator: Any, batch: Any, reported: int) -> bool:
+        return listeners.loader.saw(iterator, batch, reported)
 
     @uncounted
     def following(self: Any) -> Any:
@@ -44,12 +44,12 @@ def patch_loader(
         listener = listeners.loader
         if listener.inferred.pending:
             sign()
-        told = len(listener.shards.reported)
+        reported = len(listener.shards.reported)
         fresh = not getattr(self, "_num_yielded", 1)
         batch = fetch(self)
         if torch.is_grad_enabled():
             passed = 0
-            while saw(self, batch, told):
+            while saw(self, batch, reported):
                 passed += 1
                 batch, over = another(self, batch, fresh)
                 if over or passed >= IN_A_ROW:

@@ -219,7 +219,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
             ):
                 ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
                 ignored = kwargs.get("ignore_index", ignored)
-                # The graph of what a checkpoint computes again is soon gone, and tells nothing.
+                # The graph of what a checkpoint computes again is soon gone, and proves nothing.
                 whose = None if gate.in_backward else result
                 listeners.forward.loss_taken(input, target, ignored, whose)
             return result

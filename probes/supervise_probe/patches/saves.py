@@ -55,7 +55,7 @@ def _distributed(
 
 def _around(gate: Gate, guard: Guard, listeners: Listeners) -> Callable[..., Any]:
     def around(original: Callable[..., Any], how: str, what: What) -> Callable[..., Any]:
-        """Return a function that saves in the phase "checkpoint", and tells of a checkpoint.
+        """Return a function that saves in the phase "checkpoint", and reports a checkpoint.
 
         Args:
             what: given the same arguments, returns the object that is saved, and where.
@@ -95,7 +95,7 @@ def in_phase(
         began = monotonic_ns()
         try:
             result = original(*args, **kwargs)
-            if listener.heard:
+            if listener.active:
                 seconds = (monotonic_ns() - began) / 1e9
                 guard.run(part, saved, seconds, args, kwargs)
             return result

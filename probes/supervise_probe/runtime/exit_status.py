@@ -1,7 +1,7 @@
-"""With which code the job asks to end: at exit Python has forgotten it, and nobody else may know.
+"""With which code the job asks to end: at exit Python has forgotten it.
 
 A supervisor that took over from a dead one is not the job's parent, and cannot ask the kernel. What
-is heard is `sys.exit`; a script that raises `SystemExit` itself counts as one that ran to its end.
+is seen is `sys.exit`; a script that raises `SystemExit` itself counts as one that ran to its end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def install() -> None:
     original = sys.exit
 
     @functools.wraps(original)
-    def heard(*args: Any) -> NoReturn:
+    def exit_(*args: Any) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
             _asked[0] = _code(args[0] if args else None)
         original(*args)
 
-    vars(sys)["exit"] = heard
+    vars(sys)["exit"] = exit_
 
 
 def last_words() -> Tuple[int, str]:
     """Return the exit code and, where an error ends the process, what it is.
 
-    The code is the one that was asked for last, 0 when nobody has asked.
+    The code is the one that was asked for last, 0 where none was.
     """
     error = getattr(sys, "last_value", None)
     if error is None:

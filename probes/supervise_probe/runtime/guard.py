@@ -1,6 +1,6 @@
 """Runs every piece of the probe inside the job: it never raises, and what it costs is known.
 
-A piece that fails twice, or is too dear over a window of steps, is switched off and said so. One
+A piece that fails twice, or is too dear over a window of steps, is switched off and reported. One
 step in four is weighed, mostly as a whole, sometimes by pieces; in the others no clock is read.
 Exceptions that are not the probe's pass through: KeyboardInterrupt and SystemExit, and whatever a
 signal handler of the job raised while the probe happened to run.
@@ -81,7 +81,7 @@ class Guard:
     """All pieces of one process.
 
     Args:
-        off: told `(part, reason)` when a piece is switched off.
+        off: called with `(part, reason)` when a piece is switched off.
 
     Attributes:
         newest_ns: what all pieces spent in the newest step that was weighed as a whole.

@@ -6,7 +6,7 @@ heads: so the largest logit and the count of heads over 100 are lower bounds, wh
 sequence is longer. Mean and entropy are those of the rows that were looked at.
 
 In three dimensions a softmax is attention if its input is a product of activations: a router's is
-as square where there are as many experts as tokens. Without a graph of gradients to tell, it is
+as square where there are as many experts as tokens. Without a graph of gradients, it is
 attention if heads are folded into the batch.
 
 What a fused kernel of another library computes is not seen, nor a softmax that is spelt otherwise.

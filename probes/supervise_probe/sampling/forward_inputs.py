@@ -73,7 +73,7 @@ class Saved:
     """What all modules of a model hold.
 
     Args:
-        kinds: tells what a value is.
+        kinds: classifies values.
 
     Attributes:
         modules: of the model, in order.

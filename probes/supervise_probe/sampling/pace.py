@@ -2,7 +2,7 @@
 
 What a collector costs and how long a step takes decide it. While anything looks unusual the value
 is taken in every step again: the supervisor asked for denser samples, a command did, or the last
-frame was far from the ones before it. The status and a notice report each change.
+frame was far from the ones before it. The status reports the interval.
 """
 
 from __future__ import annotations
@@ -35,29 +35,13 @@ class Pace:
         share: of the step time that the collector may cost. least: the shortest interval above 1.
     """
 
-    __slots__ = (
-        "_costs",
-        "_least",
-        "_name",
-        "_reported",
-        "_reporter",
-        "_share",
-        "due",
-        "every",
-        "floor_ns",
-    )
+    __slots__ = ("_costs", "_least", "_reporter", "_share", "due", "every", "floor_ns")
 
     def __init__(
-        self,
-        name: str,
-        reporter: Reporter,
-        every: int,
-        share: float,
-        floor_ns: int,
-        least: int = LEAST,
+        self, reporter: Reporter, every: int, share: float, floor_ns: int, least: int = LEAST
     ) -> None:
-        self._name, self._reporter = name, reporter
-        self.every, self.due, self._reported = every, every == 1, every
+        self._reporter = reporter
+        self.every, self.due = every, every == 1
         self._share, self.floor_ns, self._least = share, floor_ns, least
         self._costs: List[int] = []
 
@@ -87,10 +71,6 @@ class Pace:
             self.every = every
             self._costs.clear()
             self._reporter.status_changed()
-            if every > self._reported:  # sparser than ever before: at most a few times in a run
-                self._reported = every
-                message = f"{self._name} is sampled every {every} steps: these steps are short"
-                self._reporter.notice("sampling", message, {"set": self._name, "every": every})
 
 
 class Unrest:

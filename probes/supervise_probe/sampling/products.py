@@ -24,7 +24,7 @@ _LEAF = "AccumulateGrad"
 def of_activations(scores: Any) -> Optional[bool]:
     """Return whether no factor of the nearest matrix products behind `scores` is a parameter.
 
-    None where the graph does not tell: without gradients, or behind a function of somebody's own.
+    None where the graph does not show it: without gradients, or behind a custom function.
     """
     if scores.grad_fn is None:
         return None

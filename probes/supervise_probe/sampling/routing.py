@@ -1,7 +1,7 @@
 """Where the routers of one forward sent its tokens.
 
 A router's output holds its scores over all experts: logits, or probabilities, or the scores of a
-sigmoid gate, which are then made to add up to 1. Whichever they are is told on the device, so that
+sigmoid gate, which are then made to add up to 1. Which they are is decided on the device, so that
 nothing waits. The experts of a token are the router's own choice where it returns one, else its
 highest scores; how many, see `structure.Router`.
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..runtime.guard import Guard
     from .pace import Pace
 
-# Steps between two samples where nobody says otherwise: the cost of one is then below SHARE.
+# Steps between two samples by default: the cost of one is then below SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
 NONE: FrozenSet[str] = frozenset()
 
@@ -40,7 +40,7 @@ class SampleSets:
         due: the sets that are sampled in the step under way.
         waiting: a set is due that is looked at in the forward, and no forward came yet.
         wanted: the input of the next forward is wanted as the probe batch.
-        paces: the intervals of collectors that cost depends on the step, by name of the collector.
+        paces: the adaptive intervals of collectors, by name of the collector.
         dense_until: the first step in which these may be sparse again.
     """
 

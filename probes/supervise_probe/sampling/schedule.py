@@ -52,8 +52,8 @@ class SamplingSchedule:
         """Begin.
 
         Args:
-            begin_calls: told the sets of the step that begins. of_set: returns the names of the
-                collectors that are called when a set is sampled.
+            begin_calls: called with the sets of the step that begins. of_set: returns the names of
+                the collectors that are called when a set is sampled.
         """
         self._guard, self._reporter = context.guard, context.reporter
         self._sets, self._begin_calls, self._of_set = sets, begin_calls, of_set
@@ -216,8 +216,8 @@ class SamplingSchedule:
         allowed = self._share * step_ns + FLOOR_NS
         if cost > allowed * each.every:
             each.every *= 2
-            told = f"{name} is sampled every {each.every} steps: one sample costs {ms}"
-            self._reporter.notice("sampling", told, {"set": name, "every": each.every})
+            message = f"{name} is sampled every {each.every} steps: one sample costs {ms}"
+            self._reporter.notice("sampling", message, {"set": name, "every": each.every})
         elif each.every > each.asked and 4 * cost < allowed * each.every:
             each.every //= 2
             self._reporter.status_changed()

@@ -3,7 +3,7 @@
 The run is eager and without gradients, under the autocast of the job's own forward, with all
 modules in the mode (train or eval) in which they were when the input was kept. It leaves no trace:
 every source of chance and the Python state of all modules are put back, and clones stand in for
-their tensors (`forward_inputs.py`); torch is told to run compiled code eagerly meanwhile, so that
+their tensors (`forward_inputs.py`); torch is set to run compiled code eagerly meanwhile, so that
 nothing is compiled and no guard is looked at. A `fixed` run is the same each time but for the
 weights: chance begins at SEED.
 
@@ -79,7 +79,7 @@ def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[s
     if first is None or not first.dim():
         raise RefusedError("the model takes no batch")
     if not hasattr(torch, "get_autocast_dtype"):
-        raise RefusedError(f"torch {torch.__version__} does not tell of its autocast")
+        raise RefusedError(f"torch {torch.__version__} does not expose its autocast state")
     device = first.device.type
     held = _Cut(torch, int(first.shape[0]))
     return Inputs(

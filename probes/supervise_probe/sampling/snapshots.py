@@ -118,7 +118,7 @@ class Snapshots:
         self._extra.update(self._values())
 
     def _choose(self) -> None:
-        """Choose the matrices anew when modules came or went."""
+        """Choose the matrices again when modules came or went."""
         changes = self._registry.modules.changes
         if changes == self._changes:
             return

@@ -21,8 +21,8 @@ class StandIns:
     """The four functions.
 
     Args:
-        sdpa: told `(args, kwargs)` after a call of scaled_dot_product_attention.
-        softmax: told `(input, dim)` after a softmax; once, however it was spelt.
+        sdpa: called with `(args, kwargs)` after a call of scaled_dot_product_attention.
+        softmax: called with `(input, dim)` after a softmax; once, however it was spelt.
         quiet: whether a look must not be taken now.
     """
 

@@ -43,7 +43,7 @@ class Sampler:
     Attributes:
         kept: inputs that wait for the side path, else None.
         wants_logits: the next logits that go into a loss are to be looked at.
-        refused: why the side path cannot be taken, "" while it can or nobody needs it.
+        refused: why the side path cannot be taken, "" while it can or need not.
         trials: which models may be run once more.
     """
 

@@ -6,7 +6,7 @@ are.
 
 A job may look at a loss and go on without a backward. Then the graph of the loss is gone when the
 next backward begins, while all that takes part in that one are there: what `cross_entropy` and
-`nll_loss` return is marked, and what was left out is not looked at. Other losses tell nothing.
+`nll_loss` return is marked, and what was left out is not looked at. Other losses are not marked.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 So do jobs that leave out a batch whose gradients are not finite or too large, that look around
 before they take the gradient that counts (SAM), that try again after an error inside backward, or
-that warm up. Backward begins anew there: the call of `zero_grad` tells, or the error, and that no
-parameter has a gradient any more; zeros that `zero_grad(set_to_none=False)` wrote are none.
+that warm up. Backward begins again there: `zero_grad` shows it, or the error, and that no parameter
+has a gradient any more; zeros that `zero_grad(set_to_none=False)` wrote are none.
 
 Kept are gradients that only went elsewhere: another loss of the same forward, whose graph the first
 backward retained (gradient surgery), and what the job moves into buffers of its own without
-`zero_grad`. Moved there and then zeroed, it cannot be told from thrown away, and counts as that; so
+`zero_grad`. Moved there and then zeroed, it looks the same as thrown away, and counts as that; so
 do, the other way round, gradients that the job sets to None or zero by hand.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DiscardedGradients:
-    """What tells, at a backward, whether the one before counts.
+    """Decides, at a backward, whether the one before counts.
 
     Attributes:
         failed: the newest backward raised.

@@ -3,14 +3,14 @@
 A step is the backwards up to a change of the weights; it is over at the first forward, loss, batch
 or backward behind that change, and its time runs from one such sign to the next. Loss, gradient
 norm, update norm, tokens and batch are those of any other job. Rates, skipping and going back are
-out of reach, and that is said; gradients are measured as the last backward left them, before the
+out of reach, as `status` reports; gradients are measured as the last backward left them, before the
 job averages them over ranks or clips them by hand.
 
 Nothing is inferred before PATIENCE backwards went by without an optimizer in this process, and
 PROOF updates were then seen: until there nothing is published. The first optimizer that steps ends
 it for good. Weights that the job replaces by new tensors at each step are not followed.
 
-No value is read to find a step: version counters and addresses tell of a change, and where these
+No value is read to find a step: version counters and addresses show a change, and where these
 are blind (`p.data.add_`), gradients that were thrown away do.
 """
 
@@ -49,12 +49,12 @@ class ByHand:
         self.state: Dict[Any, Any] = {}
 
 
-class Told(NamedTuple):
-    """Who is told of what was found.
+class Callbacks(NamedTuple):
+    """Who is called with what was found.
 
     Attributes:
-        appeared: told what stands in for an optimizer, before its first step.
-        without_optimizer: told why what needs an optimizer is out of reach; "" takes it back.
+        appeared: called with what stands in for an optimizer, before its first step.
+        without_optimizer: called with why optimizer features are out of reach; "": they are back.
     """
 
     appeared: Callable[[Any], None]
@@ -78,11 +78,11 @@ class InferredSteps:
         plan: Plan,
         drills: FaultInjector,
         measured: Tuple[LossCollector, CountersCollector],
-        told: Told,
+        callbacks: Callbacks,
     ) -> None:
         self._context, self._gate = context, context.gate
         self._tracker, self._boundary = tracker, boundary
-        self._plan, self._drills, self._told = plan, drills, told
+        self._plan, self._drills, self._callbacks = plan, drills, callbacks
         self._loss, self._counters = measured
         self.on = True
         self.active = self.pending = False
@@ -99,7 +99,7 @@ class InferredSteps:
         self._usual = 0  # backwards of the step before
         self._weights: List[Tuple[int, int]] = []
         self._grads: List[Optional[Tuple[int, int]]] = []
-        self._visible = False  # version counters told of an update
+        self._visible = False  # version counters showed an update
         self._blind = False  # the job makes room for gradients only when the next loss is there
         self._old: List[Tuple[Any, Any]] = []  # pieces of weights, and what they were
         self._proof: Optional[Pending] = None
@@ -148,11 +148,11 @@ class InferredSteps:
             self._gate.without_grad(self._settle, False)
 
     def optimizer_steps(self) -> None:
-        """An optimizer steps: from now on it alone tells where a step ends."""
+        """An optimizer steps: from now on it alone decides where a step ends."""
         if self.active:
             self._unmeasure()
             self._tracker.infer(0)
-            self._told.without_optimizer("")
+            self._callbacks.without_optimizer("")
             self._context.reporter.status_changed()
         self.on = self.active = self.pending = False
         self._hands = self._known = None
@@ -186,7 +186,7 @@ class InferredSteps:
         self._hands = ByHand(list(params.values()))
         self._known = OptimizerInfo(self._hands)
         self._update, self.pending = None, False
-        self._told.appeared(self._hands)  # its modules' forwards are signs
+        self._callbacks.appeared(self._hands)  # its modules' forwards are signs
         if not self.active:
             self._watch, self._seen, self._since = WATCH, 0, 0
             tensors = [getattr(p, "_local_tensor", p) for p in self._known.params]
@@ -228,7 +228,7 @@ class InferredSteps:
         return self._blind and self._since >= self._usual
 
     def _proven(self) -> bool:
-        """Whether weights have changed since the watch began; on a device told a step late."""
+        """Whether weights have changed since the watch began; on a device known a step late."""
         if self._visible:
             return True
         scalars = self._context.scalars
@@ -255,7 +255,7 @@ class InferredSteps:
         self._counters.rewind({"steps_seen": float(number)})
         self._search_at = self._backwards + AGAIN
         self._tracker.infer(id(self._hands), self._context.config.first_step + number)
-        self._told.without_optimizer(WHY)
+        self._callbacks.without_optimizer(WHY)
         self._context.reporter.notice(
             "note",
             f"{WHY}: steps are inferred from backward, the first {number} have no frame; "

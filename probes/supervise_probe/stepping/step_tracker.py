@@ -69,7 +69,7 @@ class Process(NamedTuple):
 
     Attributes:
         open: becomes a rank, if it is none yet; whether it is one.
-        appeared: told an optimizer that steps for the first time.
+        appeared: called with an optimizer that steps for the first time.
         another: another training begins.
     """
 
@@ -79,7 +79,7 @@ class Process(NamedTuple):
 
 
 class StepTracker:
-    """Counts steps, and tells collectors and the publisher about them.
+    """Counts steps, and calls collectors and the publisher.
 
     Attributes:
         on_time: whether the last step just closed behind its last optimizer.
@@ -90,7 +90,7 @@ class StepTracker:
     Args:
         optimizers: those that have stepped, which the tracker keeps.
         extra: what joins the next frame beside what collectors measure.
-        discards: tells which backwards were in vain.
+        discards: decides which backwards were in vain.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class StepTracker:
         key = id(optimizer)
         if key in self._round.members:
             self.close(on_time=False)
-        begun, before = self._round.members, self._round.before
-        late = before and not begun and not self.accumulates and key not in before
+        started, before = self._round.members, self._round.before
+        late = before and not started and not self.accumulates and key not in before
         update.scheduled = rate_of(self._torch, optimizer)
         self._scale_rate(optimizer)
         if late and not closure:
@@ -316,13 +316,13 @@ class StepTracker:
             self._commands.fetch()
 
     def pass_on(self, optimizer: Any) -> None:
-        """Another thread trains from now on, and has just stepped this: what was begun is over."""
+        """Another thread trains from now on and has just stepped `optimizer`: end the step."""
         self.close(on_time=False)
         self._round.expect(id(optimizer), [id(optimizer)])
         self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
     def _appeared(self, key: int, known: OptimizerInfo, optimizer: Any) -> None:
-        """An optimizer steps for the first time: the groups of all are counted anew."""
+        """An optimizer steps for the first time: the groups of all are counted again."""
         before, step = self._optimizers.known, self._position.step
         if training_session.another(before.values(), known, step - self._began):
             self.close(on_time=False)

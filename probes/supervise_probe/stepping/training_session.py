@@ -5,8 +5,8 @@ the same rank, as behind an `exec`: a segment of its own, and every baseline fro
 numbers go on.
 
 A training is over when none of its optimizers lives and one steps that shares no parameter with
-them. While an old one lives it is not told apart from a second optimizer, and the stages of one
-model from one another are: they begin anew too.
+them. While an old one lives it looks like a second optimizer. Stages of one model
+are sessions of their own too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Iterable
 if TYPE_CHECKING:
     from ..torch_state.records import OptimizerInfo
 
-LEAST = 64  # steps; of a shorter one nobody knows what it was like. As the warm-up of `nano`
+LEAST = 64  # steps; a shorter one says too little. As the warm-up of `nano`
 
 
 def another(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:

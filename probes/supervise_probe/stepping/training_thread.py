@@ -40,7 +40,7 @@ class TrainingThread:
         self._began = 0, 0  # when the one that is watched was first, and how many steps were before
         self._seen = 0, 0  # its steps
         self._others = 0  # steps of others since then
-        self._told = False
+        self._announced = False
 
     def begins(self) -> None:
         """The process becomes a rank in this thread, by a backward or a step."""
@@ -90,7 +90,7 @@ class TrainingThread:
             self._lock.release()
 
     def _stopped(self, watched: int) -> bool:
-        """Whether the thread that is watched trains no more, as far as can be told."""
+        """Whether the thread that is watched trains no more, as far as that is known."""
         gate = self._gate
         frame = sys._current_frames().get(watched)
         if frame is None:
@@ -98,11 +98,11 @@ class TrainingThread:
         if self._others < STEPS or gate.inside or gate.in_backward or gate.in_forward:
             return False
         waits = frame.f_globals is vars(threading)
-        heard: int = self._context.reporter.writer.heard_ns()
+        newest: int = self._context.reporter.writer.heard_ns()
         began, before = self._began
-        usual = (heard - began) // max(1, self._tracker.entries - before)
+        usual = (newest - began) // max(1, self._tracker.entries - before)
         limit = max(WAITING_NS if waits else STILL_NS, USUAL * usual)
-        return monotonic_ns() - heard > limit
+        return monotonic_ns() - newest > limit
 
     def _follow(self, optimizer: Any) -> None:
         """This thread is watched from now on; it stands right behind its step."""
@@ -111,8 +111,8 @@ class TrainingThread:
         self._tracker.pass_on(optimizer)
         self._forget()
         reporter.beat("step")
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             name = threading.current_thread().name
             reporter.notice(
                 "note", f"the thread {name!r} trains from now on; the one before stopped"

@@ -1,4 +1,4 @@
-"""Finds the tensor that tells one batch from another in whatever a model or a loader gives.
+"""Finds the tensor that identifies a batch in whatever a model or a loader gives.
 
 Looked into are tuples, lists, dicts, dataclasses and `collections.UserDict`, which transformers'
 BatchEncoding is, one level after the other. No code of the job's runs for that: a mapping that
@@ -19,7 +19,7 @@ WHOLE_NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
 
 
 class Found(NamedTuple):
-    """A tensor, and whether its shape tells how much went into the model.
+    """A tensor, and whether its shape gives how much went into the model.
 
     It does not for whole numbers that are no indices, and in a list, which may hold samples.
     """

@@ -1,7 +1,7 @@
-"""How many operations a second a device can do at most, by the name that torch tells.
+"""How many operations a second a device can do at most, by the name that torch gives.
 
 Dense peaks of the tensor or matrix cores in BF16, or FP16 where there is no BF16, with accumulation
-in FP32; those are what training uses. Data sheets often tell twice as much, for sparse matrices.
+in FP32; those are what training uses. Data sheets often list twice as much, for sparse matrices.
 For one device of torch: that is half a card for an MI250X.
 
 Source: the data sheets and architecture papers of NVIDIA and AMD.

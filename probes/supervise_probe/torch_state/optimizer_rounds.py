@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-PATIENCE = 8  # rounds without the last optimizer before the order is learned anew
+PATIENCE = 8  # rounds without the last optimizer before the order is learned again
 
 
 class Round:

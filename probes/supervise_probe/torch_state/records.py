@@ -124,7 +124,7 @@ class Update:
         scaler: the GradScaler that runs this step, else None; `scale` is its loss scale.
         found_inf: above 0 when a fused optimizer will mask its update, for overflow.
         scheduled: the rate of its first group before the probe scaled it.
-        gradient_norm: of `params`, unscaled; None when nobody measured it.
+        gradient_norm: of `params`, unscaled; None when it was not measured.
         skip: why the update is not applied, "" when it is.
         closure: whether gradients come from a closure inside the step.
         measured: whether the gradients have been looked at.

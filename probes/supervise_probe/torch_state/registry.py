@@ -68,7 +68,7 @@ class Registry:
         self._roots: Tuple[Tuple[int, int], List[Any]] = ((-1, -1), [])
 
     def install(self, torch: ModuleType) -> None:
-        """Be told of every such object from now on. To be called once, when torch is imported."""
+        """Record every such object from now on. Call it once, when torch is imported."""
         self._torch = torch
         for name in _HOOKS:
             hook = getattr(torch.nn.modules.module, name, None)
@@ -166,15 +166,15 @@ def _full(p: Any) -> bool:
     return p.grad is not None or hasattr(p, "_local_tensor")
 
 
-def _call_after(kind: type, name: str, tell: Callable[[Any], None]) -> None:
-    """Wrap a method of `kind` so that `tell` gets the object after it."""
+def _call_after(kind: type, name: str, record: Callable[[Any], None]) -> None:
+    """Wrap a method of `kind` so that `record` gets the object after it."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
     @uncounted
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        tell(self)
+        record(self)
         return result
 
     setattr(kind, name, wrapper)

@@ -1,4 +1,4 @@
-"""How long the parts of a learning-rate schedule are, for the schedulers that say so.
+"""How long the parts of a learning-rate schedule are, for the schedulers that define them.
 
 A scheduler counts in its own steps, mostly updates, sometimes epochs; so do the lengths here. A
 `LambdaLR` is any function, but those of Hugging Face keep their lengths in a `partial`.
@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 
 class Ends(NamedTuple):
-    """Where warm-up, stable part and whole schedule end; None where nobody says."""
+    """Where warm-up, stable part and whole schedule end; None where unknown."""
 
     warm: Optional[float] = None
     stable: Optional[float] = None
@@ -34,7 +34,7 @@ def find(schedulers: List[Any], optimizer: Any) -> Any:
 
 
 def ends(scheduler: Any) -> Optional[Ends]:
-    """Return the lengths of a scheduler's parts, in its own steps; None where it tells none."""
+    """Return the lengths of a scheduler's parts, in its own steps; None where it has none."""
     read = _KINDS.get(type(scheduler).__name__)
     return None if read is None else read(scheduler)
 

@@ -1,7 +1,7 @@
 """What a model is made of, as far as samples need it: blocks, routers, vocabularies, and more.
 
 Found by shape and name, since every library has classes of its own. Looked for once for a model as
-it stands: the registry tells when modules come or go. Holds modules weakly.
+it stands: the registry counts when modules come or go. Holds modules weakly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Router(NamedTuple):
 
     Attributes:
         name: as `named_modules` has it. module: weak.
-        experts: how many there are. chosen: how many a token goes to, 1 where nobody says.
+        experts: how many there are. chosen: how many a token goes to, 1 where that is unknown.
         capacity: most tokens of one expert in a forward, None if it cannot be seen.
         factor: the same as a factor on an even share, None likewise.
     """
