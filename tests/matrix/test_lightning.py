@@ -117,7 +117,9 @@ def test_the_loop_of_lightning_cannot_go_back(library_pair):
     script = AUTOMATIC.replace("WORKERS", "0")
     job, answer = library_pair.back(script, at=8, to=7)
     assert not answer.ok
-    assert "belongs to a library, whose loop cannot be rolled back; relaunch resumes" in answer.error
+    assert (
+        "belongs to a library, whose loop cannot be rolled back; relaunch resumes" in answer.error
+    )
     assert job.output[-1] == library_pair.bare.run(script).output[-1]
 
 

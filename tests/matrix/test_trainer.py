@@ -92,7 +92,9 @@ def test_the_loop_of_the_trainer_cannot_go_back(library_pair):
     job, answer = library_pair.back(script, at=9, to=5)
     assert not answer.ok
     assert "trainer.py" in answer.error
-    assert "belongs to a library, whose loop cannot be rolled back; relaunch resumes" in answer.error
+    assert (
+        "belongs to a library, whose loop cannot be rolled back; relaunch resumes" in answer.error
+    )
     assert job.output[-1] == library_pair.bare.run(script).output[-1]
 
 
