@@ -127,18 +127,18 @@ def judged(path: Path) -> bool:
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_damaged_file_is_refused_or_still_right(name: str, tmp_path: Path) -> None:
-    """A hundred random damages to each sort of shipped file."""
+    """Forty random damages to each sort of shipped file."""
     chance = random.Random(name)
     for folder in ("packs", "runbooks"):
         (tmp_path / folder).mkdir()
     main = tmp_path / (name if "/" not in name else "p.yaml")
     main.write_text(HANG if name.startswith("packs") else SOFT, "utf-8")
     refused = 0
-    for _ in range(100):
+    for _ in range(40):
         (tmp_path / name).write_bytes(mutated(SEEDS[name], chance).encode("utf-8", "surrogatepass"))
         refused += judged(main)
 
-    assert refused > 25  # else the damages are too gentle to prove anything
+    assert refused > 10  # else the damages are too gentle to prove anything
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))

@@ -9,7 +9,6 @@ import pytest
 
 from supervise.app.launcher import probe_config
 from supervise.catalog.assembly.policy_loader import load_policy
-from supervise.catalog.document.diagnostics import PolicyErrors
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
 POLICY = """
@@ -48,17 +47,3 @@ def test_where_nothing_is_said_the_probe_has_its_own(tmp_path):
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_every_set_of_the_probe_can_be_named(tmp_path, name):
     assert load(tmp_path, f"sampling: {{{name}: 3}}").sampling == {name: 3}
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("sampling: {atention: 3}", "sampling has no key .atention."),
-        ("sampling: {attention: -1}", "sampling.attention"),
-        ("sampling: {attention: often}", "sampling.attention"),
-        ("sampling: 3", "sampling"),
-    ],
-)
-def test_mistakes_are_named(tmp_path, text, why):
-    with pytest.raises(PolicyErrors, match=why):
-        load(tmp_path, text)

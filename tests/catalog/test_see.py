@@ -59,13 +59,3 @@ def test_a_runbook_tells_the_engine_everything_that_people_ask(load: Loader) -> 
     assert book.probe_replay
     assert book.over_when
     assert list(book.localize) == ["optimization", "model", "data", "hardware"]
-
-
-def test_a_place_that_is_none_is_refused(mistakes: Mistakes) -> None:
-    """Four places, and no fifth."""
-    text = rule("sev: SEV1, see: mine")
-    page = "runbooks: {mine: {steps: [notify], localize: {luck: [none]}}}\n"
-
-    assert [said.partition(" (")[0] for said in mistakes(text + page)] == [
-        "5:47: runbook mine.localize has no key 'luck'"
-    ]
