@@ -71,7 +71,7 @@ def test_the_next_run_sends_what_nobody_got(supervise, hook, paged, tmp_path):
     assert headers["webhook-id"] in tried
     data = json.loads(body)["data"]
     assert data["run"] == run.records[0]["run"] and data["title"].startswith("late, was due")
-    assert "nothing waits" in supervise("outbox").stdout
+    assert "no undelivered messages" in supervise("outbox").stdout
     [record] = [json.loads(line) for line in (outbox / "delivered.log").read_text().splitlines()]
     assert (record["what"], record["by"]) == ("delivered", later.records[0]["run"])
     [note] = later.kinds("note", "late-page")

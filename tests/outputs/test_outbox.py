@@ -4,6 +4,7 @@ import itertools
 import time
 
 from supervise.outputs.outbox import Result
+from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome
 
@@ -70,9 +71,7 @@ def test_hanging_channel_delays_no_other(outbox):
     box = outbox(hanging, other)
     box.post(message("a", "SEV0"), key="k")
 
-    while not other.sent:
-        time.sleep(0.001)
-
+    wait_until(lambda: other.sent)
     assert not hanging.sent
     gate.go.set()
 
@@ -103,9 +102,7 @@ def test_sev0_is_sent_at_once(outbox):
     box.post(message("spike opened", "SEV1", "inc-1"), key="a")
     box.post(message("loss is NaN", "SEV0", "inc-1"), key="b")
 
-    while not sender.sent:
-        time.sleep(0.001)
-
+    wait_until(lambda: sender.sent)
     assert sender.titles == ["loss is NaN"]
 
 
@@ -115,8 +112,7 @@ def test_channel_gets_the_end_of_its_incidents(outbox):
     box = outbox(sender)
     box.post(message("noise", "SEV2", "inc-0"), key="0")
     box.post(message("opened", "SEV1", "inc-1"), key="1")
-    while not sender.sent:
-        time.sleep(0.001)
+    wait_until(lambda: sender.sent)
     box.post(message("noise over", "INFO", "inc-0"), key="2")
     box.post(message("over", "INFO", "inc-1"), key="3")
     box.close()
@@ -131,11 +127,9 @@ def test_rate_limit_and_digest(outbox):
     box = outbox(sender)
     for n in range(100):
         box.post(message(f"m{n}"), key=f"k{n}")
-    while len(sender.sent) < 20:
-        time.sleep(0.001)
+    wait_until(lambda: len(sender.sent) >= 20)
     box.post(message("fire", "SEV0"), key="fire")
-    while len(sender.sent) < 21:
-        time.sleep(0.001)
+    wait_until(lambda: len(sender.sent) >= 21)
     assert len(box.results) <= 21
     box.close()
 
@@ -159,9 +153,7 @@ def test_digest_is_sent_after_the_hour(outbox):
     now[0] = 3601.0
     box.post(message("later"), key="later")  # any change wakes the queue
 
-    while len(sender.sent) < 4:
-        time.sleep(0.001)
-
+    wait_until(lambda: len(sender.sent) >= 4)
     assert "digest of 3 messages" in sender.titles
     assert "later" in sender.titles
 
@@ -214,7 +206,5 @@ def test_gap_between_two_messages(outbox):
     box = outbox(sender)
     for key in "abc":
         box.post(message(key), key=key)
-    while len(sender.sent) < 3:
-        time.sleep(0.001)
-
+    wait_until(lambda: len(sender.sent) >= 3)
     assert min(b - a for a, b in itertools.pairwise(times)) >= 0.1

@@ -7,6 +7,7 @@ import pytest
 
 from supervise.core.model.interfaces import NotifyError
 from supervise.outputs.outbox import Outbox, Result
+from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome
 
@@ -19,9 +20,7 @@ def test_failed_try_is_repeated_with_the_same_key(outbox):
     box = outbox(sender, backoff_s=0.001)
     box.post(message("a"), key="k")
 
-    while not box.results:
-        time.sleep(0.001)
-
+    wait_until(lambda: box.results)
     assert sender.tried == ["k", "k", "k"]
     assert box.results == [Result("fake", ("k",), True, "delivered", 3)]
 
@@ -47,9 +46,7 @@ def test_message_is_given_up_after_eight_tries(outbox):
     box = outbox(sender, backoff_s=1e-6)
     box.post(message("a"), key="k")
 
-    while not box.results:
-        time.sleep(0.001)
-
+    wait_until(lambda: box.results)
     assert box.results == [Result("fake", ("k",), False, "500", 8)]
 
 
@@ -58,14 +55,11 @@ def test_retry_after_applies_to_sev0(outbox):
     sender = FakeSender(NotifyError("429", retry_after_s=0.4))
     box = outbox(sender, backoff_s=1e-6)
     box.post(message("a"), key="a")
-    while not sender.tried:
-        time.sleep(0.001)
+    wait_until(lambda: sender.tried)
     began = time.monotonic()
     box.post(message("b", "SEV0"), key="b")
 
-    while len(sender.sent) < 2:
-        time.sleep(0.001)
-
+    wait_until(lambda: len(sender.sent) >= 2)
     assert time.monotonic() - began > 0.3
     assert sender.tried == ["a", "b", "a"]
 
@@ -75,13 +69,10 @@ def test_backoff_does_not_delay_sev0(outbox):
     sender = FakeSender(NotifyError("500", retry_after_s=0.0))
     box = outbox(sender, backoff_s=1e6)
     box.post(message("a"), key="a")
-    while not sender.tried:
-        time.sleep(0.001)
+    wait_until(lambda: sender.tried)
     box.post(message("b", "SEV0"), key="b")
 
-    while not sender.sent:
-        time.sleep(0.001)
-
+    wait_until(lambda: sender.sent)
     assert sender.titles[0] == "b"
 
 
@@ -109,8 +100,7 @@ def test_close_does_not_wait_for_a_late_retry(outbox):
     sender = FakeSender(NotifyError("429", retry_after_s=3600.0))
     box = outbox(sender)
     box.post(message("a"), key="a")
-    while not sender.tried:
-        time.sleep(0.001)
+    wait_until(lambda: sender.tried)
     began = time.monotonic()
 
     box.close(60.0)
@@ -146,8 +136,7 @@ def test_failure_and_recovery_are_reported_once(outbox):
     slack = FakeSender(name="slack")
     box = outbox(pager, console, slack, monotonic=lambda: now[0], backoff_s=1000.0)
     box.post(message("a", "SEV1", "inc-1"), key="run:a")
-    while len(pager.tried) < 1:
-        time.sleep(0.001)
+    wait_until(lambda: len(pager.tried) >= 1)
     assert box.check_channels() == []  # a moment is no news
 
     now[0] = 20.0
@@ -163,11 +152,9 @@ def test_failure_and_recovery_are_reported_once(outbox):
         assert told.title == "pager: 1 message was not delivered"
         assert told.verdict == "no message was delivered for 20 s; last error: 500"
     box.post(message("b", "SEV0"), key="run:b")  # SEV0 is tried at once
-    while len(pager.tried) < 2:
-        time.sleep(0.001)
+    wait_until(lambda: len(pager.tried) >= 2)
     box.post(message("c", "SEV0"), key="run:c")
-    while not pager.sent:
-        time.sleep(0.001)
+    wait_until(lambda: pager.sent)
     while box.check_channels():
         time.sleep(0.001)
     box.close()
@@ -204,8 +191,7 @@ def test_given_up_messages_are_reported_at_once_and_at_the_end(outbox):
     refused = FakeSender(NotifyError("410 Gone", retry_after_s=None), name="hook", min_sev="SEV0")
     box = outbox(pager, console, refused)
     box.post(message("a", "SEV0"), key="run:a")
-    while not refused.tried or not pager.tried:
-        time.sleep(0.001)
+    wait_until(lambda: refused.tried or not pager.tried)
     while [t.channel for t in box.check_channels()] != ["hook"]:
         time.sleep(0.001)
 
@@ -240,8 +226,7 @@ def test_undelivered_pages_are_returned(outbox, severity, answer, name, owed):
     sender = FakeSender(answer, name=name)
     box = outbox(sender)
     box.post(message("a", severity), key="k")
-    while not sender.tried:
-        time.sleep(0.001)
+    wait_until(lambda: sender.tried)
     box.close()
 
     found = [(each.channel, each.keys, each.tries, each.error) for each in box.undelivered()]
