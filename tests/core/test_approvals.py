@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions.snapshot import Snapshot
-from supervise.core import engine
 from supervise.core.model.events import Exited, Finished, Reloaded
 from supervise.core.model.policy import Approval, Runbook
-from supervise.core.replay import record
 
 from .conftest import Reach, Touch, Verify
 
@@ -217,22 +215,6 @@ def test_a_job_that_ended_needs_no_answer(tell):
 
     assert story.kinds("approval")[0].data["what"] == "withdrawn"
     assert story.state.job.over
-
-
-def test_a_request_outlives_the_supervisor(tell):
-    """It is in what folding the events gives back: the same id, and one effect."""
-    story = asked(tell)
-    state = engine.start(story.policy)
-    for event in story.events:
-        state, _ = engine.step(story.policy, state, event)
-    twin = state.copy()
-    twin.approvals.pending.granted = "somebody"
-    assert state.approvals.pending.granted == ""
-    story.say("approve", id="ask-1")
-    state, made = engine.step(story.policy, state, story.events[-2])
-
-    assert [record(d) for d in made] == [record(d) for d in story.log if d in made]
-    assert [d.data["action"]["id"] for d in made if d.kind == "intent"] == ["inc-1/2/0-reach"]
 
 
 @pytest.mark.parametrize("well", [True, False])

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.core import engine
 from supervise.core.model.events import Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
-from supervise.core.replay import record
 
 from .conftest import Verify
 
@@ -121,20 +119,6 @@ def test_a_choice_that_nobody_waits_for_changes_nothing(tell):
     story.frames(2.0, times=20)
 
     assert choose(story) == []
-
-
-def test_another_engine_chooses_the_same(stopped):
-    """From the events alone."""
-    story = stopped
-    told(story, "b", 39)
-    choose(story)
-    state, again = engine.start(story.policy), []
-    for event in story.events:
-        state, made = engine.step(story.policy, state, event)
-        again += made
-
-    assert [record(d) for d in again] == [record(d) for d in story.log]
-    assert state.incident.run.intent.args == story.state.incident.run.intent.args
 
 
 @pytest.mark.parametrize("final", [True, False])

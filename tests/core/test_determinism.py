@@ -54,7 +54,8 @@ def other_pythons() -> list[str]:
             continue
         paths = os.pathsep.join([*SOURCES, *site.getsitepackages()])
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-        asked = [python, "-c", "import supervise.catalog, supervise.core.engine"]
+        load = "from supervise.catalog import load_policy; load_policy('nano')"
+        asked = [python, "-c", load]
         if subprocess.run(asked, env=environment, capture_output=True, check=False).returncode == 0:
             found.append(python)
     return found

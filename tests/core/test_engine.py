@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervise.core.model.events import Announced, Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.nonfinite import Nonfinite
@@ -72,19 +70,6 @@ def test_a_verification_that_fails_climbs_the_ladder(tell):
     assert len(story.actions()) == 3
 
 
-def test_a_relapse_on_probation_climbs(tell):
-    """Fired again on probation: the next level; the first start is recorded as suppressed."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-    story.frames(2.0, times=8)
-    assert story.state.machine == "probation"
-    story.frames(8.0)
-
-    assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-conftest", "inc-1/2/0-touch"]
-    assert story.kinds("suppressed")[0].data["suppressed_by"] in ("probation", "cooldown")
-
-
 def test_shadow_plans_and_touches_nothing(tell):
     """The would-be steps are audited; there is no intent."""
     story = tell(mode="shadow")
@@ -121,20 +106,6 @@ def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
     assert story.kinds("intent") == []
     assert story.state.machine == "nominal"
     assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
-
-
-def test_everything_at_once_is_one_incident_one_runbook_one_message(tell):
-    """SEV0 speaks, SEV1 is muted by inhibition, SEV2 joins; one notification for the event."""
-    story = tell()
-    story.frames(2.0, times=50)
-    before = len(story.log)
-    story.frames(99.0, grad=20.0)
-    made = story.log[before:]
-
-    assert [d.incident for d in made if d.kind == "incident"] == ["inc-1", "inc-1"]
-    assert story.actions() == ["inc-1/1/0-touch"]
-    assert [d.data["suppressed_by"] for d in made if d.kind == "suppressed"] == ["inhibit:gone"]
-    assert len([d for d in made if d.kind == "notify_intent"]) == 1
 
 
 def test_a_spent_budget_holds_and_pages(tell):
@@ -302,16 +273,6 @@ def test_gaps_and_notices_are_on_record(tell):
     assert story.kinds("gap")[0].data["count"] == 3
     assert story.kinds("note", "probe-off")
     assert story.kinds("notify_intent")[0].severity == "SEV2"
-
-
-@pytest.mark.parametrize("times", [12])
-def test_flapping_is_said_once(tell, times):
-    """A rule that changes too often is marked, and told about no more."""
-    story = tell(mode="observe")
-    story.frames(2.0, times=50)
-    story.frames(8.0, 2.0, times=times)
-
-    assert len(story.kinds("note", "flapping")) == 1
 
 
 def test_a_metric_that_does_not_exist_keeps_its_place(tell, make_policy):

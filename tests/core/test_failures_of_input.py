@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.decisions import SEVERITIES
-from supervise.core.model.events import Announced, Beat, Gap, Notice, Tick
+from supervise.core.model.events import Announced, Beat, Notice, Tick
 from supervise.core.model.policy import Rule
 from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
@@ -120,20 +120,6 @@ def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
     story.frames(8.0)
 
     assert len(story.kinds("rule", "fired")) == 1
-
-
-@pytest.mark.parametrize("lost", [1, 3, 200])
-def test_frames_that_were_lost_are_on_record_and_harmless(tell, lost):
-    """The ring was overrun: the steps jump, nothing fires, and the loss of frames is said."""
-    story = tell()
-    story.frames(2.0, times=30)
-    story.send(Gap(story.at_ns, 0, 30, lost))
-    story.step += lost
-    story.frames(2.0, times=30)
-
-    assert [d.data["count"] for d in story.kinds("gap")] == [lost]
-    assert story.state.machine == "nominal"
-    assert story.state.incident is None
 
 
 def test_a_hole_inside_probation_is_no_relapse_and_no_recovery(tell):
@@ -290,19 +276,3 @@ def test_step_ids_that_jump_are_survived(tell, jump):
 
 
 # ── T blindness ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_when_everything_is_unknown_the_run_is_blind_and_never_nominal(tell):
-    """All metrics were there and went missing: an incident, at SEV0 where a SEV0 rule is blind."""
-    story = tell(blind_after_steps=50)
-    story.frames(2.0, times=50)
-    story.frames(None, times=60, grad=None)
-    story.tick()
-
-    assert {d.rule for d in story.kinds("blind")} == {"spike", "grad", "gone"}
-    assert story.state.machine != "nominal"
-    assert story.state.incident.severity == "SEV0"
-    told = len(story.kinds("blind"))
-    story.frames(None, times=60, grad=None)
-    story.tick()
-    assert len(story.kinds("blind")) == told

@@ -8,10 +8,8 @@ import pytest
 
 from supervise.actions.hold import Hold
 from supervise.actions.snapshot import Snapshot
-from supervise.core import engine
 from supervise.core.model.events import Exited, Finished
 from supervise.core.model.policy import Ladder, Runbook
-from supervise.core.replay import decisions, record
 
 BOOK = Runbook("wrong", (Snapshot(), Hold()), ("snapshot", "hold"))
 
@@ -52,24 +50,6 @@ def test_evidence_is_taken_and_then_nothing_acts(wrong):
     story.send(Exited(story.at_ns, 0))
     assert story.state.machine == "halted"
     assert story.kinds("incident", "closed")[-1].reason == "closed: the job ended with code 0"
-
-
-def test_the_same_events_hold_again_from_anywhere(wrong):
-    """Replay is the live function, also from a copy of the state in the middle."""
-    story = wrong()
-    story.frames(2.0, times=50)
-    story.frames(2.0, times=3, grad=20.0)
-    story.frames(8.0, 2.0, times=3)
-    whole = [record(d) for d in story.log]
-    state, done = engine.start(story.policy), []
-
-    for i, event in enumerate(story.events):
-        rest = decisions(story.policy, enumerate(story.events[i:]), state.copy())
-        assert done + [d for _, d in rest] == whole, f"cut before event {i}"
-        state, made = engine.step(story.policy, state, event)
-        done += [record(d) for d in made]
-
-    assert any(one["data"].get("what") == "held" for one in done)
 
 
 def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):

@@ -6,10 +6,8 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
-from supervise.core import engine
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
-from supervise.core.replay import record
 from supervise.core.runbooks import checkpoint_choice
 
 from .conftest import Verify, messages
@@ -167,21 +165,6 @@ def test_people_are_asked_where_they_are_to_be(refused):
 
     assert story.state.approvals.pending is not None
     assert not [action for action in story.actions() if action.endswith("relaunch")]
-
-
-def test_another_engine_tries_the_same_again(refused):
-    """From the events alone."""
-    story = refused()
-    evidence(story)
-    story.frames(8.0, times=3)
-    told(story, "a", 39)
-    state, again = engine.start(story.policy), []
-    for event in story.events:
-        state, made = engine.step(story.policy, state.copy(), event)
-        again += made
-
-    assert [record(d) for d in again] == [record(d) for d in story.log]
-    assert state.incident.run.number == 2
 
 
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):

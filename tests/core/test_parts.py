@@ -38,13 +38,6 @@ def test_a_bad_table_is_explained():
     assert any("can never reach 'halted'" in text for _, _, text in state_machine.flaws(trap))
 
 
-def test_the_diagram_shows_every_state():
-    """The drawing is made from the table."""
-    drawn = state_machine.diagram()
-
-    assert all(state in drawn for state in state_machine.STATES)
-
-
 def test_a_budget_counts_at_its_edges():
     """n is allowed, n+1 is not; the window slides by frame_count."""
     budgets = {"rollback": Budget(2, per_steps=100), "all": Budget(3, per_s=60)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from supervise.core import engine
 from supervise.core.model.decisions import Decision
 from supervise.core.model.json_form import plain
 from supervise.core.replay import compare, decisions, record
@@ -16,29 +15,6 @@ def full_story(tell):
     story.frames(99.0, times=2)
     story.frames(2.0, times=60)
     return story
-
-
-def test_same_events_same_decisions(tell):
-    """Replay is the live function over the recorded events."""
-    story = full_story(tell)
-    again = list(decisions(story.policy, enumerate(story.events)))
-
-    assert [d for _, d in again] == [record(d) for d in story.log]
-    assert len(again) > 10
-
-
-def test_a_run_can_be_cut_anywhere_and_resumed(tell):
-    """A copy of the state at any event leads to the same decisions as going on."""
-    story = full_story(tell)
-    events = story.events
-    whole = [record(d) for d in story.log]
-    state, done = engine.start(story.policy), []
-    for i, event in enumerate(events):
-        if i % 7 == 0:
-            rest = decisions(story.policy, enumerate(events[i:]), state.copy())
-            assert done + [d for _, d in rest] == whole, f"cut before event {i}"
-        state, made = engine.step(story.policy, state, event)
-        done += [record(d) for d in made]
 
 
 def test_compare_finds_the_first_changed_decision(tell):

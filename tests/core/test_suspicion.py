@@ -72,19 +72,6 @@ def test_two_troubles_in_two_shards_make_none(story):
     assert story.state.context.attribution.suspects() == ()
 
 
-def test_a_state_that_was_copied_blames_the_same(story):
-    """As a replay that goes on in the middle."""
-    feed(story, 0, 10060, bad=(9606,))
-    kept = story.state.copy()
-    story.attempt = 1
-    feed(story, 9580, 9607, bad=(9606,))
-    before = story.state.context.attribution.account("960.tar")
-    story.state = kept
-    feed(story, 9580, 9607, bad=(9606,))
-
-    assert story.state.context.attribution.account("960.tar") == before
-
-
 # ── onsets of one incident ────────────────────────────────────────────────────────────────────────
 
 EPOCH = 600  # 60 shards of 10 steps, in the same order each time

@@ -23,6 +23,12 @@ Sampler = Callable[[Values], Any]
 Feed = Callable[[Any, int], int]
 
 SPARSEST = 16  # frames: the probe takes a costly metric of short steps this rarely at most
+COSTLY = frozenset(
+    (
+        *("update_norm", "update_to_weight"),
+        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+    )
+)
 FEW = 32  # frames, when time has passed and few frames came: twice SPARSEST
 
 
@@ -277,18 +283,20 @@ class RankMonitor:
 
         One that still collects samples, as after a new start, or that is sampled, is not that.
         """
-        return self.active(rule) and self._lacking(rule, SPARSEST)
+        return self.active(rule) and self._lacking(rule, 1)
 
     def _lacking(self, rule: int, frames: int) -> bool:
         """Return whether the rule cannot fire by what is in the newest `frames`.
 
         Only what once came with every frame can go missing: the rest is sampled, or comes rarely.
+        A costly metric may come with every 16th frame only.
         """
-        return not rule_inputs.can_fire(
-            self.policy,
-            self.policy.rules[rule],
-            lambda m: not self._is_dense(m) or self.history.has(m, frames),
-        )
+
+        def is_there(metric: str) -> bool:
+            newest = max(frames, SPARSEST) if metric in COSTLY else frames
+            return not self._is_dense(metric) or self.history.has(metric, newest)
+
+        return not rule_inputs.can_fire(self.policy, self.policy.rules[rule], is_there)
 
     def _is_dense(self, metric: str) -> bool:
         """Return whether a metric ever was finite in two frames running: then it comes in all."""
