@@ -1,4 +1,4 @@
-"""The cost of the probe in two trees, measured by turns in one run: `overhead.py --against REV`.
+"""The cost of the probe in two trees, measured alternately in one run: `overhead.py --against REV`.
 
 A turn is two jobs at once, each under the probe, the supervisor and the policy `nano` of one tree;
 the job itself is that of this checkout. They train by turns, a few steps each (`--baton` of
@@ -9,8 +9,9 @@ Two costs of a step: "own" is the CPU time that the probe tells in its frames, "
 with it takes longer than one without. Own time is precise and does not see calls that only pass
 through the probe; added time sees all and is noisy. The ratio is the geometric mean of own time's
 ratios over all turns, and the ratio of the sums for added time; the interval is a bootstrap over
-turns. "no dearer": own time's interval ends below 1 + margin, and that of added time does not lie
-above it. "dearer": one of them lies above. Else "cannot tell": more turns are needed.
+turns. "not more expensive": own time's interval ends below 1 + margin, and that of added time does
+not lie above it. "more expensive": one of them lies above. Else "inconclusive": more turns are
+needed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ PARTS = ("probes", "supervisor", "policies", "runbooks")
 DRAWS = 2000
 FEWEST = 6  # turns; a bootstrap of fewer promises too much
 ENOUGH = 4096  # bytes, more than a job has turns
-NO_DEARER, DEARER, CANNOT_TELL = range(3)
-VERDICTS = ("no dearer", "dearer", "cannot tell")
+NOT_MORE, MORE, INCONCLUSIVE = range(3)
+VERDICTS = ("not more expensive", "more expensive", "inconclusive")
 
 
 class Cost(NamedTuple):
@@ -47,12 +48,12 @@ class Cost(NamedTuple):
 
 
 def checkout(rev: str, folder: Path) -> str:
-    """Put what is measured of a commit into a folder; return the commit's short name."""
+    """Check out a commit's probe and supervisor into a folder; return the short name."""
     git = ["git", "-C", str(ROOT)]
     name = ["rev-parse", "--verify", "--quiet", "--short", f"{rev}^{{commit}}"]
     found = subprocess.run([*git, *name], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise SystemExit(f"overhead.py: {rev} is no commit of this repository")
+        raise SystemExit(f"overhead.py: {rev} is not a commit of this repository")
     packed = subprocess.run([*git, "archive", rev, *PARTS], capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(folder, filter="data")
@@ -80,21 +81,21 @@ def interval(turns: Sequence[tuple[Cost, ...]], ratio: Ratio) -> tuple[float, fl
 
 
 def verdict(own: tuple[float, float], added: tuple[float, float], margin: float) -> int:
-    """Judge by the intervals of both ratios."""
+    """Return the verdict from the intervals of both ratios."""
     if max(own[0], added[0]) > 1 + margin:
-        return DEARER
-    return NO_DEARER if own[1] <= 1 + margin else CANNOT_TELL
+        return MORE
+    return NOT_MORE if own[1] <= 1 + margin else INCONCLUSIVE
 
 
 def row(name: str, turns: Sequence[tuple[Cost, ...]], margin: float) -> int:
-    """Print what came of one kind of job; return the verdict."""
+    """Print the row of one kind of job; return the verdict."""
     cells, intervals = "", []
     for column, ratio in enumerate((own_ratio, added_ratio)):
         low, high = interval(turns, ratio)
         intervals.append((low, high))
         was, now = (1e6 * median(each[place][column] for each in turns) for place in (1, 0))
         cells += f"{was:9.0f}{now:7.0f}{ratio(turns):8.3f}  {low:.3f} .. {high:.3f}"
-    found = verdict(*intervals, margin) if len(turns) >= FEWEST else CANNOT_TELL
+    found = verdict(*intervals, margin) if len(turns) >= FEWEST else INCONCLUSIVE
     print(f"{name:20}{cells}  {VERDICTS[found]}", flush=True)
     return found
 
@@ -148,6 +149,6 @@ def compare(
         for name in names:
             costs = [turn(partial(measure, name), trees, number % 2) for number in range(turns)]
             found.append(row(name, costs, margin))
-    worst = max(found, key=(NO_DEARER, CANNOT_TELL, DEARER).index)
+    worst = max(found, key=(NOT_MORE, INCONCLUSIVE, MORE).index)
     print(f"{VERDICTS[worst]} (exit code {worst})")
     return worst

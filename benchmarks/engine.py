@@ -73,7 +73,7 @@ def frames(count: int) -> Iterator[Frame]:
 
 
 def begin(bench: Policy) -> State:
-    """Return the state of a run that has told its metrics."""
+    """Return the state of a run that has announced its metrics."""
     state = engine.start(bench)
     names = tuple(f"m{i}" for i in range(METRICS))
     for event in (Launched(0, 1, 0), Announced(0, 0, 1, 1, names)):

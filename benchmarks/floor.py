@@ -1,4 +1,4 @@
-"""The barest probe that Python can have: the floor under what watching costs a step.
+"""The smallest possible Python probe: the lower bound of the cost per step.
 
 One flat function stands around each of five calls: the model, its loss, the backward, the clip and
 the optimizer's step. Together they read the basic facts of a step, the loss, the gradient norm, the
@@ -26,7 +26,7 @@ Piece = c_char * PIECE
 
 
 class Floor:
-    """The barest probe of a process.
+    """The smallest possible probe of a process.
 
     Attributes:
         on: when false, every function passes its call on.
@@ -38,7 +38,7 @@ class Floor:
         self.own: list[float] = []
 
     def install(self, model: Any, optimizer: Any) -> None:
-        """Stand around the calls of these two, and around torch's own functions."""
+        """Wrap the calls of these two, and torch's own functions."""
         functional, utils, autograd = torch.nn.functional, torch.nn.utils, torch.autograd
         run_model = model._compiled_call_impl or model._call_impl
         run_loss, run_backward = functional.cross_entropy, autograd.backward

@@ -1,10 +1,10 @@
-"""How far the bounds of `nano` could be moved before a healthy run is paged, or trouble missed.
+"""How far the bounds of `nano` are from a false page, and from a missed fault.
 
     python benchmarks/margins.py [--data FOLDER] [--jobs N] [FACTOR...]
 
-Everything of the pack `loss_spike` that looks for spikes is made sharper or duller by a factor, and
-`nano` with that is run over the recordings. 1.0 is what is shipped. Two factors are promised: 0.75
-(no page for nothing) and 1.1 (nothing missed); exit code 1 when one does not hold.
+All spike detectors of the pack `loss_spike` are made more or less sensitive by a factor, and `nano`
+with them is run on the recordings; 1.0 is the shipped policy. Two factors are promised: 0.75 (no
+false page) and 1.1 (nothing missed); exit code 1 when one does not hold.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
 NANO = ROOT / "policies" / "nano.yaml"
 SPIKES = ROOT / "policies" / "packs" / "loss_spike.yaml"
-SHARP, DULL = 0.75, 1.1
-FACTORS = (0.6, SHARP, 0.9, 1.0, DULL, 1.3)
+SENSITIVE, TOLERANT = 0.75, 1.1
+FACTORS = (0.6, SENSITIVE, 0.9, 1.0, TOLERANT, 1.3)
 
 
-def moved(detector: dict[str, Any], factor: float) -> dict[str, Any]:
+def scaled(detector: dict[str, Any], factor: float) -> dict[str, Any]:
     """Return a detector's bounds times `factor`; of a ratio, what it is above 1."""
     from_one = detector["kind"] == "ratio"
     bounds = {key: detector[key] for key in ("gt", "clear") if key in detector}
@@ -40,7 +40,7 @@ def write(folder: Path, factor: float) -> Path:
     policy = yaml.safe_load(NANO.read_text("utf-8"))
     for name, detector in yaml.safe_load(SPIKES.read_text("utf-8"))["detectors"].items():
         if detector["kind"] in ("ratio", "record", "robust_z"):
-            policy["override"][f"loss_spike.{name}"] = moved(detector, factor)
+            policy["override"][f"loss_spike.{name}"] = scaled(detector, factor)
     path = folder / f"bounds-x{factor:g}.yaml"
     path.write_text(yaml.safe_dump(policy), "utf-8")
     return path
@@ -64,8 +64,8 @@ def main() -> None:
         total = score.score(f"x{factor:g}", [each[place] for each in outcomes], labels)
         missed = ", ".join(f"{one['kind']} at {one['step']}" for one in total.missed) or "nothing"
         print(f"x{factor:<8g}{total.false_pages:25d}{len(total.found):9d}    {missed}")
-        wrong |= factor == SHARP and total.false_pages > 0
-        wrong |= factor == DULL and bool(total.missed)
+        wrong |= factor == SENSITIVE and total.false_pages > 0
+        wrong |= factor == TOLERANT and bool(total.missed)
     sys.exit(1 if wrong else 0)
 
 

@@ -1,4 +1,4 @@
-"""What supervision costs the job: steps with and without the probe, and one published frame.
+"""The cost of supervision for the job: steps with and without the probe, and one published frame.
 
     python benchmarks/overhead.py [--pairs 400] [--only KIND ...]
     python benchmarks/overhead.py --against REV [--turns 12] [--only KIND ...]
@@ -109,7 +109,7 @@ def under(run_dir: Path, sampled: bool, tree: Path = ROOT) -> list[str]:
 
 
 class Found(NamedTuple):
-    """What a job told: its rounds, and own times, in seconds."""
+    """The measurements of a job: its rounds and own times, in seconds."""
 
     rounds: list[Round]
     own: list[float]
@@ -147,19 +147,19 @@ def train(
 
 
 def extra(rounds: Sequence[Round], way: str, column: int) -> float:
-    """Return what a step in this way takes longer than a bare one: the interquartile mean."""
+    """Return the added time of a step over a bare one: the interquartile mean."""
     longer = sorted(each[way][column] - each["bare"][column] for each in rounds)
     quarter = len(longer) // 4
     return fmean(longer[quarter : len(longer) - quarter])
 
 
 def ratio(rounds: Sequence[Round], way: str, column: int) -> float:
-    """Return how many times a bare step's time one in this way takes."""
+    """Return the ratio of a step's time to that of a bare one."""
     return 1 + extra(rounds, way, column) / median(each["bare"][column] for each in rounds)
 
 
 def added(rounds: Sequence[Round], way: str) -> str:
-    """Return the cells of what a way adds to CPU time and to wall time."""
+    """Return the table cells of the added CPU time and wall time."""
     cells = ""
     for column in (CPU, WALL):
         draw = random.Random(0)
@@ -172,7 +172,7 @@ def added(rounds: Sequence[Round], way: str) -> str:
 
 
 def compare(name: str, pairs: int, sequences: int, run_dir: Path) -> bool:
-    """Print one row of part 1, and that of the floor; return whether the probe keeps its share."""
+    """Print one row of part 1, and the floor; return whether the probe is within its limit."""
     kind = KINDS[name]
     rounds, own, floor = train(kind, pairs, sequences, run_dir)
     bare = median(each["bare"][CPU] for each in rounds)

@@ -1,11 +1,10 @@
-"""What others do, beside what we do, on the same recordings; writes `benchmarks/peers.md`.
+"""The rules of other projects compared with `nano` on the same recordings; writes `peers.md`.
 
     python benchmarks/peers.py [--check] [--data FOLDER] [--jobs N]
 
-The public logs are scored against their labels. The nano runs have a fault from a known step on; of
-each it is said how the first word of a policy came: severity, and steps after the injection. The
-table depends on the recordings and the policies alone; `--check` says whether it is still true and
-writes nothing.
+The public logs are scored against their labels. The nano runs have a fault from a known step on;
+the table shows the first alarm of each policy: severity, and steps after the injection. It depends
+on the recordings and the policies alone; `--check` only reports whether it is current.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ TABLE = ROOT / "benchmarks" / "peers.md"
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
 OURS = "nano"
 INJECTED, INJECTED_B3 = 800, 801  # the step of the fault; in the runs with a base rate of 3e-3
-# What did no harm within the recording.
+# Faults that did no harm within the recording.
 HARMLESS = (
     *("adam_reset", "bf16_attn", "bias05_attn", "bias20_attn", "bitflip", "spike_rep"),
     "weightflip_sm",
 )
 
-HEAD = f"""# What others do, on the same recordings
+HEAD = f"""# The rules of other projects on the same recordings
 
 Written by `python benchmarks/peers.py` from `policies/{OURS}.yaml` and `policies/peers/`, whose
-files say what our language cannot say of the original. How a label is found, and what is false, is
-in the docstring of `supervisor/supervise/backtest/score.py`.
+files name what our policy language cannot express of the original. The docstring of
+`supervisor/supervise/backtest/score.py` defines when a label is found and an alarm is false.
 
 {score.CAVEAT}
 """
 FAULTS = """
 ## Faulted nano runs
 
-The first word after the injection, and the worst: severity and steps. `–` is nothing; after
-`stopped before` there was no run any more. The rows of healthy runs, and `before`, count incidents
-where there was no fault. Marked with `*`: the fault did no harm to that run.
+The first alarm after the injection, and the most severe one: severity and steps. `–`: none;
+`stopped before`: the policy ended the run before the fault. The rows of healthy runs, and `before`,
+count incidents without a fault. `*`: the fault did no harm to that run.
 """
 
 
@@ -93,11 +92,11 @@ def _first(outcome: Outcome, start: int) -> str:
     after = [alarm for alarm in outcome.alarms if alarm.step >= start]
     if not after:
         return "–"
-    said = f"{after[0].severity} +{after[0].step - start}"
+    text = f"{after[0].severity} +{after[0].step - start}"
     worst = min(after, key=lambda alarm: alarm.severity)
     if worst.severity != after[0].severity:
-        said += f", {worst.severity} +{worst.step - start}"
-    return said
+        text += f", {worst.severity} +{worst.step - start}"
+    return text
 
 
 def _padded(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -110,7 +109,7 @@ def _padded(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with what is written")
+    parser.add_argument("--check", action="store_true", help="compare with the existing file")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--jobs", type=int, default=0)
     asked = parser.parse_args()
@@ -122,7 +121,7 @@ def main() -> int:
         print(text)
         return 0
     same = TABLE.is_file() and TABLE.read_text(encoding="utf-8") == text + "\n"
-    print(f"{TABLE.name} is {'as it would be written now' if same else 'out of date'}")
+    print(f"{TABLE.name} is {'current' if same else 'out of date'}")
     return 0 if same else 1
 
 

@@ -1,4 +1,4 @@
-"""What it costs the training thread to hand over one frame of 32 metrics, per logger.
+"""The cost for the training thread of one frame of 32 metrics, per logger.
 
 `python benchmarks/publish.py NAME` measures one logger in a process of its own and prints JSON;
 `overhead.py` calls it. Between two frames the caches are filled with other things for some
@@ -66,7 +66,7 @@ def json_line(folder: Path) -> Iterator[Log]:
 
 @contextmanager
 def prometheus(_: Path) -> Iterator[Log]:
-    """32 gauges of prometheus_client, made beforehand."""
+    """32 gauges of prometheus_client, created in advance."""
     from prometheus_client import CollectorRegistry, Gauge
 
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What a fault costs the example with the supervisor, and what it costs without.
+"""The cost of faults for the example, with the supervisor and without.
 
     python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--ours] [--check]
 
@@ -69,7 +69,7 @@ def command(case: Case, arm: str, seed: int, path: Path) -> list[str]:
 
 
 def run(case: Case, arm: str, seed: int, path: Path) -> Result:
-    """Make one run and read what became of it."""
+    """Start one run and read its result."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -98,12 +98,12 @@ def lost(case: Case, result: Result, calm: float) -> int:
 
 
 def is_near(result: Result, calm: float) -> bool:
-    """Whether the run came to its end and its loss is no worse than it may be."""
+    """Whether the run finished with a loss within the tolerance."""
     return result.loss is not None and result.loss <= (1 + TOLERANCE) * calm
 
 
 def kept_promise(case: Case, result: Result, calm: float) -> bool:
-    """Whether the case went as it must."""
+    """Whether the case met its promise."""
     if case.wants == "healthy":
         return result.code == 0 and not result.actions and not result.held
     if case.wants == "recovered":
@@ -119,7 +119,7 @@ def kept_promise(case: Case, result: Result, calm: float) -> bool:
 
 
 def fingerprint() -> str:
-    """Return a digest of all that can change the outcome."""
+    """Return a digest of everything that can change the result."""
     digest = hashlib.sha256()
     for folder in ("supervisor", "probes", "policies", "runbooks", "examples"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -129,7 +129,7 @@ def fingerprint() -> str:
 
 
 def once(case: Case, arm: str, seed: int, mark: str) -> Result:
-    """Return the kept result of a run, or make it."""
+    """Return the kept result of a run, or run it."""
     path = KEPT / f"{case.name}-{arm}-{seed}"
     file = path / "result.json"
     if file.exists():
@@ -207,7 +207,7 @@ def _span(numbers: Sequence[int | None]) -> str:
     return text if len(known) == len(numbers) else f"{text} ({len(known)} of {len(numbers)})"
 
 
-HEAD = f"""# What faults cost, with the supervisor and without
+HEAD = f"""# The cost of faults, with the supervisor and without
 
 Written by `python benchmarks/recovery.py`: the example, 600 steps of {TOKENS} tokens a rank, with
 two ranks mostly 400, for memory 1500, a checkpoint every {CHECKPOINTS}, the fault at step
@@ -222,7 +222,7 @@ stop at the first NaN, one seed each.
 
 
 def main() -> None:
-    """Make the runs that are missing, write the page."""
+    """Run what is missing, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
@@ -252,7 +252,7 @@ def main() -> None:
         )
     ]
     if broken:
-        print("not as promised:", "; ".join(broken))
+        print("promise missed:", "; ".join(broken))
     sys.exit(bool(broken and args.check))
 
 

@@ -1,4 +1,4 @@
-"""The faults of recovery.py, and what must come of each."""
+"""The faults of recovery.py, and the promised result of each."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ CASES = (
         "recovered",
     ),
     Case("silent probe", _at("blackout"), "told"),
-    # 24 looks at the memory, one in 2 s, come before the first word on it: 600 steps may be few.
+    # The first report takes 24 samples of the memory, one in 2 s: 600 steps may be too few.
     # 4 MiB a step are 30 GB/h even with steps of half a second: 24 GB last less than two hours.
-    # It is not held: the run is whole, and while it is held nothing would mend what comes next.
+    # It is not held: the run is intact, and a hold would block the repair of later faults.
     Case("healthy, 1500 steps", (), "healthy", steps=1500),
     Case(
         "memory creep",
@@ -75,7 +75,7 @@ CASES = (
     ),
     Case("healthy, 2 ranks", (), "healthy", 2, 400),
     Case("healthy, 2 ranks, 600 steps", (), "healthy", 2),
-    # The rate comes back over 50 steps: of 400 that is an eighth, and the loss shows it.
+    # The rate recovers over 50 steps: of 400 that is an eighth, and the loss shows it.
     Case("rank 1 reads garbage", _at("bad_batch:rank=1,steps=100000"), "recovered", 2),
     Case("same batch on all ranks", _at("same_batch"), "held", 2, 400, by="ranks.duplicated"),
     Case("rank 1 is slow", _at("slow_compute:rank=1,steps=100000"), "told", 2, 400, slows=True),

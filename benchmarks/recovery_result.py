@@ -1,4 +1,4 @@
-"""What became of one run of recovery.py, read from its run directory."""
+"""The result of one run of recovery.py, read from its run directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_MACHINE = ("hardware.host_memory", "hardware.disk_low", "hardware.disk_full")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
         code: exit code; None: it had to be killed after LIMIT_S.
@@ -90,12 +90,12 @@ def _is_action(record: Mapping[str, Any]) -> bool:
 
 
 def _first(records: Iterable[Mapping[str, Any]]) -> int | None:
-    """Steps from the fault to the first of these records; what came with it is at 0."""
+    """Steps from the fault to the first of these records; 0 for the step of the fault."""
     return next((max(0, record["step"] - FAULT_STEP) for record in records), None)
 
 
 def _fault(records: Sequence[Mapping[str, Any]]) -> int:
-    """Where the last drill was told, or the record behind the last step before the fault."""
+    """Index of the last drill's record, or of the record after the last step before the fault."""
     told = [i for i, r in enumerate(records) if (r.get("data") or {}).get("what") == "drill"]
     late = (i for i, r in enumerate(records) if r["step"] >= FAULT_STEP - 1)
     return told[-1] if told else next(late, len(records))

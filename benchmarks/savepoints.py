@@ -1,4 +1,4 @@
-"""What savepoints add to the steps of the example, and the memory that they hold.
+"""The time that savepoints add to the steps of the example, and their memory.
 
     python benchmarks/savepoints.py [--takes 24] [--every 200]
 
@@ -34,7 +34,7 @@ from supervise_probe.torch_state.registry import Registry
 LIMIT = 0.01  # of the step time
 WARM_UP, BETWEEN = 10, 6  # steps
 KEEP = 4
-ROOM = 1 << 40  # bytes, where memory is no matter
+ROOM = 1 << 40  # bytes: no limit
 
 
 class Row(NamedTuple):

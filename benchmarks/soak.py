@@ -1,4 +1,4 @@
-"""Undisturbed runs of the example under the nano policy: nothing may happen.
+"""Undisturbed runs of the example under the nano policy: no action, no page.
 
     python benchmarks/soak.py [--seeds 3] [--steps 1000]
     python benchmarks/soak.py --toy [--steps 100000]
@@ -48,7 +48,7 @@ COLUMNS = (
 
 
 def fingerprint() -> str:
-    """Return a digest of all that can change the outcome."""
+    """Return a digest of everything that can change the result."""
     digest = hashlib.sha256()
     for folder in ("supervisor", "probes", "policies", "runbooks", "examples"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -58,7 +58,7 @@ def fingerprint() -> str:
 
 
 def soak(seed: int, steps: int) -> dict[str, Any]:
-    """Run one seed to its end and return what happened."""
+    """Run one seed to its end and return its row."""
     path = KEPT / f"seed-{seed}"
     shutil.rmtree(path, ignore_errors=True)
     supervise = [
@@ -103,7 +103,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
 
 
 def is_silent(found: dict[str, Any], steps: int) -> bool:
-    """Whether the run went through, was watched at every step, and nothing happened in it."""
+    """Whether the run finished, every step was observed, and no action or page occurred."""
     happened = ("exit", "SEV0", "SEV1", "actions", "reflexes")
     return found["steps"] == steps and not any(found[column] for column in happened)
 

@@ -1,4 +1,4 @@
-"""Jobs that train bare and watched by turns, in one process: the things that `overhead.py` times.
+"""Jobs that alternate between bare and watched steps in one process; `overhead.py` times them.
 
     supervise run -- python benchmarks/step_job.py KIND [--rounds 400] [--sequences 12] [--light]
                                                         [--floor] [--baton IN OUT]
@@ -43,7 +43,7 @@ from floor import Floor
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nano" / "train.py"
 STEPS = 100_000  # of the learning-rate schedule; no run gets there
 RISEN = 50  # of them lie behind: while a rate rises, the policy asks for denser samples
-WARM_UP = 100  # steps; what is too dear or cannot work has been switched off by then
+WARM_UP = 100  # steps; collectors that cost too much or cannot work are off after these
 STEADY = 400  # steps whose frames tell the probe's own time; one in four does
 IN_A_ROW = 2  # steps
 SEQUENCES = 12  # of the example
@@ -118,7 +118,7 @@ class Turns:
         self._gate = getattr(probe, "gate", probe)  # the probe itself in older trees
         self._floor = floor
         ways = ["bare", "probe"] if floor is None else ["bare", "probe", "floor"]
-        draw = random.Random(0)  # every rank draws the same
+        draw = random.Random(0)  # all ranks draw the same
         order = [way for _ in range(rounds) for way in draw.sample(ways, len(ways))]
         turns = [way for way in order for _ in range(IN_A_ROW)]
         self._left = iter([*["probe"] * (WARM_UP + STEADY), *turns])
@@ -145,10 +145,10 @@ class Turns:
         cpu, wall = time.thread_time(), time.perf_counter()
         self._took.append((self._way, cpu - self._began[0], wall - self._began[1]))
         if self._way == "probe" and not self._gate.on:
-            raise SystemExit("step_job.py: the probe went off")
+            raise SystemExit("step_job.py: the probe switched itself off")
 
     def answer(self) -> None:
-        """Print what the rounds took."""
+        """Print the times of the rounds."""
         took, each = self._took[WARM_UP + STEADY :][IN_A_ROW - 1 :: IN_A_ROW], self._each
         rounds = [
             {way: times for way, *times in took[at : at + each]} for at in range(0, len(took), each)

@@ -1,4 +1,4 @@
-"""A job of steps of some milliseconds that goes on for as long as it is told; see toy_soak.py.
+"""A job with steps of some milliseconds and a given number of them; see toy_soak.py.
 
 Classes are drawn at random, so that the loss stays at the logarithm of their number: nothing is to
 be learned, nothing changes, and whatever grows is not the job's.

@@ -1,4 +1,4 @@
-"""A hundred thousand steps of a toy job under the real supervisor: nothing may grow.
+"""A hundred thousand steps of a toy job under the real supervisor: memory and files stay flat.
 
 Both processes are looked at from outside, by /proc, four times a second. What is filled once (the
 ring of frames, windows of detectors, savepoints) is filled after the warm-up, a fifth of the steps;
@@ -27,7 +27,7 @@ from supervise.store.run_directory import RunDir
 JOB = Path(__file__).with_name("toy_job.py")
 WARMUP = 0.2  # of all steps
 EVERY_S = 0.25
-LAST = 8  # looks at the end that do not count: the probe gives its memory back as the job ends
+LAST = 8  # last samples, ignored: the probe frees its memory as the job ends
 ALLOWED_MB = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 HEAD = ("process", "looks", "start MB", "end MB", "range MB", "MB / 1e5 steps", "files", "verdict")
@@ -75,7 +75,7 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def soak(steps: int, policy: str, path: Path) -> bool:
-    """Run it, print the table, and return whether all is as it should be."""
+    """Run it, print the table, and return whether it passed."""
     shutil.rmtree(path, ignore_errors=True)
     command = [sys.executable, "-m", "supervise", "-q", "--policy", policy, "--run-dir", str(path)]
     job = ["--", sys.executable, str(JOB), str(steps)]
@@ -97,7 +97,7 @@ def soak(steps: int, policy: str, path: Path) -> bool:
 
 
 def _newest(path: Path) -> tuple[int, int]:
-    """Return the newest step and the pid of rank 0, as the supervisor tells; 0 before it does."""
+    """Return the newest step and the pid of rank 0 by the status file; 0 before the first."""
     try:
         state = json.loads((path / "state.json").read_text())
         return max(0, state["step"]), state["ranks"]["0"]["pid"]

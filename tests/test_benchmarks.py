@@ -1,4 +1,4 @@
-"""Nothing runs the benchmarks but people: they must at least find what they measure."""
+"""The benchmarks run by hand: they must at least import and start."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_the_cost_of_the_probe_is_measured_beside_its_floor():
 
 
 def test_two_trees_are_judged_by_their_intervals():
-    """Within the margin is no dearer, beyond it is dearer, and what straddles it is not told."""
+    """Within the margin, beyond it, or across it: inconclusive."""
     sys.path.insert(0, str(FOLDER))
     try:
         import against
@@ -46,16 +46,16 @@ def test_two_trees_are_judged_by_their_intervals():
         sys.path.remove(str(FOLDER))
     known = (0.9, 1.2)  # of added time, which is noisy
     verdicts = {
-        (0.98, 1.02): against.NO_DEARER,
-        (1.05, 1.09): against.DEARER,
-        (0.99, 1.06): against.CANNOT_TELL,
+        (0.98, 1.02): against.NOT_MORE,
+        (1.05, 1.09): against.MORE,
+        (0.99, 1.06): against.INCONCLUSIVE,
     }
 
     assert {own: against.verdict(own, known, 0.03) for own in verdicts} == verdicts
-    assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.DEARER
+    assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.MORE
 
 
-def test_a_commit_that_is_not_there_is_said():
+def test_an_unknown_commit_is_reported():
     """Nothing is measured, and the message names it."""
     done = subprocess.run(
         [sys.executable, "overhead.py", "--against", "no-such-commit"],
@@ -64,4 +64,4 @@ def test_a_commit_that_is_not_there_is_said():
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr == "overhead.py: no-such-commit is no commit of this repository\n"
+    assert done.stderr == "overhead.py: no-such-commit is not a commit of this repository\n"

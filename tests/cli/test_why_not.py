@@ -71,7 +71,7 @@ def test_unknown_says_why(ask, keep_run, make_frames, loss, why):
     found = ask(run, "spike", 40)
 
     assert found["code"] == "UNKNOWN"
-    assert found["verdict"] == f"nothing could be said: high: UNKNOWN: {why}"
+    assert found["verdict"] == f"its condition is unknown: high: UNKNOWN: {why}"
 
 
 def test_warming_up_says_how_far(ask, keep_run, make_frames):
@@ -87,7 +87,7 @@ def test_a_rule_whose_metric_never_came_is_not_judged(ask, keep_run, make_frames
     found = ask(run, "blind", 3)
 
     assert found["inactive"] == "the job never announced my_score"
-    assert "not judged in this run" in found["verdict"]
+    assert "not evaluated in this run" in found["verdict"]
 
 
 def test_for_says_how_many_of_how_many(ask, keep_run, make_frames):
@@ -107,7 +107,7 @@ def test_one_that_did_fire_names_its_record(ask, supervise, keep_run, make_frame
     record = json.loads(shown[found["record"]])
 
     assert (record["kind"], record["rule"], record["step"]) == ("rule", "spike", 40)
-    assert found["verdict"] == f"it did fire at this step: record {record['seq']}"
+    assert found["verdict"] == f"it fired at this step: record {record['seq']}"
     assert [one["kind"] for one in found["then"]] == ["incident", "state", "intent"]
     assert all(one["record"] is not None for one in found["then"])
     assert later["record"] == record["seq"]
@@ -122,7 +122,7 @@ def test_not_is_explained_as_not(ask, keep_run, make_frames):
 
     [condition] = found["missing"]
     assert (condition["detector"], condition["wanted"]) == ("high", "OK")
-    assert "in breach, and the rule wants it not to be" in condition["text"]
+    assert "in breach, and the rule requires that it is not" in condition["text"]
 
 
 def test_not_of_or_needs_both_and_not_of_and_needs_one(ask, keep_run, make_frames, tmp_path):
@@ -226,7 +226,7 @@ def test_a_silence_is_asked_up_to_the_next_step(ask, keep_run, make_frames, tmp_
     ("options", "message", "hint"),
     [
         (("--rule", "spyke", "--step", "3"), "no rule 'spyke' in the policy", "mean 'spike'?"),
-        (("--rule", "spike", "--step", "99"), "no step 99 of rank 0", "0..9 (attempt 0), 20..24"),
+        (("--rule", "spike", "--step", "99"), "rank 0 has no step 99", "0..9 (attempt 0), 20..24"),
         (("--rule", "spike", "--step", "3", "--attempt", "7"), "in attempt 7", "steps 0..9"),
         (("--rule", "spike", "--step", "3", "--rank", "4"), "no rank 4 in this run", "it has 0"),
         (("--rule", "spike", "--step", "x"), "not a valid integer", ""),

@@ -60,7 +60,7 @@ ALL = [
     ("8:22", "both.when: (high or wild)"),
     ("9:44", "grad.for: 2 -> 4"),
     ("9:44", "grad.for: 2 -> 1"),
-    ("11:5", "inhibit of grad is gone"),
+    ("11:5", "inhibit of grad removed"),
 ]
 
 
@@ -88,7 +88,7 @@ def test_each_mutant_differs_in_that_thing_only(subject: Callable[..., Subject])
     assert built["high.gt -> lt"].detectors["high"].lt == 5.0
     assert built["high.gt -> lt"].detectors["high"].gt is None
     assert built["grad.for: 2 -> 1"].rules[2].for_steps == 1
-    assert built["inhibit of grad is gone"].inhibit == ()
+    assert built["inhibit of grad removed"].inhibit == ()
     when = built["both.when: (high or wild)"].rules[1].when
     assert (when([BREACH, OK]), base.policy.rules[1].when([BREACH, OK])) == (BREACH, OK)
     assert (repr(base.policy.detectors), base.policy.inhibit, len(base.policy.rules)) == before
@@ -176,7 +176,7 @@ def test_strong_scenarios_leave_no_survivor(write: Callable[..., Path]) -> None:
     ("line", "survivor"),
     [
         ("      - {at: 24, rule: spike, is: cleared}\n", "high.clear: 4.0 -> 2.0"),
-        ("      - {at: 21, rule: grad, is: muted}\n", "inhibit of grad is gone"),
+        ("      - {at: 21, rule: grad, is: muted}\n", "inhibit of grad removed"),
         ("      - {at: 22, rule: both, is: cleared}\n", "both.when: (high or wild)"),
     ],
 )

@@ -134,9 +134,9 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
 
 def _incident(decision: Decision, before: int) -> str:
     """Return the incident's id, numbered across the pieces of a run."""
-    word, _, number = str(decision.incident).rpartition("-")
+    prefix, _, number = str(decision.incident).rpartition("-")
     return (
-        f"{word}-{int(number) + before}"
+        f"{prefix}-{int(number) + before}"
         if before and number.isdecimal()
         else str(decision.incident)
     )

@@ -23,7 +23,7 @@ from ..store.run_directory import RunDir
 TICK_ROWS = 64  # rows between two ticks; live they come once a second
 SECOND = 1_000_000_000  # ns; a step, where the recording has no step time
 MOST_S = 86_400.0  # a longer step time is a mistake in the recording
-GONE = 4  # times its longest absence; project default
+MISSING_AFTER = 4  # times its longest absence; project default
 PID = 1
 RUN = "run"  # the reader of run directories
 
@@ -91,7 +91,7 @@ class Sampled:
     """Separates a column that is logged every few rows from one that went missing.
 
     Ticks are placed at rows that hold every column except the missing ones. A column is missing
-    once it was absent for GONE times its longest gap so far.
+    once it was absent for MISSING_AFTER times its longest gap so far.
     """
 
     def __init__(self, piece: Recording, seen: int) -> None:
@@ -111,6 +111,6 @@ class Sampled:
                 if self.seen[j]:
                     self.gaps[j] = max(gap, since)
                 self.seen[j] = number
-            elif not 0 < gap * GONE < since:
+            elif not 0 < gap * MISSING_AFTER < since:
                 found = False
         return found

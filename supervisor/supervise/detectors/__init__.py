@@ -1,14 +1,14 @@
 """The detectors: one file per kind, the file name is the YAML `kind`, the fields are its keys.
 
-Pure: no clock, no chance, no disk; a watch is a function of what it was fed. Files that begin with
-an underscore are shared helpers and no kinds.
+Pure: no clock, no random numbers, no disk; a watch is a function of its samples. Files that start
+with an underscore are shared helpers.
 
-What holds for all of them:
-- A reading is OK, UNKNOWN or BREACH. An absent, NaN or infinite sample is UNKNOWN to all kinds but
-  `nonfinite`, and never enters a window. To `paired` an absent one is a step without an evaluation:
-  its reading stands.
-- `raw` is the code of the sample alone; `for`, `m_of_n` and `clear` come after it.
-- A step that is not newer than the last is not taken: UNKNOWN, and nothing changes.
-- `rewind(step)` is exactly never having seen what came after `step`, with the verdict begun anew,
-  over at least one window back; further back there is less to go by, so it may be UNKNOWN.
+Common to all kinds:
+- A reading is OK, UNKNOWN or BREACH. An absent, NaN or infinite sample reads UNKNOWN for all kinds
+  but `nonfinite`, and never enters a window. For `paired` an absent sample is a step without an
+  evaluation: the last reading remains.
+- `raw` is the code of the sample alone, before `for`, `m_of_n` and `clear`.
+- A step that is not newer than the last one is not processed: it reads UNKNOWN, nothing changes.
+- `rewind(step)` restores the state after `step` with a fresh verdict, exactly over at least one
+  window; further back there may be too few samples left, so it may read UNKNOWN.
 """

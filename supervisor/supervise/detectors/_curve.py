@@ -1,7 +1,7 @@
-"""A curve of reference, as it is written into a policy: knots, and straight lines between them.
+"""A reference curve in a policy: knots, with straight lines between them.
 
-A knot is `[x, level, spread]`. The knots stand in the policy itself, so that they are in its digest
-and a run can be judged again without the files they came from.
+A knot is `[x, level, spread]`. The knots are part of the policy, so its digest covers them and a
+run can be replayed without the files that they came from.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import pairwise
 
 Knots = tuple[tuple[float, float, float], ...]
 
-BACK = 256  # samples that can be gone back at least, beyond the window itself
-MOST = 512  # knots; the whole policy is a file that people read
+BACK = 256  # samples that `rewind` can drop at least, beyond the window itself
+MOST = 512  # knots; a policy stays readable
 
 
 class Curve:
-    """Never changes, so copies of a watch share it."""
+    """Immutable: copies of a watch share it."""
 
     __slots__ = ("_lines", "_xs")
 
@@ -73,7 +73,7 @@ def check_knots(
 
 
 def cut(step: int, steps: list[int], *others: list[float]) -> None:
-    """Drop what came after `step` from lists that run beside each other."""
+    """Drop the entries after `step` from parallel lists."""
     kept = bisect_left(steps, step + 1)
     del steps[kept:]
     for other in others:
@@ -81,7 +81,7 @@ def cut(step: int, steps: list[int], *others: list[float]) -> None:
 
 
 def trim(window: int, steps: list[int], *others: list[float]) -> None:
-    """Drop what neither the window needs nor a rewind over 256 samples or one window."""
+    """Drop what neither the window needs, nor a rewind over 256 samples or one window."""
     keep = window + max(window, BACK)
     if len(steps) > 2 * keep:
         del steps[:-keep]

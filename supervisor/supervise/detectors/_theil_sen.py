@@ -1,7 +1,7 @@
-"""The Theil-Sen line: a slope that a quarter of bad points cannot bend, and how sure it is.
+"""The Theil-Sen line: a slope that is robust to a quarter of outliers, with its confidence.
 
-Used on means of blocks: the noise of single steps remembers itself, which makes the interval of any
-per-step fit a fiction. Source: Sen, 1968 (JASA 63:1379-1389), with the ranks as in Gilbert, 1987,
+Used on block means: the noise of single steps is autocorrelated, which makes the interval of a
+per-step fit meaningless. Source: Sen, 1968 (JASA 63:1379-1389), with the ranks as in Gilbert, 1987,
 section 16.5; Student's t from the normal quantile by Abramowitz and Stegun 26.7.5.
 """
 
@@ -11,7 +11,7 @@ import math
 
 from ._baseline import median
 
-HUGE = 1e150  # samples beyond are no numbers to fit a line to: their squares would overflow
+HUGE = 1e150  # larger samples are not fitted: their squares would overflow
 
 
 def mean(values: list[float]) -> float:

@@ -1,7 +1,7 @@
-"""Absence: steps, or any sign of life, stopped coming.
+"""Absence: no step, or no heartbeat, for too long.
 
-Silence is measured by the clock that ticks carry, and only while somebody watched and the job was
-not paused. A new phase is a sign of life: a run that leaves a ten-minute evaluation is not late.
+Silence is measured by the time in ticks, and only while the supervisor runs and the job is not
+paused. A change of phase restarts it: a run that leaves a ten-minute evaluation is not late.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
 GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
-STEPPING, PAUSED = "step", "paused"  # phases with a meaning of their own
+STEPPING, PAUSED = "step", "paused"  # phases with special rules
 WAITING = (PAUSED, SUSPENDED, LOADING)
 TIMES = 128  # step times kept
-FEWEST = 20  # step times before their 99th percentile is believed
-# Ticks come once a second: a longer hole means that nobody watched. Short limits have short holes.
+FEWEST = 20  # step times, the fewest for a 99th percentile
+# Ticks come once a second: in a longer gap the supervisor did not run. Short limits, short gaps.
 AWAY_NS, LEAST_AWAY_NS = 30_000_000_000, 3_000_000_000
 SECOND = 1_000_000_000
 
@@ -32,12 +32,12 @@ class Absence(Detector):
     """BREACH when the `signal` did not come for max(`min`, `p99_multiple` * p99 of the step time).
 
     `signal: step` waits for frames, `heartbeat` for any hook of the probe. In a phase named in
-    `grace` the limit is at least that long; in a phase that nobody named, at least as long as the
+    `grace` the limit is at least that long; in any other phase, at least as long as the
     shortest one; in phase `step` there is no grace. Keys left out of `after` and `grace` keep their
     defaults. The percentile is over the newest 128 times between successive steps in phase `step`;
     a time that was a BREACH counts only where the one before it was, too.
 
-    Never a BREACH while paused, while a signal of somebody else's stops the job (`suspended`), or
+    Never a BREACH while paused, while a foreign signal stops the job (`suspended`), or
     while a start-up reads or computes (`loading`). Silence is counted from the latest of: the
     signal, the last change of phase, the first tick. Time between two ticks more than a quarter of
     the limit apart (at least 3 s, at most 30 s) is not counted: the supervisor itself was stopped.
@@ -104,23 +104,23 @@ class AbsenceWatch(Memory, Clockwork):
         self.limit_ns = math.nan
         self.phase = ""
         self.stepping = False  # the phase was `step` at every tick since the last frame
-        self.late = False  # the newest step time was left out, since it was a BREACH
+        self.late = False  # the newest step time was left out because of a BREACH
 
     def feed(self, sample: Any, step: int) -> int:
-        """Return the last code: a clockwork has no samples."""
+        """Return the last code: a clockwork gets no samples."""
         return self.raw
 
     def beat(self, at_ns: int, step: int) -> None:
         if self.stepping and self.beat_ns is not None and step == self.last + 1:
-            # One stall says nothing of the steps: it would make the limit eight times as long.
+            # One stall is not a step time: it would make the limit eight times as long.
             late, self.late = self.raw == BREACH, self.raw == BREACH and not self.late
             if not (late and self.late):
-                self._took(at_ns - self.beat_ns)
+                self._add_step_time(at_ns - self.beat_ns)
         self.beat_ns = at_ns
         self.last = step
         self.stepping = True
 
-    def _took(self, time: int) -> None:
+    def _add_step_time(self, time: int) -> None:
         if len(self.times) == TIMES:
             del self.ordered[bisect_left(self.ordered, self.times[self.at])]
             self.times[self.at] = time
@@ -129,35 +129,35 @@ class AbsenceWatch(Memory, Clockwork):
             self.times.append(time)
         insort(self.ordered, time)
 
-    def tick(self, at_ns: int, heard_ns: int | None, phase: str) -> int:
+    def tick(self, at_ns: int, seen_ns: int | None, phase: str) -> int:
         if self.tick_ns is None:
             self.since_ns = at_ns
-        elif at_ns - self.tick_ns > self._away_ns() and self.since_ns is not None:
-            silent_before = self.tick_ns - max(self.since_ns, self._signalled(heard_ns))
+        elif at_ns - self.tick_ns > self._longest_gap_ns() and self.since_ns is not None:
+            silent_before = self.tick_ns - max(self.since_ns, self._last_signal_ns(seen_ns))
             self.since_ns = at_ns - max(silent_before, 0)
         if phase != self.phase:
             self.phase, self.since_ns = phase, at_ns
         if phase != STEPPING:
             self.stepping = False
         self.tick_ns = at_ns
-        self.signal_ns = self._signalled(heard_ns)
+        self.signal_ns = self._last_signal_ns(seen_ns)
         self.limit_ns = max(self.least_ns, self.multiple * (self.p99_ns() or 0.0))
         if phase != STEPPING:
             self.limit_ns = max(self.limit_ns, self.grace.get(phase, self.shortest))
         self.raw = BREACH if phase not in WAITING and self.silent_ns() > self.limit_ns else OK
         return self.raw
 
-    def _away_ns(self) -> float:
+    def _longest_gap_ns(self) -> float:
         limit_ns = self.least_ns if math.isnan(self.limit_ns) else self.limit_ns
         return min(AWAY_NS, max(LEAST_AWAY_NS, limit_ns / 4))
 
-    def _signalled(self, heard_ns: int | None) -> int:
-        """Return when the signal last came, or a time before all others."""
-        signal = self.beat_ns if self.spec.signal == "step" else heard_ns
+    def _last_signal_ns(self, seen_ns: int | None) -> int:
+        """Return the time of the last signal; NEVER before the first."""
+        signal = self.beat_ns if self.spec.signal == "step" else seen_ns
         return NEVER if signal is None else signal
 
     def silent_ns(self) -> int:
-        """Return for how long nothing had come at the last tick."""
+        """Return the time without a signal at the last tick."""
         if self.tick_ns is None or self.since_ns is None:
             return 0
         return max(0, self.tick_ns - max(self.since_ns, self.signal_ns or NEVER))
@@ -165,7 +165,8 @@ class AbsenceWatch(Memory, Clockwork):
     def p99_ns(self) -> int | None:
         """Return the 99th percentile of the step time, None while there are too few.
 
-        At most the second largest: of fewer than 100 the percentile would be the worst stall.
+        At most the second largest: of fewer than 100 values the percentile would be the longest
+        stall.
         """
         count = len(self.ordered)
         place = min(math.ceil(0.99 * count) - 1, count - 2)
@@ -173,7 +174,7 @@ class AbsenceWatch(Memory, Clockwork):
 
     def rewind(self, step: int) -> None:
         self.last = min(self.last, step)
-        self.stepping = False  # the way back was no step
+        self.stepping = False  # the rollback itself is not a step
 
     def numbers(self) -> dict[str, Any]:
         p99_ns = self.p99_ns()

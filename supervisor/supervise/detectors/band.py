@@ -1,7 +1,7 @@
-"""Band: near the curve of an earlier run that went well.
+"""Band: the distance to the curve of an earlier, healthy run.
 
-A detector that compares a run with its own past cannot see what came slowly: the past moves along.
-An earlier run does not. Its curve is written into the policy.
+A comparison with the recent past misses slow changes: the past moves along. An earlier run does
+not. Its curve is part of the policy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Collapse: the loss leaves the curve that runs of the same recipe share.
+"""Collapse: the loss leaves the curve that all runs of a recipe share.
 
 Loss curves of one recipe (tokens per parameter, schedule, time scale of the optimizer) fall onto
-one curve when each is divided by its final loss. A run need not end to be held against it: the
-final loss that fits best is found early, and from then on what is left over is small and shows a
-fault long before the loss itself looks strange.
+one curve when each is divided by its final loss. A run need not end for a comparison: the
+best-fitting final loss is estimated early, and from then on the residual is small and shows a fault
+long before the loss itself does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ._curve import Curve, check_knots, cut, trim
 from ._theil_sen import HUGE
 from ._watch import LONGEST, NEVER, Memory, MetricDetector
 
-BINS = 32  # of the time that is aligned on
-FEWEST = 8  # bins with samples, else no scale is believed
+BINS = 32  # parts of the `align` interval
+FEWEST = 8  # parts with samples that a scale needs
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class CollapseWatch(Memory):
         return BREACH if self.firing else OK
 
     def _align(self) -> float:
-        """Return the scale, minus one when there are too few samples to say."""
+        """Return the scale, -1 with too few samples."""
         parts = zip(self.sums, self.counts, strict=True)
         means = sorted([total / count for total, count in parts if count])
         return median(means) if len(means) >= FEWEST else -1.0

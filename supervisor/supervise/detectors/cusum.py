@@ -1,8 +1,8 @@
-"""Cusum: many small steps in one direction, of which no single one is unusual.
+"""Cusum: a drift in many small steps, none of which is unusual by itself.
 
-What a window of one's own past calls usual, moves along with a drift. The sum of how far samples
-lie above it does not: it grows for as long as the level keeps ahead of the window, and half a scale
-per sample is taken off, so that noise alone never gets far.
+A window of the recent past moves along with a drift. The sum of the distances above it does not: it
+grows while the level stays ahead of the window. Half a scale per sample is subtracted, so noise
+alone does not accumulate.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ._baseline import BaselineWatch, median
 from ._theil_sen import HUGE
 from ._watch import NEVER, MetricDetector, check_quota, check_window
 
-FITS = 8  # times that level and scale are worked out per window
-CEILING = 2.0  # times `h`: a sum stops here, so that the end of a drift shows soon
+FITS = 8  # fits of level and scale per window
+CEILING = 2.0  # times `h`: the sum stops here, so that the end of a drift shows soon
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Cusum(MetricDetector):
     """BREACH when the running sum of z - `k` is above `h`; the sum never falls below zero.
 
     z = (x - median) / scale, scale = max(1.4826 * MAD, rel_floor * |median|, abs_floor), over the
-    newest `window` accepted samples, worked out anew every eighth of a window; under
+    newest `window` accepted samples, fitted again every eighth of a window; under
     `transform: log` all of it in natural logs. One sample counts for at most `most` scales, and the
     sum stops at 2 * `h`. `side`: `high`, `low`, or `both`, each with a sum of its own. It lasts
     until the sum has come down to `clear`.
 
     Samples in breach stay out of the window. When `freeze` of the newest 2 * `window` samples were
-    in breach, the newest `freeze` samples become the baseline and the sums begin at zero, with a
+    in breach, the newest `freeze` samples become the baseline and the sums restart at zero, with a
     `rebaseline` note: a drift that goes on breaches again.
 
     UNKNOWN while the window holds fewer than `min` samples, for absent and NaN samples, and under
-    `log` for samples that are not positive. `rewind` keeps the window of before; the sums begin at
-    zero.
+    `log` for samples that are not positive. `rewind` keeps the window of before; the sums restart
+    at zero.
 
-    For recording and telling, not for acting: a healthy run drifts too, by warmup and schedule.
+    For notifications, not for actions: a healthy run drifts too, by warmup and schedule.
 
     Example:
         {kind: cusum, metric: train_loss_raw, side: high, k: 0.5, h: 8.0, clear: 2.0}

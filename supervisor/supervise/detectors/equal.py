@@ -1,7 +1,7 @@
-"""Equal: a number that must be another one, exactly or to rounding.
+"""Equal: a metric that must equal another number, exactly or to rounding.
 
-Faults of configuration and resume are caught by identities earlier than by any statistic: the
-learning rate is what its schedule says, a counter does not go back, a file has the size it had.
+Identities catch faults of configuration and resume earlier than any statistic: the learning rate
+follows its schedule, a counter never decreases, a file keeps its size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..core.model.interfaces import Detector
 from ._curve import cut
 from ._watch import Debounced, check_quota
 
-KEPT = 256  # changes of the value that can be gone back
+KEPT = 256  # changes of the value that `rewind` can drop
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class EqualWatch(Debounced):
         return self.debounce(breach, False) if breach or self.bits or self.firing else OK
 
     def _reference(self, sample: Any, value: float, step: int) -> float | None:
-        """Return what `value` must be; keep the value where it will be referred to."""
+        """Return what `value` must equal; keep the value if it is a later reference."""
         to = self.spec.to
         if to is None:
             other: float | None = sample[1]

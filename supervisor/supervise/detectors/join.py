@@ -1,4 +1,4 @@
-"""Join: several things near each other, in any order."""
+"""Join: breaches of several detectors within a few steps, in any order."""
 
 from __future__ import annotations
 

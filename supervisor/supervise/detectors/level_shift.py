@@ -1,10 +1,10 @@
-"""Level shift: the plateau after a spike is worse than the one before it promised.
+"""Level shift: the level after a spike is worse than the forecast from before it.
 
-Most spikes heal; the ones that cost quality leave a scar. "Worse than before" is not the question,
-as a falling loss hides a scar: the line through the blocks before the spike is carried on, and the
-blocks after it are held against that. The line is drawn over log(step + 1), in which a loss that
-falls by a power law is nearly straight; over steps its own curve would look like a scar. What is
-left of a curve is seen in how much the two halves of the line disagree, and widens the interval.
+Most spikes recover; some leave lasting damage. A comparison with the level before would miss it, as
+a falling loss hides it: the line through the blocks before the spike is extrapolated, and the
+blocks after it are compared with that. The line is drawn over log(step + 1), in which a loss that
+falls by a power law is nearly straight; over steps its own curve would look like damage. The
+remaining curvature shows as a disagreement of the two halves of the line, and widens the interval.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class LevelShift(MetricDetector):
         changes of data or schedule, which look the same.
     Source: the interval of a forecast, as in any textbook on regression; the rest are project
         defaults. On recorded byte-level runs of 0.5 M parameters they were never wrong at 450
-        places of healthy ones, and told lasting damage above 0.15 nats from spikes that healed.
+        places of healthy ones, and separated lasting damage above 0.15 nats from spikes that
+        recovered.
     """
 
     reads: ClassVar[str] = "metric+detector"
@@ -85,7 +86,7 @@ class LevelShift(MetricDetector):
 class LevelShiftWatch(Memory):
     """All known samples of the last while, ascending by step, and the trigger that is followed up.
 
-    `begins` and `ends` bound the steps after the trigger that count, the end left out.
+    `start_step` (included) and `end_step` (excluded) bound the evaluated steps after the trigger.
     """
 
     def __init__(self, spec: LevelShift) -> None:
@@ -101,7 +102,7 @@ class LevelShiftWatch(Memory):
     def forget_last(self) -> None:
         super().forget_last()
         self.stage, self.trigger = IDLE, NEVER
-        self.begins = self.ends = NEVER
+        self.start_step = self.end_step = NEVER
         self.fit: tuple[float, ...] = ()
         self.found: dict[str, Any] = {}
 
@@ -112,7 +113,7 @@ class LevelShiftWatch(Memory):
         self.last = step
         value, trigger = sample
         if self.stage == IDLE:
-            code: int = OK if trigger == OK else self._begin(trigger, step)
+            code: int = OK if trigger == OK else self._start(trigger, step)
         else:
             code = self._follow(trigger, step)
         if value is None or not abs(value) < HUGE:
@@ -126,8 +127,8 @@ class LevelShiftWatch(Memory):
         self.raw = code & ~NOTE
         return code
 
-    def _begin(self, trigger: int, step: int) -> int:
-        """Draw the line through what came before a breach at `step`."""
+    def _start(self, trigger: int, step: int) -> int:
+        """Fit the line to the blocks before a breach at `step`."""
         if trigger != BREACH:
             return UNKNOWN
         self.trigger = step
@@ -135,7 +136,7 @@ class LevelShiftWatch(Memory):
         before = step - GUARD
         at, means = self._blocks(before - self.spec.window, before)
         if len(at) < FEWEST:
-            return self._undecided("too few samples before it")
+            return self._undecided("too few samples before the trigger")
         slope, intercept = line(at, means)
         rest = [y - (intercept + slope * x) for x, y in zip(at, means, strict=True)]
         variance = mean([r * r for r in rest]) * len(rest) / (len(rest) - 2)
@@ -145,25 +146,25 @@ class LevelShiftWatch(Memory):
         bend = line(at[half:], means[half:])[0] - line(at[:half], means[:half])[0]
         self.fit = (slope, intercept, variance, centre, spread, float(len(at)), bend)
         self.stage = SETTLING
-        self.begins = step + self.spec.settle
-        self.ends = self.begins + self.spec.window
+        self.start_step = step + self.spec.settle
+        self.end_step = self.start_step + self.spec.window
         return UNKNOWN
 
     def _follow(self, trigger: int, step: int) -> int:
-        """Go on with a trigger: settle, gather, judge when the time is up."""
+        """Follow up a trigger: settle, gather, and judge at the end."""
         if self.stage == SETTLING:
             if trigger == BREACH and step <= self.trigger + self.spec.window:
-                self.begins = step + self.spec.settle
-                self.ends = self.begins + self.spec.window
-            if step >= self.begins:
+                self.start_step = step + self.spec.settle
+                self.end_step = self.start_step + self.spec.window
+            if step >= self.start_step:
                 self.stage = GATHERING
-        if step < self.ends:
+        if step < self.end_step:
             return BREACH if self.stage == SHIFTED else UNKNOWN
         return self._judge(step)
 
     def _judge(self, step: int) -> int:
-        """Hold the blocks after the trigger against the line of those before it."""
-        at, means = self._blocks(self.begins, self.ends)
+        """Compare the blocks after the trigger with the line of those before it."""
+        at, means = self._blocks(self.start_step, self.end_step)
         verdict = UNKNOWN
         if len(at) >= FEWEST:
             verdict = self._verdict(at, means)
@@ -173,12 +174,12 @@ class LevelShiftWatch(Memory):
             return OK
         if verdict == BREACH or shifted:
             self.stage = SHIFTED
-            self.begins, self.ends = step, step + self.spec.window
+            self.start_step, self.end_step = step, step + self.spec.window
             return BREACH
-        if self.ends - self.begins <= self.spec.window:
-            self.ends += self.spec.window
+        if self.end_step - self.start_step <= self.spec.window:
+            self.end_step += self.spec.window
             return UNKNOWN
-        return self._undecided("its level is neither within the margin nor clearly beyond it")
+        return self._undecided("the level is neither within the margin nor clearly above it")
 
     def _verdict(self, at: list[float], means: list[float]) -> int:
         slope, intercept, variance, centre, spread, count, bend = self.fit
@@ -195,7 +196,7 @@ class LevelShiftWatch(Memory):
             "lower": shift - reach,
             "upper": shift + reach,
             "blocks": blocks,
-            "steps": [self.begins, self.ends - 1],
+            "steps": [self.start_step, self.end_step - 1],
         }
         if shift - reach > 0.0 and shift > self.spec.margin:
             return BREACH

@@ -1,7 +1,7 @@
-"""Nonfinite: a NaN or an infinity where a number should be.
+"""Nonfinite: NaN or infinity in a metric.
 
-The only detector to which NaN is data; to every other one it is UNKNOWN. It remembers nothing, so a
-step id can never make it look away.
+The only detector for which NaN is data; for all others it is UNKNOWN. It has no memory, so a
+repeated step id cannot hide a NaN.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Nonfinite(Detector):
 
 
 class NonfiniteWatch(Memory):
-    """Keeps the last sample, for its numbers only."""
+    """Keeps the last sample for its numbers only."""
 
     def __init__(self, spec: Nonfinite) -> None:
         self.spec = spec

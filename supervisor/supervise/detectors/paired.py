@@ -1,4 +1,4 @@
-"""Paired: two evaluations of the same pinned input, one after the other.
+"""Paired: consecutive evaluations of the same pinned input.
 
 Most of the noise of an evaluation is its data. On the same data the difference of two evaluations
 is a small number with a meaning, as long as nothing but the weights has changed in between.
@@ -16,7 +16,7 @@ from ..core.model.interfaces import Detector
 from ._curve import cut
 from ._watch import NEVER, Debounced, check_quota
 
-KEPT = 64  # evaluations, and changes of the key, that can be gone back
+KEPT = 64  # evaluations, and changes of the key, that `rewind` can drop
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class PairedWatch(Debounced):
     def forget_last(self) -> None:
         super().forget_last()
         self.standing = UNKNOWN
-        self.evaluated = NEVER  # step of the evaluation that the standing reading is about
+        self.evaluated = NEVER  # step of the evaluation behind the standing reading
         self.before: float | None = None
 
     def feed(self, sample: Any, step: int) -> int:
@@ -109,7 +109,7 @@ class PairedWatch(Debounced):
         self.last = step
         value = sample[0]
         if self.spec.key is not None:
-            self._turn(sample[1], step)
+            self._check_key(sample[1], step)
         if value is None:
             stands = self.spec.stands
             if stands is not None and step - self.evaluated > stands:
@@ -131,8 +131,8 @@ class PairedWatch(Debounced):
         self.standing = self.debounce(breach, False)
         return self.standing
 
-    def _turn(self, key: float | None, step: int) -> None:
-        """Look whether the input is another one: then nothing before it counts."""
+    def _check_key(self, key: float | None, step: int) -> None:
+        """Forget the last evaluation when the pinned input changed."""
         if key is None or key - key != 0.0 or (self.keys and key == self.keys[-1]):
             return
         self.key_steps.append(step)

@@ -1,7 +1,7 @@
-"""Rate: how often an event came in the last so many steps.
+"""Rate: how often an event occurred in the newest steps.
 
-Steps whose sample is absent or was lost may have been events: they are carried as missing, and the
-answer is OK only if it would be OK had all of them been events.
+Steps whose sample is absent or was lost may have been events: they count as missing, and the
+reading is OK only if it would be OK with all of them as events.
 """
 
 from __future__ import annotations
@@ -114,16 +114,16 @@ class RateWatch(Memory):
         if absent:
             self.raw = UNKNOWN
             return UNKNOWN
-        self.raw = _against(self.need_events, came, maybe)
+        self.raw = _code_for(self.need_events, came, maybe)
         if not self.firing or self.raw == BREACH:
             self.firing = self.raw == BREACH
             return self.raw
-        held = _against(self.need_clear, came, maybe)
+        held = _code_for(self.need_clear, came, maybe)
         self.firing = held != OK
         return held
 
     def _within(self, steps: list[int], step: int) -> int:
-        """Count the steps in the window; drop those that no rewind of a window can reach."""
+        """Count the steps in the window; drop those that no rewind over a window can reach."""
         old = bisect_right(steps, step - self.window)
         if old > self.window:
             del steps[: old - self.window]
@@ -149,6 +149,6 @@ class RateWatch(Memory):
         }
 
 
-def _against(need: int, came: int, maybe: int) -> int:
-    """Return whether `came` events, and perhaps `maybe` more, are `need`."""
+def _code_for(need: int, came: int, maybe: int) -> int:
+    """Return the code of `came` events, and up to `maybe` more, against the bound `need`."""
     return BREACH if came >= need else UNKNOWN if came + maybe >= need else OK

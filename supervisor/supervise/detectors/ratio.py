@@ -1,8 +1,8 @@
-"""Ratio: a short average of a metric over its own long past.
+"""Ratio: a short average of a metric over a long one.
 
 Averages are exponential, by span (alpha = 2 / (span + 1)) and bias-corrected: written as a running
 mean whose sample count saturates, n <- 1 + (1 - alpha) * n, m <- m + (x - m) / n, the first sample
-counts as one sample and not as a long past.
+counts as one sample, not as a long past.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._baseline import Baseline, Freeze, median
 from ._watch import Memory, MetricDetector, check_bounds
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
-MARKS = 16  # how many are kept: 256 samples
+MARKS = 16  # states kept: 256 samples
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RatioWatch(Memory):
     def forget_last(self) -> None:
         super().forget_last()
         self.firing = False
-        self.now = self.reference = math.nan  # the last ratio, and what it was taken to
+        self.now = self.reference = math.nan  # the last ratio, and its denominator
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
@@ -143,7 +143,7 @@ class RatioWatch(Memory):
         return code
 
     def _flag(self, sample: float, step: int) -> int:
-        """Keep the sample out of the reference; NOTE when it was the one that moved it."""
+        """Keep the sample out of the reference; NOTE if the reference was replaced."""
         if self.base is not None:
             if not self.base.flag(step, sample):
                 return 0
@@ -160,7 +160,7 @@ class RatioWatch(Memory):
         self.pending_note = {
             "kind": "rebaseline",
             "reason": f"{self.spec.metric}: {self.spec.freeze} samples were flagged; "
-            f"the level of the newest, {level:.6g}, is the reference now",
+            f"the new reference is the level of the newest, {level:.6g}",
             "metric": self.spec.metric,
             "reference": level,
             "samples": self.spec.freeze,

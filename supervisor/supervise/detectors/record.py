@@ -1,9 +1,9 @@
-"""Record: a sample further above its past than any other of late.
+"""Record: a sample further above its past than any other recent one.
 
-A MAD measures the spread of one mode only: of two tasks by turns, or of one hard batch in a
-hundred, the rarer is always many scales up. What came before, and was over by itself, is no news.
-So the rise of a sample above the median of its past is compared with the greatest rise of late, in
-the metric's own units and without any assumption about its distribution.
+A MAD measures the spread of one mode only: with two alternating tasks, or one hard batch in a
+hundred, the rarer mode is always many scales up. A rise that occurred before and ended by itself is
+no anomaly. So the rise of a sample above the median of its past is compared with the greatest
+recent rise, in the metric's own units and without any assumption about its distribution.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ._baseline import median
 from ._watch import Memory, MetricDetector
 
-KEPT = 2  # windows that can be gone back over
-SLACK = 1  # windows more, before the oldest samples are dropped, all of them at once
+KEPT = 2  # windows that `rewind` can restore
+SLACK = 1  # further windows before the oldest samples are dropped in one go
 
 
 @dataclass(frozen=True)
 class Record(MetricDetector):
-    """BREACH when a sample's rise is more than `gt` times the greatest rise of late.
+    """BREACH when a sample's rise is more than `gt` times the greatest recent rise.
 
     A rise is the distance above the median of the `ref` samples before; the greatest one is that of
     the `window` samples before, or 0. A sample that breaches, and what follows it, is compared with
@@ -107,18 +107,18 @@ class RecordWatch(Memory):
             self.limit = middle + self.spec.gt * self.most
             breach = rise > self.spec.gt * self.most
             self.raw = BREACH if breach else OK
-        self._take(sample, rise, breach, step)
+        self._append(sample, rise, breach, step)
         return self.raw
 
     def _find(self, count: int) -> None:
-        """Look for the greatest rise anew, since the last one found left the window."""
+        """Find the greatest rise again: the last one found left the window."""
         begin, end = max(count - self.spec.window, 0), count if self.since < 0 else self.since
         earlier = self.rises[begin:end]
         self.most = max(max(earlier, default=0.0), 0.0)
         found = begin + earlier.index(self.most) if self.most > 0.0 else count
         self.until = found + self.spec.window
 
-    def _take(self, sample: float, rise: float, breach: bool, step: int) -> None:
+    def _append(self, sample: float, rise: float, breach: bool, step: int) -> None:
         values, ordered, ref = self.values, self.ordered, self.spec.ref
         if len(values) >= ref:
             del ordered[bisect_left(ordered, values[-ref])]
@@ -126,7 +126,7 @@ class RecordWatch(Memory):
         place, under_way = len(values), self.since >= 0
         self._count(breach, place)
         if self.since < 0:
-            if under_way:  # what was kept out counts from now on
+            if under_way:  # the samples that were left out count from now on
                 self.until = -1
             elif rise >= self.most:
                 self.most, self.until = rise, place + self.spec.window
@@ -148,7 +148,7 @@ class RecordWatch(Memory):
                 self.since, self.low = -1, 0
 
     def _drop(self, count: int) -> None:
-        """Let go of what is older than can be gone back to."""
+        """Drop what is too old for any rewind."""
         for column in (self.steps, self.values, self.rises, self.flags):
             del column[:count]
         if self.since >= 0:

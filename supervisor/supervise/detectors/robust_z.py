@@ -1,9 +1,9 @@
-"""Robust z: a sample far from the median of its own recent past, in units of its usual spread.
+"""Robust z: a sample far from the median of its recent past, in units of its usual spread.
 
-Median and MAD instead of mean and deviation: half the window may be garbage. The question "is it
-further away than `gt` scales" is nearly always settled by two quartiles: the MAD is at least the
-smaller of their distances to the median, as half the samples lie outside them. Only what may be a
-breach pays for the formula itself, so the answer is always the formula's.
+Median and MAD instead of mean and deviation: half of the window may be outliers. Two quartiles
+usually decide whether a sample is further away than `gt` scales: the MAD is at least the smaller of
+their distances to the median, as half of the samples lie outside them. The formula itself is
+computed only for a possible breach, so the answer is always that of the formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.model.interfaces import NOTE
 from ._baseline import NORMAL, BaselineWatch, median
 from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
 
-A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must never make it say no too early
+A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must not hide a breach
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RobustZ(MetricDetector):
         {kind: robust_z, metric: update_norm, transform: log, gt: 8.0, clear: 4.0, m_of_n: [2, 3]}
 
     Blind to: drift slower than the window (use `trend`), the first `min` samples, NaN (use
-        `nonfinite`), and whatever a rebaseline made usual.
+        `nonfinite`), and levels that a rebaseline accepted.
     Source: Iglewicz and Hoaglin, 1993 (modified z-score); OLMo-core skips steps by 6 deviations
         over a window of 128.
     """

@@ -1,11 +1,11 @@
-"""Sequence: one thing after another, within so many steps, such as gradient, update, loss.
+"""Sequence: breaches in order, within a few steps, such as gradient, update, loss.
 
-A spike that runs through the optimizer leaves this trace; independent noise does not. Coupling buys
-two orders of magnitude fewer false alarms than any one of its stages.
+A spike that passes through the optimizer leaves this trace; independent noise does not. The
+coupling has two orders of magnitude fewer false alarms than any of its stages.
 
-The matcher keeps, per stage, only the latest start among the partial matches that have come so far:
-under a limit on the whole span no other partial match can do better. A second row of starts counts
-UNKNOWN as BREACH, and so knows which matches are possible.
+The matcher keeps, per stage, the latest start of all partial matches up to it: with a limit on the
+whole span no other partial match can do better. A second row of starts counts UNKNOWN as BREACH,
+and so holds the possible matches.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SequenceWatch(Memory):
         return self.raw | note
 
     def _expire(self, step: int) -> int:
-        """Drop the partial matches that `within` ended; NOTE when one of them was a near miss."""
+        """Drop the partial matches older than `within`; NOTE when one of them was a near miss."""
         oldest = step - self.within
         missed = self.sure[-2] if len(self.sure) > 2 else NEVER
         note = 0
@@ -150,7 +150,7 @@ class SequenceWatch(Memory):
         return note
 
     def _verdict(self, step: int) -> int:
-        """Return the code of this step, from the starts that reached the last stage in it."""
+        """Return the code of this step from the starts that reached the last stage."""
         start, possible = self.sure[-1], self.maybe[-1]
         self.sure[-1] = self.maybe[-1] = NEVER
         if start != NEVER:

@@ -1,7 +1,7 @@
 """Trend: a slow climb or fall that no single step shows.
 
-A Theil-Sen line through the means of 16 blocks, looked at once per block: between two looks the
-verdict stands. A straight line through single steps would believe itself, as their noise remembers.
+A Theil-Sen line through the means of 16 blocks, evaluated once per block: in between the verdict
+remains. A line through single steps would be overconfident, as their noise is autocorrelated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Trend(MetricDetector):
         if not 0.5 < self.confidence < 1.0:
             wrong.append(("confidence", f"must be between 0.5 and 1, not {self.confidence}"))
         elif lower_rank(BLOCKS, self.confidence) < 0:
-            wrong.append(("confidence", f"{BLOCKS} blocks cannot be that sure: {self.confidence}"))
+            wrong.append(("confidence", f"too high for {BLOCKS} blocks: {self.confidence}"))
         return wrong
 
 

@@ -1,8 +1,8 @@
 """Which part of a rule's condition was not met, and by how much.
 
 A rule is a tree of detectors; the leaves that keep it from being TRUE are its missing conditions.
-Each gets its numbers and one sentence: what was measured, what was needed, the distance, and the
-baseline it was measured against, or why nothing could be measured.
+Each gets its numbers and one sentence: the measured value, the bound, the distance, and the
+baseline, or why nothing could be measured.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[dict[str, 
     codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
     found = [
-        described(leaf.name, policy, monitor, wanted=leaf.wanted) | {"any": leaf.any}
-        for leaf in dict.fromkeys(_lacking(tree, BREACH, codes, several=False))
+        describe(leaf.name, policy, monitor, wanted=leaf.wanted) | {"any": leaf.any}
+        for leaf in dict.fromkeys(_missing_leaves(tree, BREACH, codes, several=False))
     ]
     return sorted(found, key=lambda one: one["code"] != "UNKNOWN")
 
 
-def described(
+def describe(
     name: str, policy: Policy, monitor: RankMonitor, *, wanted: int = BREACH
 ) -> dict[str, Any]:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
@@ -55,7 +55,7 @@ def described(
         "wanted": CODE_NAMES[wanted],
         "numbers": numbers,
         **_distance(spec, numbers),
-        "inputs": [described(inner, policy, monitor) for inner in spec.detectors],
+        "inputs": [describe(inner, policy, monitor) for inner in spec.detectors],
     }
     found["text"] = _sentence(spec, monitor, found, code, wanted)
     return found
@@ -64,7 +64,7 @@ def described(
 # ── the tree ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lacking(
+def _missing_leaves(
     tree: Tree | str, wanted: int, codes: Mapping[str, int], *, several: bool
 ) -> Iterator[Leaf]:
     """Yield the leaves that keep `tree` from being `wanted` (BREACH or OK)."""
@@ -74,13 +74,13 @@ def _lacking(
         if codes[name] != wanted:
             yield Leaf(name, wanted, several)
     elif kind == "not":
-        yield from _lacking(parts[0], 2 - wanted, codes, several=several)
+        yield from _missing_leaves(parts[0], 2 - wanted, codes, several=several)
     else:
-        one_will_do = (kind == "or") == (wanted == BREACH)
-        if one_will_do and any(_code(part, codes) == wanted for part in parts):
+        any_suffices = (kind == "or") == (wanted == BREACH)
+        if any_suffices and any(_code(part, codes) == wanted for part in parts):
             return
         for part in parts:
-            yield from _lacking(part, wanted, codes, several=several or one_will_do)
+            yield from _missing_leaves(part, wanted, codes, several=several or any_suffices)
 
 
 def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
@@ -107,7 +107,7 @@ def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     both = side == "both" or numbers.get("law") == "constant"
     if side == "low" or numbers.get("law") in ("nondecreasing", "increasing"):
         lower, limit = True, -limit
-    # A rate breaches when as many have come as it needs; most others when they are beyond.
+    # A rate breaches at its bound, most others beyond it.
     equal = "=" if any(_given(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
     found["needs"] = f"{'<' if lower else '>'}{equal} {format_readings.number(limit)}"
     if both:
@@ -133,7 +133,7 @@ def _sentence(
     if code == UNKNOWN:
         return f"UNKNOWN: {_unknown(spec, monitor, found)}"
     if wanted == OK or code == BREACH:
-        against = ", and the rule wants it not to be" if wanted == OK and code == BREACH else ""
+        against = ", and the rule requires that it is not" if code == BREACH != wanted else ""
         state = "in breach" if code == BREACH else "OK"
         return f"{state}{against}: {format_readings.reading(numbers)}"
     if found["inputs"]:
@@ -159,13 +159,13 @@ def _sentence(
 
 
 def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> str:
-    """Say why nothing could be measured."""
+    """Return why nothing could be measured."""
     unsure = [one["detector"] for one in found["inputs"] if one["code"] == "UNKNOWN"]
     if unsure:
         return f"it depends on {', '.join(unsure)}"
     if spec.reads == "clock":
-        return "the probe of this rank was not heard of"
-    why = [sentence for metric in spec.metrics if (sentence := _lack(metric, monitor)) is not None]
+        return "no heartbeat of this rank's probe was received"
+    why = list(filter(None, (_metric_problem(metric, monitor) for metric in spec.metrics)))
     if why and (spec.reads != "metrics" or len(why) == len(spec.metrics)):
         return "; ".join(why)
     numbers: Mapping[str, Any] = found["numbers"]
@@ -175,10 +175,10 @@ def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> 
     value = format_readings.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
         return f"{format_readings.number(value)} has no logarithm"
-    return f"it cannot tell yet; {format_readings.reading(numbers)}"
+    return f"undecided so far; {format_readings.reading(numbers)}"
 
 
-def _lack(metric: str, monitor: RankMonitor) -> str | None:
+def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:
     if metric not in monitor.names:
         return f"{metric} was never announced by the job"
     value = monitor.value(metric)

@@ -27,14 +27,17 @@ def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[
     return [{"by": by, "text": text} for by, text in found.items()]
 
 
-def if_fired(rule: Rule, policy: Policy, state: State, was_in: str, rank: int) -> list[Decision]:
+def if_fired(
+    rule: Rule, policy: Policy, state: State, machine_before: str, rank: int
+) -> list[Decision]:
     """Return what the engine would decide if the rule fired on a rank; `state` stays as it is.
 
     Args:
-        state: after the event of the moment. was_in: state of the machine before that event.
+        state: after the event of the moment. machine_before: state of the machine before that
+            event.
     """
     state = state.copy()
-    state.machine = was_in
+    state.machine = machine_before
     ctx, monitor = StepContext(policy, state, Tick(state.at_ns)), state.monitors[rank]
     place = policy.rules.index(rule)
     monitor.rules[place].firing, monitor.rules[place].answered = True, False

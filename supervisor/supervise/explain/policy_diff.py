@@ -1,6 +1,6 @@
-"""What two policies do differently: parts that came, went or changed, and what that means.
+"""The differences of two policies: parts added, removed or changed, and the effect of each.
 
-Works on resolved documents, so it does not matter which file or pack something stands in.
+Works on resolved documents, so it does not matter which file or pack defines a part.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ..core.model.decisions import ACTING_MODES, MODES, SEVERITIES
 
 Document = Mapping[str, Any]
 
-# What a change means, the gravest first.
+# The effect of a change, most severe first.
 ACTS, ACTS_NOT = "acts where it did not", "no longer acts"
 WATCHES, BLIND = "watches more", "no longer watches"
 MORE, LESS = "may act more often", "may act less often"
 LOOSER, TIGHTER = "threshold loosened", "threshold tightened"
 WORSE, MILDER = "more severe", "less severe"
 LATER, SOONER = "fires later", "fires sooner"
-MUTED, HEARD = "muted more", "muted less"
+MUTED_MORE, MUTED_LESS = "muted more", "muted less"
 OTHER = "changed"
 ORDER = (
-    *(ACTS, ACTS_NOT, BLIND, MORE, LESS, WORSE, MILDER, LOOSER, TIGHTER, LATER, SOONER, MUTED),
-    *(HEARD, WATCHES, OTHER),
+    *(ACTS, ACTS_NOT, BLIND, MORE, LESS, WORSE, MILDER, LOOSER, TIGHTER, LATER, SOONER, MUTED_MORE),
+    *(MUTED_LESS, WATCHES, OTHER),
 )
 
 SECTIONS = {
@@ -55,7 +55,7 @@ class Change:
     effect: str
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
+        """Return it as a JSON object."""
         return {
             "part": self.part,
             "key": self.key,
@@ -66,7 +66,7 @@ class Change:
 
 
 def compare(old: Document, new: Document) -> list[Change]:
-    """Return what is different in what two policies do; names and summaries are nothing they do."""
+    """Return the differences in behaviour; names and summaries are ignored."""
     found = list(_sections(old, new))
     return sorted(found, key=lambda change: (ORDER.index(change.effect), change.part, change.key))
 
@@ -106,9 +106,9 @@ def _parts(
     for name in dict.fromkeys((*a, *b)):
         part = f"{SECTIONS[section]} {name}"
         if name not in b:
-            yield Change(part, "", a[name], None, _gone(section, a[name], old))
+            yield Change(part, "", a[name], None, _removed(section, a[name], old))
         elif name not in a:
-            yield Change(part, "", None, b[name], _came(section, b[name], new))
+            yield Change(part, "", None, b[name], _added(section, b[name], new))
         else:
             for key, was, now in _leaves(a[name], b[name], ""):
                 yield Change(part, key, was, now, _effect(section, key, was, now, a[name], b[name]))
@@ -118,13 +118,13 @@ def _acts(rule: Any, document: Document) -> bool:
     return bool(rule.get("run")) and (rule.get("mode") or document.get("mode")) in ACTING_MODES
 
 
-def _gone(section: str, held: Any, document: Document) -> str:
+def _removed(section: str, held: Any, document: Document) -> str:
     if section == "rules":
         return ACTS_NOT if _acts(held, document) else BLIND
     return BLIND if section == "detectors" else OTHER
 
 
-def _came(section: str, held: Any, document: Document) -> str:
+def _added(section: str, held: Any, document: Document) -> str:
     if section == "rules":
         return ACTS if _acts(held, document) else WATCHES
     return WATCHES if section == "detectors" else OTHER
@@ -177,7 +177,7 @@ def _of_rule(key: str, old: Any, new: Any) -> str:
 
 
 def _more(old: Any, new: Any) -> bool | None:
-    """Return whether a number, or a time, grew; None when it cannot be told."""
+    """Return whether a number, or a time, grew; None when they cannot be compared."""
     a, b = _number(old), _number(new)
     return None if a is None or b is None else b > a
 
@@ -194,18 +194,18 @@ def _number(value: Any) -> float | None:
 
 
 def _inhibitions(old: list[Any], new: list[Any], both: set[str]) -> Iterator[Change]:
-    """Yield who is muted by whom, one pair at a time: how they are grouped means nothing.
+    """Yield the changed (muting, muted) pairs; their grouping does not matter.
 
-    Of a rule that only one of the policies has (it is not in `both`) nothing more is said.
+    Rules that only one policy has (not in `both`) are skipped: their own change covers it.
     """
     a, b = _mutes(old), _mutes(new)
     for by, muted in dict.fromkeys((*a, *b)):
         if muted not in both:
             continue
         if (by, muted) not in b:
-            yield Change(f"rule {muted}", "muted by", by, None, HEARD)
+            yield Change(f"rule {muted}", "muted by", by, None, MUTED_LESS)
         elif (by, muted) not in a:
-            yield Change(f"rule {muted}", "muted by", None, by, MUTED)
+            yield Change(f"rule {muted}", "muted by", None, by, MUTED_MORE)
 
 
 def _mutes(held: list[Any]) -> dict[tuple[str, str], None]:

@@ -1,8 +1,7 @@
-"""Why did this rule not fire, or not act, at that step? Asked of a recorded run.
+"""Why a rule did not fire, or did not act, at a step of a recorded run.
 
-The journal is folded through the policies of the run up to the frame in question, by the very code
-that ran live; then the detectors and the rule are looked at. Nothing is guessed from the record
-alone, and nothing of the run is changed.
+The journal is replayed through the policies of the run up to that frame, with the code that ran
+live; then the detectors and the rule are read. The run is not changed.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ class Question:
 
 @dataclass(slots=True)
 class Moment:
-    """What the engine knew right after the frame in question."""
+    """The state of the engine right after the frame in question."""
 
     number: int  # of the frame's event
     policy: Policy
     state: State
-    was_in: str  # state of the machine before the frame
+    machine_before: str  # state of the machine before the frame
     made: list[tuple[int, Decision]] = field(default_factory=list)
     fired: tuple[int, int] | None = None  # (event, step) where the rule last fired on this rank
 
@@ -60,11 +59,11 @@ def answer(
     """Return the answer as plain data: `fired`, `verdict`, `missing`, `obstacles`, `record`.
 
     Args:
-        events: starts the journal anew each time it is called; it is read twice.
-        records: the audit log, to name the records of what did happen.
+        events: returns a fresh iterator over the journal; it is read twice.
+        records: the audit log, for the record numbers.
 
     Raises:
-        UsageError: the run has no such step or rule; the hint says what there is.
+        UsageError: the run has no such step or rule; the hint lists what it has.
     """
     target, attempt, attempts = find(question, events())
     moment = _fold(question, target, policy, events(), policies)
@@ -109,14 +108,14 @@ def _answered(
     """Return what the engine decided when the rule fired; else what it would have decided."""
     if fired is not None:
         return [decision for _, decision in moment.made]
-    return gates.if_fired(rule, moment.policy, moment.state, moment.was_in, question.rank)
+    return gates.if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
 
 
 def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:
     """Return the number of the event that holds the step, its attempt, and all attempts with it.
 
     Raises:
-        UsageError: there is none; the message says which steps there are.
+        UsageError: there is none; the hint lists the steps of the run.
     """
     steps: list[tuple[int, int]] = []
     at: dict[int, int] = {}  # attempt -> event
@@ -135,17 +134,17 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
     if wanted in at:
         return at[wanted], wanted, sorted(at)
     if question.rank not in ranks:
-        there = ", ".join(map(str, sorted(ranks))) or "none: no step was ever seen"
+        there = ", ".join(map(str, sorted(ranks))) or "none: no frame was received"
         raise UsageError(f"no rank {question.rank} in this run", hint=f"it has {there}")
-    text = f"no step {question.step} of rank {question.rank} was seen"
+    text = f"rank {question.rank} has no step {question.step}"
     if question.attempt is not None:
         text += f" in attempt {question.attempt}"
     lost = f"; {gaps} frames were lost before they were read" if gaps else ""
-    raise UsageError(text, hint=f"there are {_ranges(steps)}{lost}")
+    raise UsageError(text, hint=f"it has {_ranges(steps)}{lost}")
 
 
 def inactive(monitor: RankMonitor, place: int) -> str | None:
-    """Say why a rule is not judged in this job at all; None when it is."""
+    """Return why a rule is not evaluated in this job at all; None when it is."""
     if monitor.active(place):
         return None
     if monitor.probe_off:
@@ -156,7 +155,7 @@ def inactive(monitor: RankMonitor, place: int) -> str | None:
 def _then(
     moment: Moment, rule: Rule, fired: Decision, records: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what else was decided in the same event about this rule, or about no other."""
+    """Return what else the engine decided in this event, except about other rules."""
     return [
         {"kind": made.kind, "reason": made.reason, "record": _record(records, number, made)}
         for number, made in moment.made
@@ -174,7 +173,7 @@ def _fold(
     """Fold to the frame; for a rule that watches the clock on to the event before the next one."""
     moment: Moment | None = None
     fired: tuple[int, int] | None = None
-    was_in = ""
+    machine_before = ""
 
     def wanted() -> Iterator[tuple[int, Event]]:
         for number, event in events:
@@ -187,11 +186,11 @@ def _fold(
         if any(_is_fired(decision, question) for decision in made):
             fired = (number, state.step)
         if number == target:
-            moment = Moment(number, now, state, was_in)
+            moment = Moment(number, now, state, machine_before)
         if moment is not None:
             moment.policy, moment.state, moment.fired = now, state, fired
             moment.made += [(number, decision) for decision in made]
-        was_in = state.machine
+        machine_before = state.machine
     assert moment is not None
     return moment
 
@@ -222,20 +221,19 @@ def _place(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -
     known = [rule.id for rule in policy.rules]
     if rule_id in known:
         return known.index(rule_id)
-    for record in records:  # perhaps a reload brought it later, or took it away
+    for record in records:  # a reload may have added it later, or removed it
         rules = ((record.get("data") or {}).get("changes") or {}).get("rules") or {}
-        for how, word in (("added", "added"), ("removed", "taken away")):
+        for how in ("added", "removed"):
             if rule_id in rules.get(how, ()):
                 raise UsageError(
                     f"rule {rule_id!r} was not in force at that step",
-                    hint=f"a reload at step {record['step']} (record {record['seq']}) "
-                    f"has {word} it",
+                    hint=f"a reload at step {record['step']} (record {record['seq']}) has {how} it",
                 )
     raise UsageError(f"no rule {rule_id!r} in the policy", hint=did_you_mean(rule_id, known))
 
 
 def _record(records: Sequence[Mapping[str, Any]], number: int, decision: Decision) -> int | None:
-    """Return the number of the audit record of a decision, None when it never reached the log."""
+    """Return the number of the audit record of a decision, None when it is not in the log."""
     for record in records:
         same = record.get("event") == number and record["kind"] == decision.kind
         if same and (record.get("rule"), record["reason"]) == (decision.rule, decision.reason):
@@ -258,18 +256,20 @@ def _verdict(found: Mapping[str, Any], rule: Rule, monitor: RankMonitor, place: 
     watch = monitor.rules[place]
     record = f"record {found['record']}" if found["record"] is not None else "it has no record"
     if found["fired"]:
-        return f"it did fire at this step: {record}"
+        return f"it fired at this step: {record}"
     if found["inactive"]:
-        return f"it is not judged in this run: {found['inactive']}"
+        return f"it is not evaluated in this run: {found['inactive']}"
     if watch.firing:
         since = f" since step {found['since_step']}" if "since_step" in found else ""
-        return f"it was firing already{since} ({record}); it fires again only after it cleared"
+        return f"it was firing already{since} ({record}); it can fire again only after it cleared"
     if watch.code == BREACH or (watch.code == UNKNOWN and rule.unknown == "breach"):
-        return f"its condition held for {watch.held} of the {rule.for_steps} steps that `for` wants"
+        return (
+            f"its condition held for {watch.held} of the {rule.for_steps} steps that `for` requires"
+        )
     first = found["missing"][0] if found["missing"] else None
     text = f": {first['detector']}: {first['text']}" if first else ""
     if watch.code == UNKNOWN:
-        return f"nothing could be said{text}"
+        return f"its condition is unknown{text}"
     return f"its condition did not hold{text}"
 
 

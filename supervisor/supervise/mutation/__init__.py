@@ -1,1 +1,1 @@
-"""Policies with one thing wrong, played until a scenario notices."""
+"""Mutation testing of policies: one change at a time, until a scenario detects it."""

@@ -1,7 +1,7 @@
-"""Policies with one thing wrong: a number, a comparator, an `and`, an inhibition that is gone.
+"""Mutants of a policy: one number, comparator or operator changed, or one inhibition removed.
 
-Only what the file under test says is changed; defaults that nobody wrote are proven with the
-detector, packs by their own scenarios. A mutant that no detector would accept is never born.
+Only values written in the file under test are changed: defaults are tested with the detector, packs
+by their own scenarios. A mutant that fails the checks of its detector is skipped.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One policy with one thing wrong.
+    """One policy with one change.
 
     Attributes:
         where: file:line:col of what was changed. what: the change, in a few words.
-        build: makes the policy. metrics: a scenario without any of these cannot notice; empty: any
+        build: makes the policy. metrics: only a scenario with one of these can detect it; empty:
+            any
             scenario can.
     """
 
@@ -45,7 +46,7 @@ class Mutant:
 
 
 def mutants(subject: Subject) -> list[Mutant]:
-    """Return all mutants of the file that the scenarios of a subject must prove."""
+    """Return all mutants of the file that the scenarios of a subject must detect."""
     return [
         *_detectors(subject),
         *_rules(subject),
@@ -82,14 +83,14 @@ def numbers(node: Node, value: Any, own: Source, path: Path = ()) -> Iterator[tu
 
 
 def at(value: Any, path: Path) -> Any:
-    """Return what stands at a path."""
+    """Return the value at a path."""
     for key in path:
         value = getattr(value, key) if is_dataclass(value) else value[key]
     return value
 
 
 def put(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy of `value` with something else at a path."""
+    """Return a copy of `value` with another value at a path."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -101,13 +102,13 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def others(number: float) -> list[float]:
-    """Return the number doubled and halved, less what is the same or nothing at all."""
+    """Return the number doubled and halved, without itself and 0."""
     if isinstance(number, int):
         return [n for n in (number * 2, number // 2) if n not in (number, 0)]
     return [n for n in (number * 2.0, number / 2.0) if n != number]
 
 
-def _said(path: Path, old: Any, new: Any) -> str:
+def _change_text(path: Path, old: Any, new: Any) -> str:
     return f"{'.'.join(str(part).rstrip('_') for part in path)}: {old} -> {new}"
 
 
@@ -152,9 +153,9 @@ def _changes(detector: Detector, node: Node, own: Source) -> Iterator[tuple[Node
             changed = put(detector, path, new)
             clear = getattr(detector, "clear", None)
             if changed.check() and clear is not None and path != ("clear",):
-                # The way back must stay behind the limit: move it along.
+                # `clear` must stay on the safe side of the bound: scale it as well.
                 changed = put(changed, ("clear",), clear * new / old)
-            yield place, _said(path, old, new), changed
+            yield place, _change_text(path, old, new), changed
     keys = keys_of(type(detector))
     for key, (_, place) in node.pairs.items() if isinstance(node, Mapping) else ():
         head, _, last = key.rpartition("_")
@@ -185,19 +186,19 @@ def _rules(subject: Subject) -> Iterator[Mutant]:
             place = node.get(key)
             if place is None or place.source is not subject.own:
                 continue
-            if key == "cooldown" and subject.names.scope:  # under a pack alone nothing is performed
+            if key == "cooldown" and subject.names.scope:  # a pack alone performs no actions
                 continue
             old = getattr(made.rule, name)
             for new in others(old):
                 rule: Rule = put(made.rule, (name,), new)
-                what = f"{rule.id}.{_said((key,), old, new)}"
+                what = f"{rule.id}.{_change_text((key,), old, new)}"
                 yield Mutant(_where(place), what, _with(policy, rules=_swap(policy, i, rule)))
         place = node.place("when")
         if place.source is subject.own:
             for tree in _trees(parse(made.rule.text, limit=len(made.rule.text)).tree):
                 when = Expression(made.rule.text, tree, ()).compile(index)
                 rule = replace(made.rule, when=when)
-                what = f"{rule.id}.when: {_written(tree)}"
+                what = f"{rule.id}.when: {_tree_text(tree)}"
                 yield Mutant(_where(place), what, _with(policy, rules=_swap(policy, i, rule)))
 
 
@@ -216,10 +217,10 @@ def _trees(tree: Tree) -> Iterator[Tree]:
                 yield (kind, *parts[:i], inner, *parts[i + 1 :])
 
 
-def _written(tree: Tree | str) -> str:
+def _tree_text(tree: Tree | str) -> str:
     if isinstance(tree, str):
         return tree
-    kind, parts = tree[0], [_written(part) for part in tree[1:]]
+    kind, parts = tree[0], [_tree_text(part) for part in tree[1:]]
     if kind == "name":
         return parts[0]
     return f"not {parts[0]}" if kind == "not" else "(" + f" {kind} ".join(parts) + ")"
@@ -230,13 +231,13 @@ def _inhibitions(subject: Subject) -> Iterator[Mutant]:
     for i, entry in enumerate(subject.draft.parts.inhibit):
         if entry.node.source is subject.own:
             left = (*policy.inhibit[:i], *policy.inhibit[i + 1 :])
-            what = f"inhibit of {', '.join(policy.inhibit[i].mute)} is gone"
+            what = f"inhibit of {', '.join(policy.inhibit[i].mute)} removed"
             yield Mutant(_where(entry.node), what, _with(policy, inhibit=left))
 
 
 # ── the rest of a policy ──────────────────────────────────────────────────────────────────────────
 
-# Changed above, part by part; or carried out by the probe, where no scenario looks.
+# Changed above, part by part; or done by the probe, which no scenario covers.
 _ELSEWHERE = ("detectors", "rules", "inhibit", "runbooks", "override", "notify", "safeguards")
 
 
@@ -251,18 +252,18 @@ def _sections(subject: Subject) -> Iterator[Mutant]:
             changed = put(form, path, new)
             part = at(changed, path[:1])
             remade = replace(draft, form=changed)
-            if path[0] == "baseline":  # it is inside the detectors
+            if path[0] == "baseline":  # the detectors hold it
                 found, broken = rules.detectors(draft.parts, changed.baseline, Problems())
                 if broken:
                     continue
                 remade = replace(remade, detectors={name: found[name] for name in draft.detectors})
             if not (hasattr(part, "check") and part.check()):
-                what = _said(path, at(form, path), new)
+                what = _change_text(path, at(form, path), new)
                 yield Mutant(_where(node), what, partial(freeze.policy, remade))
 
 
 def _runbooks(subject: Subject) -> Iterator[Mutant]:
-    """Numbers in the steps of runbooks that the policy itself holds."""
+    """Numbers in the steps of runbooks defined in the policy."""
     for name, opened in subject.draft.runbooks.items():
         if opened.node.source is not subject.own:
             continue
@@ -274,13 +275,13 @@ def _runbooks(subject: Subject) -> Iterator[Mutant]:
                         continue
                     form = put(opened.form, ("steps", i), changed)
                     books = {**subject.draft.runbooks, name: replace(opened, form=form)}
-                    what = f"runbook {name}: {_said(path, at(step, path), new)}"
+                    what = f"runbook {name}: {_change_text(path, at(step, path), new)}"
                     draft = replace(subject.draft, runbooks=books)
                     yield Mutant(_where(node), what, partial(freeze.policy, draft))
 
 
 def _keys(step: Node) -> Node:
-    """Return the keys of a step: behind its verb, or, under `verify:`, by themselves."""
+    """Return the keys of a step: below its verb, or, for `verify:`, the step itself."""
     if isinstance(step, Mapping) and len(step.pairs) == 1:
         ((_, inner),) = step.pairs.values()
         return inner if isinstance(inner, Mapping) else step

@@ -105,8 +105,8 @@ def _check_rule(
         wanted = how == "on"
         on = result.on(rule)
         wrong = [frame for frame in range(first, min(last, result.last) + 1) if on[frame] != wanted]
-        word = "does not fire" if wanted else "fires"
-        return f"{rule} {word} at {wrong[0]}" if wrong else None
+        verb_now = "does not fire" if wanted else "fires"
+        return f"{rule} {verb_now} at {wrong[0]}" if wrong else None
     at = result.changes(rule, "fired" if how == "firing" else "cleared")
     verb = "fired" if how == "firing" else "cleared"
     what = f"{rule} {verb}"
@@ -157,17 +157,17 @@ def _check_actions(expect: ExpectForm, result: ScenarioResult, first: int, last:
 def _check_never(
     expect: ExpectForm, result: ScenarioResult, names: Names, first: int, last: int
 ) -> str | None:
-    for word in expect.never or ():
-        rule = names.rule(word)
+    for name in expect.never or ():
+        rule = names.rule(name)
         if rule is not None:
             at = result.changes(rule, "fired")
-        elif word in SEVERITIES:
-            at = [frame for frame, severity in result.incidents() if severity == word]
-        elif word in STATES:
-            at = [frame for frame, state in enumerate(result.states) if state == word]
+        elif name in SEVERITIES:
+            at = [frame for frame, severity in result.incidents() if severity == name]
+        elif name in STATES:
+            at = [frame for frame, state in enumerate(result.states) if state == name]
         else:
-            at = [frame for frame, verb in result.intents() if verb == word]
+            at = [frame for frame, verb in result.intents() if verb == name]
         occurred = [frame for frame in at if first <= frame <= last]
         if occurred:
-            return f"{rule or word} must not occur: {_frames_text(occurred)}"
+            return f"{rule or name} must not occur: {_frames_text(occurred)}"
     return None

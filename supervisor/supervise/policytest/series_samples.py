@@ -24,12 +24,12 @@ def samples(text: str) -> list[float | None]:
         match = PIECE.fullmatch(piece)
         if match is None:
             raise ValueError(f"{piece!r}: invalid piece of a series")
-        word, start, how, change, times = match.groups()
+        literal, start, how, change, times = match.groups()
         count = int(times or 1)
-        if word == "_":
+        if literal == "_":
             found += [None] * count
-        elif word is not None:
-            found += [float(word)] * count
+        elif literal is not None:
+            found += [float(literal)] * count
         elif how == "*":
             found += [_geometric(float(start), float(change), i) for i in range(count)]
         else:

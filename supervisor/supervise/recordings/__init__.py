@@ -1,5 +1,5 @@
-"""Metrics that others recorded, as series for a back-test: one reader per file of this folder.
+"""Metrics recorded by other programs, as series for a back-test: one reader per file here.
 
-A reader is a module with `claims(path) -> bool` and `read(path) -> Sheet`; it is found by being
-here. `aliases` says what the columns of others mean, `sheet` makes recordings of a table.
+A reader is a module with `claims(path) -> bool` and `read(path) -> Table`, found by being here.
+`aliases` maps column names to metrics, `table` turns a table into recordings.
 """

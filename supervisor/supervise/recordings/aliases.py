@@ -1,4 +1,4 @@
-"""What other programs call our metrics. Aliases exist in back-test input only.
+"""Names of our metrics in other programs. Aliases apply to back-test input only.
 
 A column is looked up in lower case with blanks and dashes as underscores; then again without a
 leading `train/`, `training/` or `metrics/`. A column that is here under several names is taken by
@@ -75,7 +75,7 @@ def bind(
     """Return metric id -> (index of its column, factor to its unit), and the columns left out.
 
     Args:
-        extra: column -> metric id, as the user said; goes before everything else.
+        extra: column -> metric id given by the user; takes precedence.
     """
     taken: dict[str, tuple[int, float]] = {}
     used: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which recordings there are under a path, and what they are called."""
+"""Find the recordings under a path, and name them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file or folder that a reader claims. `name` is what its run is called."""
+    """One file or folder that a reader claims. `name` is the name of its run."""
 
     path: Path
     reader: str
@@ -58,7 +58,7 @@ def sources(paths: Sequence[Path], more: dict[str, Reader] | None = None) -> lis
         more: readers of other layers, asked first.
 
     Raises:
-        InputError: a path is not there or closed, or holds nothing that anybody can read.
+        InputError: a path is not there or closed, or holds nothing that a reader can read.
     """
     known = {**(more or {}), **readers()}
     found: dict[Path, tuple[str, bool]] = {}
@@ -107,7 +107,7 @@ def _names(paths: Iterable[Path]) -> dict[Path, str]:
 def _is_root(folder: Path) -> bool:
     try:
         return (folder / LABELS).is_file()
-    except OSError:  # nobody may look there, so nothing of it is for us
+    except OSError:  # unreadable: not ours
         return False
 
 

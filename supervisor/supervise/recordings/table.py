@@ -20,7 +20,7 @@ from . import aliases
 Cell = float | str | None  # a text is a cell that holds no number; None is absent
 Row = tuple[int, int, int, tuple[float | None, ...]]  # step, rank, attempt, values
 
-# A step so much further on than usual begins another piece: what was before is no baseline for it.
+# A step this much further than usual starts a new piece: the rows before are no baseline for it.
 # Project defaults: the public logs that we know lose 1700 steps at a restart.
 FAR_STEPS = 1000
 FAR_SPACINGS = 20
@@ -101,7 +101,7 @@ def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Rec
     if not found:
         hint = None
         if left:
-            hint = f"say what a column is: --alias {shlex.quote(f'{left[0]}=train_loss_raw')}"
+            hint = f"map a column: --alias {shlex.quote(f'{left[0]}=train_loss_raw')}"
         raise InputError(f"{sheet.where}: no rows with a step and a metric", hint=hint)
     return found
 
@@ -164,7 +164,7 @@ def _pieces(
     notes: list[str],
 ) -> Iterator[Recording]:
     """Work column by column: with 64 of them that is half the time of cell by cell."""
-    told = list(notes)
+    remarks = list(notes)
     columns = list(zip(*(row.cells for row in raw), strict=True))
     kept: dict[str, tuple[Any, ...]] = {}
     texts = []
@@ -179,14 +179,14 @@ def _pieces(
         elif kinds != {NoneType}:
             kept[name] = columns[i] if factor == 1.0 else _scaled(columns[i], factor)
     if texts:
-        told.append(f"columns of text left out: {', '.join(sorted(texts))}")
+        remarks.append(f"columns of text left out: {', '.join(sorted(texts))}")
     if not kept:
         return
-    rows = list(zip(raw, _filled(list(kept.values()), told), strict=True))
+    rows = list(zip(raw, _filled(list(kept.values()), remarks), strict=True))
     pieces = list(_split(rows))
     short = sum(len(piece) < SHORT for piece in pieces)
     if short and len(pieces) > 1:
-        told.append(
+        remarks.append(
             f"{short} of {len(pieces)} pieces have fewer than {SHORT} rows, too short to judge:"
             " a piece ends where the step goes back, comes again or jumps far"
         )
@@ -199,7 +199,7 @@ def _pieces(
                 (r.step, r.rank, r.attempt, tuple(itertools.compress(v, held)) if some else v)
                 for r, v in piece
             ]
-            yield Recording(run, names, made, told)
+            yield Recording(run, names, made, remarks)
 
 
 def _scaled(column: Iterable[Any], factor: float) -> tuple[float | None, ...]:
@@ -210,7 +210,7 @@ Values = tuple[float | None, ...]
 Read = tuple[_Raw, Values]
 
 
-def _filled(columns: list[tuple[Any, ...]], told: list[str]) -> list[Values]:
+def _filled(columns: list[tuple[Any, ...]], remarks: list[str]) -> list[Values]:
     """Return the rows; those that hold a step and nothing else as NaN where there always was one.
 
     Some writers leave the cell of a NaN empty. Absent is not NaN, so this is done only where
@@ -227,7 +227,7 @@ def _filled(columns: list[tuple[Any, ...]], told: list[str]) -> list[Values]:
     if first == 0 or nan or not any(always):
         return rows
     fill = tuple(math.nan if there else None for there in always)
-    told.append(f"{rows.count(empty)} rows hold a step and nothing else: read as NaN")
+    remarks.append(f"{rows.count(empty)} rows hold a step and nothing else: read as NaN")
     return [fill if row == empty else row for row in rows]
 
 

@@ -42,10 +42,10 @@ def read(path: Path) -> Table:
         if not file.stat().st_size:
             continue  # a writer that has written nothing yet
         by_step: dict[int, dict[str, float]] = {}
-        heard = False
+        found_events = False
         try:
             for event in load(str(file)).Load():
-                heard = True
+                found_events = True
                 for value in event.summary.value:
                     number = _number(value)
                     if number is not None and not value.tag.endswith("vs samples"):
@@ -54,7 +54,7 @@ def read(path: Path) -> Table:
                         columns[value.tag] = None
         except Exception as error:  # its own classes of errors differ by version and by codec
             raise InputError(f"{file}: is no event file: {error}") from error
-        if not heard:
+        if not found_events:
             raise InputError(f"{file}: is no event file, or is cut before its first event")
         found += [by_step[step] for step in sorted(by_step)]
     names = ("step", *(name for name in columns if name != "step"))

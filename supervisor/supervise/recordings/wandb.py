@@ -30,7 +30,7 @@ def claims(path: Path) -> bool:
 
 
 def read(path: Path) -> Table:
-    """Read the history of a run. What a killed run left half written at the end is left out.
+    """Read the history of a run. An incomplete record at the end, of a killed run, is skipped.
 
     Raises:
         InputError: it is no such file, or the package `wandb` is not installed.
