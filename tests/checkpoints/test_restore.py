@@ -206,3 +206,17 @@ def test_unwritable_register_is_reported(driver):
 
     assert path.read_text() == "good 1"
     assert "register of checkpoints cannot be written" in driver.guard.poll()[0].message
+
+
+def test_damaged_copy_is_not_restored(driver):
+    """Without `prepare` too; the job's file is unchanged. Nor is an unknown checkpoint."""
+    path = driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    path.write_text("partial")
+    (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("good 2")
+
+    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
+        driver.guard.restore("ckpt-1")
+    assert path.read_text() == "partial"
+    with pytest.raises(StoreError, match="ckpt-7 is not known"):
+        driver.guard.restore("ckpt-7")

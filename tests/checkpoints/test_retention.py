@@ -100,6 +100,17 @@ def test_reused_inode_is_no_checkpoint(driver, seen):
     assert [e["path"] for e in driver.entries()] == [str(first)]
 
 
+def test_file_deleted_after_verification(driver):
+    """The pinned copy stays, and stays good."""
+    driver.write("a.pt", "good 1", step=9)
+    driver.run_once()
+    (driver.out / "a.pt").unlink()
+
+    assert driver.run_once() == []
+    entry = driver.entry("ckpt-1")
+    assert (entry["state"], entry["pinned"], entry["present"]) == ("verified", True, False)
+
+
 def test_only_the_newest_good_ones_stay_pinned(driver):
     """A suspect one never replaces a good one; removed copies are reported."""
     for number in range(1, 5):
