@@ -92,7 +92,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        (("lr", "RUN", "0.5", "--rewarm", "9"), 0, "lr_scale is asked of the job"),
+        (("lr", "RUN", "0.5", "--rewarm", "9"), 0, "lr_scale sent to the job"),
         (("pause", "RUN"), 0, "inc-1/1/0-pause done"),
         (("resume", "RUN"), 1, "the job is not paused"),
         (("savepoint", "RUN"), 1, "failed: no room for it"),
@@ -104,7 +104,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
         (("silence", "RUN", "nix"), 1, "there is no rule 'nix'"),
         (("release", "RUN"), 1, "nothing is held"),
         (("release", "RUN", "--shard", "a.tar"), 0, "unquarantine"),
-        (("quarantine", "RUN", "a.tar"), 1, "the job does not tell which shards"),
+        (("quarantine", "RUN", "a.tar"), 1, "the job does not report which shards"),
         (("stop", "RUN", "--requeue"), 0, "inc-1/1/0-stop done"),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_mistyped_run_is_no_name(supervise, supervised, monkeypatch, tmp_path,
     assert not (supervised.path / "control").exists()
     (tmp_path / "data").mkdir()
     code, _, err = supervise("quarantine", "data/017.tar")
-    assert (code, "does not tell which shards" in err) == (1, True)
+    assert (code, "does not report which shards" in err) == (1, True)
 
 
 def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
