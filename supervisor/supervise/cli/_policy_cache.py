@@ -2,9 +2,9 @@
 
 Loading a policy takes a third of a second, most of it for imports. The cache key is a digest of all
 that the result depends on: the file, the packs and runbooks beside it, the shipped ones, this
-program, the mode, and the working directory, which messages name files by. A damaged, foreign or
-unwritable cache file is a miss, never an error. Concurrent writers write the same content; each
-file is replaced atomically.
+program and the mode. A policy with warnings is not kept: they name files as seen from the working
+directory. A damaged, foreign or unwritable cache file is a miss, never an error. Concurrent writers
+write the same content; each file is replaced atomically.
 
     $XDG_CACHE_HOME/supervise/policies/<digest>.json = <sha256 of the rest> LF <json>
 """
@@ -49,14 +49,13 @@ def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list
     place = _place(path, mode)
     found = None if place is None else _read(place)
     if found is not None:
-        warnings += found[1]
-        return found[0]
+        return found
     new: list[str] = []
     policy = load(new)
     warnings += new
-    if place is not None:
+    if place is not None and not new:
         with suppress(OSError, ValueError, TypeError):
-            _write(place, policy, new)
+            _write(place, policy)
     return policy
 
 
@@ -65,7 +64,7 @@ def _place(name: str | Path, mode: str | None) -> Path | None:
     try:
         path = shipped.locate(name)
         seen = hashlib.sha256()
-        seen.update(repr((__version__, sys.version, str(name), mode, str(Path.cwd()))).encode())
+        seen.update(repr((__version__, sys.version, str(path.absolute()), mode)).encode())
         for line in _fingerprint(path.absolute()):
             seen.update(line)
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -100,21 +99,20 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
                     yield f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode()
 
 
-def _read(place: Path) -> tuple[Policy, list[str]] | None:
+def _read(place: Path) -> Policy | None:
     try:
         digest, _, body = files.read(place, limit=MAX_BYTES).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
         kept = json.loads(body)
-        policy = Policy(detectors={}, rules=(), resolved=kept["resolved"], **kept["policy"])
-        return policy, [str(warning) for warning in kept["warnings"]]
+        return Policy(detectors={}, rules=(), resolved=kept["resolved"], **kept["policy"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(place: Path, policy: Policy, warnings: list[str]) -> None:
+def _write(place: Path, policy: Policy) -> None:
     kept = {name: getattr(policy, name) for name in _KEPT}
-    whole = {"policy": kept, "resolved": policy.resolved, "warnings": warnings}
+    whole = {"policy": kept, "resolved": policy.resolved}
     body = json.dumps(whole, default=dict).encode()
     files.make_directory(place.parent)
     digest = hashlib.sha256(body).hexdigest().encode()
