@@ -137,6 +137,7 @@ CHANGES = [
     ("{set: 0.5}", "¦{}", "runbook calm.steps[1].lr_scale needs the key 'set'"),
     ("{lr_scale: {set: 0.5}}", "¦lr_scale", "runbook calm.steps[1].lr_scale needs the key"),
     ("{lr_scale: {set: 0.5}}", "{lr_scale: ¦0.5}", "runbook calm.steps[1].lr_scale should"),
+    ("mode: enforce", "notify: {console: ¦3}", "notify.console should be a mapping with"),
     (
         "{lr_scale: {set: 0.5}}",
         "¦{pause: , resume: }",

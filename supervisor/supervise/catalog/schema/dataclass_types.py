@@ -198,7 +198,9 @@ def mistakes(
 
 
 def build(form: type, node: Node, problems: Problems, what: str) -> Any:
-    """Make a dataclass from a valid mapping, or return BAD when its values contradict."""
+    """Make a dataclass from a mapping; BAD where it is broken, or when its values contradict."""
+    if node.broken:
+        return BAD
     if isinstance(node, Scalar):  # `pause:` with nothing behind the colon
         node = Mapping(node.source, node.line, node.col, {})
     assert isinstance(node, Mapping)
