@@ -260,7 +260,7 @@ def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
 
     assert lives.begin("event Exited") == KILLED, lives.out.read_text()
     status = " ".join(supervise("status", "run").stdout.split())
-    assert "but its supervisor died while it was starting it again: `supervise adopt RUN`" in status
+    assert "the supervisor died during a relaunch: `supervise adopt RUN`" in status
     assert lives.adopt() == 0, lives.out.read_text()
     log = lives.run / "audit.log"
     os.truncate(log, log.stat().st_size - 20)

@@ -87,7 +87,7 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
 
     assert run.returncode == 78, run.stderr
     assert run.actions == ["relaunch", "relaunch"] and "KeyError: 'resume_from'" in run.stderr
-    why = f"started again with job.relaunch.args {given}, the job ended with code 1 "
+    why = f"restarted with job.relaunch.args {given}, the job ended with code 1 "
     why += "before its first step"
     assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2
     (closed,) = run.kinds("incident", "closed")

@@ -68,7 +68,7 @@ def test_a_killed_supervisor_does_not_harm_the_job(supervise, alone, tmp_path):
 
     assert sha(out.read_text()) == sha(alone.stdout)
     status = supervise("status", "run").stdout
-    assert "supervisor is gone" in status or "so is its supervisor" in status
+    assert "its supervisor died" in status or "so is its supervisor" in status
     supervise.prove()
 
 
