@@ -88,18 +88,3 @@ def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():
     said = {"the learning rate is 0.25 of the job's own, not 0.1 times 0.25"}
     assert goes_back(during(0.25, 0.25)) == said
     assert goes_back(during(0.25, 0.25, 0.1)) == said
-
-
-def test_a_scale_that_is_itself_a_tenth_does_not_stand_for_a_rewarm():
-    """The number alone would do; what the probe says of it does not."""
-    assert goes_back(during(0.1, 0.1)) == {
-        "the learning rate is 0.1 of the job's own, not 0.1 times 0.1"
-    }
-
-
-def test_a_runbook_may_go_back_and_set_the_rate():
-    """Both are judged by one frame, in which both are in force."""
-    frame = during(0.05, 0.5, 0.1)
-
-    assert goes_back(frame) == {None}
-    assert LrScale(set=0.5).effect(EffectCheck(ARGS, {}, frame, 126, 1)) is None

@@ -97,13 +97,6 @@ def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(context):
         many.plan(context(shards=16))
 
 
-def test_a_person_may_name_what_the_job_only_asks_about(context):
-    """No frame has a shard then; whether it asks at all is known where the word is answered."""
-    args = Quarantine(shards=("x.tar",), max_fraction=0.5).plan(context(operator="anna"))
-
-    assert (args["add"], args["most"]) == ([{"kind": "shard", "name": "x.tar"}], None)
-
-
 def test_positions_are_the_batches_up_to_the_breach(context):
     """By fingerprint, of one rank."""
     action = Quarantine(shards="none", positions="breach")

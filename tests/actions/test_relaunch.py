@@ -94,12 +94,6 @@ def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, 
     assert action.effect(check) == missing
 
 
-def test_it_cannot_be_taken_back():
-    """The point of no return of a runbook."""
-    assert Relaunch().undo() is None
-    assert Relaunch.destructive
-
-
 def test_values_that_cannot_work_are_named():
     """Each by its own key."""
     wrong = Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1)

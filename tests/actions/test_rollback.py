@@ -50,12 +50,6 @@ def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job)
         action.perform(job, action.plan(context()), key="k")
 
 
-def test_it_cannot_be_taken_back():
-    """The point of no return of a runbook."""
-    assert Rollback().undo() is None
-    assert Rollback.destructive
-
-
 def test_values_that_cannot_work_are_named():
     """Each by its own key."""
     wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)

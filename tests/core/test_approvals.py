@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions.snapshot import Snapshot
-from supervise.core.model.events import Exited, Finished, Reloaded
+from supervise.core.model.events import Finished, Reloaded
 from supervise.core.model.policy import Approval, Runbook
 
 from .conftest import Reach, Touch, Verify
@@ -108,19 +108,6 @@ def test_a_second_yes_is_harmless(tell):
     assert said.data["answer"].startswith("too late: ask-1 was approved")
 
 
-def test_a_second_no_is_harmless_and_a_yes_after_it_is_none(tell):
-    """The same answer again is well; the opposite one is not."""
-    story = asked(tell)
-    story.say("deny", id="ask-1")
-    said = story.say("deny", "bo", id="ask-1")
-    assert said.data["ok"]
-    assert said.data["answer"] == "no change: ask-1 was denied at step 50: by anna"
-
-    assert not story.say("approve", "bo", id="ask-1").data["ok"]
-    assert not story.say("deny", id="ask-7").data["ok"]
-    assert story.actions() == []
-
-
 def test_a_yes_to_other_arguments_is_none(tell):
     """The start of the right digest will do."""
     story = asked(tell)
@@ -153,21 +140,6 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
     assert not story.say("approve", id="ask-1").data["ok"]
     assert story.say("approve", id="ask-2").data["ok"]
     assert story.actions()[-1].endswith("0-touch")
-
-
-def test_what_is_another_by_now_is_asked_for_anew(tell):
-    """The world changed under the request: its yes is void."""
-    story = asked(tell)
-    story.state.approvals.pending.plan = [{"verb": "reach", "args": {"far": 1}}]
-    story.state.approvals.pending.sha = "sha256:0"
-    said = story.say("approve", id="ask-1")
-
-    assert not said.data["ok"]
-    assert "the action's arguments have changed" in said.data["answer"]
-    assert story.kinds("approval")[0].data["what"] == "expired"
-    assert story.kinds("approval_requested")[1].data["id"] == "ask-2"
-    assert story.say("approve", id="ask-2").data["ok"]
-    assert story.actions()[-1].endswith("0-reach")
 
 
 def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
@@ -208,15 +180,6 @@ def test_a_rule_may_ask_in_a_policy_that_acts(tell):
     assert story.state.approvals.pending.runbook == "back"
 
 
-def test_a_job_that_ended_needs_no_answer(tell):
-    """The run is over, whatever was asked."""
-    story = asked(tell)
-    story.send(Exited(story.at_ns, 0))
-
-    assert story.kinds("approval")[0].data["what"] == "withdrawn"
-    assert story.state.job.over
-
-
 @pytest.mark.parametrize("well", [True, False])
 def test_a_yes_during_an_order_is_not_lost(tell, well):
     """What was allowed begins when the order is over, done or not."""
@@ -230,35 +193,6 @@ def test_a_yes_during_an_order_is_not_lost(tell, well):
     assert story.actions()[1:] == ["inc-1/3/0-reach"]
     assert [d.data["what"] for d in story.kinds("approval")] == ["approved"]
     assert story.state.machine == "acting"
-
-
-def test_a_request_outlives_an_order(tell):
-    """There is nothing to be on probation for: the trouble is as it was."""
-    story = asked(tell)
-    story.say("pause")
-    story.frames(8.0, times=30)
-    assert story.state.approvals.pending.id == "ask-1"
-    assert story.state.machine == "suspect"
-    assert story.say("approve", id="ask-1").data["ok"]
-
-    assert story.actions() == ["inc-1/2/0-pause", "inc-1/3/0-reach"]
-
-
-def test_what_becomes_void_while_evidence_is_taken_is_asked_for_after_it(tell):
-    """One snapshot at a time."""
-    book = Runbook("soften", (Snapshot(), Reach(), Verify()), ("snapshot", "reach", "verify"))
-    books = {**tell().policy.runbooks, "soften": book}
-    story = tell(mode="approve", runbooks=books, answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-    before = story.policy
-    story.policy = replace(before, digest="sha256:1")
-    story.send(Reloaded(story.at_ns, "bo", "sha256:1", "test", "approve", before.digest))
-    assert story.state.approvals.pending is None
-    story.send(Finished(story.at_ns, story.actions()[-1], True))
-
-    assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1", "ask-2"]
-    assert story.state.approvals.pending.policy == "sha256:1"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from supervise.core.analysis.loss_band import band_of, median, slope, spread
+from supervise.core.analysis.loss_band import band_of, slope
 
 
 def curve(steps, seed, noise=0.02):
@@ -99,18 +99,3 @@ def test_fewer_than_eight_losses_give_no_band():
     """And what comes after the onset is not looked at."""
     assert band_of([(step, 2.0) for step in range(7)], 7) is None
     assert band_of([(step, 2.0) for step in range(100)], 7) is None
-
-
-def test_a_rising_loss_is_no_trend_to_come_back_to():
-    """A slope upwards is taken for none."""
-    band = band_of([(step, 2.0 + 0.001 * step) for step in range(600)], 600)
-
-    assert band.slope == 0.0
-    assert band.forecast(900) == band.level
-
-
-def test_median_and_spread():
-    """Odd and even counts."""
-    assert median([3.0, 1.0, 2.0]) == 2.0
-    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
-    assert spread([1.0, 2.0, 3.0, 100.0], 2.5) == pytest.approx(1.4826)

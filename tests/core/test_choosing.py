@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from supervise.actions.relaunch import Relaunch
@@ -91,17 +89,6 @@ def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
     assert story.state.incident.run.intent.args["checkpoint"] == "a"
 
 
-def test_one_that_turns_out_to_be_gone_is_left_for_the_next(stopped):
-    """Back to the first one; without any the order stands, and fails where it is carried out."""
-    story = stopped
-    told(story, "b", 39)
-    assert choose(story) == ["b"]
-    told(story, "b", 39, ok=False)
-    assert choose(story) == ["b", "a"]
-    told(story, "a", 19, ok=False)
-    assert choose(story) == ["b", "a"]
-
-
 def test_what_people_approved_is_what_is_done(stopping):
     """They saw the checkpoint's name."""
     story = stopping(mode="approve")
@@ -109,14 +96,6 @@ def test_what_people_approved_is_what_is_done(stopping):
     assert story.actions()[-1].endswith("relaunch")
     story.send(Exited(story.at_ns, -2))
     told(story, "b", 39)
-
-    assert choose(story) == []
-
-
-def test_a_choice_that_nobody_waits_for_changes_nothing(tell):
-    """Nothing is relaunched."""
-    story = tell()
-    story.frames(2.0, times=20)
 
     assert choose(story) == []
 
@@ -136,20 +115,3 @@ def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
     asked = f"{ACTION} failed: a request to end the job came first"
     assert (asked in reasons) == final
     assert (story.state.machine == "halted") == final
-
-
-def test_a_worse_rule_that_fires_meanwhile_takes_no_approval_back(stopping, make_policy):
-    """It moves the first breach; the checkpoint and all that is done stay what they were."""
-    rules = make_policy().rules
-    rules = tuple(replace(r, runbook=None) if r.id == "gone" else r for r in rules)
-    book = Runbook("soften", (Relaunch(rewarm=0), Verify(clear_for=5)), ("relaunch", "verify"))
-    story = stopping(mode="approve", rules=rules, inhibit=(), runbooks={"soften": book})
-    pending, breach_step = story.state.approvals.pending, story.state.incident.breach_step
-    story.frames(2.0)
-    story.frames(80.0)
-    assert story.state.incident.breach_step != breach_step
-    assert story.state.approvals.pending.sha == pending.sha
-    story.say("approve", id=pending.id)
-
-    assert story.actions()[-1].endswith("relaunch")
-    assert story.state.incident.run.intent.args["checkpoint"] == "a"

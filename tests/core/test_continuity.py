@@ -165,29 +165,6 @@ def test_recovered_is_said_beyond_the_first_breach_only(back):
     assert story.kinds("verify", "passed")
 
 
-def test_a_trouble_that_comes_back_at_its_step_climbs_the_ladder(back):
-    """However often it is gone back, it would come again."""
-    story = back(RELAUNCH, "relaunch")
-    steps(story, 2.0, 19)
-    steps(story, 8.0, 40)
-
-    assert len(story.kinds("incident", "opened")) == 1
-    assert not story.kinds("verify", "passed")
-    assert len(story.kinds("verify", "failed")) == 1
-    assert story.state.machine == "holding"
-
-
-def test_probation_lasts_until_the_run_is_well_beyond_the_first_breach(back):
-    """Also where the runbook does not verify, and the policy's probation is over sooner."""
-    story = back(RELAUNCH, "relaunch", verify=())
-    steps(story, 2.0, 39)  # 20 of probation, and 20 behind step 60
-    assert story.state.incident.phase == "probation"
-    steps(story, 2.0, 1)
-
-    assert story.state.incident is None
-    assert "recovered" in story.kinds("incident", "closed")[-1].reason
-
-
 def test_a_job_that_begins_anew_has_not_recovered(back):
     """Also where its steps look right."""
     story = back(RELAUNCH, "relaunch")
@@ -229,48 +206,3 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
     saved("e", 99, 2)
     saved("f", 45, 3)
     assert [c.id for c in story.state.checkpoints.good()] == ["a", "f"]
-
-
-def test_a_person_may_take_the_job_that_began_anew(back):
-    """Released from the hold, what it saves next is good."""
-    story = back(RELAUNCH, "relaunch")
-    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
-    steps(story, 2.0, 3)
-    assert story.state.machine == "holding"
-    assert story.say("release").data["ok"]
-    data = {"id": "b", "step": 45, "attempt": 1, "path": "/c/b", "ok": True}
-    story.send(Notice(story.at_ns, "checkpoint", "b was verified", data=data))
-
-    assert [c.id for c in story.state.checkpoints.good()] == ["a", "b"]
-
-
-def test_nobody_has_to_be_verifying(tell):
-    """Then people are told, and nothing else happens."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
-
-    assert story.kinds("notify_intent")[-1].data["message"]["title"] == REFUSED
-    assert (story.state.machine, story.state.incident) == ("nominal", None)
-
-
-def test_a_person_may_take_it_when_nothing_is_held(tell):
-    """Else nothing that this launch saves could be gone back to. What it saved before stays out."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.send(Exited(story.at_ns, 1))
-    story.send(Launched(story.at_ns, 2, 2))
-    story.attempt = 2
-    story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
-    assert story.state.checkpoints.wrong_checkpoint
-    assert story.say("release").data["ok"]
-
-    now = story.state.step
-    for name, attempt, step in (("a", 2, now), ("b", 2, now + 1), ("c", 3, now - 1)):
-        data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
-        story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
-    assert [c.id for c in story.state.checkpoints.good()] == ["c", "b"]
-    assert story.state.checkpoints.suspects() == {"a"}
-    again = story.say("release", key="k2")
-    assert not again.data["ok"]
-    assert "nothing is held" in again.reason

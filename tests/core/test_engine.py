@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from supervise.core.model.events import Announced, Exited, Finished, Gap, Notice, OperatorCommand
-from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
+from supervise.core.model.events import Announced, Exited, OperatorCommand
+from supervise.core.model.policy import Budget, Ladder, Rule
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.robust_z import RobustZ
 
@@ -124,50 +124,6 @@ def test_a_spent_budget_holds_and_pages(tell):
     assert "person is needed" in story.kinds("notify_intent")[-1].data["message"]["title"]
 
 
-def test_an_action_that_fails_is_taken_back_and_held(tell):
-    """Completed reversible steps are undone in reverse; then a person is asked."""
-
-    from_conftest = type(tell().policy.runbooks["soften"].steps[0])
-    touch = type(tell().policy.runbooks["back"].steps[0])
-    book = Runbook("soften", (from_conftest(), touch()), ("reach", "touch"))
-
-    def answer(action_id: str) -> Finished:
-        if action_id.endswith("touch"):
-            return Finished(0, action_id, False, error="the probe refused")
-        return Finished(0, action_id, True)
-
-    story = tell(answer=answer, runbooks={**tell().policy.runbooks, "soften": book})
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-
-    assert [a.split("-")[-1].rpartition("/")[2] for a in story.actions()][:2] == ["reach", "touch"]
-    assert len(story.actions()) == 3 and "undo" in story.actions()[2]
-    assert story.kinds("abort")[0].reason.endswith("the probe refused")
-    assert story.state.machine == "holding"
-
-
-def test_an_action_without_an_outcome_is_in_doubt(tell):
-    """Nothing is done twice: the run is held."""
-    story = tell(answer=lambda action_id: None)
-    story.frames(2.0, times=50)
-    story.frames(99.0)
-    story.tick(3600)
-
-    assert story.kinds("in_doubt")
-    assert story.state.machine == "holding"
-    assert len(story.actions()) == 1
-
-
-def test_a_late_outcome_changes_nothing(tell):
-    """An answer that nobody waits for is noted."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.send(Finished(story.at_ns, "inc-9/1/0-touch", True))
-
-    assert story.kinds("note", "late-outcome")
-    assert story.state.machine == "nominal"
-
-
 def test_holding_stays_until_a_person_releases_it(tell):
     """In holding nothing acts; release leads through warming."""
     story = tell(ladder=Ladder(("soften", "hold")))
@@ -262,17 +218,6 @@ def test_a_job_that_ends_closes_everything(tell):
     assert story.state.machine == "halted"
     assert story.kinds("incident", "closed")[0].reason == "closed: the job ended with signal 9"
     assert "signal 9" in story.kinds("notify_intent")[-1].data["message"]["title"]
-
-
-def test_gaps_and_notices_are_on_record(tell):
-    """What the watching itself lost or learned is a decision too."""
-    story = tell()
-    story.send(Gap(1, 0, 10, 3))
-    story.send(Notice(1, "probe-off", "no space left in /dev/shm", rank=0))
-
-    assert story.kinds("gap")[0].data["count"] == 3
-    assert story.kinds("note", "probe-off")
-    assert story.kinds("notify_intent")[0].severity == "SEV2"
 
 
 def test_a_metric_that_does_not_exist_keeps_its_place(tell, make_policy):

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
-from supervise.actions.verify import Verify
 from supervise.core.model.decisions import BREACH, UNKNOWN
 from supervise.core.model.events import (
     Announced,
@@ -111,39 +109,6 @@ def test_a_hang_is_answered_whatever_was_tried_before(tell):
     assert story.state.machine == "holding"
     beat(story)
     assert story.actions()[-1].endswith("0-end")
-
-
-def test_a_verification_without_frames_fails(tell):
-    """A job that falls silent after an action has not recovered."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-    story.tick(2000)
-
-    assert story.kinds("verify", "failed")
-    assert story.actions()[-1].endswith("0-touch")
-
-
-def test_a_runbook_that_cannot_work_only_takes_evidence(tell):
-    """Refused beforehand: the job is not touched, no hold, the next incident may still act."""
-    story = tell()
-    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
-    runbooks = {
-        **story.policy.runbooks,
-        "soften": Runbook(
-            "soften", (Snapshot(), Rollback(), Verify()), ("snapshot", "rollback", "verify")
-        ),
-    }
-    story = tell(runbooks=runbooks)
-    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-    story.frames(2.0, times=30)
-
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert "for statement" in story.kinds("abort", "refused")[0].reason
-    assert story.state.machine == "nominal"
-    assert "no runbook applies" in story.kinds("notify_intent")[0].data["message"]["title"]
 
 
 def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
@@ -305,17 +270,6 @@ def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(te
     assert story.actions()[1].endswith("0-touch")
 
 
-def test_what_cleared_meanwhile_needs_no_answer(tell):
-    story = tell(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(8.0, 80.0, 2.0)
-    (first,) = story.actions()
-
-    story.send(Finished(story.at_ns, first, True, {"ack_step": story.step}))
-
-    assert story.actions() == [first]
-
-
 def test_steps_without_a_frame_are_told(tell):
     """Once, whoever lost them; people hear of many. A gap that was told explains its own."""
     story = tell()
@@ -337,18 +291,3 @@ def test_steps_without_a_frame_are_told(tell):
     assert told == ["rank 0: steps 130 to 229 have no frame", "rank 0: step 232 has no frame"]
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
     assert (message["severity"], message["title"]) == ("SEV2", told[0])
-
-
-def test_another_attempt_and_another_process_begin_where_they_begin(tell):
-    """Also further on than what was seen last."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.attempt, story.step = 1, 89
-    story.frames(2.0)
-    story.step = 20
-    story.frames(2.0)
-    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
-    story.step = 199
-    story.frames(2.0)
-
-    assert not story.kinds("gap")

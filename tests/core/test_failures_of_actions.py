@@ -18,8 +18,6 @@ from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.core.model.events import Finished, OperatorCommand
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
-from supervise.detectors.ratio import Ratio
-from supervise.detectors.robust_z import RobustZ
 
 from .conftest import Above, Verify, rule_on
 
@@ -126,34 +124,6 @@ def test_an_undo_without_an_outcome_is_asked_for_once(tell):
 # ── I budget ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_budget_in_seconds_slides_with_time(tell):
-    """Two in 100 s: the third is held back; 100 s after the first one there is room again."""
-    detectors = {"high": Above("train_loss_raw", 5.0)}
-    made = {
-        "detectors": detectors,
-        "rules": (rule_on(detectors, "high", "SEV1", "back"),),
-        "ladder": Ladder(("back", "hold"), reset_after_steps=1),
-        "probation_steps": 1,
-        "budgets": {"touch": Budget(2, per_s=100.0)},
-    }
-    story = tell(**made)
-    story.frames(2.0, times=30)
-    for _ in range(2):
-        story.frames(8.0)
-        story.frames(2.0, times=12)
-    assert len(story.actions()) == 2
-    story.frames(8.0)
-    assert story.state.machine == "holding"
-    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:touch"
-    story.at_ns += 100 * 10**9
-    story.frames(2.0, times=30)
-    story.send(OperatorCommand(story.at_ns, "ann", "release"))
-    story.frames(2.0, times=30)
-    story.frames(8.0)
-
-    assert len(story.actions()) == 3
-
-
 def test_a_release_does_not_refund_a_budget(tell):
     """What a person says lets the engine go on; it gives no intent back."""
     story = tell(budgets={"touch": Budget(1), "all": Budget(9)})
@@ -236,59 +206,3 @@ def test_a_mute_by_state_ends_with_the_state(tell):
 
 
 # ── S cascades ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_an_action_does_to_the_numbers_is_no_new_trouble(tell):
-    """Rollback, re-warmed rate, a slow first step: one runbook, verified, closed as recovered."""
-    names = ("train_loss_raw", "learning_rate", "step_time")
-    detectors = {
-        "up": RobustZ("train_loss_raw", gt=6.0),
-        "rate": Ratio("learning_rate", fast=1, ref=32, gt=2.5, freeze=32),
-        "slow": Ratio("step_time", fast=1, ref=32, gt=1.5, freeze=32),
-    }
-    rules = (
-        rule_on(detectors, "up", "SEV1", "mend", cooldown_steps=50),
-        rule_on(detectors, "rate", "SEV2"),
-        rule_on(detectors, "slow", "SEV2"),
-    )
-    book = Runbook(
-        "mend",
-        (Rollback(at_least=10, start=0.1, rewarm=50), Verify(within=200, clear_for=30)),
-        ("rollback", "verify"),
-    )
-
-    def answer(key):
-        return Finished(0, key, True, {"step": 174, "attempt": 1, "ack_step": 200})
-
-    story = tell(
-        names=names,
-        answer=answer,
-        detectors=detectors,
-        rules=rules,
-        runbooks={"mend": book},
-        budgets={"rollback": Budget(2)},
-        ladder=Ladder(("mend", "hold")),
-        probation_steps=50,
-        inhibit=(Inhibit(mute=("rate", "slow"), by_state=("acting", "probation")),),
-    )
-
-    def rows(count, loss, rate=lambda i: 1e-3, time=0.1):
-        story.rows(
-            *[
-                {"train_loss_raw": loss + 0.01 * (i % 3), "learning_rate": rate(i)}
-                | {"step_time": time}
-                for i in range(count)
-            ]
-        )
-
-    rows(200, 2.0)
-    rows(1, 9.0)
-    story.attempt, story.step = 1, 174
-    rows(1, 2.05, lambda i: 1e-4, time=3.0)
-    rows(50, 2.05, lambda i: 1e-3 * (0.1 + 0.9 * (i + 1) / 50))
-    rows(120, 2.0)
-
-    assert [a.rpartition("-")[2] for a in story.actions()] == ["rollback"]
-    assert story.kinds("verify", "passed")
-    assert story.state.machine == "nominal"
-    assert "recovered" in story.kinds("incident", "closed")[0].reason

@@ -27,17 +27,6 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     assert not story.state.rules.flapping
 
 
-def test_one_that_flaps_in_silence_settles_in_silence(tell):
-    """It is no more in breach: nothing to tell, and the next breach is news."""
-    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=alone("SEV2"))
-    story.frames(2.0, times=20)
-    story.frames(*[4.9, 5.1] * 100)
-    story.frames(2.0, times=900)
-
-    assert not story.state.rules.flapping
-    assert not story.kinds("note", "settled")
-
-
 def test_an_advisory_rule_that_mutes_another_clears_as_it_would(tell):
     """What it mutes must speak as soon as it clears."""
     muting = (Inhibit(mute=("gone",), by_rule="grad"),)

@@ -9,7 +9,7 @@ import pytest
 from supervise.actions.hold import Hold
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Exited, Finished
-from supervise.core.model.policy import Ladder, Runbook
+from supervise.core.model.policy import Runbook
 
 BOOK = Runbook("wrong", (Snapshot(), Hold()), ("snapshot", "hold"))
 
@@ -64,59 +64,6 @@ def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):
     assert held.reason.endswith("0-snapshot failed: no room on the disk")
 
 
-def test_it_holds_even_where_a_failure_would_lead_elsewhere(wrong):
-    """A runbook built by hand cannot turn a hold into an action by failing."""
-    book = Runbook(BOOK.name, BOOK.steps, BOOK.verbs, if_it_fails="back")
-    story = wrong(book=book, answer=lambda key: Finished(1, key, False, {}, "no"))
-    story.frames(2.0, times=50)
-    story.frames(2.0, grad=20.0)
-
-    assert story.state.machine == "holding"
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-
-
-def test_evidence_that_is_never_done_does_not_either(wrong):
-    """The performer is silent: past its deadline the outcome is in doubt, and the run held."""
-    story = wrong(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(2.0, grad=20.0)
-    assert story.state.machine != "holding"
-
-    story.tick(100)
-
-    assert story.state.machine == "holding"
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-
-
-def test_what_is_worse_meanwhile_finds_the_run_held(wrong):
-    """It fires while the evidence is written; that it would have rolled back is on record."""
-    story = wrong(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(2.0, grad=20.0)
-    story.frames(99.0)
-    story.send(Finished(story.at_ns, "inc-1/1/0-snapshot", True, {}))
-    story.frames(99.0, times=5)
-
-    assert story.state.machine == "holding"
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    by = [d.data["suppressed_by"] for d in story.kinds("suppressed") if d.rule == "gone"]
-    assert by == ["acting", "holding"]
-
-
-def test_in_a_hold_it_takes_new_evidence_and_says_nothing_twice(wrong):
-    """The rule cleared and fires again: another bundle, no other call for a person."""
-    story = wrong()
-    story.frames(2.0, times=50)
-    story.frames(2.0, grad=20.0)
-    story.frames(2.0, times=5)
-    story.frames(2.0, grad=20.0)
-
-    assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/2/0-snapshot"]
-    assert len(story.kinds("incident", "held")) == 1
-    assert story.state.machine == "holding"
-    assert story.state.incident.phase == "held"
-
-
 def test_a_person_releases_it(wrong):
     """Then rules act again, this one included while its trouble lasts."""
     story = wrong()
@@ -129,17 +76,6 @@ def test_a_person_releases_it(wrong):
     story.frames(2.0, grad=20.0)
     assert story.actions()[-1] == "inc-2/1/0-snapshot"
     assert story.state.machine == "holding"
-
-
-def test_as_the_last_rung_it_gives_the_trouble_its_class(wrong):
-    """Reached by climbing, it is what the reserved `hold` is there, with a bundle."""
-    story = wrong(ladder=Ladder(("soften", "wrong"), reset_after_steps=500))
-    story.frames(2.0, times=50)
-    story.frames(8.0, times=60)
-
-    assert [key.rpartition("-")[2] for key in story.actions()] == ["reach", "conftest", "snapshot"]
-    assert story.state.machine == "holding"
-    assert "spike" in story.kinds("incident", "held")[0].data
 
 
 def test_nobody_is_asked_and_shadow_only_says_it(wrong):
@@ -156,15 +92,3 @@ def test_nobody_is_asked_and_shadow_only_says_it(wrong):
     assert shadow.state.machine == "suspect"
     (would,) = (d for d in shadow.kinds("suppressed") if "would" in d.data)
     assert [step["verb"] for step in would.data["would"]] == ["snapshot", "hold"]
-
-
-def test_a_job_that_ends_meanwhile_is_not_held(wrong):
-    """There is nothing left to hold."""
-    story = wrong(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(2.0, grad=20.0)
-    story.send(Exited(story.at_ns, 0))
-    story.send(Finished(story.at_ns, "inc-1/1/0-snapshot", True, {}))
-
-    assert story.state.machine == "halted"
-    assert not story.kinds("incident", "held")

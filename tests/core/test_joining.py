@@ -129,18 +129,6 @@ def test_an_advisory_incident_about_the_weights_keeps_its_aim(tell):
     assert story.actions()[-1].endswith("relaunch")
 
 
-def test_what_is_not_tried_again_is_not_promised(slow):
-    """The run ends with it; while it goes on the promise is true."""
-    story = slow()
-    for name, step in (("ckpt-1", 40), ("ckpt-2", 150)):
-        save(story, name, step, ok=False)
-    story.send(Exited(story.at_ns, 137))
-
-    assert story.state.job.over
-    assert not [m for m in messages(story) if "tried again" in m["next"]]
-    assert "the job has ended" in messages(story)[-2]["next"]
-
-
 # ── another kind of trouble ───────────────────────────────────────────────────────────────────────
 
 
@@ -157,17 +145,6 @@ def test_another_kind_of_trouble_is_told_when_it_joins(slow):
     assert "not finite" in told["verdict"]
     assert story.state.incident.breach_step == 201
     assert replays(story)
-
-
-def test_rules_that_join_in_one_step_are_one_message(slow):
-    """The worst one speaks."""
-    story = slow(mode="observe")
-    before = len(messages(story))
-    story.rows(row(9.0, grad_global_norm=99.0))
-
-    assert [m["title"] for m in messages(story)[before:]] == [
-        "inc-1: loss_spike.extreme at step 200"
-    ]
 
 
 def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):

@@ -8,7 +8,6 @@ from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
-from supervise.core.runbooks import checkpoint_choice
 
 from .conftest import Verify, messages
 from .test_choosing import told
@@ -84,16 +83,6 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     assert story.actions()[-1] == AGAIN
 
 
-def test_a_checkpoint_that_comes_while_evidence_is_taken_is_used_behind_it(refused):
-    """Nothing is cut."""
-    story = refused()
-    told(story, "a", 39)
-    assert story.actions() == [FIRST]
-    evidence(story)
-
-    assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]
-
-
 def test_a_trouble_that_is_over_is_not_answered_late(refused):
     """The rule cleared; the incident is still open."""
     story = refused()
@@ -103,20 +92,6 @@ def test_a_trouble_that_is_over_is_not_answered_late(refused):
     told(story, "a", 39)
 
     assert story.actions() == [FIRST]
-
-
-def test_a_run_that_stays_ruined_still_waits_once_its_rules_got_used_to_it(refused):
-    """A baseline gets used to the ruined level and its rules clear; the loss is out of its band."""
-    story = refused()
-    evidence(story)
-    story.frames(4.9, times=60)  # `spike` is above 5
-    assert story.state.firing(story.policy) == [] and story.state.incident is not None
-    assert checkpoint_choice.needed_before(story.policy, story.state) == 50
-    told(story, "a", 39)
-
-    assert story.actions() == [FIRST, "inc-1/2/0-snapshot"]
-    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
-    assert story.actions()[-1] == AGAIN, "nor is it withdrawn"
 
 
 def test_what_no_checkpoint_helps_is_not_waited_for(refused):
@@ -133,28 +108,6 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
         if "portable" not in story.state.job.unavailable:
             told(story, "a", 0)
         assert story.actions() == [FIRST]
-
-
-def test_what_was_done_meanwhile_is_not_done_over(refused):
-    """A person took it in hand."""
-    story = refused()
-    evidence(story)
-    story.say("savepoint")
-    story.send(Finished(story.at_ns, story.actions()[-1], True, {}))
-    done = story.actions()
-    told(story, "a", 39)
-
-    assert story.actions() == done
-
-
-def test_a_silenced_rule_asks_for_nothing(refused):
-    """People are busy with it."""
-    story = refused()
-    evidence(story)
-    story.say("silence", rule="spike", steps=100)
-    told(story, "a", 39)
-
-    assert story.actions() == [FIRST]
 
 
 def test_people_are_asked_where_they_are_to_be(refused):

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.pause import Pause
-from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import (
-    Announced,
     Beat,
     Exited,
     Finished,
-    Frame,
     Launched,
     Notice,
     Reloaded,
     Tick,
 )
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import Verify, rule_on, save
-from .crashes import Again, crashing, relaunched
-
-
-def test_what_the_job_reports_in_vain_is_told_by_one_rank(tell):
-    """A thousand ranks report the same; the record has each of them."""
-    story = tell()
-    story.send(Announced(story.at_ns, 1, 2, 8, ("train_loss_raw",)))
-    told = [Notice(story.at_ns, "report", "left out: 'x' is no number", rank=r) for r in (1, 0)]
-    for each in told:
-        story.send(each)
-    assert [d.data["rank"] for d in story.kinds("note", "report")] == [1, 0]
-    assert [d.reason for d in story.kinds("notify_intent")] == [told[1].message]
+from .conftest import rule_on, save
+from .crashes import crashing, relaunched
 
 
 def test_a_crash_is_answered_and_the_run_goes_on(tell):
@@ -238,17 +223,6 @@ def test_processes_that_are_gone_are_not_silent(tell):
     assert not story.kinds("blind")
 
 
-def test_frames_of_processes_that_are_gone_change_nothing(tell):
-    """They were read late."""
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.send(Frame(story.at_ns, 0, 0, 50, (99.0, 1.0)))
-
-    assert not story.kinds("rule", "fired")
-    assert story.state.step == 49
-
-
 def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
     detectors = {"z": RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)}
@@ -291,24 +265,6 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
     assert story.actions()[1:] == ["inc-1/2/0-snapshot"]
     story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True))
     assert story.actions()[2:] == ["inc-1/2/1-relaunch"]
-
-
-def test_a_runbook_that_starts_the_job_again_goes_on_when_it_crashes_meanwhile(tell):
-    """Its pause is passed over, its evidence and its start are not."""
-    book = Runbook(
-        "soften",
-        (Pause(), Snapshot(), Again(), Verify()),
-        ("pause", "snapshot", "relaunch", "verify"),
-    )
-    books = {**tell().policy.runbooks, "soften": book}
-    story = crashing(tell, answer=lambda key: None, runbooks=books, job={})
-    story.frames(8.0)
-    story.send(Exited(story.at_ns, -9))
-    story.send(Finished(story.at_ns, "inc-1/1/0-pause", True))
-    story.send(Finished(story.at_ns, "inc-1/1/1-snapshot", True))
-
-    assert story.actions()[-1] == "inc-1/1/2-relaunch"
-    assert not story.state.job.over
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,3 @@ def test_a_rule_can_fire_if_some_readings_of_what_is_there_make_it_true(there, t
     found = {r.id for r in policy.rules if rule_inputs.can_fire(policy, r, there.__contains__)}
 
     assert found == CAN[there]
-
-
-def test_what_is_missing_is_named(tmp_path):
-    (tmp_path / "p.yaml").write_text(POLICY)
-    policy = load_policy(tmp_path / "p.yaml")
-    chain = next(rule for rule in policy.rules if rule.id == "chain")
-
-    assert rule_inputs.missing(policy, chain, {"a"}.__contains__) == ["b"]

@@ -77,15 +77,6 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
     assert story.state.machine == "holding" and not story.state.job.paused
 
 
-def test_a_pause_that_ended_before_the_newest_one_ends_nothing(waiting):
-    """What is told of it comes late."""
-    story = waiting("pause")
-    end_pause(story, "inc-0/1/0-pause")
-
-    assert story.state.job.paused
-    assert not messages(story)[1:]
-
-
 def test_a_resume_under_way_is_as_good(waiting):
     """The job was to go on, and goes on: the runbook is verified."""
     story = waiting("resume")

@@ -109,40 +109,6 @@ def test_a_rule_that_is_no_worse_does_not_end_a_verification(going):
     assert story.state.machine == "holding"
 
 
-def test_another_runbook_on_no_rung_follows_the_end_of_the_one_before(going):
-    """As soon as that is over, if the rule still is in breach."""
-    for grad, follows in ((10.0, True), (1.0, False)):
-        story = going("SEV2", "look")
-        story.frames(2.0, grad=10.0)
-        commit(story)
-        story.frames(2.0, times=6, grad=grad)
-
-        assert story.kinds("verify", "passed")
-        assert (story.actions()[-1] == "inc-1/2/0-snapshot") == follows
-
-
-def test_evidence_that_is_being_taken_does_not_swallow_an_equal_trouble(tell):
-    """Nothing verifies that: what fired meanwhile is answered behind it."""
-    book = Runbook("back", (Touch(), Verify(clear_for=5)), ("touch", "verify"))
-    look = Runbook("look", (Snapshot(),), ("snapshot",))
-    rules = (rule_on(DETECTORS, "high", "SEV0", "look"), rule_on(DETECTORS, "wild", "SEV0", "back"))
-    story = tell(
-        detectors=DETECTORS,
-        rules=rules,
-        inhibit=(),
-        answer=lambda key: None,
-        runbooks={"look": look, "back": book},
-        ladder=Ladder(()),
-    )
-    story.frames(2.0, times=30)
-    story.frames(8.0)
-    story.frames(8.0, grad=10.0)
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    story.send(Finished(story.at_ns, "inc-1/1/0-snapshot", True, {}))
-
-    assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/2/0-touch"]
-
-
 @pytest.mark.parametrize("seconds", [100, 5])
 def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
     """It is no worse; but no frame comes to verify by."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.decisions import UNKNOWN
-from supervise.core.model.events import Announced, Launched
+from supervise.core.model.events import Announced
 
 
 @pytest.mark.parametrize(("pid", "segment"), [(1, 9), (2, 0)], ids=["exec", "another process"])
@@ -39,12 +39,3 @@ def test_the_same_program_may_announce_again(tell):
 
     assert made == []
     assert story.state.monitors[0].step == 39
-
-
-def test_a_program_that_a_launch_began_is_no_surprise(tell):
-    """The launch says so, and counts in the attempt."""
-    story = tell()
-    story.frames(2.0, times=40)
-    story.send(Launched(story.at_ns, 2, 1))
-
-    assert story.send(Announced(story.at_ns, 0, 1, 2, story.names)) == []

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.analysis.frame_history import EVALUATIONS, History
 from supervise.core.analysis.loss_band import median, spread
-from supervise.core.model.events import Announced, Exited, Finished, Frame, Notice, OperatorCommand
+from supervise.core.model.events import Announced, Finished, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Planned, Rule, Runbook
 
 from .conftest import Above, Verify, index_of
@@ -62,28 +61,6 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
     assert message.data["message"]["next"] == found["advice"]
 
 
-def test_people_are_told_what_was_answered(tell):
-    """At the end of a run too. Where the loss has no part in it, its numbers are left out."""
-    detectors = {"wild": Above("grad_global_norm", 9.0)}
-    rules = (Rule("grad", index_of("wild", detectors), "wild", ("wild",), "SEV2"),)
-    told = {}
-    for frames in (5, 60):
-        about_loss, other = tell(mode="observe"), tell(detectors=detectors, rules=rules)
-        for story, hot in ((about_loss, {"grad": 1.0}), (other, {"grad": 99.0})):
-            story.frames(2.0, times=100)
-            story.frames(8.0 if story is about_loss else 2.0, times=3, **hot)
-            story.frames(2.0, times=frames if story is about_loss else 3)
-            story.send(Exited(story.at_ns, 0))
-        records = [d for d in (*about_loss.log, *other.log) if d.kind == "notify_intent"]
-        told[frames] = [d.data["message"] for d in records]
-    ended = [m for m in told[5] if m["title"].startswith("finished")]
-
-    assert "only 8 losses since step 100, too few to decide" in ended[0]["verdict"]  # why undecided
-    assert ended[1]["verdict"] == "the job ended with code 0; no loss excursion"
-    recovered = next(m["verdict"] for m in told[60] if "recoverable" in m["verdict"])
-    assert "back in its band" in recovered and "no probe available" not in recovered
-
-
 def test_trouble_without_a_loss_has_no_class(tell):
     """A job that publishes no loss cannot be asked."""
     detectors = {"wild": Above("grad_global_norm", 9.0)}
@@ -109,15 +86,6 @@ def test_a_quiet_incident_waits_for_its_loss_and_not_for_ever(tell):
     assert told[0].data["spike"]["class"] == "undecided"
     assert "no probe available" in told[0].reason
     assert closed(story).data["spike"]["class"] == "undecided"
-
-
-def test_one_that_comes_back_late_is_closed_then(tell):
-    """Within ten frames of the twentieth quiet one."""
-    story = watch_only(tell)
-    story.rows(*[row(2.0)] * 300, *[row(8.0)] * 3, *[row(4.0)] * 100, *[row(2.0)] * 80)
-
-    assert 403 + 20 <= closed(story).step <= 403 + 50 + 10
-    assert closed(story).data["spike"]["class"] == "recoverable spike"
 
 
 @pytest.mark.parametrize(
@@ -185,16 +153,6 @@ def test_question_four_knows_what_happened(tell):
     assert events[3]["text"] == "learning rate 0.001 to 0.03"
 
 
-def test_a_warm_up_is_no_jump_of_the_rate(tell):
-    """A schedule goes in steps like the one before."""
-    story = watch_only(tell)
-    story.rows(*[row(2.0, learning_rate=1e-5 * (i + 1)) for i in range(40)])
-    story.rows(row(8.0, learning_rate=4e-4))
-    story.rows(*[row(2.0, learning_rate=4e-4)] * 60)
-
-    assert closed(story).data["spike"]["questions"]["else_happened"]["events"] == []
-
-
 def go_back(story, to):
     story.attempt += 1
     story.step = to - 1
@@ -238,18 +196,6 @@ def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
 def test_a_hold_for_another_reason_is_not_structural(tell):
     """An action that failed says nothing about the run."""
     story = tell(answer=lambda key: Finished(0, key, False, {}, "no space"))
-    story.frames(2.0, times=50)
-    story.frames(*HOT)
-
-    assert story.state.machine == "holding"
-    assert "spike" not in story.kinds("incident", "held")[0].data
-
-
-def test_a_rule_that_asks_for_a_hold_is_not_structural(tell):
-    """Nothing was tried before."""
-    detectors = {"high": Above("train_loss_raw", 5.0)}
-    rules = (Rule("spike", index_of("high", detectors), "high", ("high",), "SEV1", "hold"),)
-    story = tell(detectors=detectors, rules=rules)
     story.frames(2.0, times=50)
     story.frames(*HOT)
 
@@ -310,25 +256,6 @@ def test_a_plan_does_not_hide_what_it_cannot_move(tell):
     assert story.state.incident is not None
 
 
-def test_a_plan_names_the_class_when_it_was_not_muted(tell):
-    """SEV0 during an announced rise is an expected transition."""
-    story = tell(planned=(Planned(300, 320, "new data mix", "up"),), mode="observe")
-    story.frames(2.0, times=300)
-    story.frames(99.0, times=3)
-    story.frames(2.0, times=60)
-
-    assert closed(story).data["spike"]["class"] == "expected transition"
-
-
-def test_the_end_of_the_job_is_no_verdict(tell):
-    """Ten frames after the onset nothing can be told."""
-    story = watch_only(tell)
-    story.rows(*[row(2.0)] * 300, *[row(8.0)] * 10)
-    story.send(Exited(story.at_ns, 1))
-
-    assert closed(story).data["spike"]["class"] == "undecided"
-
-
 def test_the_questions_are_asked_of_the_rank_that_breached(tell):
     """Rank 1 spikes and rank 0 does not: peak and band are rank 1's."""
     story = tell(mode="observe")
@@ -339,36 +266,6 @@ def test_the_questions_are_asked_of_the_rank_that_breached(tell):
     first = closed(story).data["spike"]["questions"]["rejoined"]
 
     assert (first["peak"], first["level"]) == (9.0, 3.0)
-
-
-def test_a_history_follows_the_names_of_its_columns():
-    """Names that come late are appended; another order, or another process, starts anew."""
-    history = History()
-    history.announce(("a", "b"), fresh=False)
-    history.frames.append(Frame(0, 0, 0, 0, (1.0, 2.0)))
-    history.announce(("a", "b", "val_loss"), fresh=False)
-    history.frames.append(Frame(0, 0, 0, 1, (1.0, float("nan"), 3.0)))
-
-    assert history.series("a") == [(0, 1.0), (1, 1.0)]
-    assert history.series("b") == [(0, 2.0)]
-    assert history.series("val_loss") == [(1, 3.0)]
-    assert history.series("gone") == []
-    history.announce(("b", "a"), fresh=False)
-    assert not history.frames
-
-
-def test_evaluations_outlive_the_frames_and_not_a_rollback():
-    """They are rare: four of them may be thousands of steps apart."""
-    history = History()
-    history.announce(("val_loss",), fresh=False)
-    for step in range(EVALUATIONS + 10):
-        history.probe(Frame(0, 0, 0, 100 * step, (float(step),)))
-    history.probe(Frame(0, 0, 0, 10_000, (None,)))
-
-    assert len(history.evaluations) == EVALUATIONS
-    assert history.evaluations[0] == ("val_loss", 1000, 10.0)
-    history.rewind(1100)
-    assert list(history.evaluations) == [("val_loss", 1000, 10.0)]
 
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):

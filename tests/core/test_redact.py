@@ -41,36 +41,6 @@ def test_a_login_in_a_url_is_a_secret_under_any_name():
     assert redactor.names == ["http_proxy"]
 
 
-def test_options_of_a_command_line_are_read_like_variables():
-    """Both spellings, and short words are not touched elsewhere."""
-    clean = Redactor().command(
-        ["python", "train.py", "--api-key", "s3cr3ts3cr3t", "--token=abc", "--lr", "1e-3", "--key"]
-    )
-
-    assert clean == (
-        [
-            "python",
-            "train.py",
-            "--api-key",
-            REDACTED,
-            f"--token={REDACTED}",
-            "--lr",
-            "1e-3",
-            "--key",
-        ]
-    )
-
-
-def test_a_secret_seen_once_is_removed_everywhere():
-    """A token of the environment that a script prints into its log."""
-    redactor = Redactor()
-    redactor.environment({"API_KEY": "topsecretvalue", "SHORT_KEY": "a"})
-
-    text = redactor.text("using topsecretvalue at https://u:p@host/a\nand a cat")
-
-    assert text == f"using {REDACTED} at https://{REDACTED}@host/a\nand a cat"
-
-
 S = "s3cr3t-V4lue"
 
 

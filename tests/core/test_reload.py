@@ -9,16 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervise.core import engine
-from supervise.core.detection.rank_monitor import RankMonitor
-from supervise.core.handlers.policy_reload import DERIVED, differences, rebind
+from supervise.core.handlers.policy_reload import differences
 from supervise.core.model.events import (
     Announced,
     Finished,
-    Frame,
-    Notice,
     OperatorCommand,
     Reloaded,
-    Tick,
 )
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Rule, Runbook
 from supervise.core.replay import compare, record
@@ -117,23 +113,6 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
     at = int(part * (len(story.events) - 1))
 
     assert follow(base, story.events, at, again) == [record(d) for d in story.log]
-
-
-def test_everything_that_was_learnt_is_carried_over(make_policy):
-    """A field that somebody adds to a monitor is kept, or is named as following from the policy."""
-    old = RankMonitor(rich(make_policy))
-    old.announce(("train_loss_raw", "grad_global_norm"), (7, 1))
-    for step in range(30):
-        old.feed(Frame(step, 0, 0, step, (2.0, 1.0)), step)
-    before = dict(vars(old))
-    new, anew = rebind(old, rich(make_policy))
-
-    assert anew == {"detectors": [], "rules": []}
-    for name, value in before.items():
-        if name not in DERIVED and not name.startswith("_"):
-            assert getattr(new, name) is value or getattr(new, name) == value, name
-    assert new.codes == old.codes
-    assert [str(w.numbers()) for w in new.watches] == [str(w.numbers()) for w in old.watches]
 
 
 def warm(tell, policy, steps=40):
@@ -277,19 +256,6 @@ def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
     assert "spike" in story.state.incident.rules
 
 
-def test_what_was_muted_and_starts_anew_waits_for_its_next_breach(tell):
-    """It does not fire any more, so there is nothing to offer."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.frames(99.0)
-    rules = (replace(story.policy.rules[0], severity="SEV2"), *story.policy.rules[1:])
-    load(story, replace(story.policy, inhibit=(), rules=rules))
-    assert story.state.rules.muted == {}
-    story.frames(2.0)
-
-    assert "spike" not in story.state.incident.rules
-
-
 def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
     """Promotion from shadow: it acts on its next breach, not on an old one."""
     story = tell(mode="shadow")
@@ -328,15 +294,6 @@ def test_a_refused_reload_changes_nothing_and_is_told(tell):
     assert made[1].severity == "SEV2"
     assert story.state.monitors[0].rules[0].code == before.monitors[0].rules[0].code
     assert bank_of(story).policy is story.policy
-
-
-def test_it_may_come_before_the_first_frame(tell, make_policy):
-    """Nothing was learnt, nothing is lost."""
-    policy = make_policy()
-    state, made = engine.step(policy, engine.start(policy), reloaded(policy))
-
-    assert [d.kind for d in made] == ["policy_load", "notify_intent"]
-    assert state.monitors == {}
 
 
 def test_replay_follows_a_reload(make_policy, tell):
@@ -394,15 +351,3 @@ def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
     )
 
     assert differences(old, new, old) == {"rules": {"changed": ["spike"]}}
-
-
-def test_a_tick_and_a_notice_after_it_are_judged_by_the_new_policy(tell):
-    """Not only frames."""
-    story = tell()
-    story.frames(2.0, times=5)
-    load(story, replace(story.policy, hold_reminder_s=1.0))
-    story.state.machine, story.state.held_ns = "holding", story.at_ns
-    story.send(Notice(story.at_ns, "note", "x"))
-    story.send(Tick(story.at_ns + 5_000_000_000))
-
-    assert "still held" in story.log[-1].reason

@@ -105,17 +105,6 @@ def test_the_four_questions_come_to_the_schedule(begun, loss, value, kind):
     assert story.kinds("incident", "closed")[-1].data["spike"]["class"] == kind
 
 
-def test_a_loss_that_was_no_number_behind_the_jump_names_it_too(begun):
-    """The weights may be damaged all the same."""
-    story = begun(mode="observe")
-    story.rows(row(8.0, 0.1), row(float("nan"), 0.1), *[row(8.0, 0.1)] * 400)
-    found = story.kinds("incident", "classified")[0].data["spike"]
-
-    assert found["class"] == "numeric fault"
-    assert found["advice"].startswith("the job's own learning rate jumped just before, fix that")
-    assert "weights may be damaged" in found["advice"]
-
-
 def test_a_jump_that_did_no_harm_is_no_diagnosis(begun):
     """A restart of the schedule that the loss comes back from."""
     story = begun(mode="observe")

@@ -9,7 +9,7 @@ from supervise.core.incidents import savepoint_retention
 from supervise.core.model.events import Announced, Exited, Notice
 from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
 
-from .conftest import NAMES, Above, Reach, Touch, Verify, rule_on
+from .conftest import NAMES, Verify
 
 BREACH = 50
 
@@ -63,24 +63,6 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
     assert (story.state.machine, spared.now(story)) == ("nominal", 0)
 
 
-@pytest.mark.parametrize("key", ["if_it_fails", "if_refused"])
-def test_what_stands_in_counts_too(spared, key):
-    """The rule's own runbook is on no level."""
-    first = Runbook("first", (Touch(), Verify()), ("touch", "verify"), **{key: "back"})
-    detectors = {"high": Above("train_loss_raw", 5.0)}
-    rules = (rule_on(detectors, "high", "SEV1", "first"),)
-    changes = {"detectors": detectors, "rules": rules, "ladder": Ladder(), "inhibit": ()}
-    story = spared(books={"first": first}, **changes)
-    story.frames(8.0)
-    assert spared.now(story) == 40
-
-    alone = Runbook("first", (Touch(), Verify()), ("touch", "verify"))
-    story = spared(books={"first": alone}, **changes)
-    story.frames(8.0)
-    assert story.actions() == ["inc-1/1/0-touch"]
-    assert spared.now(story) == 0
-
-
 def test_the_one_that_goes_back_furthest_counts(spared):
     """Its savepoint serves the nearer ones too; what cannot be so old is left out."""
     books = {"far": rollback("far", 30), "never": rollback("never", 300)}
@@ -119,12 +101,3 @@ def test_only_for_what_may_act(spared):
     story.frames(8.0)
     assert story.state.incident is not None
     assert spared.now(story) == 0
-
-
-def test_what_a_person_asked_for_counts(spared):
-    """In any mode, while it is under way."""
-    story = spared(mode="observe", books={"back": Runbook("back", (Reach(),), ("reach",))})
-    story.answer = lambda key: None
-    assert story.say("rollback", before=30).data["ok"]
-    assert story.actions() == ["inc-1/1/0-snapshot"]
-    assert spared.now(story) == 30

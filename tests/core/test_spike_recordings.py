@@ -9,21 +9,14 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from supervise.core import engine
 from supervise.core.analysis import spike_classifier
 from supervise.core.analysis.loss_band import band_of, median
 from supervise.core.analysis.spike_classifier import Evidence
-from supervise.core.model.events import Announced, Exited, Frame
-from supervise.core.model.policy import Rule
-from supervise.detectors.robust_z import RobustZ
-
-from .conftest import policy
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"
@@ -149,31 +142,3 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
 
         assert spike_classifier.rejoined(Evidence(band, after))["answer"] == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
-
-
-@pytest.mark.parametrize(
-    ("run", "kind"),
-    [("bad_random_s0", spike_classifier.RECOVERABLE), ("lr30_s0", spike_classifier.STRUCTURAL)],
-)
-def test_the_engine_says_the_same(run, kind):
-    """One rule on the loss, over the whole recording."""
-    names = tuple(NAMES.values())
-    detectors = {"z": RobustZ(metric="train_loss_raw", gt=8.0)}
-    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV1", keep_steps=20),)
-    used = replace(policy(mode="observe"), detectors=detectors, rules=rules)
-    state, log = engine.start(used), []
-    events = [
-        Announced(0, 0, 1, 1, names),
-        *(
-            Frame(step, 0, 0, step, tuple(row.get(name) for name in names))
-            for step, row in enumerate(fault(run)[:1400])
-        ),
-        Exited(1400, 0),
-    ]
-    for event in events:
-        state, made = engine.step(used, state, event)
-        log += [d for d in made if d.data.get("what") == "closed"]
-    first = log[0]
-
-    assert 800 <= first.data["breach_step"] <= 802
-    assert first.data["spike"]["class"] == kind

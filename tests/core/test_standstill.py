@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.events import Beat, Exited, Finished, Tick
-from supervise.core.model.policy import Approval, Budget
+from supervise.core.model.policy import Budget
 from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 
-from .conftest import SECOND, Above, messages, rule_on
+from .conftest import SECOND, messages, rule_on
 from .crashes import crashing, relaunched
 
 STALLED = {"stalled": Absence(after={"min": 30.0})}
@@ -103,36 +103,3 @@ def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
     assert story.state.machine == "holding"
     assert works in messages(story)[-1]["verdict"]
     assert messages(story)[-1]["next"].endswith("; the job is stalled at step 49")
-
-
-def test_where_a_person_must_be_asked_it_is_held_and_not_ended(stuck):
-    """Starting it again was asked for each time, too."""
-    story = stuck(approvals={"stop": Approval()})
-    for _ in range(2):
-        hang(story)
-        again(story)
-    hang(story)
-
-    assert story.state.machine == "holding" and starts(story) == 2
-    assert "it was restarted 2 times" in messages(story)[-1]["verdict"]
-
-
-@pytest.mark.parametrize("how", ["silent", "paused", "going"])
-def test_a_hold_says_how_it_is_with_the_job(stuck, tell, how):
-    """It stands still, it waits for us, or it goes on."""
-    if how == "silent":
-        story = stuck(runbook="hold")
-        hang(story)
-        expected = "the job is stalled at step 49"
-    else:
-        high = {"high": Above("train_loss_raw", 5.0)}
-        rules = (rule_on(high, "high", "SEV1", "hold"),)
-        story = tell(detectors=high, rules=rules, inhibit=())
-        story.frames(2.0, times=50)
-        if how == "paused":
-            story.say("pause")
-        story.frames(8.0)
-        expected = "the job is paused" if how == "paused" else "the job continues"
-
-    assert story.state.machine == "holding"
-    assert f"`supervise release RUN`; {expected}" in messages(story)[-1]["next"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.handlers.job_lifecycle import start_failed
-from supervise.core.model.events import Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Ladder
+from supervise.core.model.events import Exited, Finished, Launched
 
-from .crashes import HIGH, crashing, relaunched
+from .crashes import crashing, relaunched
 
 ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
 
@@ -39,20 +38,6 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
     assert message["next"] == "check the end of its output, and job.relaunch"
 
 
-def test_a_crash_before_the_first_step_is_answered_where_that_is_allowed(tell):
-    """The policy had stopped the job; what it starts ends by itself for the first time."""
-    story = crashing(tell, ladder=Ladder(("again", "hold")), rules=(HIGH,), inhibit=())
-    story.frames(8.0)
-    relaunched(story, 40, ended=True)
-    story.send(Exited(story.at_ns, 2))
-
-    assert len([key for key in story.actions() if "relaunch" in key]) == 2
-    assert not story.state.job.over
-    relaunched(story, 40)
-    story.send(Exited(story.at_ns, 2))
-    assert story.state.job.over and start_failed(story.state)
-
-
 @pytest.mark.parametrize("code", [0, -2, -15, 130])
 def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
     """It had nothing left to do, or somebody ended it."""
@@ -63,33 +48,6 @@ def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
 
     assert story.state.job.over and not start_failed(story.state)
     assert not story.kinds("verify", "failed")
-
-
-def test_a_start_whose_end_was_asked_for_did_not_fail(tell):
-    """Ctrl-C, which the job answers with a code of its own; or a word."""
-    data = {"signal": "SIGINT", "final": True}
-    asked = Notice(0, "signal", "SIGINT was passed on", data=data)
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.send(asked)
-    story.send(Exited(story.at_ns, 1))
-
-    assert story.state.job.over and not start_failed(story.state)
-
-
-def test_a_first_launch_or_one_that_made_a_step_did_not_fail_to_start(tell):
-    """Its own result counts."""
-    story = tell()
-    story.send(Exited(story.at_ns, 2))
-    assert story.state.job.over and not start_failed(story.state)
-
-    story = crashing(tell)
-    story.send(Exited(story.at_ns, 1))
-    relaunched(story, 40)
-    story.frames(2.0)
-    story.send(Exited(story.at_ns, 2))
-    assert not start_failed(story.state) and not story.kinds("verify", "failed")
 
 
 def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):

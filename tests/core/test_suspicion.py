@@ -11,7 +11,6 @@ from supervise.core.incidents import action_planning
 from supervise.core.model.events import Finished, Frame, Notice
 from supervise.core.model.policy import Approval, Ladder, Runbook
 from supervise.core.replay import decisions, record
-from supervise.detectors.threshold import Threshold
 
 from .conftest import Above, Reach, Verify, rule_on
 
@@ -40,14 +39,6 @@ def story(tell):
 
 def where(story):
     return action_planning.plan_context(story.state, story.state.incident)
-
-
-def test_one_trouble_makes_no_suspect(story):
-    """Nor do the steps of it that are in breach."""
-    feed(story, 0, 9604, bad=range(9600, 9604))
-
-    assert where(story).suspects == () and where(story).shards == 961
-    assert story.kinds("note", "shard-suspects") == []
 
 
 def test_two_troubles_in_a_shard_make_it_a_suspect(story):
@@ -141,53 +132,6 @@ def test_an_onset_of_its_own_comes_behind_twenty_quiet_steps(held, again, troubl
     assert told_of(held) == (1, troubles)
 
 
-def test_a_long_trouble_counts_once(held):
-    """Two hundred steps in breach, then two hundred quiet ones, then one more."""
-    epochs(held, 0, EPOCH, range(100, 300))
-    assert told_of(held) == (0, 1) and told_of(held, "10.tar") == (1, 1)
-
-    epochs(held, EPOCH, 2 * EPOCH, {973})
-    assert told_of(held) == (1, 2)
-
-
-@pytest.mark.parametrize(("again", "troubles"), [(434, 1), (470, 2)])
-def test_windows_never_overlap(tell, again, troubles):
-    """Two of 40: the first of the two may have been in the trouble before, which it lies behind."""
-    held = begin(
-        tell, Threshold("train_loss_raw", gt=5.0, m_of_n=(2, 40)), ladder=Ladder(("hold",))
-    )
-    epochs(held, 0, EPOCH, {373, 374, again, again + 1})
-
-    assert len(held.kinds("rule", "fired")) == 2 and held.state.history.opened == 1
-    assert len(held.state.context.attribution._troubles) == troubles
-
-
-def test_what_was_advisory_gives_way_to_what_acts(held):
-    """Also behind a first onset: the gradients of shard 36 only came before the loss of 37."""
-    epochs(held, 0, EPOCH, {373})
-    for step in range(EPOCH, EPOCH + 400):
-        grad, loss = (20.0 if step == 969 else 1.0), (9.0 if step == 977 else 1.0)
-        values = loss, grad, float(step % EPOCH // LENGTH), float(step)
-        held.at_ns += 1_000_000
-        held.send(Frame(held.at_ns, 0, 0, step, values))
-        if step == 970:
-            assert told_of(held, "36.tar") == (2, 2) and told_of(held) == (1, 2)
-
-    assert told_of(held) == (2, 2) and told_of(held, "36.tar") == (1, 2)
-
-
-def test_a_trouble_that_comes_back_while_it_is_watched_counts(tell):
-    """Gone back, and there again before the runbook was verified: the first time of an attempt."""
-    books = {"soften": Runbook("soften", (Reach(), Verify(clear_for=30)), ("reach", "verify"))}
-    story = begin(tell, Above("train_loss_raw", 5.0), "soften", runbooks=books)
-    epochs(story, 0, 374, {373})
-    story.attempt = 1
-    epochs(story, 365, 384, {373, 377})
-
-    assert story.state.history.opened == 1 and story.state.incident.run is not None
-    assert told_of(story) == (2, 2)
-
-
 def test_replay_finds_the_same_suspects(held):
     """From the events alone, and from a copy taken anywhere."""
     kept, events = None, len(held.events)
@@ -244,27 +188,11 @@ def test_the_batches_reach_to_the_newest_step_in_breach(held):
     assert steps_of(where(held).batches) == [*range(365, 376), 383]
 
 
-def test_a_reading_that_lasts_longer_takes_no_healthy_batch(tell):
-    """It is in breach until the loss is under 3; nothing is above 5 by then."""
-    story = begin(tell, Threshold("train_loss_raw", gt=5.0, clear=0.5), mode="observe")
-    epochs(story, 0, 400, {370, 371})
-
-    assert story.state.firing(story.policy) == ["high"]
-    assert steps_of(where(story).batches) == [*range(365, 372)]
-
-
 def test_the_batches_of_one_trouble_are_bounded(held):
     """What lasts is no matter of its batches."""
     epochs(held, 0, EPOCH, range(100, 300))
 
     assert steps_of(where(held).batches) == [*range(95, 95 + 64)]
-
-
-def test_another_onset_has_its_own_batches(held):
-    """Those of the last one are told by its own quarantine."""
-    epochs(held, 0, EPOCH, {370, 470, 471})
-
-    assert steps_of(where(held).batches) == [*range(465, 472)]
 
 
 def book(verb, first):
@@ -278,21 +206,6 @@ def book(verb, first):
 def dropped(story):
     (made,) = [d for d in story.kinds("intent") if d.data["action"]["verb"] == "quarantine"]
     return [int(each["name"]) - 1000 for each in made.data["action"]["args"]["add"]]
-
-
-def test_what_is_known_when_the_job_is_paused_is_dropped(tell):
-    """The pause is seen three steps late, and the trouble has gone on."""
-    story = begin(
-        tell,
-        Above("train_loss_raw", 5.0),
-        "soften",
-        runbooks={"soften": book("reach", Reach())},
-        answer=lambda _: None,
-    )
-    epochs(story, 0, 374, range(370, 374))
-    story.send(Finished(story.at_ns, story.actions()[0], True, {"ack_step": 373}))
-
-    assert dropped(story) == [*range(365, 374)]
 
 
 @pytest.mark.parametrize("silence", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from supervise.core.model import state_machine
 from supervise.core.model.events import Adopted, Finished
 from supervise.core.replay import decisions, record
 
@@ -41,17 +40,6 @@ def test_an_action_under_way_gets_its_time_anew(tell):
     assert [d.data["action"]["id"] for d in story.kinds("commit")] == [waiting]
 
 
-def test_an_action_that_nobody_finishes_is_in_doubt_in_the_end(tell):
-    """The taking over gives time, not absolution."""
-    story = tell(answer=lambda action_id: None)
-    story.frames(2.0, times=30)
-    story.frames(8.0)
-    adopt(story)
-    story.tick(seconds=3600.0)
-
-    assert story.kinds("in_doubt")
-
-
 def test_a_verification_does_not_fail_because_nobody_looked(tell):
     """No frame for an hour means nothing when nobody could have seen one."""
     story = tell()
@@ -62,19 +50,6 @@ def test_a_verification_does_not_fail_because_nobody_looked(tell):
     story.tick()
 
     assert not story.kinds("verify", "failed")
-
-
-def test_a_hold_stays_a_hold(tell):
-    """A person was asked for; that a process died is no answer."""
-    story = tell(answer=lambda action_id: Finished(story.at_ns, action_id, False, {}, "no"))
-    story.frames(2.0, times=30)
-    story.frames(8.0)
-    assert story.state.machine == state_machine.HOLDING
-
-    adopt(story, alive=False)
-
-    assert story.state.machine == state_machine.HOLDING
-    assert "ended meanwhile" in story.kinds("note", "adopted")[0].reason
 
 
 def test_a_request_waits_on_and_can_be_answered(tell):
@@ -88,14 +63,3 @@ def test_a_request_waits_on_and_can_be_answered(tell):
 
     assert story.say("approve", id="ask-1").data["ok"]
     assert len(story.actions()) == 1
-
-
-def test_a_request_that_nobody_answers_is_denied_in_the_end(tell):
-    """The taking over adds what was lost, and no more."""
-    story = tell(mode="approve")
-    story.frames(2.0, times=50)
-    story.frames(8.0)
-    adopt(story)
-    story.tick(seconds=86400.0)
-
-    assert [d.data["what"] for d in story.kinds("approval")] == ["denied"]

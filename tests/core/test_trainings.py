@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.incidents import withdrawal
-from supervise.core.model.events import Announced, Exited, Finished, Frame, Launched
-from supervise.core.model.policy import Ladder, Runbook
+from supervise.core.model.events import Announced, Exited, Finished, Launched
+from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 
-from .conftest import NAN, SECOND, Story, Touch, Verify, messages
+from .conftest import NAN, Story, messages
 
 UNDO = "inc-1/1/undo-conftest"  # verbs are named as their modules are
 OVER = "over: its training session ended after step {}; another one starts"
@@ -61,38 +61,6 @@ def test_an_incident_ends_with_its_training(begun):
     assert len(story.kinds("incident", "opened")) == 1
 
 
-@pytest.mark.parametrize("mode", ["shadow", "enforce"], ids=["at once", "behind an action"])
-def test_the_loss_is_classified_as_at_the_end_of_the_job(begun, mode):
-    """What the new one's loss is like is no evidence."""
-    ended, story = (begun(mode=mode, answer=lambda key: None) for _ in range(2))
-    for each in (ended, story):
-        each.frames(8.0, times=5)
-    ended.send(Exited(ended.at_ns, 0))
-    another(story)
-    story.frames(2.0, times=30)
-    if mode == "enforce":
-        story.send(Finished(story.at_ns, "inc-1/1/0-reach", True))
-        story.send(Finished(story.at_ns, UNDO, True))
-    story.frames(2.0, times=300)
-
-    (closed,), (known,) = (each.kinds("incident", "closed") for each in (story, ended))
-    assert closed.data["spike"] == known.data["spike"]
-    assert closed.data["spike"]["questions"]
-    assert not story.kinds("incident", "classified")
-
-
-def test_the_same_rule_fires_in_the_next_training(begun):
-    """It fires anew, and begins on the first level: here nothing was tried yet."""
-    story = begun()
-    story.frames(8.0, times=5)
-    another(story)
-    story.frames(2.0, times=5)
-    story.frames(8.0, times=2)
-
-    assert story.actions() == ["inc-1/1/0-reach", UNDO, "inc-2/1/0-reach"]
-    assert [d.incident for d in story.kinds("incident", "opened")] == ["inc-1", "inc-2"]
-
-
 def test_a_verification_ends_and_nothing_follows_it(begun):
     """The new training's frames neither fulfil it nor fail it; what stands is taken back."""
     story = begun()
@@ -105,17 +73,6 @@ def test_a_verification_ends_and_nothing_follows_it(begun):
     assert story.actions() == ["inc-1/1/0-reach", UNDO]
     assert [d.data["action"]["verb"] for d in story.kinds("intent")] == ["reach", "conftest"]
     assert story.kinds("incident", "closed")[0].data["acted"] is True
-
-
-def test_a_probation_ends(begun):
-    """It did not last as long as it takes to call it recovered."""
-    story = begun()
-    story.frames(8.0, *[2.0] * 8)
-    assert story.state.machine == "probation"
-    another(story)
-
-    assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(48)
-    assert story.state.machine == "warming"
 
 
 def test_a_request_is_withdrawn(begun):
@@ -164,32 +121,6 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0)
     assert story.actions() == [waiting, "inc-2/1/0-reach"]
     assert not [one for one in story.actions() if "undo" in one]
-
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_whatever_it_came_to_is_on_record(begun, ok):
-    """Done in its training, or not: of two steps the second is not asked for."""
-    book = Runbook("soften", (Touch(), Touch(), Verify()), ("touch", "touch", "verify"))
-    story = begun(answer=lambda key: None, runbooks={"soften": book, "back": book})
-    story.frames(8.0, 8.0)
-    another(story)
-    story.send(Finished(story.at_ns, "inc-1/1/0-touch", ok, {}, None if ok else "it went away"))
-
-    assert len(story.kinds("commit" if ok else "abort")) == 1
-    assert story.actions() == ["inc-1/1/0-touch"]
-    assert story.state.incident is None
-
-
-def test_one_without_an_outcome_does_not_keep_it_open(begun):
-    """In doubt, it is over all the same."""
-    story = begun(answer=lambda key: None)
-    story.frames(8.0, 8.0)
-    another(story)
-    story.tick(3600.0)
-    story.send(Finished(story.at_ns, UNDO, True))  # it may have been done
-
-    assert story.kinds("in_doubt")
-    assert story.state.incident is None
 
 
 def test_a_new_launch_goes_on_with_its_incident(begun):
@@ -241,33 +172,6 @@ def test_ranks_begin_one_after_the_other(begun):
     assert story.state.incident.id == "inc-3"
 
 
-def test_a_launch_is_no_other_training(begun):
-    """A job that is started again goes on, and so does its incident."""
-    story = begun(mode="shadow")
-    story.frames(8.0, times=3)
-    story.send(Launched(story.at_ns, 2, 1))
-    story.send(Announced(story.at_ns, 0, 1, 2, story.names, 9))
-    story.attempt = 1
-    story.frames(8.0)
-
-    assert not story.kinds("incident", "closed")
-    assert story.state.incident is not None
-
-
-def test_a_crash_behind_it_is_one_of_the_new_training(begun):
-    """The end of the job with an action under way: the incident was of the one before."""
-    story = begun(answer=lambda key: None, job={"on_crash": "back"})
-    story.frames(8.0, 8.0)
-    another(story)
-    story.send(Frame(story.at_ns + SECOND, 0, 0, 42, (2.0, 1.0)))
-    story.send(Exited(story.at_ns, 1))
-    assert story.state.incident.id == "inc-1"
-    story.send(Finished(story.at_ns, "inc-1/1/0-reach", False, {}, "the job has ended"))
-
-    assert story.kinds("incident", "closed")[0].reason == "closed: " + OVER.format(41)
-    assert [d.incident for d in story.kinds("incident", "opened")] == ["inc-1", "inc-2"]
-
-
 def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun):
     """A hold goes on, and so does the incident; people are told that it is another program."""
     story = begun(mode="shadow")
@@ -277,18 +181,6 @@ def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun)
 
     assert [d.data["what"] for d in made] == ["program-replaced"]
     assert story.state.incident.id == before and not story.state.incident.deferred.session_end
-
-
-def test_what_went_with_its_training_may_have_been_done(begun):
-    """Only what the job has refused is known not to act on the next one."""
-    story = begun(answer=lambda key: None)
-    story.frames(8.0)
-    another(story)
-    story.send(Finished(story.at_ns, "inc-1/1/0-reach", False, {}, "rank 0 went away"))
-    story.send(Finished(story.at_ns, UNDO, True))
-
-    assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    assert len(story.kinds("incident", "closed")) == 1
 
 
 @pytest.mark.parametrize("error", [None, "a rank refused"])
@@ -308,19 +200,3 @@ def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     assert len(story.kinds("incident", "closed")) == 1
     failed = [told for told in messages(story) if "undoing an action failed" in told["title"]]
     assert len(failed) == (error is not None)
-
-
-def test_an_undo_that_the_end_cut_short_is_asked_for_again(begun):
-    """It went with the training, and may not have been done."""
-    story = begun(answer=lambda key: None)
-    story.frames(8.0)
-    story.send(Finished(story.at_ns, "inc-1/1/0-reach", True, {"ack_step": story.step}))
-    story.frames(8.0, times=31)  # it did not help
-    assert story.actions() == ["inc-1/1/0-reach", UNDO]
-    another(story)
-    story.send(Finished(story.at_ns, UNDO, False, {}, "rank 0 went away"))
-    assert story.actions() == ["inc-1/1/0-reach", UNDO, UNDO]
-    story.send(Finished(story.at_ns, UNDO, True))
-
-    assert len(story.kinds("incident", "closed")) == 1
-    assert not [told for told in messages(story) if "failed" in told["title"]]

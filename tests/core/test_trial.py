@@ -80,39 +80,3 @@ def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
     assert good(story) == ["before", "verifying", "probation"]
     assert twin.checkpoints.on_trial()
     assert twin.checkpoints.good() == story.state.checkpoints.good()[:1]
-
-
-def test_a_relapse_on_probation_takes_the_whole_attempt_with_it(tell):
-    """Not only what was saved since it showed again."""
-    story = unanswered(tell)
-    story.frames(2.0, times=10)
-    save(story, "probation", 108)
-    story.frames(8.0, times=2)
-
-    assert good(story) == ["before"]
-    assert story.state.checkpoints.suspects() == {"probation"}
-
-
-def test_a_worse_trouble_ends_the_trial_of_an_attempt(tell):
-    """Its verification is broken off."""
-    story = unanswered(tell)
-    story.frames(2.0, times=2)
-    save(story, "verifying", 102)
-    story.frames(99.0)
-    assert story.kinds("verify", "preempted")
-
-    assert story.state.checkpoints.suspects() == {"verifying"}
-
-
-def test_a_copy_has_its_own_checkpoints(tell):
-    """And crashes, and silences."""
-    story = tell()
-    save(story, "a", 30)
-    twin = story.state.copy()
-    save(story, "a", 30, ok=False)
-    story.state.rules.silenced["spike"] = (9, "anna")
-    story.state.job.restarts.crashes.append(3)
-
-    assert [found.id for found in twin.checkpoints.good()] == ["a"]
-    assert not twin.rules.silenced
-    assert not twin.job.restarts.crashes

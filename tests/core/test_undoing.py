@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from supervise.actions.lr_scale import LrScale
-from supervise.actions.notify import Notify
 from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.undo import Undo
-from supervise.core.model.events import Announced, Finished, Notice
+from supervise.core.model.events import Finished, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.threshold import Threshold
 
@@ -68,18 +67,6 @@ def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell)
     assert order[-4:] == ["verify", "intent", "intent", "verify"]
 
 
-def test_it_is_taken_back_on_a_relapse_and_before_a_hold_too(tell):
-    """On probation its rate still stands."""
-    story = easing(tell, ladder=Ladder(("ease", "hold")))
-    story.frames(8.0)
-    story.frames(2.0, times=8)
-    assert story.state.machine == "probation"
-    story.frames(8.0, times=3)
-
-    assert labels(story)[-1] == "1/undo-lr_scale"
-    assert story.state.machine == "holding"
-
-
 def test_what_helped_stays(tell):
     """Recovered: nothing is undone, it re-warms by itself."""
     story = easing(tell)
@@ -116,20 +103,6 @@ def test_a_step_undo_takes_back_what_an_earlier_runbook_did(tell):
     assert labels(story) == ["1/1-touch"]
 
 
-def test_a_step_undo_that_fails_fails_its_runbook(tell):
-    """SEV0, held."""
-
-    def answer(key):
-        return Finished(0, key, "undo" not in key, {}, "gone" if "undo" in key else None)
-
-    story = easing(tell, answer=answer)
-    story.frames(8.0)
-    story.frames(99.0)
-
-    assert labels(story)[-1] == "2/0-undo-lr_scale"
-    assert story.state.machine == "holding"
-
-
 def refusing(tell, **changes):
     books = {
         "mend": Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"), if_refused="back"),
@@ -157,23 +130,6 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
     assert story.state.incident.escalation.level == 1
 
 
-def test_it_gives_way_once(tell):
-    """When that cannot work either, evidence is all there is."""
-    story = refusing(
-        tell,
-        runbooks={
-            "mend": Runbook("mend", (Rollback(),), ("rollback",), if_refused="back"),
-            "back": Runbook("back", (LrScale(set=0.5),), ("lr_scale",), if_refused="mend"),
-        },
-    )
-    story.send(Announced(0, 0, 2, 1, story.names))
-    story.frames(8.0)
-
-    assert labels(story) == []
-    assert len(story.kinds("abort", "refused")) == 2
-    assert story.state.incident.phase == "open"
-
-
 def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
     """The level above cannot work: back to the one below, unless that is what just failed."""
     for losses, again in (((8.0,) * 60, False), ((2.0,) * 10 + (8.0,) * 3, True)):
@@ -189,48 +145,6 @@ def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
         assert refused.data["substitute"] == ("back" if again else "hold")
         assert labels(story) == ["1/0-touch"] + ["2/0-touch"] * again
         assert (story.state.machine == "holding") is not again
-
-
-def test_what_only_tells_may_stand_in_each_time(tell):
-    """Nothing asks whether it helped."""
-    detectors = {"high": Above("train_loss_raw", 5.0)}
-    books = {
-        "mend": Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"), if_refused="tell"),
-        "tell": Runbook("tell", (Notify(),), ("notify",)),
-    }
-    story = refusing(
-        tell,
-        runbooks=books,
-        ladder=Ladder(("mend", "hold")),
-        rules=(rule_on(detectors, "high", "SEV1", "mend"),),
-    )
-    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
-    for _ in range(2):
-        story.frames(8.0, *[2.0] * 600)
-
-    assert [each.data["substitute"] for each in story.kinds("abort", "refused")] == ["tell", "tell"]
-    assert not story.kinds("incident", "held")
-
-
-def test_what_was_refused_was_not_tried(tell):
-    """In the cooldown it is asked each time, and something else stands in until it can work."""
-    detectors = {"high": Above("train_loss_raw", 5.0)}
-    story = refusing(
-        tell,
-        ladder=Ladder(("back", "mend", "hold")),
-        budgets={},
-        warmup_steps=0,
-        rules=(rule_on(detectors, "high", "SEV1", "back", cooldown_steps=10_000),),
-    )
-    story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
-    for _ in range(4):
-        story.frames(8.0, *[2.0] * 60)
-        assert story.state.incident is None
-    story.state.job.unavailable.clear()
-    story.frames(8.0)
-
-    assert [label[2:] for label in labels(story)] == ["0-touch"] * 4 + ["0-rollback"]
-    assert len(story.kinds("abort", "refused")) == 3
 
 
 def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):

@@ -10,11 +10,11 @@ from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.catalog import load_policy
 from supervise.core.incidents import withdrawal
-from supervise.core.model.events import Beat, Exited, Finished, Frame, Tick
+from supervise.core.model.events import Beat, Finished, Frame, Tick
 from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.detectors.absence import Absence
 
-from .conftest import SECOND, Story, Touch, Verify, messages, rule_on
+from .conftest import SECOND, Story, Touch, Verify, rule_on
 
 IDLE_S = 10  # the idle watch of `stop-and-page`
 
@@ -109,21 +109,6 @@ def test_a_job_that_stays_hung_is_stopped(stalling, limit):
     assert job.stopped
 
 
-def test_people_hear_that_it_was_withdrawn_and_why(stalling):
-    """What happened, and what is under way now: nothing."""
-    job = stalling()
-    for _ in range(125):
-        job.second(step=False)
-    for _ in range(8):
-        job.second(step=True)
-
-    (record,) = job.story.kinds("abort")
-    assert record.data["what"] == "withdrawn" and record.reason.endswith(withdrawal.STEPS_AGAIN)
-    message = messages(job.story)[-1]
-    assert message["title"] == "inc-1: end withdrawn"
-    assert message["next"] == "the job continues; no action is in progress"
-
-
 def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):
     """While evidence is taken; then there is no intent."""
     job = stalling(answer=lambda key: None)
@@ -165,16 +150,6 @@ def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
         job.second(step=True)
 
     assert not job.stopped and not [key for key in job.story.actions() if key.endswith("stop")]
-
-
-def test_what_a_person_orders_asks_for_no_reason(stalling):
-    """A healthy job is stopped by `supervise stop`."""
-    job = stalling()
-    job.story.say("stop")
-    for _ in range(IDLE_S + 2):
-        job.second(step=True)
-
-    assert job.stopped
 
 
 @dataclass(frozen=True)
@@ -254,14 +229,6 @@ def test_silence_that_has_a_reason_fails_no_verification(high, phase, fails):
         story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
 
     assert bool(story.kinds("verify", "failed")) is fails
-
-
-def test_a_dead_job_asks_for_no_reason(high):
-    """Nothing is harmed, and nothing will clear."""
-    story = high()
-    story.send(Exited(story.at_ns, 1))
-
-    assert withdrawal.lost_reason(story.policy, story.state, Ends()) == ""
 
 
 def test_the_shipped_policies_judge_short_stalls_alike():

@@ -19,15 +19,6 @@ def held(tell, **more):
     return story
 
 
-def test_every_word_has_an_answer(tell):
-    """Also one that nobody knows; the answer names the word that it answers."""
-    said = tell().say("dance")
-
-    assert not said.data["ok"]
-    assert said.data["command_id"] == "k1"
-    assert said.reason == "anna: dance: unknown command 'dance'"
-
-
 def test_a_rate_is_set_in_an_incident_of_its_own(tell):
     """Asked, answered, intended, on probation, closed."""
     story = tell()
@@ -102,16 +93,6 @@ def asking(tell):
     return story
 
 
-def test_a_person_puts_into_quarantine_what_the_job_asks_about(tell):
-    """It tells of no shards, and leaves out what it is told to."""
-    story = asking(tell)
-    said = story.say("quarantine", shards=["data/s1.tar"])
-
-    assert said.data["answer"] == "inc-1: quarantine sent to the job"
-    args = story.kinds("intent")[0].data["action"]["args"]
-    assert args["add"] == [{"kind": "shard", "name": "data/s1.tar"}]
-
-
 @pytest.mark.parametrize(
     ("shards", "told"),
     [
@@ -131,24 +112,6 @@ def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards,
     assert said.data["answer"] == (
         f"inc-1: quarantine sent to the job; not among the 2 shards seen so far: {told}"
     )
-
-
-def test_a_name_that_the_job_cuts_short_is_not_said_to_be_unseen(tell):
-    """Nobody can say which one that is."""
-    said = asking(tell).say("quarantine", shards=["a" * 91])
-
-    assert said.data["answer"] == "inc-1: quarantine sent to the job"
-
-
-def test_a_job_that_is_not_paused_is_not_resumed_in_an_incident_either(tell):
-    """Held or not; nothing is asked of the job."""
-    story = held(tell)
-    before = story.actions()
-    said = story.say("resume")
-
-    assert (said.data["ok"], said.data["answer"]) == (False, "the job is not paused")
-    assert story.actions() == before
-    assert story.say("pause").data["ok"] and story.say("resume").data["ok"]
 
 
 def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
@@ -177,15 +140,6 @@ def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
     assert story.say("resume").data["answer"] == "the job is not paused"
     story.frames(2.0, times=30)
     assert story.state.machine == "nominal"
-
-
-def test_several_ranks_refuse_what_cannot_be_done_together(tell):
-    """The reason of the action itself."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.state.job.world_size = 2
-
-    assert "2 ranks cannot be changed at the same step" in story.say("pause").data["answer"]
 
 
 def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(tell):
