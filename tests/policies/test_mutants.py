@@ -20,7 +20,7 @@ PACKS = shipped.names("policies/packs")
 UNSEEN = {
     # By state, and the pack runs nothing, so that its runs never come to `acting` or `probation`.
     "schedule": {
-        "inhibit of schedule.rate, schedule.restarted, schedule.phase, schedule.counters is gone"
+        "inhibit of schedule.rate, schedule.restarted, schedule.phase, schedule.counters removed"
     },
     # What else `torn` asks for has more samples by then.
     "update_scale": {"update_scale.loss_z.min: 32 -> 16"},
