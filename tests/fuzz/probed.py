@@ -126,7 +126,7 @@ def use_notices(home: Path, raw: bytes) -> None:
 
 def notice_seeds(home: Path) -> list[bytes]:
     letters: list[Any] = [
-        {"notice": e.kind, "message": e.message, "step": e.step, "data": e.data}
+        {"notice": e.kind, "message": e.message, "step": e.step, "frame": 0, "data": e.data}
         for e in events()
         if isinstance(e, Notice)
     ]

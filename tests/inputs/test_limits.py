@@ -96,7 +96,7 @@ def test_a_header_out_of_range_is_a_fault_of_the_segment(tmp_path, writer, name,
     segments.close()
 
 
-NOTICE: dict[str, Any] = {"notice": "note", "message": "m", "step": 3, "data": {}}
+NOTICE: dict[str, Any] = {"notice": "note", "message": "m", "step": 3, "frame": 4, "data": {}}
 SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 4}}
 
 
@@ -127,6 +127,7 @@ SAVED = {"path": "/c", "file": {"size": 1, "mtime_ns": 2, "inode": 3, "device": 
                 {"data": {"\udc00": 1}},
                 {"data": {"a": 10**30}},
                 {"data": {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}},
+                *({"frame": frame} for frame in (-1, 2**53, None)),
                 *({"notice": kind} for kind in sorted(OWN)),
                 {"notice": "continuity", "data": {"ok": False, "loss": {"was": "x", "is": 1.0}}},
                 {"notice": "continuity", "data": {"ok": False, "loss": 3}},

@@ -244,8 +244,8 @@ def test_notices_beyond_the_ring_are_counted(mailbox, segment):
     "letter",
     [
         [],
-        {"notice": "note", "message": "m", "step": 1},
-        {"notice": "note", "message": 5, "step": 1, "data": {}},
+        {"notice": "note", "message": "m", "step": 1, "frame": 0},
+        {"notice": "note", "message": 5, "step": 1, "frame": 0, "data": {}},
         {"ack": "k", "verb": "v", "step": "7", "ok": True, "result": {}, "error": None},
         {"ack": "k", "verb": "v", "step": 7, "ok": 1, "result": {}, "error": None},
         {"ack": "k", "verb": "v", "step": 7, "ok": True, "result": {}, "error": None, "more": 1},
@@ -260,6 +260,21 @@ def test_a_letter_of_the_wrong_shape_is_one_note(writer, segment, letter):
     assert note.kind == "note"
     assert "1 letters from the probe of rank 2" in note.message
     assert segment.acks() == []
+
+
+def test_a_notice_stands_between_the_frames_it_came_between(writer, mailbox, segment):
+    """Read in one poll, with steps that go back: what explains a frame is judged before it."""
+    writer.announce(["train_loss_raw"])
+    for step, attempt in ((7, 0), (8, 0), (5, 1), (6, 1)):
+        if attempt and step == 5:
+            mailbox.notice("resume-refused", "the job does not resume", step)
+        writer.publish(step, attempt, [1.0], 10 + step)
+    mailbox.notice("note", "at the end", 7)
+
+    steps = [(type(event).__name__, event.step) for event in segment.poll()[1:]]
+
+    frames = [("Frame", step) for step in (7, 8, 5, 6)]
+    assert steps == [*frames[:2], ("Notice", 5), *frames[2:], ("Notice", 7)]
 
 
 def test_letters_from_several_threads_all_arrive(mailbox, segment):

@@ -84,7 +84,7 @@ class Mailbox:
         self, kind: str, message: str, step: int, data: Optional[Mapping[str, Any]] = None
     ) -> None:
         """Report something about the watching itself; see `Notice` for the kinds."""
-        letter = {"notice": kind, "message": message, "step": step}
+        letter = {"notice": kind, "message": message, "step": step, "frame": self._writer.frames}
         self._writer.post(_fit(letter, "data", data or {}))
 
     def _remember(self, key: str) -> None:

@@ -112,6 +112,11 @@ class Writer:
             os.unlink(fresh)
         return writer
 
+    @property
+    def frames(self) -> int:
+        """Return how many frames were published."""
+        return self._seq
+
     def announce(self, names: Sequence[str]) -> None:
         """Say which metrics `publish` gets, in order. Late names are added at the end.
 

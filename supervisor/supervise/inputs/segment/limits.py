@@ -24,7 +24,8 @@ MAX_DEPTH = 16
 MAX_CODE = 1 << 31
 
 ACK = {"ack": str, "verb": str, "step": int, "ok": bool, "result": dict, "error": str | None}
-NOTICE = {"notice": str, "message": str, "step": int | None, "data": dict}
+# `frame`: how many frames were published before it.
+NOTICE = {"notice": str, "message": str, "step": int | None, "frame": int, "data": dict}
 
 # Kinds of notices that only the supervisor itself may give.
 OWN = frozenset(
@@ -124,6 +125,8 @@ def letter(found: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
         return False
     if shape is ACK:
         return _answers(found)
+    if not 0 <= found["frame"] < MAX_STEP:
+        return False
     kind = found["notice"]
     return kind not in OWN and _told(found["data"], DATA.get(kind, {}))
 

@@ -8,10 +8,12 @@ Decides nothing: what a gap, a fault or a silent rank means is the engine's affa
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,7 @@ class Segment:
         return cls(SegmentFile(Path(path)), clock)
 
     def poll(self, limit: int = 1024) -> list[Event]:
-        """Return what is new: names, then frames and gaps in order, then notices.
+        """Return what is new: names, then frames, gaps and notices in the order of the probe.
 
         A slot that is half-written ends the frames for now; the next call tries it again.
 
@@ -98,8 +100,11 @@ class Segment:
         counters = self._file.counters()
         events: list[Event] = []
         self._take_names(counters, events)
-        self._take_frames(read_u64(counters, wire.HEAD_AT), limit, events)
-        self._take_letters(read_u64(counters, wire.LETTERS_HEAD_AT), events)
+        # The frames first: a notice that was read is then never older than a frame that was not.
+        frames: list[tuple[int, Event]] = []
+        self._take_frames(read_u64(counters, wire.HEAD_AT), limit, frames)
+        notices = self._take_letters(read_u64(counters, wire.LETTERS_HEAD_AT))
+        events += [event for _, event in heapq.merge(frames, notices, key=itemgetter(0))]
         return events
 
     def unread(self) -> int:
@@ -245,7 +250,8 @@ class Segment:
             )
         )
 
-    def _take_frames(self, head: int, limit: int, events: list[Event]) -> None:
+    def _take_frames(self, head: int, limit: int, found: list[tuple[int, Event]]) -> None:
+        """Add frames and gaps to `found`, each with the number of frames published by then."""
         if self._tries >= wire.PATIENCE:
             raise self._file.fault("has frames, but its table of names is damaged")
         if self._odd is not None:  # what came before it is told first
@@ -256,13 +262,15 @@ class Segment:
                 self._odd = f"number {seq + lost}"
                 return
             if slot is None:
-                events.append(Gap(self._clock(), self.rank, seq, lost))
+                found.append((seq + lost, Gap(self._clock(), self.rank, seq, lost)))
                 continue
             self._odd = limits.slot(slot, self._clock())
             if self._odd is not None:
                 return
             if len(slot.values) > len(self._names):
-                self._take_names(self._file.counters(), events)
+                names: list[Event] = []
+                self._take_names(self._file.counters(), names)
+                found += [(seq, event) for event in names]
             absent = len(self._names) - len(slot.values)
             if absent < 0:
                 self._held = taken[index:]
@@ -270,12 +278,15 @@ class Segment:
                 return
             self._tries = 0
             values = slot.values + (None,) * absent  # names that came after this frame
-            events.append(Frame(slot.at_ns, self.rank, slot.attempt, slot.step, values))
+            frame = Frame(slot.at_ns, self.rank, slot.attempt, slot.step, values)
+            found.append((seq + 1, frame))
             if self._last is not None and self._last[0] == seq - 1 and slot.at_ns > self._last[1]:
                 self._step_ns.append(slot.at_ns - self._last[1])
             self._last = (seq, slot.at_ns)
 
-    def _take_letters(self, head: int, events: list[Event]) -> None:
+    def _take_letters(self, head: int) -> list[tuple[int, Event]]:
+        """Return notices, each with the number of frames published before it; keep the acks."""
+        found: list[tuple[int, Event]] = []
         bad, newest = 0, 0
         for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
             letter = parse(raw) if raw is not None else None
@@ -285,14 +296,15 @@ class Segment:
             elif number + (lost or 1) <= self._reported:
                 continue
             elif limits.letter(letter, limits.NOTICE):
-                fields = {"kind": letter.pop("notice"), **letter}
-                events.append(self._notice(number, **fields))
+                frame, kind = letter.pop("frame"), letter.pop("notice")
+                found.append((frame, self._notice(number, kind=kind, **letter)))
             else:
                 bad += lost or 1
                 newest = number + max(lost - 1, 0)
         if bad:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
-            events.append(self._notice(newest, kind="note", message=message))
+            found.append((self._frames.next, self._notice(newest, kind="note", message=message)))
+        return found
 
     def _notice(self, letter: int, **fields: Any) -> Notice:
         return Notice(
