@@ -53,7 +53,6 @@ CATALOG = catalog()
 
 
 def test_these_are_the_verbs():
-    """The file name is the verb."""
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
     verbs += " stop verify quarantine unquarantine checkpoint undo hold"
 
@@ -64,7 +63,6 @@ def test_these_are_the_verbs():
 
 @pytest.mark.parametrize("verb", CATALOG)
 def test_it_says_what_it_does_and_how_to_take_it_back(verb):
-    """Every docstring is a page of the catalog."""
     page = inspect.getdoc(CATALOG[verb])
 
     assert all(heading in page for heading in ("Example:\n", "Undo: ", "Source: "))
@@ -92,7 +90,6 @@ def test_its_fields_tell_steps_from_seconds(verb):
 
 @pytest.mark.parametrize("verb", CATALOG)
 def test_its_defaults_can_work(verb):
-    """A runbook that names only the verb is valid."""
     assert CATALOG[verb](**NEEDED.get(verb, {})).check() == []
 
 
@@ -110,7 +107,6 @@ def test_its_defaults_can_work(verb):
     ],
 )
 def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, context):
-    """One rank of many must never be changed alone."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
 
     with pytest.raises(Refused, match=f"{verb} changes training, and 4 ranks cannot"):
@@ -123,7 +119,6 @@ def test_with_several_ranks_it_is_refused_before_anything_is_touched(verb, conte
     "verb", ["relaunch", "resume", "snapshot", "stop", "raise_sampling", "profile"]
 )
 def test_what_harms_no_rank_works_with_several(verb, context):
-    """Evidence, ending, and above all letting a held job go on."""
     CATALOG[verb]().plan(context(world_size=4))
 
     assert not CATALOG[verb].changes_training
@@ -143,7 +138,6 @@ def test_it_returns_what_was_observed(verb, context, fake_job):
 
 @pytest.mark.parametrize("verb", ANSWERS)
 def test_an_answer_without_an_effect_is_a_failure(verb, context, fake_job):
-    """An ack alone proves nothing."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
 
     with pytest.raises(ActionError):
@@ -163,7 +157,6 @@ def test_a_refusal_of_the_probe_is_passed_on(verb, context, fake_job):
 
 
 def test_zero_actions_means_nothing_that_touches_the_job():
-    """Evidence, messages and looking do not count."""
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
     assert free == {"snapshot", "hold", "notify", "verify", "raise_sampling", "profile"}

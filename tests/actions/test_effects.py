@@ -24,7 +24,6 @@ def test_a_rate_that_is_really_lower_is_believed():
 
 
 def test_a_rate_that_is_not_lower_is_named():
-    """The sentence has both numbers."""
     assert shows(1e-3, 1e-3) == "the learning rate is 1 of the job's own, not 0.5"
 
 
@@ -35,7 +34,6 @@ def test_a_rewarm_may_have_begun(used, seen):
 
 
 def test_a_job_without_a_rate_is_not_judged():
-    """Absent is not a contradiction."""
     assert shows(None, None) is None
 
 
@@ -64,7 +62,6 @@ def during(used: float, held: float, rewarm: float | None = None) -> dict[str, f
 
 
 def goes_back(frame: dict[str, float | None]) -> set[str | None]:
-    """What the two actions that go back say of their first frame."""
     done = {"step": 125, "attempt": 1}
     return {
         Rollback().effect(EffectCheck(BACK, done, frame, 126, 1)),

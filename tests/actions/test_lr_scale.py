@@ -21,7 +21,6 @@ def test_the_target_is_absolute(context, fake_job):
 
 @pytest.mark.parametrize("seen", [1.0, 0.25, None, "0.5"])
 def test_another_scale_than_asked_for_is_a_failure(seen, context, fake_job):
-    """Verified by what the optimizer has, not by what was sent."""
     action = LrScale(set=0.5)
 
     with pytest.raises(ActionError, match=r"asked for a learning rate scale of 0.5, the job has"):
@@ -29,7 +28,6 @@ def test_another_scale_than_asked_for_is_a_failure(seen, context, fake_job):
 
 
 def test_undo_is_the_jobs_own_rate():
-    """Back to a factor of one, and that is the end of it."""
     assert LrScale(set=0.5, rewarm=9).undo() == LrScale(set=1.0)
     assert LrScale(set=1.0).undo() is None
 

@@ -23,7 +23,6 @@ def test_stop_tells_the_scheduler_whether_to_run_it_again(requeue, code, context
 
 
 def test_a_process_that_outlives_kill_is_a_failure(context, fake_job):
-    """Stuck in the kernel: said, not hidden."""
     job = fake_job({"how": "kill", "returncode": -9, "survivors": [77]})
 
     with pytest.raises(ActionError, match="still alive after KILL"):
@@ -40,7 +39,6 @@ def test_the_longest_stop_fits_into_its_deadline():
 
 
 def test_skip_counts_are_bounded(context, fake_job):
-    """Zero is no action, and a million is no skip."""
     assert [SkipStep(count=count).check() == [] for count in (0, 1, 3, 4)] == [
         False,
         True,
@@ -84,7 +82,6 @@ def test_a_job_that_works_is_not_stopped(works, context, fake_job):
 
 
 def test_a_job_that_waits_is_stopped(context, fake_job):
-    """Neither CPU nor data for the whole time: that is a hang."""
     stop = Stop(if_idle=10.0)
     job = fake_job({"how": "term", "returncode": -15, "survivors": []})
 

@@ -9,7 +9,6 @@ from supervise.actions.resume import Resume
 
 
 def test_the_lease_goes_to_the_probe_in_seconds(context, fake_job):
-    """Who never renews it loses the job, not the other way round."""
     job = fake_job({"paused_step": 153})
     action = Pause(lease=60.0)
 
@@ -19,12 +18,10 @@ def test_the_lease_goes_to_the_probe_in_seconds(context, fake_job):
 
 
 def test_resume_takes_it_back():
-    """A runbook that fails half-way lets the job go on."""
     assert Pause().undo() == Resume()
     assert Resume().undo() is None
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0, 9.0, 1e6, float("nan")])
 def test_a_lease_must_be_bounded(lease):
-    """Neither gone before it is renewed, nor for ever."""
     assert [field for field, _ in Pause(lease=lease).check()] == ["lease"]

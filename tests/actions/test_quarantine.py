@@ -14,7 +14,6 @@ HELD = {"generation": 3, "held": 3, "entries": 4, "ranks": 1}
 
 @pytest.fixture
 def job(fake_job):
-    """A job whose quarantine answers as told."""
 
     def make(answer):
         made = fake_job(answer)
@@ -56,7 +55,6 @@ def test_suspects_become_names(context, job):
     ],
 )
 def test_an_empty_selection_and_a_large_one_are_refused(changes, why, context):
-    """Never nothing, never all."""
     with pytest.raises(Refused, match=why):
         Quarantine().plan(context(**changes))
 
@@ -98,7 +96,6 @@ def test_a_person_is_on_record_and_not_bound_by_what_was_seen_so_far(context):
 
 
 def test_positions_are_the_batches_up_to_the_breach(context):
-    """By fingerprint, of one rank."""
     action = Quarantine(shards="none", positions="breach")
 
     assert action.plan(context(batches=(17, 18)))["add"] == [
@@ -112,13 +109,11 @@ def test_positions_are_the_batches_up_to_the_breach(context):
 
 
 def test_a_job_that_holds_an_older_generation_is_a_failure(context, job):
-    """The ack names the generation."""
     with pytest.raises(ActionError, match="holds generation 2 of the quarantine, not 3"):
         Quarantine().perform(job({**HELD, "held": 2}), {}, key="k")
 
 
 def test_undo_releases_what_the_incident_brought_in(context, job):
-    """Also when it is not known whether it came to that."""
     undo = Quarantine().undo()
     made = job(HELD)
     undo.perform(made, undo.plan(context()), key="k")
@@ -128,7 +123,6 @@ def test_undo_releases_what_the_incident_brought_in(context, job):
 
 
 def test_what_selects_nothing_is_no_action():
-    """Said when the policy is loaded."""
     wrong = Quarantine(shards="none"), Quarantine(shards=()), Quarantine(max_fraction=0.0)
 
     assert [[field for field, _ in each.check()] for each in wrong] == [

@@ -41,12 +41,10 @@ def test_a_large_checkpoint_gets_its_time(context, fake_job):
 
 @pytest.mark.parametrize(("skip", "steps"), [(5, [146, 150]), (1, [150, 150]), (900, [120, 150])])
 def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
-    """No more than comes again behind the checkpoint."""
     assert Relaunch(skip=skip).plan(context())["skip"] == [steps]
 
 
 def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
-    """A younger one may hold the trouble already."""
     said = "started at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
     with pytest.raises(Refused, match=said):
         Relaunch().plan(context(breach_step=80))
@@ -61,13 +59,11 @@ def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(context
 
 
 def test_without_words_in_the_policy_it_is_refused(context):
-    """Nobody knows how this job resumes."""
     with pytest.raises(Refused, match="does not say how"):
         Relaunch().plan(context(unavailable={"relaunch": "the policy does not say how"}))
 
 
 def test_another_attempt_than_the_one_asked_for_is_a_failure(context, fake_job):
-    """Its frames would be taken for those of another launch."""
     action = Relaunch()
 
     with pytest.raises(ActionError, match="was not restarted"):
@@ -86,7 +82,6 @@ def test_another_attempt_than_the_one_asked_for_is_a_failure(context, fake_job):
     ],
 )
 def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, missing, context):
-    """Right behind the checkpoint, at the lower rate."""
     action = Relaunch()
     frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
 
@@ -95,7 +90,6 @@ def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, 
 
 
 def test_values_that_cannot_work_are_named():
-    """Each by its own key."""
     wrong = Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1)
 
     assert [field for field, _ in wrong.check()] == ["at_least", "rewarm", "skip", "start"]

@@ -42,7 +42,6 @@ def test_the_offending_batches_are_absolute_steps(context):
 
 @pytest.mark.parametrize("step", [140, 153, None])
 def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job):
-    """The step it is at now must be before the target."""
     action = Rollback()
     job = fake_job({"step": step, "attempt": 1})
 
@@ -51,7 +50,6 @@ def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job)
 
 
 def test_values_that_cannot_work_are_named():
-    """Each by its own key."""
     wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)
 
     assert [field for field, _ in wrong.check()] == ["at_least", "start", "rewarm"]

@@ -18,7 +18,6 @@ def wrong(action) -> list[str]:
 
 
 def test_a_clip_is_one_of_three_things():
-    """A norm, a share of the usual one, or the end of it."""
     assert wrong(Clip()) == wrong(Clip(max_norm=1.0, factor=0.3)) == ["max_norm"]
     assert wrong(Clip(max_norm=1.0, lift=True)) == ["max_norm"]
     assert wrong(Clip(max_norm=0.0, for_=-1)) == ["max_norm", "for"]
@@ -28,7 +27,6 @@ def test_a_clip_is_one_of_three_things():
 
 @pytest.mark.parametrize("seen", [0.6, None, "0.5", float("inf")])
 def test_another_bound_than_asked_for_is_a_failure(seen, context, fake_job):
-    """Judged by what the job clips to."""
     action = Clip(max_norm=0.5)
 
     with pytest.raises(ActionError):
@@ -50,7 +48,6 @@ def test_a_factor_is_resolved_by_the_job_and_seen_in_the_frame(context, fake_job
 
 
 def test_a_lift_must_have_lifted(context, fake_job):
-    """And shows as the end of the bound."""
     action = Clip(lift=True)
     args = action.plan(context())
 
@@ -63,7 +60,6 @@ def test_a_lift_must_have_lifted(context, fake_job):
 
 @pytest.mark.parametrize("action", [Clip(factor=0.3), UpdateClip(), RaiseSampling()])
 def test_undo_lifts_it_and_that_is_the_end_of_it(action, context):
-    """What was put in force is taken back by the same verb."""
     lifted = action.undo()
 
     assert lifted == type(action)(lift=True) and lifted.check() == []
@@ -72,7 +68,6 @@ def test_undo_lifts_it_and_that_is_the_end_of_it(action, context):
 
 
 def test_what_ends_by_itself_has_no_undo():
-    """A scale is found again, a trace is over."""
     assert LossScale().undo() is None
     assert Profile().undo() is None
 
@@ -109,7 +104,6 @@ def test_the_scale_may_have_been_halved_once(context, fake_job):
 
 
 def test_looking_more_closely_is_bounded(context):
-    """In steps, and a trace in length."""
     assert RaiseSampling(sets=("weights",)).plan(context()) == {
         "every": 5,
         "steps": 200,

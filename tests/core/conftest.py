@@ -177,7 +177,6 @@ class Story:
         self.send(Tick(self.at_ns))
 
     def say(self, word: str, by: str = "anna", **args: Any) -> Decision:
-        """Say a word, and return its answer."""
         made = self.send(OperatorCommand(self.at_ns, by, word, {"key": "k1", **args}))
         return next(d for d in made if d.data.get("what") == "operator")
 
@@ -191,7 +190,6 @@ class Story:
 
 
 def messages(story: Story) -> list[dict[str, Any]]:
-    """Return what people were told."""
     return [d.data["message"] for d in story.kinds("notify_intent")]
 
 
@@ -234,16 +232,29 @@ def make_policy() -> Callable[..., Policy]:
 
 @pytest.fixture
 def tell() -> Callable[..., Story]:
-    """Start a story: `tell()` or `tell(mode="shadow")` or `tell(answer=...)`."""
+    """Start a story: `tell()`, `tell(mode="shadow")`, `tell(answer=...)`.
 
-    def begin(*, answer: Any = None, names: tuple[str, ...] = NAMES, **changes: Any) -> Story:
-        return Story(policy(**changes), names, answer=answer)
+    It begins with `healthy` frames, and one with the loss `then`.
+    """
+
+    def begin(
+        *,
+        answer: Any = None,
+        names: tuple[str, ...] = NAMES,
+        healthy: int = 0,
+        then: float | None = None,
+        **changes: Any,
+    ) -> Story:
+        story = Story(policy(**changes), names, answer=answer)
+        story.frames(2.0, times=healthy)
+        if then is not None:
+            story.frames(then)
+        return story
 
     return begin
 
 
 def save(story: Story, name: str, step: int, ok: bool = True) -> None:
-    """The guard tells of a checkpoint."""
     data = {"id": name, "step": step, "attempt": story.attempt, "path": f"/c/{name}", "ok": ok}
     story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 

@@ -20,7 +20,6 @@ FRAMES = 700
 
 
 def shuffled_imports(seed: int) -> None:
-    """Import everything that decides, in an order of chance."""
     names = []
     for package in ("supervise.core", "supervise.detectors", "supervise.actions"):
         path = import_module(package).__path__

@@ -15,9 +15,7 @@ from .conftest import Reach, Touch, Verify
 
 def asked(tell, **changes):
     """A run in trouble that waits for a yes to `soften`."""
-    story = tell(**({"mode": "approve"} | changes))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(**({"mode": "approve"} | changes), healthy=50, then=8.0)
     assert [d.data["id"] for d in story.kinds("approval_requested")] == ["ask-1"]
     assert story.actions() == []
     return story
@@ -45,12 +43,15 @@ def test_nothing_touches_the_job_before_a_person_said_yes(tell):
 
 
 def test_evidence_is_taken_while_people_are_asked(tell):
-    """A yes that comes before it is complete waits for it."""
     book = Runbook("soften", (Snapshot(), Reach(), Verify()), ("snapshot", "reach", "verify"))
     base = tell().policy.runbooks
-    story = tell(mode="approve", runbooks={**base, "soften": book}, answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(
+        mode="approve",
+        runbooks={**base, "soften": book},
+        answer=lambda key: None,
+        healthy=50,
+        then=8.0,
+    )
     assert story.actions() == ["inc-1/1/0-snapshot"]
     assert story.say("approve", id="ask-1").data["ok"]
     assert len(story.actions()) == 1
@@ -62,7 +63,6 @@ def test_evidence_is_taken_while_people_are_asked(tell):
 
 @pytest.mark.parametrize(("word", "what"), [("deny", "denied"), (None, "denied")])
 def test_no_and_silence_hold_the_run(tell, word, what):
-    """A person has taken it over, or is needed."""
     story = asked(tell)
     if word:
         assert story.say(word, id="ask-1").data["ok"]
@@ -75,7 +75,6 @@ def test_no_and_silence_hold_the_run(tell, word, what):
 
 
 def test_silence_may_mean_yes(tell):
-    """Where the policy says so."""
     story = asked(tell, approvals={"all": Approval(60.0, "allow")})
     story.tick(61)
 
@@ -84,7 +83,6 @@ def test_silence_may_mean_yes(tell):
 
 
 def test_a_late_yes_is_told_so(tell):
-    """And does nothing."""
     story = asked(tell)
     story.tick(901)
     said = story.say("approve", id="ask-1")
@@ -95,7 +93,6 @@ def test_a_late_yes_is_told_so(tell):
 
 
 def test_a_second_yes_is_harmless(tell):
-    """Said, and done once."""
     story = asked(tell)
     story.say("approve", id="ask-1")
     said = story.say("approve", "bo", id="ask-1")
@@ -109,7 +106,6 @@ def test_a_second_yes_is_harmless(tell):
 
 
 def test_a_yes_to_other_arguments_is_none(tell):
-    """The start of the right digest will do."""
     story = asked(tell)
     sha = story.kinds("approval_requested")[0].data["args_sha256"]
     said = story.say("approve", id="ask-1", sha="abcdef")
@@ -131,7 +127,6 @@ def test_what_ended_by_itself_needs_no_answer(tell):
 
 
 def test_a_worse_rule_asks_for_its_own_runbook(tell):
-    """The older request is void."""
     story = asked(tell)
     story.frames(99.0)
 
@@ -143,7 +138,6 @@ def test_a_worse_rule_asks_for_its_own_runbook(tell):
 
 
 def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
-    """An approval holds for the policy that it was given under."""
     story = asked(tell)
     before = story.policy
     story.policy = replace(before, digest="sha256:1")
@@ -156,20 +150,15 @@ def test_a_reload_makes_it_void_and_asks_under_the_new_policy(tell):
 def test_terms_are_found_by_verb_runbook_and_all_in_this_order(tell):
     """In `enforce` what has no terms runs, and the most severe may."""
     terms = {"all": Approval(), "soften": Approval(unless="SEV1")}
-    story = tell(approvals=terms)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(approvals=terms, healthy=50, then=8.0)
     assert story.actions() == ["inc-1/1/0-reach"]
 
-    story = tell(approvals=terms | {"reach": Approval(unless="SEV0")})
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(approvals=terms | {"reach": Approval(unless="SEV0")}, healthy=50, then=8.0)
     assert story.actions() == []
     assert story.state.approvals.pending.runbook == "soften"
 
 
 def test_a_rule_may_ask_in_a_policy_that_acts(tell):
-    """What it leads to up the ladder is asked for, too."""
     rules = list(tell().policy.rules)
     rules[0] = replace(rules[0], mode="approve")
     story = asked(tell, mode="enforce", rules=tuple(rules))
@@ -182,7 +171,6 @@ def test_a_rule_may_ask_in_a_policy_that_acts(tell):
 
 @pytest.mark.parametrize("well", [True, False])
 def test_a_yes_during_an_order_is_not_lost(tell, well):
-    """What was allowed begins when the order is over, done or not."""
     story = asked(tell, answer=lambda key: None)
     story.say("pause")
     order = story.actions()[-1]
@@ -206,7 +194,6 @@ def test_a_yes_during_an_order_is_not_lost(tell, well):
     ],
 )
 def test_one_request_has_the_strictest_terms_of_its_steps(tell, reach, touch, found):
-    """Silence about one of them is no yes to the other."""
     book = Runbook("soften", (Reach(), Touch(), Verify()), ("reach", "touch", "verify"))
     terms = {"reach": reach} | ({} if touch is None else {"touch": touch})
     story = asked(tell, runbooks={**tell().policy.runbooks, "soften": book}, approvals=terms)

@@ -96,6 +96,5 @@ def test_a_short_past_gives_a_level_and_no_slope(count):
 
 
 def test_fewer_than_eight_losses_give_no_band():
-    """And what comes after the onset is not looked at."""
     assert band_of([(step, 2.0) for step in range(7)], 7) is None
     assert band_of([(step, 2.0) for step in range(100)], 7) is None

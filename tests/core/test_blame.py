@@ -52,7 +52,6 @@ def test_the_correction_steps_down():
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_none_is_no_shard(number):
-    """A job may tell anything; it must not end the watching."""
     assert fed([number, 3, number], troubles={1: "inc-1"}).columns == {0: (1, 0)}
 
 

@@ -19,7 +19,6 @@ def told(story, name, step, ok=True, attempt=0):
 
 
 def choose(story):
-    """The job was stopped, and what it left is verified."""
     story.send(Notice(story.at_ns, "checkpoint-choice", "what it left was looked at"))
     return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
 
@@ -39,8 +38,8 @@ def stopping(tell):
             budgets={name: Budget(3) for name in ("restart", "all")},
             job={"relaunch": {"resume": "args"}},
             **changes,
+            healthy=60,
         )
-        story.frames(2.0, times=60)
         told(story, "a", 19)
         story.frames(8.0)
         return story
@@ -50,7 +49,6 @@ def stopping(tell):
 
 @pytest.fixture
 def stopped(stopping):
-    """The job is dead by now."""
     story = stopping()
     assert story.actions() == [ACTION]
     story.send(Exited(story.at_ns, -2))
@@ -90,7 +88,6 @@ def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
 
 
 def test_what_people_approved_is_what_is_done(stopping):
-    """They saw the checkpoint's name."""
     story = stopping(mode="approve")
     story.say("approve", id="ask-1")
     assert story.actions()[-1].endswith("relaunch")

@@ -166,7 +166,6 @@ def test_recovered_is_said_beyond_the_first_breach_only(back):
 
 
 def test_a_job_that_begins_anew_has_not_recovered(back):
-    """Also where its steps look right."""
     story = back(RELAUNCH, "relaunch")
     story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     steps(story, 2.0, 1)

@@ -9,9 +9,7 @@ from supervise.detectors.robust_z import RobustZ
 
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
-    """launching -> warming -> nominal, and not a word more."""
-    story = tell()
-    story.frames(2.0, times=100)
+    story = tell(healthy=100)
 
     assert [(d.kind, d.data.get("after")) for d in story.log] == [
         ("state", "warming"),
@@ -21,8 +19,7 @@ def test_a_quiet_run_decides_nothing_but_its_states(tell):
 
 def test_a_spike_is_softened_verified_and_closed(tell):
     """One incident, one action, verified by quiet frames, closed after probation."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.frames(8.0, times=3)
     story.frames(2.0, times=60)
 
@@ -41,9 +38,7 @@ def test_a_spike_is_softened_verified_and_closed(tell):
 
 def test_the_decision_carries_its_numbers(tell):
     """Value and threshold of the breaching detector are in the record and in the sentence."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
 
     fired = story.kinds("rule", "fired")[0]
     assert fired.data["numbers"]["high"] == {
@@ -59,8 +54,7 @@ def test_the_decision_carries_its_numbers(tell):
 
 def test_a_verification_that_fails_climbs_the_ladder(tell):
     """The loss stays up: soften, taken back, then back, then hold; never a third force."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.frames(8.0, times=100)
 
     assert story.actions() == ["inc-1/1/0-reach", "inc-1/1/undo-conftest", "inc-1/2/0-touch"]
@@ -71,9 +65,7 @@ def test_a_verification_that_fails_climbs_the_ladder(tell):
 
 
 def test_shadow_plans_and_touches_nothing(tell):
-    """The would-be steps are audited; there is no intent."""
-    story = tell(mode="shadow")
-    story.frames(2.0, times=50)
+    story = tell(mode="shadow", healthy=50)
     story.frames(8.0, times=3)
     story.frames(2.0, times=60)
 
@@ -85,9 +77,7 @@ def test_shadow_plans_and_touches_nothing(tell):
 
 
 def test_observe_does_not_even_plan(tell):
-    """Incidents and notifications only."""
-    story = tell(mode="observe")
-    story.frames(2.0, times=50)
+    story = tell(mode="observe", healthy=50)
     story.frames(8.0, times=3)
 
     assert story.kinds("suppressed") == story.kinds("intent") == []
@@ -97,8 +87,7 @@ def test_observe_does_not_even_plan(tell):
 
 def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
     """SEV2 changes nothing in training and clears by itself."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.frames(2.0, grad=20.0)
     assert story.state.machine == "suspect"
     story.frames(2.0, times=30)
@@ -109,10 +98,11 @@ def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
 
 
 def test_a_spent_budget_holds_and_pages(tell):
-    """The third destructive action in the window is not started."""
-    story = tell(budgets={"touch": Budget(1, per_steps=1000), "all": Budget(9, per_steps=1000)})
-    story.frames(2.0, times=50)
-    story.frames(99.0)
+    story = tell(
+        budgets={"touch": Budget(1, per_steps=1000), "all": Budget(9, per_steps=1000)},
+        healthy=50,
+        then=99.0,
+    )
     story.frames(2.0, times=40)
     assert story.state.machine == "nominal"
     story.frames(99.0)
@@ -125,9 +115,7 @@ def test_a_spent_budget_holds_and_pages(tell):
 
 
 def test_holding_stays_until_a_person_releases_it(tell):
-    """In holding nothing acts; release leads through warming."""
-    story = tell(ladder=Ladder(("soften", "hold")))
-    story.frames(2.0, times=50)
+    story = tell(ladder=Ladder(("soften", "hold")), healthy=50)
     story.frames(8.0, times=60)
     assert story.state.machine == "holding"
     story.frames(2.0, times=30)
@@ -141,8 +129,7 @@ def test_holding_stays_until_a_person_releases_it(tell):
 
 def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
     """A metric that was there and went missing is an incident of its own, not health."""
-    story = tell(blind_after_steps=30)
-    story.frames(2.0, times=50)
+    story = tell(blind_after_steps=30, healthy=50)
     story.frames(None, times=40)
 
     blind = story.kinds("blind")
@@ -157,7 +144,6 @@ def test_absent_values_are_unknown_and_long_unknown_is_blind(tell):
 
 
 def test_a_metric_that_is_sampled_does_not_go_missing_between_samples(tell):
-    """Its rules are UNKNOWN most of the time, by design."""
     story = tell(blind_after_steps=30)
     for _ in range(4):
         story.frames(2.0)
@@ -209,10 +195,7 @@ def test_any_rank_can_trip_a_rule(tell):
 
 
 def test_a_job_that_ends_closes_everything(tell):
-    """Exit in the middle of an incident: closed, halted, told."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
     story.send(Exited(story.at_ns, -9))
 
     assert story.state.machine == "halted"
@@ -224,8 +207,7 @@ def test_a_metric_that_does_not_exist_keeps_its_place(tell, make_policy):
     """The evidence names the metric that was NaN, also when one before it was never announced."""
     detectors = {"bad": Nonfinite(metrics=("loss_of_nobody", "grad_global_norm"))}
     rules = (Rule("bad", lambda codes: codes[0], "bad", ("bad",), "SEV2"),)
-    story = tell(detectors=detectors, rules=rules)
-    story.frames(2.0, times=50)
+    story = tell(detectors=detectors, rules=rules, healthy=50)
     story.frames(2.0, grad=float("nan"))
 
     fired = story.kinds("rule", "fired")[0]

@@ -115,9 +115,7 @@ def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
     """SEV0 in shadow and SEV1 in enforce in one frame: one is planned, the other runs."""
     rules = list(tell().policy.rules)
     rules[2] = replace(rules[2], mode="shadow")
-    story = tell(rules=tuple(rules), inhibit=())
-    story.frames(2.0, times=50)
-    story.frames(99.0)
+    story = tell(rules=tuple(rules), inhibit=(), healthy=50, then=99.0)
 
     assert story.actions() == ["inc-1/1/0-reach"]
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["mode:shadow"]
@@ -125,9 +123,7 @@ def test_a_shadow_rule_does_not_swallow_one_that_acts(tell):
 
 def test_a_new_trouble_on_probation_gets_its_own_runbook(tell):
     """It asks for a higher level than was tried: that one, and not the one above it."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
     story.frames(2.0, times=8)
     story.frames(99.0)
 
@@ -161,9 +157,7 @@ def test_a_long_warm_up_is_not_blindness(tell):
 
 
 def test_blindness_is_an_incident_and_ends(tell):
-    """It opens one, and closes it when the metric is back."""
-    story = tell(blind_after_steps=30)
-    story.frames(2.0, times=50)
+    story = tell(blind_after_steps=30, healthy=50)
     story.frames(None, times=40)
     story.tick()
     assert story.state.incident is not None
@@ -179,9 +173,7 @@ def test_a_verification_waits_for_the_effect(tell):
     def answer(action_id):
         return Finished(0, action_id, True, {"attempt": 1, "step": 40})
 
-    story = tell(answer=answer)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(answer=answer, healthy=50, then=8.0)
     story.frames(2.0, times=40)
 
     assert story.kinds("verify", "passed") == []
@@ -192,9 +184,7 @@ def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
     """`keep` holds the rule firing, so there is no edge; the breach itself counts."""
     rules = list(tell().policy.rules)
     rules[0] = replace(rules[0], keep_steps=500)
-    story = tell(rules=tuple(rules))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(rules=tuple(rules), healthy=50, then=8.0)
     story.frames(2.0, times=8)
     assert story.state.machine == "probation"
     story.frames(8.0, times=3)
@@ -204,9 +194,7 @@ def test_a_relapse_that_never_cleared_is_seen_on_probation(tell):
 
 def test_a_muted_rule_speaks_when_its_inhibitor_is_gone(tell):
     """SEV0 cleared, SEV1 still in breach: it is enlisted then."""
-    story = tell(mode="observe")
-    story.frames(2.0, times=50)
-    story.frames(99.0)
+    story = tell(mode="observe", healthy=50, then=99.0)
     assert story.state.incident.rules == ["gone"]
     story.frames(8.0, times=3)
 
@@ -214,7 +202,6 @@ def test_a_muted_rule_speaks_when_its_inhibitor_is_gone(tell):
 
 
 def test_a_refused_action_spends_no_budget(tell):
-    """Two ranks: refused, and the ledger is untouched."""
     runbooks = {**tell().policy.runbooks, "back": Runbook("back", (Rollback(),), ("rollback",))}
     story = tell(runbooks=runbooks, budgets={"rollback": Budget(2), "all": Budget(2)})
     story.send(Announced(0, 0, 2, 1, story.names))
@@ -226,8 +213,7 @@ def test_a_refused_action_spends_no_budget(tell):
 
 def test_release_lets_a_rule_that_still_fires_act_again(tell):
     """After a person released the hold, the breach that goes on is answered anew."""
-    story = tell(ladder=Ladder(("soften", "hold"), reset_after_steps=1))
-    story.frames(2.0, times=50)
+    story = tell(ladder=Ladder(("soften", "hold"), reset_after_steps=1), healthy=50)
     story.frames(8.0, times=120)
     acted = len(story.actions())
     story.send(OperatorCommand(story.at_ns, "anna", "release"))
@@ -246,9 +232,9 @@ def test_only_a_stop_that_took_hold_is_called_one(tell, ok, exit_code, title):
     def answer(action_id):
         return Finished(0, action_id, ok, {"exit_code": exit_code})
 
-    story = tell(answer=answer, runbooks={**tell().policy.runbooks, "soften": book})
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(
+        answer=answer, runbooks={**tell().policy.runbooks, "soften": book}, healthy=50, then=8.0
+    )
     story.send(Exited(story.at_ns, 0))
 
     assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith(title)
@@ -256,9 +242,7 @@ def test_only_a_stop_that_took_hold_is_called_one(tell, ok, exit_code, title):
 
 def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(tell):
     """It may not cut the action; nor may it be forgotten, though it never stops firing."""
-    story = tell(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(answer=lambda key: None, healthy=50, then=8.0)
     (first,) = story.actions()
     story.frames(80.0, times=3)
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "acting"
@@ -272,8 +256,7 @@ def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(te
 
 def test_steps_without_a_frame_are_told(tell):
     """Once, whoever lost them; people hear of many. A gap that was told explains its own."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.step = 59
     story.frames(2.0, times=20)
     assert [d.reason for d in story.kinds("gap")] == ["rank 0: steps 50 to 59 have no frame"]

@@ -68,9 +68,7 @@ def told_when(seen, at):
 def test_each_step_of_each_runbook_may_fail(tell, name, at, how):
     """Held with what can be taken back taken back, later steps never asked for, nothing twice."""
     seen: list[str] = []
-    story = tell(answer=told_when(seen, at), **mending(name))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(answer=told_when(seen, at), **mending(name), healthy=50, then=8.0)
     action = story.actions()[-1]
     assert action.endswith(f"/{at}-{seen[-1].partition('-')[2]}")
     done = Finished(story.at_ns, action, True, BACK)
@@ -109,9 +107,7 @@ def test_an_undo_without_an_outcome_is_asked_for_once(tell):
             return None
         return Finished(0, key, "2-rollback" not in key, BACK, None)
 
-    story = tell(answer=answer, **mending("mend"))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(answer=answer, **mending("mend"), healthy=50, then=8.0)
     for _ in range(5):
         story.tick(1000.0)
 
@@ -126,8 +122,7 @@ def test_an_undo_without_an_outcome_is_asked_for_once(tell):
 
 def test_a_release_does_not_refund_a_budget(tell):
     """What a person says lets the engine go on; it gives no intent back."""
-    story = tell(budgets={"touch": Budget(1), "all": Budget(9)})
-    story.frames(2.0, times=50)
+    story = tell(budgets={"touch": Budget(1), "all": Budget(9)}, healthy=50)
     story.frames(99.0, times=60)
     spent = [a for a in story.actions() if a.endswith("touch")]
     story.send(OperatorCommand(story.at_ns, "ann", "release"))
@@ -142,9 +137,7 @@ def test_a_release_does_not_refund_a_budget(tell):
 
 
 def test_each_relapse_climbs_one_rung_and_the_last_one_holds(tell):
-    """soften, back, hold; whatever calms down in between."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     for _ in range(3):
         story.frames(8.0)
         story.frames(2.0, times=8)
@@ -161,9 +154,9 @@ def test_each_relapse_climbs_one_rung_and_the_last_one_holds(tell):
 @pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])
 def test_the_ladder_resets_only_after_clean_steps(tell, calm, second):
     """A new incident 100 steps after a recovery enters no lower; after 500 it starts below."""
-    story = tell(ladder=Ladder(("soften", "back", "hold"), reset_after_steps=500))
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(
+        ladder=Ladder(("soften", "back", "hold"), reset_after_steps=500), healthy=50, then=8.0
+    )
     story.frames(2.0, times=8)
     story.frames(8.0)  # a relapse on probation: back
     story.frames(2.0, times=calm)
@@ -182,9 +175,7 @@ def test_source_and_target_in_one_step_do_not_depend_on_their_order(tell, flip):
     """The muted rule does not act although it is listed first, and is on record."""
     base = tell()
     rules = base.policy.rules[::-1] if flip else base.policy.rules
-    story = tell(rules=rules)
-    story.frames(2.0, times=50)
-    story.frames(99.0)
+    story = tell(rules=rules, healthy=50, then=99.0)
 
     assert story.actions() == ["inc-1/1/0-touch"]
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["inhibit:gone"]
@@ -193,9 +184,7 @@ def test_source_and_target_in_one_step_do_not_depend_on_their_order(tell, flip):
 def test_a_mute_by_state_ends_with_the_state(tell):
     """What is muted while something acts speaks afterwards, if it is still there."""
     inhibit = (Inhibit(mute=("grad",), by_state=("acting", "probation")),)
-    story = tell(inhibit=inhibit)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(inhibit=inhibit, healthy=50, then=8.0)
     story.frames(2.0, times=3, grad=20.0)
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "inhibit:acting"
     assert "grad" not in story.state.incident.rules

@@ -22,14 +22,12 @@ from .conftest import NAN, Above, messages, rule_on
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(tell, order):
-    """Whatever their order; the most severe one speaks."""
     detectors = {f"d{i}": Above("train_loss_raw", 5.0 + i / 100) for i in range(100)}
     rules = [
         rule_on(detectors, f"d{i}", SEVERITIES[min(i, 2)], "back" if i == 0 else "soften")
         for i in range(100)
     ][::order]
-    story = tell(detectors=detectors, rules=tuple(rules), inhibit=())
-    story.frames(2.0, times=50)
+    story = tell(detectors=detectors, rules=tuple(rules), inhibit=(), healthy=50)
     told = len(messages(story))
     story.answer = lambda key: None
     story.frames(9.0)
@@ -47,8 +45,7 @@ def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(te
 def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
     """It is one incident, and a few records in a hundred steps, however often it would change."""
     rules = (rule_on({"cap": None}, "cap", "SEV2"),)
-    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=rules)
-    story.frames(2.0, times=20)
+    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=rules, healthy=20)
     story.frames(*[4.9, 5.1] * 500)
     records = [*story.kinds("rule"), *story.kinds("incident")]
     story.frames(2.0, times=600)
@@ -71,9 +68,7 @@ def test_notes_of_a_detector_do_not_fill_the_record(tell):
 
 
 def test_a_rule_that_acts_is_not_held_by_its_flapping(tell):
-    """When it clears decides what is done next."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     before = len(story.kinds("rule"))
     story.frames(*[8.0, 2.0] * 20)
 
@@ -89,8 +84,7 @@ def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
     """`for: 4` with samples missing in the middle fires on the fourth bad one that was seen."""
     detectors = {"high": Above("train_loss_raw", 5.0)}
     rules = (rule_on(detectors, "high", "SEV2", for_steps=4),)
-    story = tell(detectors=detectors, rules=rules)
-    story.frames(2.0, times=20)
+    story = tell(detectors=detectors, rules=rules, healthy=20)
     story.frames(8.0, 8.0)
     story.frames(hole, times=frames)
     story.frames(8.0)
@@ -102,9 +96,7 @@ def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
 
 def test_a_hole_inside_probation_is_no_relapse_and_no_recovery(tell):
     """Samples are missing for ten steps of probation: it goes on, and passes."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
     story.frames(2.0, times=8)
     assert story.state.machine == "probation"
     story.frames(None, times=10)
@@ -116,10 +108,7 @@ def test_a_hole_inside_probation_is_no_relapse_and_no_recovery(tell):
 
 
 def test_a_hole_is_no_recovery_while_it_is_verified(tell):
-    """A rule that cannot be judged does not count as quiet."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
     story.frames(None, times=20)
 
     assert not story.kinds("verify", "passed")
@@ -149,9 +138,7 @@ def test_a_silent_rank_is_a_stall_of_its_own(tell):
 
 
 def test_a_clock_that_goes_back_gives_no_decision(tell):
-    """Time in events may only be late: the state keeps the newest."""
-    story = tell()
-    story.frames(2.0, times=30)
+    story = tell(healthy=30)
     newest = story.state.at_ns
     story.send(Tick(newest - 3600 * 10**9))
     story.at_ns -= 3600 * 10**9
@@ -164,8 +151,7 @@ def test_a_clock_that_goes_back_gives_no_decision(tell):
 def test_a_suspended_machine_is_no_stall(tell):
     """Ten hours between two ticks, and a notice that it slept: the deadline begins anew."""
     detectors = {"stalled": Absence(signal="step", after={"min": 120.0})}
-    story = tell(detectors=detectors, rules=(rule_on(detectors, "stalled", "SEV0"),))
-    story.frames(2.0, times=30)
+    story = tell(detectors=detectors, rules=(rule_on(detectors, "stalled", "SEV0"),), healthy=30)
     story.at_ns += 36_000 * 10**9
     story.send(Notice(story.at_ns, "suspended", "the machine slept for 10 hours"))
     story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))

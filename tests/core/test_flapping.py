@@ -15,8 +15,9 @@ def alone(severity: str, runbook: str | None = None) -> tuple[Rule, ...]:
 
 def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     """What fires without a change for as long as it takes to flap is no noise."""
-    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=alone("SEV2"))
-    story.frames(2.0, times=20)
+    story = tell(
+        detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=alone("SEV2"), healthy=20
+    )
     story.frames(*[4.9, 5.1] * 100)
     before = len(story.kinds("notify_intent"))
     story.frames(6.0, times=900)
@@ -28,10 +29,8 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
 
 
 def test_an_advisory_rule_that_mutes_another_clears_as_it_would(tell):
-    """What it mutes must speak as soon as it clears."""
     muting = (Inhibit(mute=("gone",), by_rule="grad"),)
-    story = tell(inhibit=muting)
-    story.frames(2.0, times=20)
+    story = tell(inhibit=muting, healthy=20)
     for _ in range(20):
         story.frames(2.0, grad=20.0)
         story.frames(2.0, grad=1.0)

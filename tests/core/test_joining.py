@@ -80,7 +80,6 @@ def replays(story):
 
 
 def from_before(breach):
-    """Start again from before the trouble, as the action does."""
 
     class Before(Again):
         def plan(self, context):
@@ -110,7 +109,6 @@ def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
 
 @pytest.mark.parametrize("worse", [{"grad_global_norm": 99.0}, {"train_loss_raw": 9.0}])
 def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow, worse):
-    """The host's noise is left out, its own first breach is not."""
     story = slow(runbooks={"again": from_before(200)})
     story.rows(row(**worse), *[row()] * 3)
     story.send(Exited(story.at_ns, 137))

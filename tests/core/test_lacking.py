@@ -84,7 +84,6 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
 
 
 def test_a_trouble_that_is_over_is_not_answered_late(refused):
-    """The rule cleared; the incident is still open."""
     story = refused()
     evidence(story)
     story.frames(2.0, times=3)
@@ -121,7 +120,6 @@ def test_people_are_asked_where_they_are_to_be(refused):
 
 
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
-    """After that the run is over."""
     for late in (False, True):
         story = refused(calm=True, job={"on_crash": "soften", "relaunch": {"resume": "args"}})
         story.send(Exited(story.at_ns, -9))

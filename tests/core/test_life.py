@@ -51,7 +51,6 @@ def test_an_end_that_somebody_meant_is_the_end(tell, code):
 
 
 def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
-    """It is noted. A start that then fails is."""
     story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
     story.send(Exited(story.at_ns, -9))
     story.send(Exited(story.at_ns, -9))
@@ -102,7 +101,6 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
 
 
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
-    """Its data is the job's own: it may use any name."""
     names = (
         "kind",
         "reason",
@@ -138,7 +136,6 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
 
 
 def test_a_spent_budget_ends_the_run(tell):
-    """There is nothing to hold."""
     story = crashing(tell, budgets={"restart": Budget(1), "all": Budget(9)})
     story.send(Exited(story.at_ns, 1))
     relaunched(story, 40)
@@ -152,7 +149,6 @@ def test_a_spent_budget_ends_the_run(tell):
 
 
 def test_a_crash_without_a_checkpoint_ends_the_run_with_the_reason(tell):
-    """Evidence first."""
     story = crashing(tell)
     save(story, "ckpt-1", 40, ok=False)
     story.send(Exited(story.at_ns, 1))
@@ -176,7 +172,6 @@ def test_a_crash_joins_the_incident_that_is_open(tell):
 
 @pytest.mark.parametrize("mode", ["observe", "shadow"])
 def test_where_nothing_acts_a_crash_is_the_end(tell, mode):
-    """What would have been done is on record."""
     story = crashing(tell, mode=mode)
     story.send(Exited(story.at_ns, 1))
 
@@ -185,7 +180,6 @@ def test_where_nothing_acts_a_crash_is_the_end(tell, mode):
 
 
 def test_in_a_hold_a_person_is_needed_also_after_a_crash(tell):
-    """It is not started again behind the back of who was called."""
     story = crashing(tell, ladder=Ladder(("soften", "hold")))
     story.frames(8.0, times=60)
     assert story.state.machine == "holding"

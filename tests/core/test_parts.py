@@ -11,12 +11,10 @@ from supervise.core.state.incident import first_breach, headline
 
 
 def test_the_default_table_has_no_flaw():
-    """Every state is reached, and every state reaches halted."""
     assert state_machine.flaws(state_machine.DEFAULT) == []
 
 
 def test_a_bad_table_is_explained():
-    """Unknown words, unreachable states and traps are all named."""
     bad = {"launching": {"first_frame": "warming"}, "warming": {"redy": "nominl"}}
     trap = {"launching": {"first_frame": "warming"}}
 
@@ -42,7 +40,6 @@ def test_a_budget_counts_at_its_edges():
 
 
 def test_the_ladder_never_goes_lower():
-    """Entry respects the floor; past the last level there is hold."""
     levels = Ladder(("soften", "rollback", "hold"))
 
     assert escalation.entry_level(levels, "soften", -1) == ("soften", 0)

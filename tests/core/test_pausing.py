@@ -28,7 +28,7 @@ def waiting(tell):
             return None if action.endswith(verb) else Finished(0, action, True, BACK)
 
         detectors = {"high": Above("train_loss_raw", 5.0)}
-        story = tell(
+        return tell(
             answer=answer,
             detectors=detectors,
             inhibit=(),
@@ -36,10 +36,9 @@ def waiting(tell):
             rules=(rule_on(detectors, "high", "SEV1", "mend"),),
             runbooks={"mend": Runbook("mend", STEPS, VERBS)},
             budgets={"all": Budget(9), "rollback": Budget(9)},
+            healthy=50,
+            then=8.0,
         )
-        story.frames(2.0, times=50)
-        story.frames(8.0)
-        return story
 
     return begin
 
@@ -78,7 +77,6 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
 
 
 def test_a_resume_under_way_is_as_good(waiting):
-    """The job was to go on, and goes on: the runbook is verified."""
     story = waiting("resume")
     end_pause(story, action="")
     assert not pausing.withdrawn(story.state)

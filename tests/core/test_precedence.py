@@ -35,9 +35,9 @@ def going(tell):
             runbooks={"back": book, "other": other, "look": look},
             budgets={"touch": Budget(9), "all": Budget(9)},
             **changes,
+            healthy=30,
+            then=8.0,
         )
-        story.frames(2.0, times=30)
-        story.frames(8.0)
         assert story.actions() == ["inc-1/1/0-touch"]
         return story
 
@@ -45,7 +45,6 @@ def going(tell):
 
 
 def commit(story, number=1, attempt=1):
-    """The job was taken back twelve steps."""
     done = {"attempt": attempt, "ack_step": story.step - 12}
     story.send(Finished(story.at_ns, f"inc-1/{number}/0-touch", True, done))
     story.attempt, story.step = attempt, story.step - 12
@@ -111,7 +110,6 @@ def test_a_rule_that_is_no_worse_does_not_end_a_verification(going):
 
 @pytest.mark.parametrize("seconds", [100, 5])
 def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
-    """It is no worse; but no frame comes to verify by."""
     detectors = {
         "high": DETECTORS["high"],
         "stalled": Absence(signal="step", after={"min": 20.0, "p99_multiple": 8.0}),
@@ -130,9 +128,9 @@ def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
         inhibit=(),
         ladder=Ladder(("back", "hold")),
         runbooks=books,
+        healthy=30,
+        then=8.0,
     )
-    story.frames(2.0, times=30)
-    story.frames(8.0)
     for _ in range(seconds):
         story.at_ns += SECOND
         story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))

@@ -11,8 +11,7 @@ from supervise.core.model.events import Announced
 @pytest.mark.parametrize(("pid", "segment"), [(1, 9), (2, 0)], ids=["exec", "another process"])
 def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segment):
     """Its first steps are no jump back, what was seen is not its own, and rows may repeat."""
-    story = tell()
-    story.frames(2.0, times=40)
+    story = tell(healthy=40)
     story.step = -1
     news = Announced(story.at_ns, 0, 1, pid, ("train_loss_raw",), segment)
     made = story.send(news)
@@ -32,9 +31,7 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
 
 
 def test_the_same_program_may_announce_again(tell):
-    """Names that come late are no news of another program."""
-    story = tell()
-    story.frames(2.0, times=40)
+    story = tell(healthy=40)
     made = story.send(Announced(story.at_ns, 0, 1, 1, (*story.names, "late")))
 
     assert made == []

@@ -40,8 +40,7 @@ def watch_only(tell, **changes):
 
 def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
     """SEV2 or observe mode: class, advice and four answers in the record and in the message."""
-    story = tell(mode="observe")
-    story.frames(2.0, times=100)
+    story = tell(mode="observe", healthy=100)
     story.frames(*HOT)
     story.frames(2.0, times=60)
     record = closed(story)
@@ -62,7 +61,6 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
 
 
 def test_trouble_without_a_loss_has_no_class(tell):
-    """A job that publishes no loss cannot be asked."""
     detectors = {"wild": Above("grad_global_norm", 9.0)}
     rules = (Rule("grad", index_of("wild", detectors), "wild", ("wild",), "SEV2"),)
     story = tell(names=("grad_global_norm",), detectors=detectors, rules=rules)
@@ -117,7 +115,6 @@ def test_the_metrics_decide_the_class(tell, loss, update, entropy, value, kind):
 
 
 def test_a_loss_that_is_no_number_is_a_numeric_fault(tell):
-    """An update that was skipped because of its gradient is none."""
     nan = float("nan")
     for bad, kind in (
         (row(nan), "numeric fault"),
@@ -175,8 +172,7 @@ def test_a_rollback_asks_anew_and_keeps_what_was_before(tell):
 
 def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
     """Structural: no optimizer-level knob will fix it, in the record and in the message."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.frames(8.0, times=80)
     held = story.kinds("incident", "held")[0]
     told = story.kinds("notify_intent")
@@ -194,9 +190,7 @@ def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
 
 
 def test_a_hold_for_another_reason_is_not_structural(tell):
-    """An action that failed says nothing about the run."""
-    story = tell(answer=lambda key: Finished(0, key, False, {}, "no space"))
-    story.frames(2.0, times=50)
+    story = tell(answer=lambda key: Finished(0, key, False, {}, "no space"), healthy=50)
     story.frames(*HOT)
 
     assert story.state.machine == "holding"
@@ -204,10 +198,8 @@ def test_a_hold_for_another_reason_is_not_structural(tell):
 
 
 def test_the_third_spike_in_two_thousand_steps_is_suspect(tell):
-    """Single hard batches, as every run has them, do not count."""
     for frames, kind in ((3, "structural instability suspected"), (1, "recoverable spike")):
-        story = tell(mode="observe")
-        story.frames(2.0, times=100)
+        story = tell(mode="observe", healthy=100)
         for _ in range(3):
             story.frames(8.0, times=frames)
             story.frames(2.0, times=100)
@@ -219,24 +211,20 @@ def test_the_third_spike_in_two_thousand_steps_is_suspect(tell):
 def test_a_planned_rise_mutes_what_it_explains(tell):
     """SEV1 on the loss is audited as suppressed; SEV0 acts; the other direction is no excuse."""
     up = (Planned(50, 80, "new data mix", "up"),)
-    story = tell(planned=up)
-    story.frames(2.0, times=50)
+    story = tell(planned=up, healthy=50)
     story.frames(8.0, times=20)
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["planned:new data mix"]
     assert story.actions() == []
     story.frames(99.0)
     assert story.actions() != []
 
-    story = tell(planned=(Planned(50, 80, "new data mix", "down"),))
-    story.frames(2.0, times=50)
+    story = tell(planned=(Planned(50, 80, "new data mix", "down"),), healthy=50)
     story.frames(*HOT)
     assert story.actions() != []
 
 
 def test_what_is_still_in_breach_after_the_plan_speaks(tell):
-    """Suppression ends with the event."""
-    story = tell(planned=(Planned(50, 80, "new data mix", "either"),))
-    story.frames(2.0, times=50)
+    story = tell(planned=(Planned(50, 80, "new data mix", "either"),), healthy=50)
     story.frames(8.0, times=31)
     assert story.state.incident is None
     story.frames(8.0)
@@ -246,7 +234,6 @@ def test_what_is_still_in_breach_after_the_plan_speaks(tell):
 
 
 def test_a_plan_does_not_hide_what_it_cannot_move(tell):
-    """A rule on the batch speaks during a change of the loss."""
     detectors = {"odd": Above("batch_token_entropy", 5.0)}
     rules = (Rule("batch", index_of("odd", detectors), "odd", ("odd",), "SEV1"),)
     plan = Planned(0, 1000, "new data mix", "either")

@@ -9,7 +9,6 @@ from supervise.core.model.redaction import REDACTED, Redactor, named
 
 
 def test_values_are_replaced_by_the_name_of_their_variable():
-    """Names stay, so that a reader sees that there was one."""
     redactor = Redactor()
 
     clean = redactor.environment(
@@ -32,7 +31,6 @@ def test_values_are_replaced_by_the_name_of_their_variable():
 
 
 def test_a_login_in_a_url_is_a_secret_under_any_name():
-    """Proxies carry passwords."""
     redactor = Redactor()
 
     clean = redactor.environment({"http_proxy": "http://me:hunter2hunter2@proxy:8080/"})
@@ -129,7 +127,6 @@ def test_words_of_language_models_are_no_secrets(word):
     ],
 )
 def test_plain_sentences_stay_as_they_are(sentence):
-    """The other side of the line."""
     assert Redactor({"OMP_NUM_THREADS": "1", "HOME": "/home/me"}).text(sentence) == sentence
 
 

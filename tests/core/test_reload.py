@@ -187,9 +187,7 @@ def test_no_reload_refunds_a_budget(tell):
 
 def test_a_cooldown_survives(tell):
     """A rule that is taken out and put back is still in its cooldown."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.frames(8.0)
+    story = tell(healthy=20, then=8.0)
     story.frames(2.0, times=30)
     assert story.state.incident is None
     base = story.policy
@@ -202,9 +200,7 @@ def test_a_cooldown_survives(tell):
 
 def test_rungs_are_found_again_on_another_ladder(tell):
     """The same runbook, wherever it stands now; past the end stays past the end."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.frames(8.0)
+    story = tell(healthy=20, then=8.0)
     assert story.state.incident.escalation.level == 0
     load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
     assert story.state.incident.escalation.level == 1
@@ -217,8 +213,7 @@ def test_rungs_are_found_again_on_another_ladder(tell):
 
 def test_a_runbook_in_progress_ends_as_it_began(tell):
     """Its steps are the old ones; what it would have gone on to is gone, so it holds."""
-    story = tell(answer=lambda action_id: None)
-    story.frames(2.0, times=20)
+    story = tell(answer=lambda action_id: None, healthy=20)
     base = story.policy
     books = {
         "soften": replace(base.runbooks["soften"], if_it_fails="back"),
@@ -244,10 +239,7 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
 
 
 def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
-    """A reload that takes the inhibition away lets the rule speak."""
-    story = tell()
-    story.frames(2.0, times=20)
-    story.frames(99.0)
+    story = tell(healthy=20, then=99.0)
     assert "spike" in story.state.rules.muted
     load(story, replace(story.policy, inhibit=()))
     story.frames(99.0)
@@ -258,9 +250,7 @@ def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
 
 def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
     """Promotion from shadow: it acts on its next breach, not on an old one."""
-    story = tell(mode="shadow")
-    story.frames(2.0, times=20)
-    story.frames(8.0)
+    story = tell(mode="shadow", healthy=20, then=8.0)
     assert story.actions() == []
     load(story, replace(story.policy, mode="enforce"))
     assert story.actions() == []
@@ -283,9 +273,7 @@ def test_every_rank_is_rebound(tell):
 
 
 def test_a_refused_reload_changes_nothing_and_is_told(tell):
-    """One record, one message; every later decision is the same."""
-    story = tell()
-    story.frames(2.0, times=20)
+    story = tell(healthy=20)
     before = story.state.copy()
     made = load(story, story.policy, refused="mine.yaml:3:1: no such key")
 

@@ -8,8 +8,7 @@ from supervise.core.replay import compare, decisions, record
 
 
 def full_story(tell):
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.frames(8.0, 2.0, None, 2.0, float("nan"), times=3)
     story.tick()
     story.frames(99.0, times=2)
@@ -47,7 +46,6 @@ def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
 
 
 def test_a_missing_decision_is_a_difference(tell):
-    """Dropping a record in the middle does not go unnoticed."""
     story = full_story(tell)
     events = list(enumerate(story.events))
     log = [
@@ -60,7 +58,6 @@ def test_a_missing_decision_is_a_difference(tell):
 
 
 def test_non_finite_numbers_survive_json():
-    """NaN and the infinities are written as words, tuples as lists."""
     made = Decision("note", 1, "x", data={"a": (float("nan"), float("inf"), -float("inf"), 1.5)})
 
     assert record(made)["data"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}

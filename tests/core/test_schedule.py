@@ -75,7 +75,6 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
     ],
 )
 def test_only_a_rate_that_the_job_asked_for_and_that_jumped_is_its_schedule(begun, asked, kind):
-    """Twice its last value at least."""
     story = begun()
     story.rows(*[row(8.0, 0.1, asked, update=9.0)] * 60)
 
@@ -106,7 +105,6 @@ def test_the_four_questions_come_to_the_schedule(begun, loss, value, kind):
 
 
 def test_a_jump_that_did_no_harm_is_no_diagnosis(begun):
-    """A restart of the schedule that the loss comes back from."""
     story = begun(mode="observe")
     story.rows(*[row(8.0, 0.01)] * 3, *[row(2.0, 0.01)] * 400)
 

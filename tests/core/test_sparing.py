@@ -15,7 +15,6 @@ BREACH = 50
 
 
 def rollback(name, at_least=10, **more):
-    """Return a runbook that goes back."""
     steps = (Rollback(at_least=at_least), Verify())
     return Runbook(name, steps, ("rollback", "verify"), **more)
 
@@ -37,7 +36,6 @@ def spared(tell, make_policy):
 
 
 def test_while_a_request_waits_and_until_it_is_over(spared):
-    """In the hold after a no too: a person may still go back."""
     story = spared(mode="approve", approvals={"all": Approval(900.0)})
     assert spared.now(story) == 0
     story.frames(60.0)
@@ -52,7 +50,6 @@ def test_while_a_request_waits_and_until_it_is_over(spared):
 
 
 def test_while_a_milder_rung_is_verified_and_on_probation(spared):
-    """The ladder may climb from there; what is over needs nothing."""
     story = spared()
     story.frames(8.0)
     assert story.actions() == ["inc-1/1/0-reach"]

@@ -68,7 +68,6 @@ def test_the_smoothed_loss_must_agree():
 
 
 def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
-    """Against every window, by brute force, on a noisy decay."""
     random = np.random.default_rng(3)
     losses = [
         (s, loss + 2.0 * math.exp(-i / 30) + 0.02 * random.normal())
@@ -113,7 +112,6 @@ def test_without_a_band_nothing_is_decided():
 
 
 def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
-    """Norms are as before and no batch is to blame."""
     verdict = spike_classifier.judge(PLATEAU)
 
     assert verdict.kind == spike_classifier.PLATEAU
@@ -124,7 +122,6 @@ def test_a_level_that_stays_up_with_the_evaluation_is_a_new_worse_plateau():
 
 
 def test_the_same_with_a_batch_to_blame_is_a_data_event():
-    """Something unlike the other batches at the onset."""
     odd = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
     verdict = spike_classifier.judge(replace(PLATEAU, happened=[odd]))
 
@@ -133,7 +130,6 @@ def test_the_same_with_a_batch_to_blame_is_a_data_event():
 
 
 def test_the_same_with_norms_that_stayed_up_is_structural():
-    """No optimizer-level knob will fix it, says the advice."""
     verdict = spike_classifier.judge(replace(PLATEAU, norms=WILD))
     third = verdict.questions["norms_stayed"]
 
@@ -145,7 +141,6 @@ def test_the_same_with_norms_that_stayed_up_is_structural():
 
 
 def test_the_same_with_an_evaluation_that_stayed_is_an_artefact():
-    """The training loss moved and the model did not."""
     verdict = spike_classifier.judge(replace(PLATEAU, probes={"val_loss": probes(0.0)}))
 
     assert verdict.kind == spike_classifier.ARTEFACT
@@ -196,7 +191,6 @@ def test_one_that_still_may_come_back_is_undecided():
 
 
 def test_a_planned_change_is_expected():
-    """Whatever the curve says; but not when a value was not finite."""
     assert spike_classifier.judge(replace(PLATEAU, planned=True)).kind == spike_classifier.EXPECTED
     assert (
         spike_classifier.judge(replace(PLATEAU, planned=True, nonfinite=ONSET)).kind
@@ -205,14 +199,12 @@ def test_a_planned_change_is_expected():
 
 
 def test_numbers_that_are_none_come_first():
-    """Also when the loss is back in its band."""
     assert (
         spike_classifier.judge(replace(SPIKE, nonfinite=ONSET + 1)).kind == spike_classifier.NUMERIC
     )
 
 
 def test_what_comes_back_after_the_last_rung_is_structural():
-    """Even with a loss that is in its band just now."""
     assert (
         spike_classifier.judge(replace(SPIKE, exhausted=True)).kind == spike_classifier.STRUCTURAL
     )
@@ -240,7 +232,6 @@ def test_trouble_elsewhere_is_no_excursion_of_the_loss():
     ("before", "now", "answer"), [(1.0, 4.0, "yes"), (1.0, 4.1, "no"), (0.0, 2.0, "yes")]
 )
 def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, answer):
-    """In percent, as the metric is."""
     case = Evidence(BAND, norms={"grad_clip_rate": (before, [now] * 50)})
 
     assert spike_classifier.norms_stayed(case)["answer"] == answer
@@ -259,5 +250,4 @@ def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, 
     ],
 )
 def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
-    """At the edges of both."""
     assert bool(diagnosis.recurring(onsets)) is series

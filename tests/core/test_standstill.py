@@ -79,7 +79,6 @@ def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
 
 
 def test_progress_between_two_hangs_clears_them(stuck):
-    """A storage that is away now and then is no reason to give up."""
     story = stuck()
     for step in (49, 60, 75, 90, 120):
         story.frames(2.0, times=max(0, step - story.step))
@@ -91,7 +90,6 @@ def test_progress_between_two_hangs_clears_them(stuck):
 
 
 def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
-    """The stop is refused; what is told is true."""
     story = stuck()
     for _ in range(2):
         hang(story)

@@ -40,7 +40,6 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
 
 @pytest.mark.parametrize("code", [0, -2, -15, 130])
 def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
-    """It had nothing left to do, or somebody ended it."""
     story = crashing(tell)
     story.send(Exited(story.at_ns, 1))
     relaunched(story, 40)

@@ -29,7 +29,6 @@ def feed(story, first, last, bad=(), shard=lambda step: step // LENGTH):
 
 @pytest.fixture
 def story(tell):
-    """A run whose shards have names, with rules that do not act."""
     made = tell(mode="observe", names=NAMES)
     for first in range(0, SHARDS, 6):
         names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
@@ -56,7 +55,6 @@ def test_two_troubles_in_a_shard_make_it_a_suspect(story):
 
 
 def test_two_troubles_in_two_shards_make_none(story):
-    """Different data each time."""
     feed(story, 0, 10060, bad=(5005, 9606))
 
     assert story.state.history.opened == 2
@@ -69,7 +67,6 @@ EPOCH = 600  # 60 shards of 10 steps, in the same order each time
 
 
 def epochs(story, first, last, bad):
-    """The loss of other steps varies a little."""
     for step in range(first, last):
         story.at_ns += 1_000_000
         loss = 9.0 if step in bad else 1.0 + step % 7 / 99
@@ -133,7 +130,6 @@ def test_an_onset_of_its_own_comes_behind_twenty_quiet_steps(held, again, troubl
 
 
 def test_replay_finds_the_same_suspects(held):
-    """From the events alone, and from a copy taken anywhere."""
     kept, events = None, len(held.events)
     bad = {373 + EPOCH * n + k for n in range(4) for k in (0, 9, 40)}
     epochs(held, 0, 985, bad)
@@ -189,7 +185,6 @@ def test_the_batches_reach_to_the_newest_step_in_breach(held):
 
 
 def test_the_batches_of_one_trouble_are_bounded(held):
-    """What lasts is no matter of its batches."""
     epochs(held, 0, EPOCH, range(100, 300))
 
     assert steps_of(where(held).batches) == [*range(95, 95 + 64)]

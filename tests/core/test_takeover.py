@@ -14,9 +14,7 @@ def adopt(story, after_ns=HOUR_NS, alive=True):
 
 
 def test_it_is_on_record_and_replay_agrees(tell):
-    """One note, and one word to people that no pager hears."""
-    story = tell()
-    story.frames(2.0, times=30)
+    story = tell(healthy=30)
     note, told = adopt(story)
     story.frames(8.0, times=5)
 
@@ -28,9 +26,7 @@ def test_it_is_on_record_and_replay_agrees(tell):
 
 def test_an_action_under_way_gets_its_time_anew(tell):
     """Its outcome is waited for as long as if it had just begun; then it is in doubt."""
-    story = tell(answer=lambda action_id: None)
-    story.frames(2.0, times=30)
-    story.frames(8.0)
+    story = tell(answer=lambda action_id: None, healthy=30, then=8.0)
     (waiting,) = story.actions()
     adopt(story)
     story.tick()
@@ -42,9 +38,7 @@ def test_an_action_under_way_gets_its_time_anew(tell):
 
 def test_a_verification_does_not_fail_because_nobody_looked(tell):
     """No frame for an hour means nothing when nobody could have seen one."""
-    story = tell()
-    story.frames(2.0, times=30)
-    story.frames(8.0)
+    story = tell(healthy=30, then=8.0)
     story.frames(2.0)
     adopt(story)
     story.tick()
@@ -54,9 +48,7 @@ def test_a_verification_does_not_fail_because_nobody_looked(tell):
 
 def test_a_request_waits_on_and_can_be_answered(tell):
     """The time in which nobody could have taken an answer does not count against it."""
-    story = tell(mode="approve")
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(mode="approve", healthy=50, then=8.0)
     adopt(story)
     story.tick()
     assert story.state.approvals.pending.id == "ask-1"

@@ -26,8 +26,7 @@ def begun(tell):
     stories = []
 
     def make(**changes):
-        story = tell(**changes)
-        story.frames(2.0, times=40)
+        story = tell(**changes, healthy=40)
         stories.append(story)
         return story
 
@@ -76,7 +75,6 @@ def test_a_verification_ends_and_nothing_follows_it(begun):
 
 
 def test_a_request_is_withdrawn(begun):
-    """A yes that comes late touches nothing."""
     story = begun(mode="approve")
     story.frames(8.0, times=2)
     another(story)

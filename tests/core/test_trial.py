@@ -9,8 +9,7 @@ from .conftest import good, save
 
 def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
     """Before it, after it, while it is open, of another attempt; not those of an advisory rule."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     save(story, "a", 30)
     save(story, "b", 49)
     story.frames(8.0)
@@ -40,8 +39,7 @@ def back_at(story, step):
 
 def unanswered(tell):
     """A run in trouble since step 200, with a checkpoint from before, that is taken back to 100."""
-    story = tell(answer=lambda key: None)
-    story.frames(2.0, times=200)
+    story = tell(answer=lambda key: None, healthy=200)
     save(story, "before", 50)
     story.frames(8.0)
     back_at(story, 100)

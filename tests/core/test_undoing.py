@@ -15,7 +15,6 @@ from .conftest import Above, Touch, Verify, rule_on
 
 
 def easing(tell, **changes):
-    """Two levels: a lower rate, then a touch."""
     books = {
         "ease": Runbook(
             "ease",
@@ -40,9 +39,7 @@ def easing(tell, **changes):
         "budgets": {name: Budget(9) for name in ("all", "lr_scale", "touch", "rollback")},
         "inhibit": (),
     }
-    story = tell(**(made | changes))
-    story.frames(2.0, times=50)
-    return story
+    return tell(**(made | changes), healthy=50)
 
 
 def labels(story):
@@ -68,7 +65,6 @@ def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell)
 
 
 def test_what_helped_stays(tell):
-    """Recovered: nothing is undone, it re-warms by itself."""
     story = easing(tell)
     story.frames(8.0)
     story.frames(2.0, times=60)
@@ -119,7 +115,6 @@ def refusing(tell, **changes):
 
 
 def test_what_cannot_work_here_gives_way_to_what_can(tell):
-    """The level is that of what ran."""
     story = refusing(tell)
     story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
     story.frames(8.0)

@@ -36,8 +36,7 @@ def back(tell):
             "ladder": Ladder(("back", "hold")),
             "inhibit": (),
         }
-        story = tell(answer=answer, **(made | changes))
-        story.frames(2.0, times=60)
+        story = tell(answer=answer, **(made | changes), healthy=60)
         story.frames(99.0, times=gone_at)
         if book is BACK:
             assert len(story.actions()) == 1
@@ -55,7 +54,6 @@ def failed(story):
 
 @pytest.mark.parametrize("step", [50, 60, 61])
 def test_what_comes_back_ends_the_verification_at_once(back, step):
-    """Before, at and behind the step at which it was first met."""
     story = back()
     story.frames(2.0, times=step - 41)
     assert not failed(story)
@@ -76,7 +74,6 @@ def test_what_takes_a_few_steps_to_clear_has_them(back):
 
 
 def test_what_never_cleared_ends_it_beyond_the_first_breach(back):
-    """The state that was gone back to is damaged itself."""
     story = back()
     story.frames(99.0, times=20)
     assert not failed(story)
@@ -109,7 +106,6 @@ def test_other_rules_wait_for_the_end_of_the_verification(back, more):
 
 
 def test_frames_from_before_show_nothing(back):
-    """Of another rank, read late."""
     story = back()
     story.send(Announced(story.at_ns, 1, 2, 8, story.names))
     story.frames(2.0, times=2)

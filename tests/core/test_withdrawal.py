@@ -97,7 +97,6 @@ def test_no_job_that_goes_on_is_stopped(stalling, limit):
 
 @pytest.mark.parametrize("limit", [4, 120])
 def test_a_job_that_stays_hung_is_stopped(stalling, limit):
-    """Also behind a stall that it came out of."""
     job = stalling(float(limit))
     for _ in range(limit + 3):
         job.second(step=False)
@@ -110,7 +109,6 @@ def test_a_job_that_stays_hung_is_stopped(stalling, limit):
 
 
 def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):
-    """While evidence is taken; then there is no intent."""
     job = stalling(answer=lambda key: None)
     for _ in range(125):
         job.second(step=False)
@@ -138,7 +136,6 @@ def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(stalling):
 
 
 def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
-    """A person answers late: what the request was about is over."""
     job = stalling(approvals={"stop": Approval()})
     for _ in range(125):
         job.second(step=False)
@@ -174,10 +171,7 @@ def high(tell):
             "answer": lambda key: None,
             "rules": (rule_on(base.policy.detectors, "high", "SEV1", "fix"),),
         }
-        story = tell(**(made | changes))
-        story.frames(2.0, times=60)
-        story.frames(9.0)
-        return story
+        return tell(**(made | changes), healthy=60, then=9.0)
 
     return begin
 

@@ -11,18 +11,14 @@ from .crashes import crashing, relaunched
 
 
 def held(tell, **more):
-    """A run whose ladder has come to its end."""
-    story = tell(ladder=Ladder(("soften", "hold")), **more)
-    story.frames(2.0, times=50)
+    story = tell(ladder=Ladder(("soften", "hold")), **more, healthy=50)
     story.frames(8.0, times=60)
     assert story.state.machine == "holding"
     return story
 
 
 def test_a_rate_is_set_in_an_incident_of_its_own(tell):
-    """Asked, answered, intended, on probation, closed."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     said = story.say("lr", value=0.5, rewarm=100)
 
     assert said.data["ok"]
@@ -60,9 +56,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
     ],
 )
 def test_what_cannot_be_done_is_refused_and_touches_nothing(tell, word, args, why):
-    """Whatever stands in the file of a word."""
-    story = tell()
-    story.frames(2.0, times=20)
+    story = tell(healthy=20)
     said = story.say(word, **args)
 
     assert not said.data["ok"]
@@ -85,7 +79,6 @@ def test_who_put_a_shard_into_quarantine_is_in_what_the_job_is_asked(tell):
 
 
 def asking(tell):
-    """A job that tells of no shards, and asks about some."""
     story = tell()
     names = {"0": "data/s1.tar", "1": "data/s2.tar"}
     story.send(Notice(0, "shard", "the job asks about them", 0, 0, {"shards": names}))
@@ -130,8 +123,7 @@ def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
 
 def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
     """It lasts a day at most; nothing fails, and there is nothing to resume."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.say("pause")
     assert story.kinds("intent")[0].data["action"]["args"] == {"lease_s": 86400.0}
     story.send(Notice(story.at_ns, "pause-ended", "nobody renewed the pause"))
@@ -143,10 +135,7 @@ def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
 
 
 def test_an_action_under_way_is_not_disturbed_but_stop_and_resume_wait_for_it(tell):
-    """Others are refused with its name."""
-    story = tell(answer=lambda key: None)
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(answer=lambda key: None, healthy=50, then=8.0)
     (first,) = story.actions()
     assert f"{first} is in progress" in story.say("lr", value=0.5).data["answer"]
     said = story.say("stop")
@@ -172,10 +161,7 @@ def test_stop_waits_for_a_start_under_way(tell):
 
 
 def test_a_verification_gives_way_to_a_person(tell):
-    """And what the person set is not taken back by the engine."""
-    story = tell()
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(healthy=50, then=8.0)
     story.say("lr", value=0.25)
     story.frames(8.0, 8.0)
 
@@ -185,9 +171,7 @@ def test_a_verification_gives_way_to_a_person(tell):
 
 
 def test_a_person_may_exceed_a_budget_and_it_counts(tell):
-    """On record as an override; the policy finds it spent."""
-    story = tell(budgets={"lr_scale": Budget(1), "all": Budget(9)})
-    story.frames(2.0, times=50)
+    story = tell(budgets={"lr_scale": Budget(1), "all": Budget(9)}, healthy=50)
     for _ in range(2):
         story.say("lr", value=0.5)
         story.frames(2.0, times=30)
@@ -199,7 +183,6 @@ def test_a_person_may_exceed_a_budget_and_it_counts(tell):
 
 
 def test_a_hold_stays_a_hold_whatever_is_asked_for(tell):
-    """A word acts in it, and does not end it; release does."""
     story = held(tell)
     story.say("lr", value=0.5)
     assert story.actions()[-1].endswith("lr_scale")
@@ -211,8 +194,7 @@ def test_a_hold_stays_a_hold_whatever_is_asked_for(tell):
 
 def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
     """No ladder, no hold: the answer of the job is on record and the run goes on."""
-    story = tell(answer=lambda key: Finished(0, key, False, {}, "no room"))
-    story.frames(2.0, times=50)
+    story = tell(answer=lambda key: Finished(0, key, False, {}, "no room"), healthy=50)
     story.say("savepoint")
 
     assert story.kinds("abort")[0].reason == "inc-1/1/0-savepoint failed: no room"
@@ -223,9 +205,7 @@ def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
 
 
 def test_a_rollback_takes_evidence_first_and_goes_to_before_the_step_given(tell):
-    """Without a step, to the newest savepoint there is."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.say("rollback", before=30)
     story.frames(2.0, times=30)
     story.say("rollback")
@@ -237,9 +217,7 @@ def test_a_rollback_takes_evidence_first_and_goes_to_before_the_step_given(tell)
 
 def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
     """A rule that is in breach on the probation of an order starts nothing."""
-    story = tell(mode="shadow")
-    story.frames(2.0, times=50)
-    story.frames(8.0)
+    story = tell(mode="shadow", healthy=50, then=8.0)
     story.say("lr", value=0.5)
     story.frames(8.0, times=40)
 
@@ -249,8 +227,7 @@ def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
 
 def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
     """Its firing stays on record; when it still fires after its time, it is answered."""
-    story = tell()
-    story.frames(2.0, times=50)
+    story = tell(healthy=50)
     story.say("silence", rule="spike", **{"for": 20})
     told = len(story.kinds("notify_intent"))
     story.frames(8.0, times=5)
