@@ -9,7 +9,7 @@ from supervise.core.model.action import Action, Refused
 from supervise.core.model.events import Announced, Exited, Finished, Launched
 from supervise.core.model.policy import Budget, Runbook
 
-from .conftest import Verify, rule_on, save
+from .conftest import Verify, save
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class Again(Action):
         return {"checkpoint": context.good[-1].id, "attempt": context.attempt + 1}
 
 
-HIGH = rule_on(("high", "wild", "huge"), "high", "SEV1", "again")
 AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
 
 

@@ -61,35 +61,25 @@ def test_evidence_is_taken_while_people_are_asked(tell):
     assert story.kinds("approval")[0].data["operator"] == "anna"
 
 
-@pytest.mark.parametrize(("word", "what"), [("deny", "denied"), (None, "denied")])
-def test_no_and_silence_hold_the_run(tell, word, what):
-    story = asked(tell)
+@pytest.mark.parametrize(
+    ("word", "on_timeout", "what"),
+    [("deny", "deny", "denied"), (None, "deny", "denied"), (None, "allow", "approved")],
+)
+def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_timeout, what):
+    story = asked(tell, approvals={"all": Approval(900.0, on_timeout)})
     if word:
         assert story.say(word, id="ask-1").data["ok"]
     else:
         story.tick(901)
+    (answer,) = story.kinds("approval")
+    late = story.say("approve", id="ask-1").data
 
-    assert story.kinds("approval")[0].data["what"] == what
-    assert story.state.machine == "holding"
-    assert story.actions() == []
-
-
-def test_silence_may_mean_yes(tell):
-    story = asked(tell, approvals={"all": Approval(60.0, "allow")})
-    story.tick(61)
-
-    assert story.actions() == ["inc-1/2/0-reach"]
-    assert "no answer in time" in story.kinds("approval")[0].reason
-
-
-def test_a_late_yes_is_told_so(tell):
-    story = asked(tell)
-    story.tick(901)
-    said = story.say("approve", id="ask-1")
-
-    assert not said.data["ok"]
-    assert said.data["answer"].startswith("too late: ask-1 was denied at step 50: no answer")
-    assert story.actions() == []
+    assert answer.data["what"] == what
+    assert ("no answer in time" in answer.reason) == (word is None)
+    assert (story.state.machine == "holding") == (what == "denied")
+    assert story.actions() == ["inc-1/2/0-reach"] * (what == "approved")
+    assert late["ok"] == (what == "approved")
+    assert late["answer"].startswith("no change: " if late["ok"] else "too late: ask-1 was denied")
 
 
 def test_a_second_yes_is_harmless(tell):

@@ -76,15 +76,6 @@ def test_shadow_plans_and_touches_nothing(tell):
     assert story.state.machine == "nominal"
 
 
-def test_observe_does_not_even_plan(tell):
-    story = tell(mode="observe", healthy=50)
-    story.frames(8.0, times=3)
-
-    assert story.kinds("suppressed") == story.kinds("intent") == []
-    assert story.kinds("incident", "opened")
-    assert story.kinds("notify_intent")
-
-
 def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
     """SEV2 changes nothing in training and clears by itself."""
     story = tell(healthy=50)

@@ -114,19 +114,6 @@ def test_the_metrics_decide_the_class(tell, loss, update, entropy, value, kind):
         assert numbers == pytest.approx({"before": 0.1, "after": update, "limit": 0.15})
 
 
-def test_a_loss_that_is_no_number_is_a_numeric_fault(tell):
-    nan = float("nan")
-    for bad, kind in (
-        (row(nan), "numeric fault"),
-        (row(8.0, grad_global_norm=nan), "numeric fault"),
-        (row(8.0, grad_global_norm=nan, update_skipped=1.0), "recoverable spike"),
-    ):
-        story = watch_only(tell)
-        story.rows(*[row(2.0)] * 300, row(8.0), bad, row(8.0), *[row(2.0)] * 60)
-
-        assert closed(story).data["spike"]["class"] == kind
-
-
 def test_question_four_knows_what_happened(tell):
     """Planned, noticed, told, a jump of the rate, skipped updates; what is far away is left out."""
     plan = Planned(290, 310, "new data mix", "down")

