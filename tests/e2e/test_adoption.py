@@ -265,7 +265,7 @@ def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
     log = lives.run / "audit.log"
     os.truncate(log, log.stat().st_size - 20)
     status = " ".join(supervise("status", "run").stdout.split())
-    assert "ended with exit code 0, but its supervisor died before it was over" in status
+    assert "ended with exit code 0; the supervisor died before the run ended" in status
     assert lives.adopt() == 0, lives.out.read_text()
 
     assert supervise.records("run")[-1]["data"]["exit_code"] == 0
