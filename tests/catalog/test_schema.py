@@ -15,7 +15,7 @@ from supervise.catalog import PolicyErrors, load_policy, scenario_subject
 from supervise.catalog.document import yaml_reader
 from supervise.catalog.document.diagnostics import Problems, Source
 from supervise.catalog.document.nodes import Mapping, plain
-from supervise.catalog.export import docs, json_schema
+from supervise.catalog.export import json_schema
 from supervise.catalog.forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
 from supervise.catalog.inventory import shipped
 
@@ -42,8 +42,8 @@ def parse(text: str) -> Mapping:
 
 @pytest.mark.parametrize("file", json_schema.FILES)
 def test_the_committed_schema_is_current(file: str) -> None:
-    """`python -m supervise.catalog.export.docs` was run after the last change."""
-    assert docs.path_of(file).read_text("utf-8") == json_schema.text(file)
+    """`make docs` was run after the last change."""
+    assert json_schema.path_of(file).read_text("utf-8") == json_schema.text(file)
 
 
 @pytest.mark.parametrize("kind", SORTS)
@@ -61,7 +61,7 @@ def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
     assert list(validator(kind).iter_errors(plain(parse(text)))) == []
 
     named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / named).resolve() == docs.path_of(SORTS[kind][1]).resolve()
+    assert (path.parent / named).resolve() == json_schema.path_of(SORTS[kind][1]).resolve()
 
 
 @pytest.mark.parametrize("name", shipped.names("policies"))

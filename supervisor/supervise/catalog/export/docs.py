@@ -1,17 +1,12 @@
-"""The generated parts of the READMEs of policies, runbooks and probes, and the JSON Schemas.
+"""The generated tables in the READMEs of policies, runbooks and probes.
 
-A table stands between `<!-- generated: name -->` and `<!-- end -->`; the rest of a README is
-written by hand.
-
-    python -m supervise.catalog.export.docs            write them     --check     are they current?
+`make docs` runs cog over the READMEs: a table stands between `[[[cog ... ]]]` and `[[[end]]]`;
+everything else in a README is written by hand and left alone.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from ..assembly.pack import PACKS
@@ -35,10 +30,6 @@ from ..inventory import discover, metrics, shipped
 from ..schema.dataclass_types import Key, Record, keys_of
 from ..schema.field_types import OneOf
 from ..schema.validation import describe
-from . import json_schema
-
-READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
-_PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -181,40 +172,6 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def path_of(file: str) -> Path:
-    """Return where a generated file is kept."""
-    folder, _, name = file.partition("/")
-    return shipped.folder(folder) / name
-
-
-def current(file: str) -> str:
-    """Return what a file should hold: a README with its tables filled in, or a schema."""
-    if file in json_schema.FILES:
-        return json_schema.text(file)
-    text = path_of(file).read_text("utf-8")
-    return _PART.sub(lambda part: part[1] + "\n" + PARTS[part[2]]() + "\n" + part[3], text)
-
-
-def stale() -> list[str]:
-    """Return the files that are not what they should be."""
-    return [
-        file
-        for file in (*READMES, *json_schema.FILES)
-        if not path_of(file).is_file() or path_of(file).read_text("utf-8") != current(file)
-    ]
-
-
-def main(arguments: list[str]) -> int:
-    """Write what is out of date, or with `--check` only name it."""
-    files = stale()
-    for file in files:
-        if "--check" in arguments:
-            print(f"{file} is out of date; run: python -m supervise.catalog.export.docs")
-        else:
-            path_of(file).write_text(current(file), "utf-8")
-            print(f"wrote {file}")
-    return 1 if files and "--check" in arguments else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def part(name: str) -> str:
+    """Return one of `PARTS` with an empty line on both sides, as Markdown wants it."""
+    return f"\n{PARTS[name]()}\n"

@@ -2,12 +2,13 @@
 
 Generated from the dataclasses that the loader validates with. The loader checks more: names,
 orders, budgets. Draft-07 is what the YAML language server supports.
-`python -m supervise.catalog.export.docs` writes the files.
+`make docs` writes the files.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from ..forms.file_forms import (
@@ -20,7 +21,7 @@ from ..forms.file_forms import (
     ScenarioFile,
 )
 from ..forms.part_types import StepType, summary
-from ..inventory import discover
+from ..inventory import discover, shipped
 from ..schema.dataclass_types import record_schema
 from ..schema.field_types import ListOf
 
@@ -103,3 +104,14 @@ def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any
 def text(file: str) -> str:
     """Return what a schema file should hold."""
     return json.dumps(schema(*FILES[file]), indent=2, ensure_ascii=False) + "\n"
+
+
+def path_of(file: str) -> Path:
+    """Return where one of `FILES` is kept."""
+    folder, _, name = file.partition("/")
+    return shipped.folder(folder) / name
+
+
+if __name__ == "__main__":
+    for each in FILES:
+        path_of(each).write_text(text(each), "utf-8")
