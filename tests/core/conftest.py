@@ -119,6 +119,17 @@ def rule_on(
     return Rule(name, index_of(name, detectors), name, (name,), severity, runbook, **more)
 
 
+def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
+    """Return a runbook of these steps. A verb is its module, of the steps above their class."""
+    verbs = (
+        type(step).__name__.lower()
+        if type(step).__module__ == __name__
+        else type(step).__module__.rpartition(".")[2]
+        for step in steps
+    )
+    return Runbook(name, steps, tuple(verbs), **more)
+
+
 @dataclass
 class Story:
     """Feeds events, remembers decisions, and answers actions at once unless told otherwise."""
@@ -212,8 +223,8 @@ def policy(mode: str = "enforce", **changes: Any) -> Policy:
             Rule("gone", when["huge"], "huge", ("huge",), "SEV0", "back"),
         ),
         "runbooks": {
-            "soften": Runbook("soften", (Reach(), Verify()), ("reach", "verify")),
-            "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
+            "soften": runbook_of("soften", Reach(), Verify()),
+            "back": runbook_of("back", Touch(), Verify()),
         },
         "budgets": {"touch": Budget(2, per_steps=1000), "all": Budget(5, per_steps=1000)},
         "ladder": Ladder(("soften", "back", "hold"), reset_after_steps=500),

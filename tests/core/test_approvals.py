@@ -8,9 +8,9 @@ import pytest
 
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Finished, Reloaded
-from supervise.core.model.policy import Approval, Runbook
+from supervise.core.model.policy import Approval
 
-from .conftest import Reach, Touch, Verify
+from .conftest import Reach, Touch, Verify, runbook_of
 
 
 def asked(tell, **changes):
@@ -43,7 +43,7 @@ def test_nothing_touches_the_job_before_a_person_said_yes(tell):
 
 
 def test_evidence_is_taken_while_people_are_asked(tell):
-    book = Runbook("soften", (Snapshot(), Reach(), Verify()), ("snapshot", "reach", "verify"))
+    book = runbook_of("soften", Snapshot(), Reach(), Verify())
     base = tell().policy.runbooks
     story = tell(
         mode="approve",
@@ -184,7 +184,7 @@ def test_a_yes_during_an_order_is_not_lost(tell, well):
     ],
 )
 def test_one_request_has_the_strictest_terms_of_its_steps(tell, reach, touch, found):
-    book = Runbook("soften", (Reach(), Touch(), Verify()), ("reach", "touch", "verify"))
+    book = runbook_of("soften", Reach(), Touch(), Verify())
     terms = {"reach": reach} | ({} if touch is None else {"touch": touch})
     story = asked(tell, runbooks={**tell().policy.runbooks, "soften": book}, approvals=terms)
     request = story.kinds("approval_requested")[0].data

@@ -50,11 +50,6 @@ def test_the_correction_steps_down():
     assert normal_tail(0.0) == 0.5 and normal_tail(1.6448536) == pytest.approx(0.05, abs=1e-6)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_no_shard(number):
-    assert fed([number, 3, number], troubles={1: "inc-1"}).columns == {0: (1, 0)}
-
-
 def test_two_troubles_in_one_shard_of_a_long_run_make_a_suspect():
     """300 shards of 50 steps: share 55 of 15000, p (55/15000)^2, times 300 is below 0.01."""
     assert long({7020: "inc-1"}).suspects() == ()

@@ -6,9 +6,9 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.core.model.events import Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 
-from .conftest import Verify
+from .conftest import Verify, runbook_of
 
 ACTION = "inc-1/1/0-relaunch"
 
@@ -28,9 +28,7 @@ def stopping(tell):
     """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
 
     def begin(**changes):
-        book = Runbook(
-            "soften", (Relaunch(rewarm=0, skip=30), Verify(clear_for=5)), ("relaunch", "verify")
-        )
+        book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
         changes = {"ladder": Ladder(("soften", "hold")), **changes}
         changes["runbooks"] = {"calm": book, "soften": book, **changes.get("runbooks", {})}
         story = tell(

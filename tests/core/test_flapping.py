@@ -59,17 +59,6 @@ def test_one_trouble_seen_by_two_ranks_is_answered_once(tell):
     assert story.state.machine != "holding"
 
 
-def test_another_trouble_of_another_rank_is_answered(tell):
-    """The first rank's has cleared: this one is new, and within the cooldown it climbs."""
-    story = two_ranks(tell(runbooks=only_reach(), rules=spike(50)))
-    story.frames(2.0, times=20)
-    story.rank(1, *[2.0] * 20)
-    story.frames(8.0, 2.0)
-    story.rank(1, 2.0, 8.0)
-
-    assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["cooldown"]
-
-
 def spike(cooldown: int) -> tuple[Rule, ...]:
     when = index_of("high", ["high", "wild", "huge"])
     return (Rule("spike", when, "high", ("high",), "SEV1", "soften", cooldown_steps=cooldown),)

@@ -9,9 +9,10 @@ import pytest
 from supervise.actions.hold import Hold
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Exited, Finished
-from supervise.core.model.policy import Runbook
 
-BOOK = Runbook("wrong", (Snapshot(), Hold()), ("snapshot", "hold"))
+from .conftest import runbook_of
+
+BOOK = runbook_of("wrong", Snapshot(), Hold())
 
 
 @pytest.fixture

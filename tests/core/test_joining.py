@@ -117,16 +117,6 @@ def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow,
     assert story.state.incident.breach_step == 200
 
 
-def test_an_advisory_incident_about_the_weights_keeps_its_aim(tell):
-    """Gradients that were wild: the process that then dies is no news about them."""
-    story = crashing(tell, runbooks={"again": from_before(50)})
-    story.frames(2.0, grad=99.0)
-    story.frames(2.0, times=5)
-    story.send(Exited(story.at_ns, 1))
-
-    assert story.actions()[-1].endswith("relaunch")
-
-
 # ── another kind of trouble ───────────────────────────────────────────────────────────────────────
 
 

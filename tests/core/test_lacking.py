@@ -7,17 +7,13 @@ import pytest
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 
-from .conftest import Verify, messages
+from .conftest import Verify, messages, runbook_of
 from .test_choosing import told
 
 FIRST, AGAIN = "inc-1/1/0-snapshot", "inc-1/2/1-relaunch"
-BOOK = Runbook(
-    "soften",
-    (Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5)),
-    ("snapshot", "relaunch", "verify"),
-)
+BOOK = runbook_of("soften", Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5))
 
 
 @pytest.fixture
@@ -107,16 +103,6 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
         if "portable" not in story.state.job.unavailable:
             told(story, "a", 0)
         assert story.actions() == [FIRST]
-
-
-def test_people_are_asked_where_they_are_to_be(refused):
-    """In mode `approve` nothing runs by itself."""
-    story = refused(mode="approve")
-    evidence(story)
-    told(story, "a", 39)
-
-    assert story.state.approvals.pending is not None
-    assert not [action for action in story.actions() if action.endswith("relaunch")]
 
 
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):

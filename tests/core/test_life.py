@@ -101,21 +101,8 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
 
 
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
-    names = (
-        "kind",
-        "reason",
-        "incident",
-        "rule",
-        "severity",
-        "what",
-        "rank",
-        "at_step",
-        "self",
-        "details",
-        "data",
-        "command_id",
-    )
-    data = dict.fromkeys(names, "a word")
+    names = "kind reason incident rule severity what rank at_step self details data command_id"
+    data = dict.fromkeys(names.split(), "a word")
     story = tell()
     story.frames(2.0)
     (said,) = story.send(Notice(story.at_ns, "note", "a word", rank=1, step=3, data=data))
@@ -234,15 +221,6 @@ def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     relaunched(story, 80, ended=True)  # 10 steps before the first breach
     story.frames(2.0, 2.1, 1.9, times=4)
     assert story.kinds("verify", "passed")
-
-    other = crashing(
-        tell, detectors=detectors, rules=rules, inhibit=(), ladder=Ladder(("again", "hold"))
-    )
-    other.frames(2.0, 2.1, 1.9, times=30)
-    other.frames(9.0)
-    relaunched(other, 40, ended=True)
-    other.frames(9.0, times=40)
-    assert "loss 9" in other.kinds("verify", "failed")[0].reason
 
 
 @pytest.mark.parametrize("ok", [True, False])

@@ -9,7 +9,7 @@ from supervise.core.model.events import Beat, Finished, Frame, Tick
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.absence import Absence
 
-from .conftest import SECOND, Above, Touch, Verify, rule_on
+from .conftest import SECOND, Above, Touch, Verify, rule_on, runbook_of
 
 DETECTORS = {"high": Above("train_loss_raw", 5.0), "wild": Above("grad_global_norm", 9.0)}
 
@@ -19,8 +19,8 @@ def going(tell):
     """Return a function: `high` runs `back`, which takes the job back when `commit` is called."""
 
     def begin(severity="SEV0", runbook="back", first="SEV0", **changes):
-        book = Runbook("back", (Touch(), Verify(within=30, clear_for=5)), ("touch", "verify"))
-        look = Runbook("look", (Snapshot(),), ("snapshot",))
+        book = runbook_of("back", Touch(), Verify(within=30, clear_for=5))
+        look = runbook_of("look", Snapshot())
         rules = (
             rule_on(DETECTORS, "high", first, "back"),
             rule_on(DETECTORS, "wild", severity, runbook, keep_steps=2),
@@ -119,8 +119,8 @@ def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
         rule_on(detectors, "stalled", "SEV0", "look"),
     )
     books = {
-        "look": Runbook("look", (Snapshot(),), ("snapshot",)),
-        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
+        "look": runbook_of("look", Snapshot()),
+        "back": runbook_of("back", Touch(), Verify()),
     }
     story = tell(
         detectors=detectors,

@@ -9,9 +9,9 @@ import pytest
 from supervise.actions.rollback import Rollback
 from supervise.core.analysis.loss_band import median, spread
 from supervise.core.model.events import Announced, Finished, Notice, OperatorCommand
-from supervise.core.model.policy import Budget, Ladder, Planned, Rule, Runbook
+from supervise.core.model.policy import Budget, Ladder, Planned, Rule
 
-from .conftest import Above, Verify, index_of
+from .conftest import Above, Verify, index_of, runbook_of
 
 HOT = (8.0,) * 3
 FULL = (
@@ -244,7 +244,7 @@ def test_the_questions_are_asked_of_the_rank_that_breached(tell):
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
     """The last level cannot work here, and the numbers say structural after 350 frames."""
-    book = Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"))
+    book = runbook_of("mend", Rollback(), Verify())
     rule = Rule("spike", lambda codes: codes[0], "high", ("high",), "SEV1", "mend")
     story = tell(
         names=FULL,

@@ -238,16 +238,6 @@ def test_a_runbook_in_progress_ends_as_it_began(tell):
     assert [a for a in story.actions() if "touch" in a] == []
 
 
-def test_what_was_muted_is_offered_when_nothing_mutes_it_any_more(tell):
-    story = tell(healthy=20, then=99.0)
-    assert "spike" in story.state.rules.muted
-    load(story, replace(story.policy, inhibit=()))
-    story.frames(99.0)
-
-    assert "spike" not in story.state.rules.muted
-    assert "spike" in story.state.incident.rules
-
-
 def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
     """Promotion from shadow: it acts on its next breach, not on an old one."""
     story = tell(mode="shadow", healthy=20, then=8.0)

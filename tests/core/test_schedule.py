@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.analysis import spike_classifier
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 
-from .conftest import Above, Touch, Verify, messages, rule_on
+from .conftest import Above, Touch, Verify, messages, rule_on, runbook_of
 
 NAMES = (
     "train_loss_raw",
@@ -37,7 +37,7 @@ def begun(tell):
             "detectors": detectors,
             "rules": rules,
             "inhibit": (),
-            "runbooks": {"mend": Runbook("mend", (Touch(), Verify()), ("touch", "verify"))},
+            "runbooks": {"mend": runbook_of("mend", Touch(), Verify())},
             "ladder": Ladder(("mend", "hold")),
             "budgets": {"touch": Budget(9)},
         }
@@ -102,10 +102,3 @@ def test_the_four_questions_come_to_the_schedule(begun, loss, value, kind):
     story.rows(*late[400:], row(loss, update=9.0), *[row(loss, update=9.0)] * 20)
 
     assert story.kinds("incident", "closed")[-1].data["spike"]["class"] == kind
-
-
-def test_a_jump_that_did_no_harm_is_no_diagnosis(begun):
-    story = begun(mode="observe")
-    story.rows(*[row(8.0, 0.01)] * 3, *[row(2.0, 0.01)] * 400)
-
-    assert story.kinds("incident", "classified")[0].data["spike"]["class"] == "recoverable spike"

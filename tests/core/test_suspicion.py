@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from supervise.actions.quarantine import Quarantine
 from supervise.core.incidents import action_planning
-from supervise.core.model.events import Finished, Frame, Notice
-from supervise.core.model.policy import Approval, Ladder, Runbook
+from supervise.core.model.events import Frame, Notice
+from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 
-from .conftest import Above, Reach, Verify, rule_on
+from .conftest import Above, rule_on
 
 NAMES = ("train_loss_raw", "grad_global_norm", "batch_shard", "batch_fingerprint")
 LENGTH, SHARDS = 10, 1100  # steps of a shard
@@ -144,26 +141,6 @@ def test_replay_finds_the_same_suspects(held):
     assert [d for _, d in rest] == whole[done:]
 
 
-def test_healthy_shards_of_one_long_incident_are_hardly_ever_blamed(tell):
-    """40 runs, each in one hold, with troubles anywhere and some steps of wobble behind each.
-
-    At 1 % of the runs 3 or more of them have a chance of 1 %. Wobbles that counted would blame the
-    shard that they are in.
-    """
-    chance, wrong, told = random.Random(3), 0, 0
-    for _ in range(40):
-        held = begin(tell, Above("train_loss_raw", 5.0), ladder=Ladder(("hold",)))
-        starts = [chance.randrange(20, 2 * EPOCH) for _ in range(8)]
-        bad = {start + k for start in starts for k in (0, 2, 9, 11, 18)}
-        epochs(held, 0, 2 * EPOCH, bad)
-        assert held.state.history.opened == 1
-        told += len(held.state.context.attribution._troubles)
-        wrong += bool(held.kinds("note", "shard-suspects"))
-
-    assert wrong <= 2
-    assert 40 * 5 < told < 40 * 8, "an onset each, but for those that fall together"
-
-
 # ── the batches of a trouble ──────────────────────────────────────────────────────────────────────
 
 
@@ -188,44 +165,3 @@ def test_the_batches_of_one_trouble_are_bounded(held):
     epochs(held, 0, EPOCH, range(100, 300))
 
     assert steps_of(where(held).batches) == [*range(95, 95 + 64)]
-
-
-def book(verb, first):
-    return Runbook(
-        "soften",
-        (first, Quarantine(shards="none", positions="breach"), Verify()),
-        (verb, "quarantine", "verify"),
-    )
-
-
-def dropped(story):
-    (made,) = [d for d in story.kinds("intent") if d.data["action"]["verb"] == "quarantine"]
-    return [int(each["name"]) - 1000 for each in made.data["action"]["args"]["add"]]
-
-
-@pytest.mark.parametrize("silence", [False, True])
-def test_what_was_approved_is_dropped_whatever_goes_on(tell, silence):
-    """A yes holds for what was told; it is not refused for steps that came behind it."""
-    terms = Approval(timeout_s=60.0, on_timeout="allow" if silence else "deny")
-    story = begin(
-        tell,
-        Above("train_loss_raw", 5.0),
-        "soften",
-        mode="approve",
-        runbooks={"soften": book("reach", Reach())},
-        approvals={"all": terms},
-        answer=lambda _: None,
-    )
-    epochs(story, 0, 374, range(370, 400))
-    if silence:
-        story.tick(61)
-        known = [*range(365, 371)]
-    else:
-        story.say("approve", id="ask-1")  # of the first step alone
-        assert story.kinds("approval", "expired") and not story.actions()
-        story.say("approve", id="ask-2")
-        known = [*range(365, 374)]
-    epochs(story, 374, 380, range(370, 400))
-    story.send(Finished(story.at_ns, story.actions()[0], True, {"ack_step": 376}))
-
-    assert dropped(story) == known

@@ -170,17 +170,6 @@ def test_ranks_begin_one_after_the_other(begun):
     assert story.state.incident.id == "inc-3"
 
 
-def test_what_a_launcher_starts_again_behind_a_crash_is_the_same_training(begun):
-    """A hold goes on, and so does the incident; people are told that it is another program."""
-    story = begun(mode="shadow")
-    story.frames(8.0, times=5)
-    before = story.state.incident.id
-    made = story.send(Announced(story.at_ns, 0, 1, 2, story.names, 9, again=True))
-
-    assert [d.data["what"] for d in made] == ["program-replaced"]
-    assert story.state.incident.id == before and not story.state.incident.deferred.session_end
-
-
 @pytest.mark.parametrize("error", [None, "a rank refused"])
 def test_what_stands_is_taken_back_from_the_next_training(begun, error):
     """Before the incident is closed; where that fails people know, and it is not tried again."""

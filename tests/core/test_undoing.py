@@ -8,21 +8,17 @@ from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.undo import Undo
 from supervise.core.model.events import Finished, Notice
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 from supervise.detectors.threshold import Threshold
 
-from .conftest import Above, Touch, Verify, rule_on
+from .conftest import Above, Touch, Verify, rule_on, runbook_of
 
 
 def easing(tell, **changes):
     books = {
-        "ease": Runbook(
-            "ease",
-            (Pause(), LrScale(set=0.5, rewarm=200), Resume(), Verify()),
-            ("pause", "lr_scale", "resume", "verify"),
-        ),
-        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify")),
-        "other": Runbook("other", (Undo(), Touch(), Verify()), ("undo", "touch", "verify")),
+        "ease": runbook_of("ease", Pause(), LrScale(set=0.5, rewarm=200), Resume(), Verify()),
+        "back": runbook_of("back", Touch(), Verify()),
+        "other": runbook_of("other", Undo(), Touch(), Verify()),
     }
     detectors = {
         "high": Above("train_loss_raw", 5.0),
@@ -101,8 +97,8 @@ def test_a_step_undo_takes_back_what_an_earlier_runbook_did(tell):
 
 def refusing(tell, **changes):
     books = {
-        "mend": Runbook("mend", (Rollback(), Verify()), ("rollback", "verify"), if_refused="back"),
-        "back": Runbook("back", (Touch(), Verify()), ("touch", "verify"), if_refused="mend"),
+        "mend": runbook_of("mend", Rollback(), Verify(), if_refused="back"),
+        "back": runbook_of("back", Touch(), Verify(), if_refused="mend"),
     }
     detectors = {"high": Above("train_loss_raw", 5.0)}
     made = {
@@ -146,9 +142,7 @@ def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
     """The rule is quiet, the loss is back, the updates are three times what they were."""
     names = ("train_loss_raw", "update_norm")
     detectors = {"wild": Threshold("update_norm", gt=9.0)}
-    book = Runbook(
-        "ease", (LrScale(set=0.5), Verify(within=30, clear_for=5)), ("lr_scale", "verify")
-    )
+    book = runbook_of("ease", LrScale(set=0.5), Verify(within=30, clear_for=5))
     for norm, passed in ((3.0, False), (1.2, True)):
         story = easing(
             tell,
@@ -176,13 +170,8 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
             return Finished(0, key, False, {"refused": True}, "no savepoint is older")
         return Finished(0, key, True)
 
-    mend = Runbook(
-        "mend",
-        (Pause(), Rollback(), Resume(), Verify()),
-        ("pause", "rollback", "resume", "verify"),
-        if_refused="back",
-    )
-    back = Runbook("back", (Touch(), Verify()), ("touch", "verify"))
+    mend = runbook_of("mend", Pause(), Rollback(), Resume(), Verify(), if_refused="back")
+    back = runbook_of("back", Touch(), Verify())
     story = refusing(tell, answer=answer, runbooks={"mend": mend, "back": back})
     story.frames(8.0)
 

@@ -6,14 +6,14 @@ import pytest
 
 from supervise.actions.rollback import Rollback
 from supervise.core.model.events import Announced, Finished, Frame
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, Ladder
 
-from .conftest import Above, Touch, Verify, rule_on
+from .conftest import Above, Touch, Verify, rule_on, runbook_of
 
 DETECTORS = {"huge": Above("train_loss_raw", 50.0), "wild": Above("grad_global_norm", 9.0)}
-BACK = Runbook("back", (Rollback(rewarm=0), Verify(within=60)), ("rollback", "verify"))
+BACK = runbook_of("back", Rollback(rewarm=0), Verify(within=60))
 
-ASIDE = Runbook("aside", (Touch(), Verify()), ("touch", "verify"))
+ASIDE = runbook_of("aside", Touch(), Verify())
 
 
 def gone(**more):

@@ -14,7 +14,7 @@ from supervise.core.model.events import Beat, Finished, Frame, Tick
 from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.detectors.absence import Absence
 
-from .conftest import SECOND, Story, Touch, Verify, rule_on
+from .conftest import SECOND, Story, Touch, Verify, rule_on, runbook_of
 
 IDLE_S = 10  # the idle watch of `stop-and-page`
 
@@ -64,7 +64,7 @@ def stalling(tell):
 
     def begin(limit=120.0, **changes):
         detectors = {"stalled": Absence(after={"min": limit})}
-        book = Runbook("end", (Snapshot(), Stop(if_idle=IDLE_S)), ("snapshot", "stop"))
+        book = runbook_of("end", Snapshot(), Stop(if_idle=IDLE_S))
         made = {
             "detectors": detectors,
             "rules": (rule_on(detectors, "stalled", "SEV0", "end"),),
@@ -157,7 +157,7 @@ class Ends(Touch):
 
 
 BOOK = Runbook("fix", (Snapshot(), Ends(), Verify()), ("snapshot", "touch", "verify"))
-TAKES_BACK = Runbook("fix", (Snapshot(), Touch(), Verify()), ("snapshot", "touch", "verify"))
+TAKES_BACK = runbook_of("fix", Snapshot(), Touch(), Verify())
 
 
 @pytest.fixture

@@ -182,16 +182,6 @@ def test_a_person_may_exceed_a_budget_and_it_counts(tell):
     assert story.state.ledger.usage(story.policy.budgets, 0, 0)["lr_scale"] == "2/1"
 
 
-def test_a_hold_stays_a_hold_whatever_is_asked_for(tell):
-    story = held(tell)
-    story.say("lr", value=0.5)
-    assert story.actions()[-1].endswith("lr_scale")
-    assert story.state.machine == "holding"
-    assert story.state.incident.phase == "held"
-    assert story.say("release").data["ok"]
-    assert story.state.machine == "warming"
-
-
 def test_what_a_person_asked_for_and_could_not_be_had_is_told(tell):
     """No ladder, no hold: the answer of the job is on record and the run goes on."""
     story = tell(answer=lambda key: Finished(0, key, False, {}, "no room"), healthy=50)
