@@ -1,9 +1,10 @@
-"""The job's processes: crashes, starts again, the end."""
+"""The job's processes: crashes, relaunches, hangs, the end."""
 
 from __future__ import annotations
 
 import pytest
 
+from supervise.core.handlers.job_lifecycle import start_failed
 from supervise.core.model.events import (
     Beat,
     Exited,
@@ -14,10 +15,11 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.core.model.policy import Budget, Ladder
+from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import rule_on, save
+from .conftest import SECOND, messages, rule_on, save
 from .crashes import crashing, relaunched
 
 
@@ -257,3 +259,150 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
 
     (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
     assert f"{message['severity']} {message['title']}" == told
+
+
+ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [
+        (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
+        ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
+    ],
+)
+def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
+    """A flag that the script does not know: its runbook failed, and people hear where to look."""
+    story = crashing(tell, job={"on_crash": "again", "relaunch": job})
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(Exited(story.at_ns, 2))
+
+    why = f"restarted with {given}, the job ended with code 2 before its first step"
+    assert [d.reason for d in story.kinds("verify", "failed")] == [why]
+    assert story.state.job.over and start_failed(story.state)
+    message = story.kinds("notify_intent")[-1].data["message"]
+    assert message["title"] == (
+        "the job was restarted, and ended with code 2 before its first step"
+    )
+    assert "it already ended at step 49 before" in message["verdict"]
+    assert message["why"] == f"it was started with {given}"
+    assert message["next"] == "check the end of its output, and job.relaunch"
+
+
+@pytest.mark.parametrize("code", [0, -2, -15, 130])
+def test_a_start_that_ended_without_a_step_may_have_been_meant(tell, code):
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    relaunched(story, 40)
+    story.send(Exited(story.at_ns, code))
+
+    assert story.state.job.over and not start_failed(story.state)
+    assert not story.kinds("verify", "failed")
+
+
+def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
+    """Its end is its own, not the one of the job before it, and is not forgotten."""
+    story = crashing(tell)
+    story.send(Exited(story.at_ns, 1))
+    action = story.kinds("intent")[-1].data["action"]["id"]
+    assert story.state.incident.run.intent.args["attempt"] == 1
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Exited(story.at_ns, 2))
+    assert not story.state.job.over
+    story.send(Finished(story.at_ns, action, True, {"pid": 2, "attempt": 1, "step": 40}))
+
+    assert story.state.job.over and start_failed(story.state)
+    assert not story.kinds("note", "relaunching")
+    assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason
+
+
+STALLED = {"stalled": Absence(after={"min": 30.0})}
+
+
+@pytest.fixture
+def stuck(tell):
+    """A job of 50 steps that is started again when it makes no step for 30 seconds."""
+
+    def begin(runbook="again", **changes):
+        made = {
+            "detectors": STALLED,
+            "rules": (rule_on(STALLED, "stalled", "SEV0", runbook),),
+            "inhibit": (),
+            "budgets": {"restart": Budget(9), "all": Budget(99)},
+            "answer": lambda key: (
+                None if {"relaunch", "stop"} & set(key.split("-")) else Finished(0, key, True)
+            ),
+        }
+        return crashing(tell, **(made | changes))
+
+    return begin
+
+
+def hang(story, seconds=40):
+    for _ in range(seconds):
+        story.at_ns += SECOND
+        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
+
+
+def again(story, to=49):
+    relaunched(story, 40, ended=True)
+    story.frames(2.0, times=to - 40)
+
+
+def starts(story):
+    return len([key for key in story.actions() if key.endswith("relaunch")])
+
+
+def test_a_job_that_hangs_at_the_same_step_again_is_given_up(stuck):
+    """Two more starts came to the same step: it is ended with evidence, and not held for ever."""
+    story = stuck()
+    hang(story)
+    again(story)
+    hang(story)
+    again(story)
+    hang(story)
+
+    assert starts(story) == 2
+    assert [key.split("-", 2)[-1] for key in story.actions()[-2:]] == ["snapshot", "stop"]
+    given_up = next(m for m in messages(story) if m["title"] == "inc-1: given up")
+    assert given_up["verdict"] == (
+        "it was restarted 2 times and stalls again without going past step 49"
+    )
+    assert "goes on" not in given_up["next"]
+    stop = story.kinds("intent")[-1].data["action"]
+    assert stop["args"]["if_idle_s"] > 0.0, "one that works is not ended"
+    story.send(Exited(story.at_ns, -15))
+    story.send(Finished(story.at_ns, stop["id"], True, {"exit_code": 78, "returncode": -15}))
+    assert story.state.job.over
+    last = messages(story)[-1]
+    assert last["title"] == "stopped by policy at step 49"
+    assert last["why"].endswith(given_up["verdict"])
+    assert [d for _, d in decisions(story.policy, enumerate(story.events))] == [
+        record(d) for d in story.log
+    ]
+
+
+def test_progress_between_two_hangs_clears_them(stuck):
+    story = stuck()
+    for step in (49, 60, 75, 90, 120):
+        story.frames(2.0, times=max(0, step - story.step))
+        hang(story)
+        again(story, to=step + 1)
+
+    assert starts(story) == 5
+    assert "inc-1: given up" not in [m["title"] for m in messages(story)]
+
+
+def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
+    story = stuck()
+    for _ in range(2):
+        hang(story)
+        again(story)
+    hang(story)
+    works = "the job makes no steps but works: not stopped"
+    story.send(Finished(story.at_ns, story.actions()[-1], False, {}, works))
+
+    assert story.state.machine == "holding"
+    assert works in messages(story)[-1]["verdict"]
+    assert messages(story)[-1]["next"].endswith("; the job is stalled at step 49")

@@ -1,0 +1,225 @@
+"""Rollback and relaunch, and what the first frame after an action must show."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.lr_scale import LrScale
+from supervise.actions.relaunch import Relaunch
+from supervise.actions.rollback import Around, Rollback
+from supervise.core.model.action import Refused
+from supervise.core.model.effect_check import EffectCheck
+from supervise.errors import ActionError
+
+
+def test_it_aims_before_the_cause_not_before_the_alarm(context):
+    """First breach at 150, seen at 153, 10 steps of margin: a savepoint before 140."""
+    assert Rollback().plan(context()) == {
+        "before_step": 140,
+        "rng": "restore",
+        "rewarm": {"start": 0.1, "steps": 50},
+    }
+
+
+def test_without_rewarm_the_learning_rate_is_left_alone(context):
+    """`rewarm: 0` is none, not one that ends at once."""
+    assert Rollback(rewarm=0, rng="keep").plan(context())["rewarm"] is None
+
+
+def test_when_nothing_can_be_old_enough_it_is_refused(context):
+    """Trouble at step 10 with a margin of 10: there is no step before step 0."""
+    with pytest.raises(Refused, match="started at step 10, so no savepoint can be 10 steps older"):
+        Rollback().plan(context(breach_step=10))
+
+    assert Rollback().plan(context(breach_step=11))["before_step"] == 1
+
+
+def test_the_offending_batches_are_absolute_steps(context):
+    """Five before the first breach, two behind it, and that one; never before the first step."""
+    action = Rollback(skip=Around(before=5, after=2), moments="zero")
+
+    assert action.plan(context())["skip"] == [145, 152]
+    assert action.plan(context())["moments"] == "zero"
+    assert Rollback(at_least=0, skip=Around()).plan(context(breach_step=3))["skip"] == [0, 3]
+
+
+@pytest.mark.parametrize("step", [140, 153, None])
+def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job):
+    action = Rollback()
+    job = fake_job({"step": step, "attempt": 1})
+
+    with pytest.raises(ActionError, match=f"at step {step} after a rollback to before step 140"):
+        action.perform(job, action.plan(context()), key="k")
+
+
+def test_values_that_cannot_work_are_named():
+    wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)
+
+    assert [field for field, _ in wrong.check()] == ["at_least", "start", "rewarm"]
+
+    unskippable = Rollback(rng="keep", skip=Around(before=-1))
+    assert [field for field, _ in unskippable.check()] == ["skip", "skip"]
+
+
+ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}
+
+
+def test_it_aims_at_the_newest_good_checkpoint_before_the_cause(context):
+    """First breach at 150 with a margin of 10: the one of step 119, in the next attempt."""
+    assert Relaunch().plan(context()) == {
+        "checkpoint": "ckpt-2",
+        "path": "/c/119.pt",
+        "step": 119,
+        "bytes": 8_000_000_000,
+        "attempt": 1,
+        "rewarm": {"start": 0.1, "steps": 50},
+        "skip": None,
+    }
+    assert Relaunch(at_least=40).plan(context())["checkpoint"] == "ckpt-1"
+    assert Relaunch(rewarm=0).plan(context(attempt=4))["rewarm"] is None
+    assert Relaunch().plan(context(attempt=4))["attempt"] == 5
+
+
+def test_a_large_checkpoint_gets_its_time(context, fake_job):
+    """8 GB at 20 MB a second, beside what a start takes."""
+    action, job = Relaunch(), fake_job(ANSWER)
+    args = action.plan(context())
+
+    action.perform(job, args, key="k")
+
+    assert action.limit_s(args) == 600.0 + 400.0
+    assert job.calls[-1][-1] == 1000.0
+
+
+@pytest.mark.parametrize(("skip", "steps"), [(5, [146, 150]), (1, [150, 150]), (900, [120, 150])])
+def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
+    assert Relaunch(skip=skip).plan(context())["skip"] == [steps]
+
+
+def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
+    said = "started at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
+    with pytest.raises(Refused, match=said):
+        Relaunch().plan(context(breach_step=80))
+
+
+def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(context):
+    """Then that is why there is nothing to go back to; what was written before still counts."""
+    why = "the loop is a `for`"
+    with pytest.raises(Refused, match="2 good in all\\); the loop is a `for`"):
+        Relaunch().plan(context(breach_step=80, unavailable={"portable": why}))
+    assert Relaunch().plan(context(unavailable={"portable": why}))["checkpoint"] == "ckpt-2"
+
+
+def test_without_words_in_the_policy_it_is_refused(context):
+    with pytest.raises(Refused, match="does not say how"):
+        Relaunch().plan(context(unavailable={"relaunch": "the policy does not say how"}))
+
+
+def test_another_attempt_than_the_one_asked_for_is_a_failure(context, fake_job):
+    action = Relaunch()
+
+    with pytest.raises(ActionError, match="was not restarted"):
+        action.perform(fake_job({**ANSWER, "attempt": 2}), action.plan(context()), key="k")
+
+
+@pytest.mark.parametrize(
+    ("step", "attempt", "ratio", "missing"),
+    [
+        (120, 1, 0.1, None),
+        (121, 1, 0.118, None),
+        (120, 0, 0.1, "the job is at step 120 of attempt 0, not at step 120"),
+        (0, 1, 0.1, "the job is at step 0 of attempt 1, not at step 120"),
+        (125, 1, 0.1, "the job is at step 125 of attempt 1, not at step 120"),
+        (120, 1, 1.0, "the learning rate is 1 of the job's own, not 0.1"),
+    ],
+)
+def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, missing, context):
+    action = Relaunch()
+    frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
+
+    check = EffectCheck(action.plan(context()), ANSWER, frame, step, attempt)
+    assert action.effect(check) == missing
+
+
+def test_values_of_a_relaunch_that_cannot_work_are_named():
+    wrong = Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1)
+
+    assert [field for field, _ in wrong.check()] == ["at_least", "rewarm", "skip", "start"]
+
+
+ARGS = {"value": 0.5, "rewarm_steps": 0}
+
+
+def shows(used: float | None, asked: float | None, args: dict = ARGS) -> str | None:
+    frame = {"learning_rate": used, "learning_rate_scheduled": asked}
+    return LrScale(set=0.5).effect(EffectCheck(args, {}, frame, 10, 0))
+
+
+def test_a_rate_that_is_really_lower_is_believed():
+    """Used over asked is the scale, whatever the schedule did meanwhile."""
+    assert shows(0.5e-3, 1e-3) is None
+    assert shows(0.4e-3, 0.8e-3) is None
+
+
+def test_a_rate_that_is_not_lower_is_named():
+    assert shows(1e-3, 1e-3) == "the learning rate is 1 of the job's own, not 0.5"
+
+
+@pytest.mark.parametrize(("used", "seen"), [(0.5, True), (0.52, True), (0.7, False)])
+def test_a_rewarm_may_have_begun(used, seen):
+    """A few steps up its ramp it is still the action's effect; far up it is not."""
+    assert (shows(used, 1.0, {"value": 0.5, "rewarm_steps": 100}) is None) == seen
+
+
+def test_a_job_without_a_rate_is_not_judged():
+    assert shows(None, None) is None
+
+
+def test_a_rollback_shows_in_attempt_step_and_rate():
+    """The frame is of the new attempt, behind the savepoint, at the start of the re-warm."""
+    action = Rollback()
+    args = {"before_step": 140, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+    result = {"step": 125, "attempt": 1}
+    frame = {"learning_rate": 0.1, "learning_rate_scheduled": 1.0}
+
+    assert action.effect(EffectCheck(args, result, frame, 126, 1)) is None
+    assert "attempt 0" in action.effect(EffectCheck(args, result, frame, 153, 0))
+    assert "not 0.1" in action.effect(
+        EffectCheck(args, result, {**frame, "learning_rate": 1.0}, 126, 1)
+    )
+
+
+BACK = {"before_step": 140, "step": 125, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+
+
+def during(used: float, held: float, rewarm: float | None = None) -> dict[str, float | None]:
+    """A frame whose rate is `used` of the job's own; what the probe says of it."""
+    told = {} if rewarm is None else {"lr_rewarm": rewarm}
+    scale = held * (1.0 if rewarm is None else rewarm)
+    return {"learning_rate": used, "learning_rate_scheduled": 1.0, "lr_scale": scale, **told}
+
+
+def goes_back(frame: dict[str, float | None]) -> set[str | None]:
+    done = {"step": 125, "attempt": 1}
+    return {
+        Rollback().effect(EffectCheck(BACK, done, frame, 126, 1)),
+        Relaunch().effect(EffectCheck(BACK, done, frame, 126, 1)),
+    }
+
+
+def test_a_scale_during_a_rewarm_is_judged_without_it():
+    """Half of what the ramp leaves is half; all of what it leaves is not."""
+    action = LrScale(set=0.5)
+
+    assert action.effect(EffectCheck(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0)) is None
+    said = "the learning rate is 0.244 of the job's own, not 0.5 times 0.244"
+    assert action.effect(EffectCheck(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0)) == said
+    assert action.effect(EffectCheck(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0)) is not None
+
+
+def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():
+    """A tenth of a quarter is a tenth; the quarter alone is no re-warm."""
+    assert goes_back(during(0.025, 0.25, 0.1)) == {None}
+    said = {"the learning rate is 0.25 of the job's own, not 0.1 times 0.25"}
+    assert goes_back(during(0.25, 0.25)) == said
+    assert goes_back(during(0.25, 0.25, 0.1)) == said

@@ -1,0 +1,294 @@
+"""Which checkpoints a relaunch may go back to, and which one it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.relaunch import Relaunch
+from supervise.actions.snapshot import Snapshot
+from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
+from supervise.core.model.policy import Budget, Ladder
+
+from .conftest import Verify, good, messages, runbook_of, save
+
+ACTION = "inc-1/1/0-relaunch"
+
+
+def told(story, name, step, ok=True, attempt=0):
+    data = {"id": name, "step": step, "attempt": attempt, "path": f"/{name}.pt", "ok": ok}
+    story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
+
+
+def choose(story):
+    story.send(Notice(story.at_ns, "checkpoint-choice", "what it left was looked at"))
+    return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
+
+
+@pytest.fixture
+def stopping(tell):
+    """Return a function: the trouble of step 60 is answered by a relaunch to step 19."""
+
+    def begin(**changes):
+        book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
+        changes = {"ladder": Ladder(("soften", "hold")), **changes}
+        changes["runbooks"] = {"calm": book, "soften": book, **changes.get("runbooks", {})}
+        story = tell(
+            answer=lambda key: None,
+            budgets={name: Budget(3) for name in ("restart", "all")},
+            job={"relaunch": {"resume": "args"}},
+            **changes,
+            healthy=60,
+        )
+        told(story, "a", 19)
+        story.frames(8.0)
+        return story
+
+    return begin
+
+
+@pytest.fixture
+def stopped(stopping):
+    story = stopping()
+    assert story.actions() == [ACTION]
+    story.send(Exited(story.at_ns, -2))
+    return story
+
+
+def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
+    """On record, under the same action; its effect is looked for behind the newer one."""
+    story = stopped
+    told(story, "b", 39)
+
+    assert choose(story) == ["b"]
+    (note,) = story.kinds("note", "replanned")
+    action = note.data["action"]
+    assert action["id"] == ACTION and note.incident == "inc-1"
+    assert note.reason == "relaunch goes back to b of step 39, not to a of step 19"
+    assert action["args"] == story.state.incident.run.intent.args
+    assert (action["args"]["attempt"], action["args"]["skip"]) == (1, [[40, 60]])
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Finished(story.at_ns, ACTION, True, {"pid": 2, "attempt": 1, "step": 39}))
+    story.attempt, story.step = 1, 39
+    story.frames(2.0, times=21)
+    assert not story.kinds("verify", "passed")
+    story.frames(2.0)
+    assert story.kinds("verify", "passed")
+
+
+def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
+    """What the policy allows is what it was when the relaunch was intended."""
+    story = stopped
+    told(story, "b", 60)
+    told(story, "c", 55)
+    told(story, "d", 39, ok=False)
+
+    assert choose(story) == []
+    assert story.state.incident.run.intent.args["checkpoint"] == "a"
+
+
+def test_what_people_approved_is_what_is_done(stopping):
+    story = stopping(mode="approve")
+    story.say("approve", id="ask-1")
+    assert story.actions()[-1].endswith("relaunch")
+    story.send(Exited(story.at_ns, -2))
+    told(story, "b", 39)
+
+    assert choose(story) == []
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_who_ends_the_run_meanwhile_is_told_of_its_end(stopped, final):
+    """Ctrl-C while what the job left is looked at: nothing starts it again, and people hear so."""
+    story = stopped
+    told = len(story.kinds("notify_intent"))
+    data = {"signal": "SIGINT", "final": final}
+    story.send(Notice(story.at_ns, "signal", "SIGINT was passed on", data=data))
+
+    assert story.state.job.over == final
+    said = [d.reason for d in story.kinds("notify_intent")[told:]]
+    assert any("ended with signal 2 at step 60" in text for text in said) == final
+    reasons = [d.reason for d in story.kinds("abort")]
+    asked = f"{ACTION} failed: a request to end the job came first"
+    assert (asked in reasons) == final
+    assert (story.state.machine == "halted") == final
+
+
+FIRST, AGAIN = "inc-1/1/0-snapshot", "inc-1/2/1-relaunch"
+BOOK = runbook_of("soften", Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5))
+
+
+@pytest.fixture
+def refused(tell, make_policy):
+    """Return a function: the trouble of step 60 finds no checkpoint, and lasts."""
+
+    def begin(breach=60, unavailable=(), calm=False, **changes):
+        changes = {
+            "ladder": Ladder(("soften", "hold")),
+            "job": {"relaunch": {"resume": "args"}},
+            **changes,
+        }
+        story = tell(
+            answer=lambda key: None,
+            rules=make_policy().rules[:1],
+            runbooks={"soften": BOOK},
+            budgets={name: Budget(1) for name in ("restart", "all")},
+            inhibit=(),
+            **changes,
+        )
+        for verb in unavailable:
+            story.send(Notice(0, f"{verb}-unavailable", "a for statement drives the step"))
+        story.frames(2.0, times=breach)
+        if not calm:
+            story.frames(8.0)
+        return story
+
+    return begin
+
+
+def evidence(story):
+    story.send(Finished(story.at_ns, FIRST, True, {}))
+
+
+@pytest.mark.parametrize("ladder", [Ladder(("soften", "hold")), Ladder(())])
+def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
+    """Once, and the budget of one is enough; people had been told what is waited for."""
+    story = refused(ladder=ladder)
+    assert story.actions() == [FIRST]
+    assert messages(story)[0]["title"] == "inc-1: soften waits for a good checkpoint"
+    assert "the relaunch follows the first good one" in messages(story)[0]["next"]
+    evidence(story)
+    story.frames(8.0, times=30)
+    assert story.state.machine != "holding"
+    told(story, "near", 55)
+    told(story, "after", 70)
+    told(story, "bad", 39, ok=False)
+    assert story.actions() == [FIRST]
+    told(story, "a", 39)
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+    told(story, "b", 45)
+
+    assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
+    assert story.state.incident.run.intent.args["checkpoint"] == "a"
+    assert "a good checkpoint is now available" in story.kinds("state")[-1].reason
+    story.send(Exited(story.at_ns, -2))
+    story.send(Launched(story.at_ns, 2, 1))
+    story.send(Finished(story.at_ns, AGAIN, True, {"pid": 2, "attempt": 1, "step": 39}))
+    story.send(Announced(story.at_ns, 0, 1, 2, story.names))
+    story.attempt, story.step = 1, 39
+    story.frames(2.0, times=60)
+    assert story.kinds("verify", "passed")
+    assert story.actions()[-1] == AGAIN
+
+
+def test_a_trouble_that_is_over_is_not_answered_late(refused):
+    story = refused()
+    evidence(story)
+    story.frames(2.0, times=3)
+    assert story.state.incident is not None
+    told(story, "a", 39)
+
+    assert story.actions() == [FIRST]
+
+
+def test_what_no_checkpoint_helps_is_not_waited_for(refused):
+    """It cannot be started again, or saves none, or is too young for one that is old enough."""
+    resume = {"relaunch": {"resume": "savepoint"}}
+    for story in (
+        refused(unavailable=["relaunch"]),
+        refused(unavailable=["rollback"], job=resume),
+        refused(breach=8),
+    ):
+        assert story.kinds("abort", "refused")
+        assert "tried again" not in messages(story)[0]["next"]
+        evidence(story)
+        if "portable" not in story.state.job.unavailable:
+            told(story, "a", 0)
+        assert story.actions() == [FIRST]
+
+
+def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
+    for late in (False, True):
+        story = refused(calm=True, job={"on_crash": "soften", "relaunch": {"resume": "args"}})
+        story.send(Exited(story.at_ns, -9))
+        assert story.actions() == [FIRST]
+        if not late:
+            told(story, "a", 39)
+        evidence(story)
+        if late:
+            told(story, "a", 39)
+
+        assert (story.actions() == [FIRST]) == late
+        assert story.state.job.over == late
+
+
+def test_checkpoints_of_a_trouble_are_suspect_for_good(tell):
+    """Before it, after it, while it is open, of another attempt; not those of an advisory rule."""
+    story = tell(healthy=50)
+    save(story, "a", 30)
+    save(story, "b", 49)
+    story.frames(8.0)
+    save(story, "c", 50)
+    save(story, "late", 48)
+    save(story, "nobody-knows", -1)
+    assert good(story) == ["a", "late", "b"]
+    story.frames(2.0, times=60)
+    assert story.state.incident is None
+    save(story, "d", 90)
+    save(story, "c", 50)
+    assert good(story) == ["a", "late", "b", "d"]
+    story.frames(2.0, grad=20.0)
+    save(story, "e", 111)
+    assert good(story)[-1] == "e"
+    save(story, "e", 111, ok=False)
+    assert good(story)[-1] == "d"
+
+
+def back_at(story, step):
+    """The runbook takes the run back to `step`, where another attempt begins."""
+    story.attempt += 1
+    result = {"step": step, "attempt": story.attempt}
+    story.send(Finished(story.at_ns, story.actions()[-1], True, result))
+    story.step = step
+
+
+def unanswered(tell):
+    """A run in trouble since step 200, with a checkpoint from before, that is taken back to 100."""
+    story = tell(answer=lambda key: None, healthy=200)
+    save(story, "before", 50)
+    story.frames(8.0)
+    back_at(story, 100)
+    return story
+
+
+def test_an_attempt_that_does_not_help_leaves_nothing_to_go_back_to(tell):
+    """It was in trouble all along, from its first step, which lies before the first breach."""
+    story = unanswered(tell)
+    story.frames(8.0, times=10)
+    save(story, "early", 105)
+    assert good(story) == ["before"]
+    assert not story.state.checkpoints.suspects()  # it may still help
+    story.frames(8.0, times=30)
+    assert story.kinds("verify", "failed")
+    save(story, "late", 120)
+
+    assert good(story) == ["before"]
+    assert story.state.checkpoints.suspects() == {"early", "late"}
+    assert not story.state.checkpoints.on_trial()
+
+
+def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
+    """Until then it is not gone back to; nor is what another attempt left, ever."""
+    story = unanswered(tell)
+    save(story, "verifying", 103)
+    story.frames(2.0, times=10)
+    assert story.state.machine == "probation"
+    save(story, "probation", 108)
+    save(story, "verifying", 103)
+    twin = story.state.copy()
+    assert story.state.checkpoints.on_trial() == {"verifying", "probation"}
+    story.frames(2.0, times=30)
+    assert "recovered" in story.kinds("incident", "closed")[0].reason
+
+    assert good(story) == ["before", "verifying", "probation"]
+    assert twin.checkpoints.on_trial()
+    assert twin.checkpoints.good() == story.state.checkpoints.good()[:1]

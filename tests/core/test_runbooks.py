@@ -1,0 +1,397 @@
+"""Runbooks: which one goes first, hold and pause in them, and how they are verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervise.actions.hold import Hold
+from supervise.actions.pause import Pause
+from supervise.actions.resume import Resume
+from supervise.actions.rollback import Rollback
+from supervise.actions.snapshot import Snapshot
+from supervise.core.incidents import pausing, withdrawal
+from supervise.core.model.events import Announced, Beat, Exited, Finished, Frame, Notice, Tick
+from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.detectors.absence import Absence
+
+from .conftest import SECOND, Above, Touch, Verify, messages, rule_on, runbook_of
+
+DETECTORS = {"high": Above("train_loss_raw", 5.0), "wild": Above("grad_global_norm", 9.0)}
+
+
+@pytest.fixture
+def going(tell):
+    """Return a function: `high` runs `back`, which takes the job back when `commit` is called."""
+
+    def begin(severity="SEV0", runbook="back", first="SEV0", **changes):
+        book = runbook_of("back", Touch(), Verify(within=30, clear_for=5))
+        look = runbook_of("look", Snapshot())
+        rules = (
+            rule_on(DETECTORS, "high", first, "back"),
+            rule_on(DETECTORS, "wild", severity, runbook, keep_steps=2),
+        )
+        other = Runbook("other", book.steps, book.verbs)
+        changes = {"ladder": Ladder(()), **changes}
+        story = tell(
+            detectors=DETECTORS,
+            rules=rules,
+            inhibit=(),
+            answer=lambda key: None,
+            runbooks={"back": book, "other": other, "look": look},
+            budgets={"touch": Budget(9), "all": Budget(9)},
+            **changes,
+            healthy=30,
+            then=8.0,
+        )
+        assert story.actions() == ["inc-1/1/0-touch"]
+        return story
+
+    return begin
+
+
+def commit(story, number=1, attempt=1):
+    done = {"attempt": attempt, "ack_step": story.step - 12}
+    story.send(Finished(story.at_ns, f"inc-1/{number}/0-touch", True, done))
+    story.attempt, story.step = attempt, story.step - 12
+
+
+@pytest.mark.parametrize("severity", ["SEV0", "SEV1"])
+def test_what_fired_before_a_rollback_costs_no_second_one(going, severity):
+    """On no level, and for the same runbook: it joins, in the middle of the action or behind it."""
+    story = going(severity)
+    story.frames(2.0, grad=10.0)
+    commit(story)
+    story.frames(2.0, times=8)
+
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert not story.kinds("verify", "preempted")
+    assert story.kinds("verify", "passed")
+    assert story.state.incident.rules == ["high", "wild"]
+
+
+def test_a_frame_from_before_the_rollback_that_is_read_late_is_no_reason(going):
+    """It was in the ring when the outcome came, and it is worse than what was answered."""
+    story = going("SEV0", first="SEV1")
+    commit(story)
+    late = Frame(story.at_ns, 0, 0, story.step + 13, (2.0, 10.0))
+    story.send(late)
+    story.frames(2.0, times=8)
+
+    assert story.actions() == ["inc-1/1/0-touch"]
+    said = [d.reason for d in story.kinds("suppressed") if d.rule == "wild"]
+    assert said == ["wild: in frames from before attempt 1"]
+    assert not story.state.incident.deferred.rules
+
+
+@pytest.mark.parametrize("ladder", [Ladder(()), Ladder(("back", "other", "hold"))])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_worse_acts_again_only_when_frames_behind_the_rollback_are_in_breach(
+    going, again, ladder
+):
+    """It fired in the middle of the action; it need not have cleared in between."""
+    story = going("SEV0", first="SEV1", ladder=ladder)
+    story.frames(2.0, grad=10.0)
+    commit(story)
+    assert len(story.actions()) == 1
+    story.frames(2.0, grad=10.0 if again else 1.0)
+    story.frames(2.0, times=6)
+
+    assert len(story.actions()) == (2 if again else 1)
+    assert bool(story.kinds("verify", "preempted")) == again
+
+
+def test_a_rule_that_is_no_worse_does_not_end_a_verification(going):
+    """It joins, and stands against the recovery; when that has failed nothing runs twice."""
+    story = going("SEV0")
+    commit(story)
+    story.frames(2.0, times=2)
+    story.frames(2.0, times=32, grad=10.0)
+
+    assert not story.kinds("verify", "preempted")
+    assert story.kinds("verify", "failed")[0].reason.startswith("back did not help: wild is in")
+    assert story.actions() == ["inc-1/1/0-touch"]
+    assert story.state.machine == "holding"
+
+
+@pytest.mark.parametrize("seconds", [100, 5])
+def test_silence_ends_a_verification_that_would_never_end(tell, seconds):
+    detectors = {
+        "high": DETECTORS["high"],
+        "stalled": Absence(signal="step", after={"min": 20.0, "p99_multiple": 8.0}),
+    }
+    rules = (
+        rule_on(detectors, "high", "SEV0", "back"),
+        rule_on(detectors, "stalled", "SEV0", "look"),
+    )
+    books = {
+        "look": runbook_of("look", Snapshot()),
+        "back": runbook_of("back", Touch(), Verify()),
+    }
+    story = tell(
+        detectors=detectors,
+        rules=rules,
+        inhibit=(),
+        ladder=Ladder(("back", "hold")),
+        runbooks=books,
+        healthy=30,
+        then=8.0,
+    )
+    for _ in range(seconds):
+        story.at_ns += SECOND
+        story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
+
+    assert bool(story.kinds("verify", "preempted")) == (seconds == 100)
+    assert (story.actions()[-1] == "inc-1/2/0-snapshot") == (seconds == 100)
+
+
+BOOK = runbook_of("wrong", Snapshot(), Hold())
+
+
+@pytest.fixture
+def wrong(tell, make_policy):
+    """Start a story whose rule `grad` (above 9) runs snapshot and hold, on no level."""
+
+    def begin(**changes: Any):
+        base = make_policy()
+        rules = [rule for rule in base.rules if rule.id != "grad"]
+        (old,) = (rule for rule in base.rules if rule.id == "grad")
+        made = type(old)("grad", old.when, old.text, old.uses, "SEV1", "wrong")
+        books = {**base.runbooks, "wrong": changes.pop("book", BOOK)}
+        return tell(**({"rules": (*rules, made), "runbooks": books} | changes))
+
+    return begin
+
+
+def test_evidence_is_taken_and_then_nothing_acts(wrong):
+    """The job goes on, later rules are told and held back, and its own end is the end."""
+    story = wrong()
+    story.frames(2.0, times=50)
+    story.frames(2.0, times=5, grad=20.0)
+
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert story.state.machine == "holding"
+    (held,) = story.kinds("incident", "held")
+    assert held.reason.startswith("held: wrong: grad_global_norm 20")
+    assert held.step == 50
+
+    told = len(story.kinds("notify_intent"))
+    story.frames(8.0, times=3)
+    assert story.actions() == ["inc-1/1/0-snapshot"]
+    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "holding"
+    assert len(story.kinds("notify_intent")) == told + 1
+
+    story.send(Exited(story.at_ns, 0))
+    assert story.state.machine == "halted"
+    assert story.kinds("incident", "closed")[-1].reason == "closed: the job ended with code 0"
+
+
+def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):
+    """The person who comes hears both: what is wrong, and that there is no bundle."""
+    story = wrong(answer=lambda key: Finished(1, key, False, {}, "no room on the disk"))
+    story.frames(2.0, times=50)
+    story.frames(2.0, grad=20.0)
+
+    assert story.state.machine == "holding"
+    (held,) = story.kinds("incident", "held")
+    assert held.reason.startswith("held: wrong: grad_global_norm 20")
+    assert held.reason.endswith("0-snapshot failed: no room on the disk")
+    assert story.say("release").data["ok"]
+    story.frames(2.0, times=30)
+    assert story.state.machine == "nominal"
+
+
+def test_nobody_is_asked_and_shadow_only_says_it(wrong):
+    """It touches nothing, so it needs no approval; shadow writes down both steps."""
+    asked = wrong(mode="approve")
+    asked.frames(2.0, times=50)
+    asked.frames(2.0, grad=20.0)
+    assert asked.state.machine == "holding"
+    assert not asked.kinds("approval_requested")
+
+    shadow = wrong(mode="shadow")
+    shadow.frames(2.0, times=50)
+    shadow.frames(2.0, grad=20.0)
+    assert shadow.state.machine == "suspect"
+    (would,) = (d for d in shadow.kinds("suppressed") if "would" in d.data)
+    assert [step["verb"] for step in would.data["would"]] == ["snapshot", "hold"]
+
+
+STEPS = (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify())
+VERBS = ("pause", "snapshot", "rollback", "resume", "verify")
+BACK = {"step": 30, "attempt": 0}
+
+
+@pytest.fixture
+def waiting(tell):
+    """A function: the runbook has come to the step `verb`, whose outcome it waits for."""
+
+    def begin(verb):
+        def answer(action):
+            return None if action.endswith(verb) else Finished(0, action, True, BACK)
+
+        detectors = {"high": Above("train_loss_raw", 5.0)}
+        return tell(
+            answer=answer,
+            detectors=detectors,
+            inhibit=(),
+            ladder=Ladder(("mend", "hold")),
+            rules=(rule_on(detectors, "high", "SEV1", "mend"),),
+            runbooks={"mend": Runbook("mend", STEPS, VERBS)},
+            budgets={"all": Budget(9), "rollback": Budget(9)},
+            healthy=50,
+            then=8.0,
+        )
+
+    return begin
+
+
+def end_pause(story, action="inc-1/1/0-pause"):
+    data = {"key": f"run:{action}"} if action else {}
+    story.send(Notice(story.at_ns, pausing.ENDED, "nobody renewed the pause", data=data))
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@pytest.mark.parametrize(("verb", "withdrawn"), [("snapshot", False), ("rollback", True)])
+def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
+    """The step under way comes to its end, no other follows, no resume; the incident is held."""
+    story = waiting(verb)
+    end_pause(story)
+    assert not story.state.job.paused
+    why = withdrawal.withdrawn(story.policy, story.state)
+    assert why == (pausing.UNPAUSED if withdrawn else "")
+    asked = story.actions()
+    story.send(Finished(story.at_ns, asked[-1], ok, BACK, None if ok else "not sent"))
+
+    assert story.actions() == asked and asked[-1].endswith(verb)
+    assert story.state.machine == "holding"
+    assert not pausing.withdrawn(story.state)
+    assert "pause ended by itself" in " ".join(m["title"] for m in messages(story))
+
+
+def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
+    """The supervisor hung meanwhile. A resume makes sure, and nothing else is done."""
+    story = waiting("pause")
+    end_pause(story)
+    story.send(Finished(story.at_ns, story.actions()[-1], True, {"paused_step": 50}))
+
+    assert [action.rpartition("/")[2] for action in story.actions()] == ["0-pause", "undo-resume"]
+    assert story.state.machine == "holding" and not story.state.job.paused
+
+
+def test_a_resume_under_way_is_as_good(waiting):
+    story = waiting("resume")
+    end_pause(story, action="")
+    assert not pausing.withdrawn(story.state)
+    story.send(Finished(story.at_ns, story.actions()[-1], True, {"resumed": True}))
+
+    assert story.state.machine == "acting" and story.kinds("verify", "started")
+
+
+LOSS_AND_GRADIENT = {"huge": Above("train_loss_raw", 50.0), "wild": Above("grad_global_norm", 9.0)}
+GO_BACK = runbook_of("back", Rollback(rewarm=0), Verify(within=60))
+
+ASIDE = runbook_of("aside", Touch(), Verify())
+
+
+def gone(**more):
+    return rule_on(LOSS_AND_GRADIENT, "huge", "SEV0", "back", **more)
+
+
+@pytest.fixture
+def back(tell):
+    """Return a function: a SEV0 at step 60 was answered by going back to step 40."""
+
+    def begin(*rules, book=GO_BACK, gone_at=1, **changes):
+        def answer(key):
+            return None if "rollback" in key else Finished(story.at_ns, key, True)
+
+        made = {
+            "detectors": LOSS_AND_GRADIENT,
+            "rules": rules or (gone(),),
+            "runbooks": {"back": book, "aside": ASIDE},
+            "budgets": {name: Budget(9) for name in ("rollback", "touch", "all")},
+            "ladder": Ladder(("back", "hold")),
+            "inhibit": (),
+        }
+        story = tell(answer=answer, **(made | changes), healthy=60)
+        story.frames(99.0, times=gone_at)
+        if book is GO_BACK:
+            assert len(story.actions()) == 1
+            story.attempt, story.step = 1, 40
+            result = {"attempt": 1, "step": 40}
+            story.send(Finished(story.at_ns, story.actions()[0], True, result))
+        return story
+
+    return begin
+
+
+def failed(story):
+    return [(d.step, d.reason) for d in story.kinds("verify", "failed")]
+
+
+@pytest.mark.parametrize("step", [50, 60, 61])
+def test_what_comes_back_ends_the_verification_at_once(back, step):
+    story = back()
+    story.frames(2.0, times=step - 41)
+    assert not failed(story)
+    story.frames(99.0)
+
+    why = f"back did not help: huge is in breach again at step {step} on rank 0"
+    assert failed(story) == [(step, why)]
+    assert story.state.machine == "holding"
+
+
+def test_what_takes_a_few_steps_to_clear_has_them(back):
+    """It may be in breach up to where it was first met, and is quiet behind it."""
+    story = back()
+    story.frames(99.0, times=20)
+    story.frames(2.0, times=5)
+
+    assert story.kinds("verify", "passed") and not failed(story)
+
+
+def test_what_never_cleared_ends_it_beyond_the_first_breach(back):
+    story = back()
+    story.frames(99.0, times=20)
+    assert not failed(story)
+    story.frames(99.0)
+
+    why = "back did not help: huge is in breach still at step 61 on rank 0"
+    assert failed(story) == [(61, why)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"severity": "SEV1"},
+        {"runbook": "aside"},
+        {"runbook": None},
+        {"mode": "shadow"},
+    ],
+)
+def test_other_rules_wait_for_the_end_of_the_verification(back, more):
+    """What does not damage the weights, is not answered by going back, or acts on nothing."""
+    said = {"severity": "SEV0", "runbook": "back", **more}
+    other = rule_on(LOSS_AND_GRADIENT, "wild", said.pop("severity"), said.pop("runbook"), **said)
+    story = back(gone(), other)
+    story.frames(2.0, times=5)
+    story.frames(2.0, times=20, grad=99.0)
+    assert "wild" in story.state.incident.rules and not failed(story)
+    story.frames(2.0, times=5)
+
+    assert story.kinds("verify", "passed")
+
+
+def test_frames_from_before_show_nothing(back):
+    story = back()
+    story.send(Announced(story.at_ns, 1, 2, 8, story.names))
+    story.frames(2.0, times=2)
+    story.rank(1, 2.0)
+    late = [Frame(story.at_ns, 1, 0, step, (99.0, 1.0)) for step in (61, 62)]
+    for frame in late:
+        story.send(frame)
+    story.frames(2.0, times=22)
+
+    assert not failed(story)

@@ -1,0 +1,309 @@
+"""A shard is a suspect when incidents keep starting in it beyond chance."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from supervise.core.analysis import shard_attribution as subject
+from supervise.core.analysis.shard_attribution import ShardAttribution
+from supervise.core.analysis.significance import binomial_tail, normal_tail, survivors
+from supervise.core.incidents import action_planning
+from supervise.core.model.events import Frame, Notice
+from supervise.core.model.policy import Ladder
+from supervise.core.replay import decisions, record
+
+from .conftest import Above, rule_on
+
+NAMES = ("train_loss_raw", "batch_shard")
+
+
+def fed(steps, *, rank=0, attempt=0, blame=None, loss=lambda step: 2.0, first=0, troubles=()):
+    """Feed a step for each shard number (None: nobody says); `troubles`: step -> incident."""
+    blame = blame or ShardAttribution()
+    if rank not in blame._lives:
+        blame.announced(rank, NAMES, (100 + rank, 1))
+        blame.named(rank, {str(n): f"{n}.tar" for n in range(400)})
+    for step, number in enumerate(steps, first):
+        shard = None if number is None else float(number)
+        blame.feed(Frame(0, rank, attempt, step, (loss(step), shard)), calm=True)
+        if step in troubles:
+            blame.incident(troubles[step], step, attempt)
+    return blame
+
+
+def long(troubles):
+    """300 shards of 50 steps each."""
+    return fed([step // 50 for step in range(15000)], troubles=troubles)
+
+
+@pytest.mark.parametrize(
+    ("hits", "tries", "share", "expected"),
+    [(0, 3, 0.2, 1.0), (2, 2, 0.1, 0.01), (2, 3, 0.5, 0.5), (3, 3, 0.2, 0.008), (1, 2, 0.0, 0.0)],
+)
+def test_the_tail_is_exact(hits, tries, share, expected):
+    """By hand: 2 of 3 at one half is 4 of 8 outcomes."""
+    assert binomial_tail(hits, tries, share) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_correction_steps_down():
+    """By hand for m = 4 at 0.04: limits 0.01, 0.0133, 0.02, 0.04; the first miss ends it."""
+    assert survivors({"a": 0.01, "b": 0.013, "c": 0.03, "d": 0.035}, 4, 0.04) == ["a", "b"]
+    assert survivors({"a": 0.02}, 2, 0.04) == ["a"] and survivors({"a": 0.02}, 3, 0.04) == []
+    assert normal_tail(0.0) == 0.5 and normal_tail(1.6448536) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_two_troubles_in_one_shard_of_a_long_run_make_a_suspect():
+    """300 shards of 50 steps: share 55 of 15000, p (55/15000)^2, times 300 is below 0.01."""
+    assert long({7020: "inc-1"}).suspects() == ()
+    blame = long({7020: "inc-1", 7040: "inc-2"})
+
+    assert blame.suspects() == ("140.tar",)
+    told = blame.account("140.tar")
+    share = 55 / 15000
+    assert told["share"] == pytest.approx(share, abs=1e-6)
+    assert (told["blamed"], told["troubles"]) == (2, 2)
+    assert told["p"] == pytest.approx(share**2) and blame.shards == 300
+    assert blame.account("7.tar")["p"] == 1.0
+
+
+def test_a_shard_that_is_everywhere_is_not_blamed():
+    """Ten troubles, all with it: where it always is, that says nothing."""
+    blame = fed([step % 3 for step in range(3000)])
+    for n in range(10):
+        blame.incident(f"inc-{n}", 100 + 200 * n, 0)
+
+    assert blame.suspects() == () and blame.account("1.tar")["share"] == 1.0
+
+
+def test_the_same_incident_counts_once_an_attempt():
+    """Raised to a newer breach it moves; after a rollback it is evidence anew."""
+    blame = long({3020: "inc-1", 7020: "inc-1"})
+    assert blame.account("60.tar")["blamed"] == 0 and blame.account("140.tar")["troubles"] == 1
+
+    blame = fed([step // 50 for step in range(7000, 7100)], attempt=1, first=7000, blame=blame)
+    blame.incident("inc-1", 7030, 1)
+    assert blame.account("140.tar")["p"] == pytest.approx((110 / 15100) ** 2)
+
+
+def test_names_join_what_another_process_and_another_rank_counted():
+    """Numbers begin at 0 in each; the name is what is blamed."""
+    blame = fed([step // 50 for step in range(7100)], troubles={7020: "inc-1"})
+    blame.announced(0, NAMES, (100, 2))  # an exec keeps the process
+    blame.named(0, {"0": "140.tar"})
+    again = {7030: "inc-2"}
+    blame = fed([0] * 50, attempt=1, first=7000, blame=blame, troubles=again)
+    blame = fed([200 + step // 50 for step in range(8000)], attempt=1, first=7050, blame=blame)
+
+    assert blame.account("140.tar")["blamed"] == 2
+    seen = blame.shards
+    other = fed([0] * 10, rank=1, attempt=1, first=15050, blame=blame)
+    assert other.shards == seen
+
+
+def test_a_hard_shard_stands_out_and_is_no_suspect():
+    """Its loss is higher for good: told beside the verdict, and no verdict."""
+    noise = random.Random(5)
+    numbers = [noise.randrange(20) for _ in range(4000)]
+    blame = fed(numbers, loss=lambda s: 2.0 + noise.gauss(0, 0.1) + 0.2 * (numbers[s] == 7))
+
+    hard, other = blame.account("7.tar"), blame.account("8.tar")
+    assert hard["loss_stands_out"] and hard["loss_z"] > 8.0
+    assert not other["loss_stands_out"] and abs(other["loss_z"]) < 4.0
+    assert blame.suspects() == ()
+
+
+def test_of_neighbours_the_one_with_the_high_loss_is_the_suspect():
+    """Shards in the same order in every pass: all three meet each trouble, one is to blame."""
+    order = [step // 2 % 150 for step in range(1800)]
+    bad = {step for step, number in enumerate(order) if number == 70}
+    troubles = {step: f"inc-{step}" for step in sorted(bad)[1::2]}
+    blame = fed(order, troubles=troubles, loss=lambda s: 9.0 if s in bad else 2.0 + s % 7 / 99)
+
+    assert {blame.account(f"{n}.tar")["blamed"] for n in (68, 69, 70)} == {6}
+    assert blame.suspects() == ("70.tar",)
+
+
+def test_healthy_shards_are_hardly_ever_blamed():
+    """300 runs of random shards and random troubles: at most 1 % of them blame any shard."""
+    chance, wrong = random.Random(11), 0
+    for run in range(300):
+        stretch = (1, 10)[run % 2]
+        order = [chance.randrange(40) for _ in range(400)]
+        blame = fed([order[step // stretch] for step in range(400)])
+        for n in range(12):
+            blame.incident(f"inc-{n}", chance.randrange(5, 400), 0)
+        wrong += bool(blame.suspects())
+
+    assert wrong <= 3
+
+
+def test_a_copy_is_independent_and_memory_is_bounded():
+    """Endless shards: the first give way, those that were blamed stay, the number is kept."""
+    blame = fed([0] * 10)
+    blame.incident("inc-1", 9, 0)
+    twin = blame.copy()
+    for number in range(1, subject.SHARDS + 50):
+        blame.feed(Frame(0, 0, 0, 9 + number, (2.0, float(number))), calm=False)
+
+    assert len(blame._seen) <= subject.SHARDS and blame.shards == subject.SHARDS + 50
+    assert blame.account("0.tar")["blamed"] == 1
+    assert twin.shards == 1 and math.isclose(twin.account("0.tar")["share"], 1.0)
+
+
+METRICS = ("train_loss_raw", "grad_global_norm", "batch_shard", "batch_fingerprint")
+LENGTH, SHARDS = 10, 1100  # steps of a shard
+
+
+def feed(story, first, last, bad=(), shard=lambda step: step // LENGTH):
+    for step in range(first, last):
+        story.at_ns += 1_000_000
+        loss = 9.0 if step in bad else 1.0
+        values = (loss, 1.0, float(shard(step)), float(1000 + step))
+        story.send(Frame(story.at_ns, 0, story.attempt, step, values))
+    story.step = last - 1
+
+
+@pytest.fixture
+def story(tell):
+    made = tell(mode="observe", names=METRICS)
+    for first in range(0, SHARDS, 6):
+        names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
+        made.send(Notice(0, "shard", "new shards", 0, first, {"shards": names}))
+    return made
+
+
+def where(story):
+    return action_planning.plan_context(story.state, story.state.incident)
+
+
+def test_two_troubles_in_a_shard_make_it_a_suspect(story):
+    """In the same shard, in an attempt each: named in the aim and, with its numbers, in the log."""
+    feed(story, 0, 10060, bad=(9606,))
+    story.attempt = 1
+    feed(story, 9580, 9607, bad=(9606,))
+
+    assert story.state.incident.id == "inc-2"
+    assert where(story).suspects == ("960.tar",)
+    (note,) = story.kinds("note", "shard-suspects")
+    told = note.data["suspects"]["960.tar"]
+    assert (told["blamed"], told["troubles"]) == (2, 2) and told["p"] < 0.01 / 1000
+    assert "960.tar (2 of 2" in note.reason
+
+
+def test_two_troubles_in_two_shards_make_none(story):
+    feed(story, 0, 10060, bad=(5005, 9606))
+
+    assert story.state.history.opened == 2
+    assert story.state.context.attribution.suspects() == ()
+
+
+# ── onsets of one incident ────────────────────────────────────────────────────────────────────────
+
+EPOCH = 600  # 60 shards of 10 steps, in the same order each time
+
+
+def epochs(story, first, last, bad):
+    for step in range(first, last):
+        story.at_ns += 1_000_000
+        loss = 9.0 if step in bad else 1.0 + step % 7 / 99
+        values = loss, 1.0, float(step % EPOCH // LENGTH), float(1000 + step)
+        story.send(Frame(story.at_ns, 0, story.attempt, step, values))
+    story.step = last - 1
+
+
+def told_of(story, name="37.tar"):
+    told = story.state.context.attribution.account(name)
+    return told["blamed"], told["troubles"]
+
+
+def begin(tell, high, runbook="hold", **changes):
+    """A run of 60 shards, with a rule that acts and an advisory one."""
+    detectors = {"high": high, "wild": Above("grad_global_norm", 9.0)}
+    rules = rule_on(detectors, "high", "SEV1", runbook), rule_on(detectors, "wild", "SEV2")
+    made = tell(names=METRICS, detectors=detectors, rules=rules, inhibit=(), **changes)
+    for first in range(0, 60, 6):
+        names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
+        made.send(Notice(0, "shard", "new shards", 0, first, {"shards": names}))
+    return made
+
+
+@pytest.fixture
+def held(tell):
+    """A run that is held at the first loss above 5, and stays so."""
+    return begin(tell, Above("train_loss_raw", 5.0), ladder=Ladder(("hold",)))
+
+
+def test_each_epoch_of_a_held_incident_is_evidence(held):
+    """The same shard three times, in one incident: named with the third, as three incidents do."""
+    bad = {373 + EPOCH * n for n in range(3)}
+    epochs(held, 0, 2 * EPOCH, bad)
+    assert told_of(held) == (2, 2) and where(held).suspects == ()
+
+    epochs(held, 2 * EPOCH, 3 * EPOCH, bad)
+
+    assert held.state.history.opened == 1 and held.state.incident.phase == "held"
+    assert where(held).suspects == ("37.tar",)
+    (note,) = held.kinds("note", "shard-suspects")
+    assert note.step == 1573 and "37.tar (3 of 3" in note.reason
+    assert where(held).breach_step == 373, "what is gone back before is as it was"
+
+
+def test_what_flaps_around_an_onset_counts_once(held):
+    """Each time within 20 steps of the last, up to the third shard behind: the first was it."""
+    epochs(held, 0, EPOCH, {373, 375, 380, 388, 400, 420})
+
+    assert len([d for d in held.kinds("rule", "fired") if d.rule == "high"]) == 6
+    assert told_of(held) == (1, 1)
+    assert told_of(held, "42.tar")[0] == 0
+
+
+@pytest.mark.parametrize(("again", "troubles"), [(393, 1), (394, 2)])
+def test_an_onset_of_its_own_comes_behind_twenty_quiet_steps(held, again, troubles):
+    """As many as an incident that nobody acts on is quiet before it is over."""
+    epochs(held, 0, EPOCH, {373, again})
+
+    assert told_of(held) == (1, troubles)
+
+
+def test_replay_finds_the_same_suspects(held):
+    kept, events = None, len(held.events)
+    bad = {373 + EPOCH * n + k for n in range(4) for k in (0, 9, 40)}
+    epochs(held, 0, 985, bad)
+    kept, events = held.state.copy(), len(held.events)
+    done = len(held.log)
+    epochs(held, 985, 4 * EPOCH, bad)
+
+    whole = [record(d) for d in held.log]
+    assert held.kinds("note", "shard-suspects")
+    assert [d for _, d in decisions(held.policy, enumerate(held.events))] == whole
+    rest = decisions(held.policy, enumerate(held.events[events:]), kept)
+    assert [d for _, d in rest] == whole[done:]
+
+
+# ── the batches of a trouble ──────────────────────────────────────────────────────────────────────
+
+
+def steps_of(batches):
+    return [int(batch) - 1000 for batch in batches]
+
+
+def test_the_batches_reach_to_the_newest_step_in_breach(held):
+    """As far as is known, with a gap in it, and never on to the healthy ones behind."""
+    epochs(held, 0, 371, {370, 371, 372, 375})
+    assert steps_of(where(held).batches) == [*range(365, 371)]
+    epochs(held, 371, 374, {370, 371, 372, 375})
+    assert steps_of(where(held).batches) == [*range(365, 373)]
+    epochs(held, 374, 384, {370, 371, 372, 375, 383})
+    assert steps_of(where(held).batches) == [*range(365, 376), 383]
+
+    epochs(held, 384, 420, {})
+    assert steps_of(where(held).batches) == [*range(365, 376), 383]
+
+
+def test_the_batches_of_one_trouble_are_bounded(held):
+    epochs(held, 0, EPOCH, range(100, 300))
+
+    assert steps_of(where(held).batches) == [*range(95, 95 + 64)]
