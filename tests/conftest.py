@@ -28,7 +28,6 @@ settings.load_profile("busy machine")
 LANES = {
     "e2e": "journeys",
     "matrix": "matrix",
-    "matrix_jobs": "matrix",
 }
 
 

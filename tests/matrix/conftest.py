@@ -2,11 +2,14 @@
 
 import math
 import re
+import time
 
 import pytest
 
+from supervise.core.model.events import Frame
+from supervise.inputs.segment import Segment, Segments
 from tests.support import probed_job
-from tests.support.probed_job import JobServer
+from tests.support.probed_job import Job, JobServer
 
 LIBRARIES = ("transformers.trainer", "accelerate", "lightning.pytorch.trainer.trainer")
 # Nothing is fetched, no progress bar is drawn, nothing is looked up on other devices.
@@ -141,3 +144,38 @@ def pair_preamble():
 def quiet():
     """Environment of jobs that use these libraries."""
     return QUIET
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """One job per segment in a job's folder, in order of rank, all frames read."""
+
+    def read(folder):
+        found = []
+        for path in (folder / "shm").glob("rank-*.seg"):
+            each = Job(folder)
+            each._segment = Segment.open(path, time.monotonic_ns)
+            each.poll()
+            found.append(each)
+        return sorted(found, key=lambda job: (job._segment.rank, job._segment.created_ns))
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def segments():
+    """The steps of the frames that a supervisor would read, in the order in which it reads them."""
+
+    def read(folder):
+        found = Segments(folder / "shm", folder / "probe", time.monotonic_ns)
+        events = [event for _ in range(8) for event in found.poll()]
+        found.close()
+        return [event.step for event in events if isinstance(event, Frame)]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def surroundings():
+    """Writes what a supervisor would have written into a folder, returns the environment."""
+    return probed_job.job_environment

@@ -59,36 +59,3 @@ def test_accumulation_under_a_scaler(pair):
     again, answer = pair.back(AMP, at=11, to=8)
     assert answer.ok, answer.error
     assert again.output[-1] == job.output[-1]
-
-
-# Too early a clip, as found in the wild: what it sees is multiplied by the scale.
-CLIPPED_TOO_EARLY = """
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-optimizer = torch.optim.{optimizer}
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11)
-book = Ledger(optimizer)
-for step in range(8):
-    x = torch.randn(16, 8)
-    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    true = book.gradient() / scaler.get_scale()
-    part = model if step % 2 else model[0]
-    nn.utils.clip_grad_norm_(part.parameters(), 0.1)      # of gradients that are still scaled
-    if step % 4 > 1:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    book.before(train_loss_raw=loss.item(), grad_global_norm=true)
-    scaler.step(optimizer)
-    scaler.update()
-    book.after()
-finish(model)
-"""
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_clip_before_the_gradients_are_unscaled(pair, fused):
-    """The gradient norm is that of the loss, whatever is clipped where."""
-    script = CLIPPED_TOO_EARLY.format(optimizer=f"Adam(model.parameters(), lr=1e-2, fused={fused})")
-    job = pair.run(script)  # compares each number with the script's own
-    assert len(job.frames) == 8

@@ -72,35 +72,3 @@ def test_compiled(pair, model, update):
         again, answer = pair.back(script, at=6, to=5)
         assert answer.ok, answer.error
         assert again.output[-1] == job.output[-1]
-
-
-INDUCTOR = """
-import warnings
-warnings.filterwarnings("ignore", module="torch")
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-fast = torch.compile(model)
-book = Ledger(optimizer)
-for step in range(4):
-    x = torch.randn(16, 8)
-    loss = F.mse_loss(fast(x), x.sum(1, keepdim=True))
-    optimizer.zero_grad()
-    loss.backward()
-    book.before(train_loss_raw=loss.item(), grad_global_norm=book.gradient())
-    optimizer.step()
-    book.after()
-from torch._dynamo.utils import counters
-emit(note=counters["inductor"]["fxgraph_cache_hit"])
-finish(model)
-"""
-
-
-def test_inductor(pair, tmp_path):
-    """The graphs are those of a job without the probe: its cache has them."""
-    environ = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    untouched = pair.bare.wait(pair.bare.start(INDUCTOR, environ=environ))
-    job = pair.probed.wait(pair.probed.start(INDUCTOR, environ=environ))
-    *steps, hits, sha = job.output
-    assert (*steps, sha) == (*untouched.output[:-2], untouched.output[-1])
-    assert untouched.output[-2]["note"] == 0 and hits["note"] == 2
-    pair.compare(job)

@@ -106,12 +106,6 @@ def test_automatic_optimisation(library_pair):
     assert len(set(job.column("batch_fingerprint"))) == 10
 
 
-def test_workers_of_lightning_stay_silent(library_pair):
-    """One rank, and the weights of a run without the probe."""
-    job = library_pair.run(AUTOMATIC.replace("WORKERS", "2"))  # compares weights and ranks
-    assert len(job.frames) == 10
-
-
 def test_the_loop_of_lightning_cannot_go_back(library_pair):
     """It is the library's; the answer says so, and nothing was changed."""
     script = AUTOMATIC.replace("WORKERS", "0")

@@ -79,18 +79,3 @@ def test_a_version_that_calls_otherwise(pair):
     assert job.output == pair.bare.run(script).output
     assert job.output[0] == {"raised": "'raise'"}
     assert job.kinds() == ["collector-off"]
-
-
-SETS = """
-for n in range(12):
-    library.CallbackHandler().call_event(
-        "on_evaluate", None, None, None, metrics={f"eval_set{n}_loss": torch.tensor(n), "x": 1})
-"""
-
-
-def test_only_so_many_evaluation_sets_get_a_column(pair):
-    """A job with a hundred sets leaves room for other metrics."""
-    job = pair.probed.run(STAND_IN.format(source=COMPLETE, use=SETS))
-    found = sorted(name for name in job.frames[1] if name.startswith("slice_val_loss"))
-    assert found == [f"slice_val_loss.set{n}" for n in range(8)]
-    assert job.frames[1]["slice_val_loss.set7"] == 7.0 and state_of(job) == "on"

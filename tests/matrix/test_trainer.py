@@ -81,23 +81,6 @@ def test_the_trainer(library_pair):
     assert job.notices[-1].data["val_loss"] == last
 
 
-def test_workers_of_the_trainer_stay_silent(library_pair):
-    """One rank, and the weights of a run without the probe."""
-    library_pair.run(TRAIN.replace("WORKERS", "2"))
-
-
-def test_the_loop_of_the_trainer_cannot_go_back(library_pair):
-    """It is the library's; the answer says so, and nothing was changed."""
-    script = TRAIN.replace("WORKERS", "0")
-    job, answer = library_pair.back(script, at=9, to=5)
-    assert not answer.ok
-    assert "trainer.py" in answer.error
-    assert (
-        "belongs to a library, whose loop cannot be rolled back; relaunch resumes" in answer.error
-    )
-    assert job.output[-1] == library_pair.bare.run(script).output[-1]
-
-
 RESUMED = (
     TRAIN.replace("WORKERS", "0")
     .replace("eval_dataset=data[:8]", 'eval_dataset={"code": data[:8], "text": data[8:16]}')

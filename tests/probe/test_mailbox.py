@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 
 import pytest
 
@@ -55,40 +54,6 @@ def test_an_order_and_its_answer_arrive_whole(mailbox, segment):
     assert answers(segment) == [Ack("inc-1/lr", "lr_scale", 140, True, result, None)]
     assert answers(segment) == []
     assert mailbox.poll() == []
-
-
-def test_a_refusal_carries_its_reason(mailbox, segment):
-    """`ok` is false and the sentence is the probe's own."""
-    segment.send("k", "rollback", {"before_step": 3})
-    mailbox.ack(mailbox.poll()[0], 5, False, {}, "no savepoint before step 3")
-
-    (ack,) = answers(segment)
-    assert (ack.ok, ack.error) == (False, "no savepoint before step 3")
-
-
-def test_a_key_that_was_answered_is_answered_the_same_and_not_carried_out(mailbox, segment):
-    """A supervisor that crashed after the order asks again: same answer, no second rollback."""
-    segment.send("k", "rollback", {"before_step": 100})
-    mailbox.ack(mailbox.poll()[0], 140, True, {"step": 100}, None)
-    first = answers(segment)
-
-    segment.send("k", "rollback", {"before_step": 100})
-    segment.send("k", "rollback", {"before_step": 100})
-
-    assert mailbox.poll() == []
-    assert answers(segment) == first * 2
-
-
-def test_a_key_that_is_being_carried_out_is_not_handed_out_again(mailbox, segment):
-    """Impatience during a long order changes nothing; the answer comes once, when it is done."""
-    segment.send("k", "pause", {"lease_s": 900})
-    (command,) = mailbox.poll()
-    segment.send("k", "pause", {"lease_s": 900})
-
-    assert mailbox.poll() == []
-    assert answers(segment) == []
-    mailbox.ack(command, 7, True, {"paused_step": 7}, None)
-    assert [ack.key for ack in answers(segment)] == ["k"]
 
 
 def test_a_new_supervisor_goes_on_where_the_old_one_died(writer, mailbox, segment):
@@ -204,18 +169,6 @@ def test_an_answer_always_arrives(mailbox, segment, result):
     assert len(ack.result) == 1
 
 
-def test_values_that_json_lacks_still_arrive(mailbox, segment):
-    """NaN stays NaN; an object of the job becomes its text; a lone surrogate a question mark."""
-    segment.send("k", "savepoint", {})
-    device = threading.Event
-    mailbox.ack(mailbox.poll()[0], 1, True, {"loss": float("nan"), "on": device, "x": "\udcff"})
-
-    (ack,) = answers(segment)
-    assert str(ack.result["loss"]) == "nan"
-    assert ack.result["on"] == str(device)
-    assert ack.result["x"] == "?"
-
-
 def test_a_notice_becomes_an_event(mailbox, segment):
     """Kind, sentence, step and data; the rank is the segment's."""
     mailbox.notice("safeguard", "step 3 skipped: grad norm is inf", 3, {"count": 1})
@@ -275,23 +228,6 @@ def test_a_notice_stands_between_the_frames_it_came_between(writer, mailbox, seg
 
     frames = [("Frame", step) for step in (7, 8, 5, 6)]
     assert steps == [*frames[:2], ("Notice", 5), *frames[2:], ("Notice", 7)]
-
-
-def test_letters_from_several_threads_all_arrive(mailbox, segment):
-    """Hooks of a backward pass may report from other threads than the training loop."""
-
-    def report(first: int) -> None:
-        for number in range(first, first + 15):
-            mailbox.notice("note", "from a thread", number)
-
-    threads = [threading.Thread(target=report, args=(100 * t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    steps = [event.step for event in segment.poll()]
-    assert sorted(steps) == sorted(100 * t + n for t in range(4) for n in range(15))
 
 
 def test_the_memory_of_keys_is_bounded(mailbox, segment):

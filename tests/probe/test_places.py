@@ -107,13 +107,6 @@ def test_the_place_is_the_statement_with_the_save(load, text, lines):
     assert look(load(text)).lines == lines
 
 
-def test_what_the_statement_makes_is_stale_in_front_of_it(load):
-    """Not what it reads first, as a best value."""
-    place = look(load(LOOP))
-    assert place.assigns(("losses",), True) and place.assigns(("losses", "val"), False)
-    assert not place.assigns(("best",), False) and not place.assigns(("i",), False)
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -167,14 +160,3 @@ def test_it_is_called_once_in_the_next_round(load):
     assert arrive(load(LOOP), n=1) == ["gone"]
     assert arrive(load(LOOP), over=lambda: True) == ["gone"]
     assert "calls locals()" in arrive(load(LOCALS))[0] or sys.version_info >= (3, 13)
-
-
-def test_another_tracer_is_left_alone():
-    """A debugger or a coverage tool comes first."""
-    before = sys.gettrace()
-    sys.settrace(lambda *_: None)
-    try:
-        with pytest.raises(Refused, match="traces the job"):
-            call_at(sys._getframe(), None, None, None, None)
-    finally:
-        sys.settrace(before)

@@ -103,12 +103,6 @@ def test_the_newest_before_the_step_outlives_newer_ones(jobs, limit):
     assert of_kind(jobs.run(*JOB, **plan)[1], "restored") == []
 
 
-def test_what_is_no_longer_spared_gives_way_as_the_others_do(jobs):
-    """The wish ended at step 18; the next savepoint takes the room of the oldest."""
-    events = jobs.run(*JOB, every=5, keep=3, spare={"7": 9, "18": 0})[1]
-    assert events[-1]["end"] == [15, 20, 25]
-
-
 @pytest.mark.parametrize("limit", ["keep", "max_bytes"])
 def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, limit):
     """It is said why; when nothing is spared any more, they are taken again."""
@@ -127,21 +121,6 @@ def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, li
     assert max(event["held"] for event in of_kind(events, "taken")) == one
 
     assert jobs.run(*JOB, **plan, spare={"7": 9, "18": 0})[1][-1]["end"] == [25]
-
-
-@pytest.mark.parametrize("times", [None, 2])
-def test_on_disk_it_outlives_newer_ones_too(jobs, tmp_path, times):
-    """Memory for one and a half; the rest is on disk, at most two there."""
-    one = whole(jobs)
-    plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
-    plan |= {} if times is None else {"max_disk_bytes": one * times + 1}
-    result, events = jobs.run(*JOB, **plan, spare={"7": 9}, rollbacks=[back(28, 9)])
-
-    assert [r["step"] for r in of_kind(events, "restored")] == [5]
-    assert result == jobs.untouched(*JOB)
-    assert max(event["allocated"] for event in of_kind(events, "taken")) <= one * 3 // 2
-    assert of_kind(events, "busy") == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_room_leaves_the_spared_one_in_memory(jobs, tmp_path):

@@ -101,27 +101,6 @@ def test_what_numbers_the_steps_goes_back_with_them(jobs, setup, give):
     assert result == jobs.untouched(code)
 
 
-def test_the_variables_of_a_function_go_back_too(jobs):
-    """And so does what its closures see."""
-    code = """
-def main():
-    it, n = itertools.count(), 0
-
-    def following():
-        return next(it)
-
-    while n < 16:
-        train_step(following() + next(it))
-        n += 1
-    print(json.dumps(seen))
-
-main()
-"""
-    result, events = jobs.run(PREAMBLE + code, **ROLLBACKS)
-    assert outcome(events)["restored"]["not_restored"] == []
-    assert result == jobs.untouched(PREAMBLE + code)
-
-
 SHARED = "and something else holds it too"
 STUCK = "and it cannot be rewound"
 REFUSED = [
@@ -156,17 +135,3 @@ def test_what_has_gone_on_and_cannot_go_back_is_refused_by_name(
     other = [{"at": 10, "before": 9, "rng": "keep"}]
     _, events = jobs.run(code, every=4, rollbacks=other)
     assert ("refused" in outcome(events)) is numbers
-
-
-def test_a_log_that_is_written_and_a_queue_of_words_are_no_data(jobs):
-    """They go on, and that is no reason to refuse."""
-    setup = "log, words = tempfile.TemporaryFile(), queue.Queue()"
-    code = (
-        PREAMBLE
-        + setup
-        + LOOP.format(give="log.write(b'x')").replace(
-            "    n += 1", "    n += 1\n    words.put('step')"
-        )
-    )
-    _, events = jobs.run(code, **ROLLBACKS)
-    assert "restored" in outcome(events)

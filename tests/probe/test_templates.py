@@ -58,59 +58,8 @@ def test_what_cannot_be_told_apart_is_not_known():
     assert build(learn(saved, scope(saved), things=[one]), scope()) == saved
 
 
-def test_a_count_without_a_name_follows_the_steps():
-    """Unless the number is written in the code as well: then it may be either."""
-    assert of_no_name(int("73"), 73, 75) == {"at": 75}
-    with pytest.raises(Refused, match="'at' entry"):
-        of_a_literal()
-
-
 # pytest's asserts read locals(), as the probe never would: the variables are those of functions
 # without one.
-
-
-def of_no_name(number, before, after):
-    saved = {"at": number}
-    return build(learn(saved, scope(saved), steps=before), scope(), steps=after)
-
-
-def of_a_literal():
-    saved = {"at": 7}
-    return build(learn(saved, scope(saved), steps=7), scope())
-
-
-def rebuilt():
-    steps = 7
-    progress = {"steps": steps}
-    settings = {"every": int("7")}
-    saved = {"progress": progress, "settings": settings}
-    layout = learn(saved, scope(saved))
-    steps = 9
-    return build(layout, scope(), steps=11, stale=("progress",)), steps
-
-
-def test_a_container_is_taken_from_its_variable_or_built_anew():
-    """Anew where each save makes another; settings that equal the count stay settings."""
-    built, steps = rebuilt()
-    assert built == {"progress": {"steps": steps}, "settings": {"every": 7}}
-
-
-def nearest():
-    class Other:
-        pass
-
-    other = Other()
-    other.rate = rate = 0.25
-    saved = {"rate": 0.25}
-    layout = learn(saved, scope(saved))
-    rate, other.rate = 0.5, 0.125
-    return build(layout, scope()), rate
-
-
-def test_the_nearest_of_several_variables_counts():
-    """A name of its own before an attribute of the same name."""
-    built, rate = nearest()
-    assert built == {"rate": rate}
 
 
 def test_nothing_is_kept_alive(optimizers):

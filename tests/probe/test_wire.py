@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
 
-NAMES = ["a", "b", "c"]
-
 
 def header(**changes: object) -> wire.Header:
     fixed = (wire.MAGIC, *wire.layout(8, 4), 4321, 99, 10**12, 1, 2, b"run-7")
@@ -146,13 +144,6 @@ def test_what_has_no_room_in_the_header_is_refused(change):
         wire.pack_header(header(**change))
 
 
-def test_the_header_ends_on_a_page():
-    """Slots start on a page and are whole cache lines, so that no frame shares one with another."""
-    assert wire.HEADER_SIZE % 4096 == 0
-    assert {wire.layout(2, capacity)[2] % 64 for capacity in range(1, 129)} == {0}
-    assert wire.COMMANDS_HEAD_AT + 8 <= wire.END_AT
-
-
 def test_a_half_written_letter_is_never_believed():
     """Every cut of a letter over an older one is old, new or nothing."""
     old = wire.pack_letter(3, b'{"key":"a"}').ljust(wire.LETTER_SIZE, b"\0")
@@ -236,32 +227,6 @@ def test_a_damaged_count_loses_nothing(head):
         store.put()
     ring.take(store.head, 100)
     assert ring.next == 8
-
-
-def test_a_slot_that_stays_damaged_costs_one_frame_and_no_more():
-    """It is tried again a few times, then counted as lost; what follows it is read."""
-    store = Store(8)
-    ring = store.ring()
-    for _ in range(5):
-        store.put()
-    store.slots[2] = b"\xee" * 32
-
-    reads = [ring.take(store.head, 100) for _ in range(wire.PATIENCE)]
-
-    assert [item for _, _, item in reads[0]] == [b"0", b"1"]
-    assert reads[1] == []
-    assert reads[2] == [(2, 1, None), (3, 0, b"3"), (4, 0, b"4")]
-
-
-def test_the_newest_slot_is_waited_for():
-    """On a machine that shows the count before the slot, nothing is given up for that."""
-    store = Store(8)
-    ring = store.ring()
-
-    for _ in range(20):
-        assert ring.take(1, 100) == []
-    store.put()
-    assert ring.take(1, 100) == [(0, 0, b"0")]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])

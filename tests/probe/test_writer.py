@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -65,14 +64,6 @@ def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
     second.close()
 
 
-def test_a_missing_directory_is_an_os_error(tmp_path):
-    """The supervisor is gone, with its directory: the caller gets the errno."""
-    with pytest.raises(OSError, match="No such file") as caught:
-        Writer.create(str(tmp_path / "gone"), "run-7", 0, 1)
-
-    assert caught.value.errno == errno.ENOENT
-
-
 @pytest.mark.parametrize(
     "bad", [{"slots": 1}, {"capacity": 129}, {"run": "x" * 65}, {"rank": -1}, {"rank": 1 << 32}]
 )
@@ -133,40 +124,6 @@ def test_values_that_cannot_be_published_publish_nothing(writer, values):
     assert frames(writer) == []
     writer.publish(0, 0, [1.0, 2.0, 3.0], 10)
     assert frames(writer) == [(1.0, 2.0, 3.0)]
-
-
-@pytest.mark.parametrize("values", [[], [1.0]])
-def test_names_come_before_values(writer, values):
-    """A frame that nobody could read is not published."""
-    with pytest.raises(wire.WireError, match="0 announced"):
-        writer.publish(0, 0, values, 10)
-
-
-def test_absent_values_may_change_from_frame_to_frame(writer):
-    """Every pattern of absent values, after every other."""
-    writer.announce(NAMES)
-    patterns = [
-        tuple(None if bits >> i & 1 else float(i) for i in range(3))
-        for pair in range(64)
-        for bits in (pair % 8, pair // 8)
-    ]
-
-    for first in range(0, len(patterns), 8):
-        for step, values in enumerate(patterns[first : first + 8]):
-            writer.publish(step, 0, values, 10)
-        seen = frames(writer)
-        assert seen == patterns[first : first + 8]
-
-
-def test_a_published_list_is_not_touched(writer):
-    """The probe may fill the same list again for the next step."""
-    writer.announce(NAMES)
-    values = [1.0, None, 2.0]
-
-    writer.publish(0, 0, values, 10)
-    writer.publish(1, 0, values, 20)
-
-    assert values == [1.0, None, 2.0]
 
 
 def test_a_forked_child_is_inert(tmp_path, writer):

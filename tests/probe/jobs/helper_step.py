@@ -12,12 +12,8 @@ which, zeroing = sys.argv[1], sys.argv[2]
 
 
 def make_scheduler(optimizer):
-    if which == "lambda":
-        return schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     if which == "plateau":
         return schedulers.ReduceLROnPlateau(optimizer, patience=1, factor=0.7)
-    if which == "cycle":
-        return schedulers.OneCycleLR(optimizer, 0.1, total_steps=40)
     return schedulers.SequentialLR(
         optimizer,
         [schedulers.ConstantLR(optimizer, 0.5, 6), schedulers.CosineAnnealingLR(optimizer, 30)],

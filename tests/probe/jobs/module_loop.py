@@ -33,9 +33,7 @@ model = nn.Sequential(
 decayed = [p for p in model.parameters() if p.dim() >= 2]
 others = [p for p in model.parameters() if p.dim() < 2]
 groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-if kind == "sgd":
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-elif kind == "tensor_lr":
+if kind == "tensor_lr":
     optimizer = torch.optim.AdamW(groups, lr=torch.tensor(base_lr), amsgrad=True)
 elif kind == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)

@@ -1,7 +1,5 @@
 """Attention logits and entropies of a sampled step are those that the script computes itself."""
 
-import math
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -207,90 +205,3 @@ def test_a_layer_in_which_no_query_sees_nine_keys_has_no_entropy(probed, late, b
     assert not any(ENTROPIES & frame.keys() for frame in job.frames)
 
     compare(probed.run(windows((8, 20, 8), by_hand), sampling=SAMPLING, late=late))
-
-
-@pytest.mark.parametrize("by_hand", [False, True], ids=["sdpa", "by-hand"])
-def test_what_is_no_number_stays_no_number(probed, by_hand):
-    """A model that is broken is told from one whose queries see few keys."""
-    job = probed.run(windows((8, 20), by_hand, broken=3), sampling=SAMPLING)
-    for name in (*ENTROPIES, "attn_logit_absmean", "max_attn_logit"):
-        assert math.isnan(job.frames[3][name]), name
-
-
-PADDED = """
-import transformers
-
-config = transformers.LlamaConfig(
-    vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-    max_position_embeddings=32, attn_implementation=KIND)
-model = transformers.LlamaForCausalLM(config)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-ids, real = torch.randint(0, 50, (4, 16)), torch.arange(16).expand(4, 16) < 6
-labels = ids.masked_fill(~real, -100)
-for step in range(7):
-    optimizer.zero_grad()
-    model(input_ids=ids, attention_mask=real.long(), labels=labels).loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
-def test_rows_of_six_tokens_have_no_entropy(probed, kind):
-    pytest.importorskip("transformers")
-    job = probed.run(f"KIND = {kind!r}\n" + PADDED, sampling=SAMPLING)
-    assert [f["step"] for f in job.frames if "max_attn_logit.1" in f] == [3, 6]
-    assert not any(ENTROPIES & frame.keys() for frame in job.frames)
-
-
-SQUARE = """
-class Head(nn.Module):  # attention of one head, in three dimensions as a router's scores
-    def __init__(self):
-        super().__init__()
-        self.q, self.k = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
-
-    def forward(self, x):
-        q, k = self.q(x) * 3, self.k(x)
-        keep(q[:, None], k[:, None])
-        logits = q @ k.transpose(-2, -1) * 16 ** -0.5
-        return x + logits.masked_fill(~allowed(x.shape[1]), -math.inf).softmax(-1) @ k
-
-
-class Moe(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Linear(16, LENGTH, bias=KIND != "bare").requires_grad_(KIND != "frozen")
-        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(LENGTH)])
-
-    def forward(self, x):
-        logits = self.scores(x)
-        if KIND == "einsum":
-            logits = torch.einsum("btc,ec->bte", x, self.scores.weight)
-        if KIND == "detached":
-            logits = logits.detach()
-        weight, chosen = torch.softmax(100 * logits, -1).topk(2, -1)
-        out = torch.stack([e(x) for e in self.experts], -2)
-        picked = out.gather(-2, chosen[..., None].expand(*chosen.shape, 16))
-        return x + (weight[..., None] * picked).sum(-2)
-
-
-LENGTH, seen = 12, []
-model = nn.Sequential(nn.Embedding(30, 16), LAYERS)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(7):
-    optimizer.zero_grad()
-    model(torch.randint(0, 30, (4, LENGTH))).square().mean().backward()
-    emit(step=step, **(expected() if seen else {}))
-    seen.clear()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize("kind", ["linear", "bare", "einsum", "detached", "frozen"])
-def test_a_router_with_as_many_experts_as_tokens_is_no_attention(probed, kind):
-    """However its scores are computed; attention of one head, as square as they are, is seen."""
-    text = MODEL + f"KIND = {kind!r}\n" + SQUARE
-    job = probed.run(text.replace("LAYERS", "Moe(), Moe()"), sampling=SAMPLING)
-    assert len(job.frames) == 7
-    assert not any("attn" in name for frame in job.frames for name in frame)
-
-    compare(probed.run(text.replace("LAYERS", "Head(), Moe(), Head()"), sampling=SAMPLING))

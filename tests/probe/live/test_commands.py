@@ -1,9 +1,6 @@
 """The supervisor's verbs, on jobs that know nothing of them."""
 
 import json
-import math
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -43,13 +40,7 @@ def command(server, job, verb, **args):
     return job.answer(key)
 
 
-REWRITTEN = {"before": 'optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / 60)'}
 SCHEDULES = {
-    "rewritten-each-step": REWRITTEN,
-    "lambda": {
-        "setup": "s = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / 60)",
-        "after": "s.step()",
-    },
     "recursive-cosine": {
         "setup": "s = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)",
         "after": "s.step()",
@@ -83,16 +74,6 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
     assert job.column("learning_rate") == pytest.approx(
         [f * lr for f, lr in zip(factors[:30], own, strict=True)]
     )
-
-
-def test_a_scale_without_rewarm_stays(probed):
-    """With rewarm_steps 0 the factor holds until the next command; the target is absolute."""
-    job = probed.start(loop())
-    keys = [job.send("lr_scale", value=0.5), job.send("lr_scale", value=0.5)]
-    job.go()
-    assert job.answer(keys[1]).result["learning_rate_before"] == pytest.approx(0.05)
-    probed.wait(job)
-    assert set(job.column("lr_scale")) == {1.0, 0.5} and job.column("lr_scale")[-1] == 0.5
 
 
 TWICE = """if step == 18: barrier("more")
@@ -188,33 +169,6 @@ def test_a_dead_supervisor_strands_no_job(probed, asked_s):
     (ended,) = (notice for notice in job.notices if notice.kind == "pause-ended")
     assert ack.ok and time.monotonic() - began > 0.3 and len(job.frames) == 30
     assert ended.data["key"] == ack.key and ended.data["paused_step"] == ack.step
-
-
-def test_an_exception_of_a_signal_handler_ends_a_pause(probed):
-    """Whoever catches it goes on with a job that is not paused."""
-    job = probed.start(
-        loop(
-            setup="""
-import signal
-def interrupt(*_):
-    raise TimeoutError
-signal.signal(signal.SIGUSR1, interrupt)
-"""
-        ).replace(
-            "    optimizer.step()\n",
-            """    try:
-        optimizer.step()
-    except TimeoutError:
-        emit(caught=step)
-""",
-        )
-    )
-    command(probed, job, "pause", lease_s=60)
-    os.kill(job.segment().pid, signal.SIGUSR1)
-    probed.wait(job)
-    assert "caught" in job.output[0]
-    assert [n.message[:14] for n in job.notices if n.kind == "pause-ended"] == ["an exception i"]
-    assert not job.segment().status()["paused"]
 
 
 def test_stop_interrupts_at_the_boundary(probed):
@@ -318,33 +272,3 @@ def test_a_rollback_repeats_the_steps_and_the_counters(probed, late):
     assert job.frames[-1]["steps_seen"] == 30
     assert job.frames[-1]["tokens_seen"] == 2 * 29  # those of the last step come behind it
     assert job.segment().status()["rollback"] == "ready"
-
-
-def test_without_rewarm_a_rolled_back_run_ends_as_an_undisturbed_one(probed, bare):
-    """Weights are bit-identical in the end."""
-    script = loop(before="if step == 18: barrier('more')")
-    job = probed.start(script, savepoints=KEEP)
-    job.go()
-    job.reached("more")
-    key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
-    job.go("more")
-    assert job.answer(key).ok
-    probed.wait(job)
-    straight = bare.start(script)
-    straight.go(), straight.go("more")
-    assert job.output[-1] == bare.wait(straight).output[-1]
-
-
-def test_a_loop_that_cannot_go_back_says_so(probed):
-    """The status and one notice carry the reason; training is not disturbed."""
-    script = """
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(12):
-    model(torch.randn(8, 4)).pow(2).mean().backward()
-    optimizer.step()
-"""
-    job = probed.run(script, savepoints=KEEP)
-    assert job.kinds() == ["rollback-unavailable"]
-    assert "for statement" in job.segment().status()["rollback"]
-    assert math.isfinite(job.frames[-1]["train_loss_raw"]) and len(job.frames) == 12

@@ -1,9 +1,6 @@
 """Faults injected on purpose, and the reflex that answers one of them."""
 
 import math
-import os
-import signal
-import time
 
 import pytest
 
@@ -145,15 +142,6 @@ def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
     assert [frame["update_skipped"] for frame in job.frames] == [0] * 4 + [1] * 6
 
 
-def test_on_a_device_the_order_says_that_it_cannot_act(probed):
-    """A value that the host does not have is not waited for."""
-    order = {"skip_nonfinite": {"max": 3, "per": 128}}
-    job = probed.run(loop(), drills=[drill("nan_grad")], safeguards=order, late=True)
-    assert not job.output[-2]["finite"]
-    assert "live on a device" in job.segment().status()["safeguards"]["skip_nonfinite"]
-    assert next(s for s, n in enumerate(job.column("nan_inf_events")) if n) == 8
-
-
 def test_bad_batch_feeds_random_tokens(probed):
     """Other tokens for so many steps, from a generator of its own; the job's draws are the same."""
     job = probed.run(loop(), drills=[drill("bad_batch", steps=3)])
@@ -174,20 +162,6 @@ def test_bit_flip_strikes_once(probed, target):
         assert norms[8] > 1e6 and max(norms[9:]) < 10
     else:
         assert max(job.column("update_norm")) > 1e6 or job.frames[9]["train_loss_raw"] > 100
-
-
-def test_a_hang_stands_still_and_signals_get_through(probed):
-    """No frame and no beat comes any more; the job dies of the signals it always died of."""
-    job = probed.start(loop(), drills=[drill("hang")])
-    while len(job.frames) < 8:
-        job.poll()
-    time.sleep(0.3)
-    beat = job.segment().beat()
-    time.sleep(0.3)
-    job.poll()
-    assert len(job.frames) == 8 and job.segment().beat() == beat
-    os.kill(job.segment().pid, signal.SIGTERM)
-    probed.wait(job, code=-signal.SIGTERM)
 
 
 def test_a_hang_may_end(probed, bare):

@@ -211,31 +211,3 @@ def test_a_step_that_raises_is_put_right(probed):
     assert job.output == [{"error": "not today", "lr": pytest.approx(0.1)}]
     assert [frame["step"] for frame in job.frames] == list(range(8))
     assert job.column("learning_rate")[6] == pytest.approx(0.05)
-
-
-THREADS = (
-    MODEL
-    + """
-import threading
-other = nn.Linear(8, 4)
-adam = torch.optim.SGD(other.parameters(), lr=0.1)
-
-def aside():
-    for _ in range(20):
-        F.cross_entropy(other(torch.ones(8, 8)), torch.zeros(8).long()).backward()
-        adam.step()
-
-step()
-thread = threading.Thread(target=aside)
-thread.start()
-for _ in range(9):
-    step()
-thread.join()
-"""
-)
-
-
-def test_other_threads_are_not_measured(probed):
-    """Only the thread that trained first is watched; the others run free."""
-    job = probed.run(THREADS)
-    assert len(job.frames) == 10 and set(job.column("tokens_per_update")) == {8}

@@ -121,16 +121,6 @@ end()
 """,
     "streams": "for x in DataLoader(Stream(), batch_size=2):\n    train(x)\nend()\n",
     "it-asks": "for x in DataLoader(Asks(), batch_size=2):\n    train(x)\nend()\n",
-    "it-asks-in-workers": """
-class Half(Asks):
-    def __iter__(self):
-        own = torch.utils.data.get_worker_info().id
-        return (x for x in super().__iter__() if int(x[0]) % 2 == own)
-
-for x in DataLoader(Half(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
-    train(x)
-end()
-""",
 }
 
 
@@ -356,18 +346,6 @@ def test_what_a_person_writes_meanwhile_is_obeyed_and_told(probed, tmp_path):
         (4, "in quarantine, by hand: nothing"),
     ]
     assert "quarantine" not in job.segment().status()
-
-
-def test_a_few_names_that_a_job_asks_about_are_told(probed, tmp_path):
-    """So that a person can put them into quarantine; endless ones do not fill the record."""
-    path = str(tmp_path / "quarantine.json")
-    job = probed.wait(probed.start(SETUP + ASKED, {"MANIFEST": path}, quarantine=path))
-
-    told = [each for each in job.notices if each.kind == "shard"]
-    assert told[0].message == "the job asks about data/0.tar, data/1.tar, data/2.tar"
-    names = [name for each in told for name in each.data["shards"].values()]
-    assert names == [f"data/{n}.tar" for n in range(60)]
-    assert job.column("batch_shard") == [None] * len(job.frames)
 
 
 def test_a_job_that_nobody_watches_asks_in_vain(bare):

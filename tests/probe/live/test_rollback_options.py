@@ -1,8 +1,6 @@
 """Going back, and then on in another way: past the bad batches, with new moments; and the proof
 that what is made again is what was made before."""
 
-import time
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -87,12 +85,6 @@ def test_what_cannot_be_is_refused_before_anything_is_changed(probed, optimizer,
     job, _, ack = rolled_back(probed, optimizer, **args)
     assert not ack.ok and says in ack.error
     assert [frame["step"] for frame in job.frames] == list(range(30))
-
-
-def test_other_data_is_not_compared(probed):
-    """With rng=keep the next batch is another one by intention."""
-    job, _, ack = rolled_back(probed, rng="keep")
-    assert ack.ok and continuity(job) == []
 
 
 def test_a_run_that_does_not_go_on_as_it_was_is_told(probed):
@@ -218,60 +210,3 @@ def test_a_pass_that_is_over_is_not_gone_back_into(probed, before, rng, refused)
     probed.wait(job)
     if refused:
         assert [frame["step"] for frame in job.frames] == list(range(30))
-
-
-def test_a_loader_that_is_enumerated_gives_the_same_numbers_and_batches(probed, bare):
-    """The number of the step comes from the iterator."""
-    script = LOADER.format(workers=0).replace("iter(loader), 0, []", "enumerate(loader), 0, []")
-    script = script.replace("model(next(batches))", "model(batch)").replace(
-        "    loss = 0.0\n", "    loss = 0.0\n    step, batch = next(batches)\n"
-    )
-    job = probed.start(script, savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=12)
-    job.go()
-    assert job.answer(key).result["not_restored"] == []
-    probed.wait(job)
-    straight = bare.start(script)
-    straight.go()
-    assert job.output == bare.wait(straight).output
-
-
-SPARED = """
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-step = 0
-while step < 60:
-    if step in (18, 42):
-        barrier(f"at{step}")
-    optimizer.zero_grad()
-    ((model(torch.randn(8, 4)) - 1) ** 2).mean().backward()
-    optimizer.step()
-    time.sleep(0.005)    # of shorter steps, savepoints cost more than they may
-    step += 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("keep", "before", "kept", "step", "newest"),
-    [(3, 12, [10, 35, 40], 10, [45, 50, 55]), (1, 17, [15], 15, [55])],
-)
-def test_a_savepoint_stays_while_the_supervisor_wishes(probed, keep, before, kept, step, newest):
-    """And no longer. Where no other fits beside it, that is told, once."""
-    job = probed.start(SPARED, savepoints={**KEEP, "keep": keep})
-    job.reached("at18")
-    job.segment().spare(before, time.monotonic_ns() + 60_000_000_000)
-    job.go("at18")
-    job.reached("at42")
-    assert job.segment().status()["savepoints"] == kept
-    job.segment().spare(before, time.monotonic_ns())  # a supervisor that died
-    key = job.send("rollback", before_step=before)
-    job.go("at42")
-    ack = job.answer(key)
-    assert ack.ok, ack.error
-    assert ack.result["step"] == step
-    probed.wait(job)
-    assert job.segment().status()["savepoints"] == newest
-    why = "the savepoint of step 15 is kept for a possible rollback, and there is no room for "
-    told = [f"no savepoint is taken for now: {why}another beside it"] if keep == 1 else []
-    assert [notice.message for notice in job.notices if notice.kind == "note"] == told

@@ -130,38 +130,6 @@ def test_a_single_sample_that_is_far_too_dear_ends_it(probed, change, why):
     assert [frame["step"] for frame in job.frames] == list(range(70))  # the rest goes on
 
 
-def test_an_error_in_a_look_costs_the_look_alone(probed):
-    script = """
-looks = sys.modules["_supervise_probe.sampling.attention"]
-looks.Attention.sdpa = None
-"""
-    job = probed.run(TRAIN + "import sys\n" + script + "steps(9)", sampling=ALL)
-    assert sampled(job) == []
-    assert sampled(job, "residual_rms") == [2, 3, 4, 5, 6, 7, 8]
-    assert job.segment().status()["collectors"]["attention"].startswith("off: TypeError")
-
-
-GROWTH = """
-import gc
-steps(20)
-def count():
-    gc.collect()
-    return len(gc.get_objects())
-first = count()
-gc.disable()
-steps(30)
-before, cycles = len(gc.get_objects()), gc.collect()
-emit(grown=count() - first, cycles=cycles)
-"""
-
-
-def test_sampling_each_step_leaves_nothing_behind(probed):
-    job = probed.run(TRAIN + GROWTH, sampling={**ALL, "weights": 2})
-    assert len(sampled(job)) == 48
-    assert abs(job.output[0]["grown"]) < 20
-    assert job.output[0]["cycles"] < 5
-
-
 SWITCHES = """
 from torch.utils.checkpoint import (
     CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts)
@@ -200,78 +168,6 @@ def test_checkpointed_models_train_as_they_would(probed, bare, reentrant, more, 
     assert job.output == bare.run(text).output
     assert len(sampled(job, "residual_rms")) == 4
     assert len(sampled(job)) == (0 if "context_fn" in more else 4)  # a mode would see our looks
-
-
-CLOSURE = """
-def closure():
-    optimizer.zero_grad()
-    x = torch.randn(4, 16, 16)
-    calls.append(x)
-    loss = F.mse_loss(model(x), x)
-    loss.backward()
-    return loss
-
-
-calls = []
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-for step in range(6):
-    calls.clear()
-    weights = [p.detach().clone() for p in model.parameters()]
-    optimizer.step(closure)
-    with torch.no_grad():
-        for p, w in zip(model.parameters(), weights):
-            p.data, w = w, p.data
-            p.kept = w
-        rms = model(calls[0]).double().square().mean().sqrt().item()
-        for p in model.parameters():
-            p.data = p.kept
-    emit(step=step, residual_rms=rms)
-"""
-
-
-def test_a_closure_is_watched_when_it_is_first_evaluated(probed):
-    job = probed.run(TRAIN + CLOSURE, sampling={**ALL, "attention": 0})
-    assert sampled(job, "residual_rms.1") == [2, 3, 4, 5]
-    for frame in job.frames[2:]:
-        told = job.output[frame["step"]]["residual_rms"]
-        assert frame["residual_rms.1"] == pytest.approx(told, rel=1e-5)
-    assert not any("logz_mean" in frame for frame in job.frames)  # there is no vocabulary
-
-
-FOREIGN = """
-class Loud(torch.Tensor):
-    seen = []
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in (F.scaled_dot_product_attention, torch.softmax, torch.Tensor.softmax):
-            cls.seen.append(function.__name__)
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(16, 16)
-
-    def forward(self, x):
-        y = self.inner(x).as_subclass(Loud)
-        y = F.scaled_dot_product_attention(y, y, y)
-        return (torch.softmax(y, -1) + y.softmax(-1)).as_subclass(torch.Tensor)
-
-
-model = Model()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-steps(6)
-emit(seen=Loud.seen)
-finish(model)
-"""
-
-
-def test_subclasses_of_tensors_see_the_originals(probed, bare):
-    job = probed.run(TRAIN + FOREIGN, sampling=ALL)
-    assert job.output == bare.run(TRAIN + FOREIGN).output
-    assert len(job.output[0]["seen"]) == 18
 
 
 COPIES = """

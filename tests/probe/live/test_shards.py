@@ -7,9 +7,7 @@ import pytest
 
 from supervise.outputs import shard_origins
 from supervise_probe.collectors import shards as collector
-from supervise_probe.data.shard_provenance import Origin, name_of, short
-from supervise_probe.data.shard_tracker import NAMES, UNREPORTED, ShardTracker
-from supervise_probe.wire import LETTER_ROOM
+from supervise_probe.data.shard_provenance import name_of
 
 pytestmark = pytest.mark.slow
 
@@ -56,35 +54,6 @@ def finish_tape():
 
 PROBED = "_supervise_probe" in sys.modules
 """
-
-LATE = """
-torch.manual_seed(0)
-
-class Named(Dataset):
-    def __init__(self, count, named):
-        self.count, self.named = count, named
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        there = {"x": torch.ones(2) * index}
-        return {**there, "__url__": f"{index}.tar"} if self.named else there
-
-for data in (Named(START, False), Named(5, True)):
-    for batch in DataLoader(data, batch_size=1):
-        model(batch["x"]).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
-
-@pytest.mark.parametrize("start", [49, 50])
-def test_shards_that_are_named_late_are_those_of_their_steps(probed, start):
-    """Also where the first one comes in a step with samples, which calls others besides."""
-    job = probed.run(SETUP + LATE.replace("START", str(start)))
-    found = {f["step"]: f.get("batch_shard") for f in job.frames}
-    assert [found[step] for step in range(start - 1, start + 5)] == [None, 0, 1, 2, 3, 4]
 
 
 CALLS = """
@@ -174,20 +143,6 @@ for epoch in range(2):
                 model(_)
 finish_tape()
 """
-AT_ONCE = """
-def ahead(loader):
-    following = iter(loader)
-    batch = next(following)
-    for after in following:
-        yield batch
-        batch = after
-    yield batch
-
-batches = ahead(loader)
-for step in range(5):  # as transformers.Trainer takes the micro-batches of a step
-    train([next(batches) for _ in range(2)])
-finish_tape()
-"""
 LEFT_OUT = """
 for number, x in enumerate(loader):
     if number in (3, 4, 7):
@@ -202,7 +157,6 @@ WAYS = {
     "attributes-of-a-dataset": STANDS,
     "calls-in-a-dataset": INSIDE + "for x in loader:\n    train([x])\nfinish_tape()\n",
     "read-ahead": INSIDE + AHEAD,
-    "all-micro-batches-at-once": INSIDE + AT_ONCE,
     "batches-left-out": INSIDE + LEFT_OUT,
 }
 
@@ -305,64 +259,6 @@ def test_evidence_names_the_shard_that_a_bad_batch_came_from(probed, tmp_path, l
     assert "secret" not in json.dumps([tape, job.segment().status()])
 
 
-def test_after_a_rollback_the_tape_holds_both_attempts(probed, tmp_path):
-    """With the random states restored, the steps come again with the same batches and shards."""
-    job = probed.start(REPEATED, savepoints={"every": 5, "keep": 4, "max_bytes": 1 << 26})
-    job.reached()
-    key = job.send("rollback", before_step=12, rng="restore", rewarm=None)
-    asked = job.send("snapshot", directory=str(tmp_path))
-    job.go()
-    ack = job.answer(key)
-    assert ack.ok, ack.error
-    assert job.answer(asked).ok
-    probed.wait(job)
-    back = ack.result["step"]
-    first = {f["step"]: f for f in job.frames if f["attempt"] == 0}
-    again = {f["step"]: f for f in job.frames if f["attempt"] == 1}
-    assert min(again) == back + 1 and max(again) == 19
-    for step in range(back + 1, ack.step + 1):
-        for name in ("batch_fingerprint", "batch_shard", "batch_offset"):
-            assert first[step][name] == again[step][name], (step, name)
-        assert again[step]["batch_offset"] == step % 4
-    tape = json.loads((tmp_path / "rank-0-batches.json").read_text())
-    assert {row["attempt"] for row in tape} <= {0, 1}
-    assert tape[-1]["shards"][0]["shard"] == f"s3://bucket/{tape[-1]['step'] // 4}.tar"
-
-
-def test_names_are_kept_within_bounds():
-    """Of 5000 names the newest 1024 keep their number; none is given twice."""
-    shards = ShardTracker(None, lambda: None)
-    numbers = [shards.number(f"{n}.tar") for n in range(5000)]
-    assert numbers == list(range(5000))
-    assert shards.number("4500.tar") == 4500 and shards.number("3.tar") == 5000
-    assert len(shards._numbers) == NAMES and len(shards.unreported) == UNREPORTED
-    assert list(shards.newest(2)) == ["4500", "5000"]
-
-
-def test_every_name_that_is_used_again_is_told():
-    """300 at once are more than wait for a notice; the rest is told when it comes again."""
-    letters = []
-    reporter = SimpleNamespace(notice=lambda *letter: letters.append(letter))
-    context = SimpleNamespace(torch=None, scalars=None, reporter=reporter)
-    made = collector.Collector(context)
-    for step in range(1500):
-        made.shards.report(f"{'d' * 120}/{step % 300}.tar", step)
-        made.after_update(None)
-        made.collect(SimpleNamespace(number=step, attempt=0), {})
-    told = {number: name for _, _, data in letters for number, name in data["shards"].items()}
-
-    assert told == {str(n): short(f"{'d' * 120}/{n}.tar") for n in range(300)}
-    for _, text, data in letters:
-        assert len(json.dumps([text, data], ensure_ascii=False).encode()) < LETTER_ROOM - 80
-
-
-def test_a_short_name_is_short_and_its_own():
-    """Long ones that end alike stay apart; a short name is its own short name."""
-    long = [short("x" * n + "/a.tar") for n in (200, 201)]
-    assert long[0] != long[1] and {len(name) for name in long} == {90}
-    assert [short(name) for name in long] == long and short("a.tar") == "a.tar"
-
-
 def test_a_job_with_endless_names_does_not_fill_the_record():
     """A new shard in each of 5000 steps: letters of bounded number and size."""
     letters = []
@@ -386,12 +282,3 @@ def test_names_are_plain_short_and_free_of_secrets():
     assert name_of("https://me:pw@host/x.tar?token=abc") == "https://host/x.tar"
     assert name_of("y" * 300 + ".tar") == "…" + "y" * 195 + ".tar"
     assert [name_of(odd) for odd in (None, "", True, 1.5, object())] == [None] * 5
-
-
-def test_many_shards_in_one_step_are_counted_not_collected():
-    """Sixteen origins of a step are kept, however many it has."""
-    shards = ShardTracker(None, lambda: None)
-    for n in range(1000):
-        shards.report(f"{n}.tar", None)
-    assert list(shards.take(1)) == [Origin(f"{n}.tar") for n in range(16)]
-    assert not shards.take(1)

@@ -320,71 +320,6 @@ for step in range(100):
         assert found[begin + 21 : begin + 29] == [1.0] * 8
 
 
-def test_the_lengths_of_a_schedule_are_where_its_rates_say(bare):
-    """Warm-up ends at the highest rate, the stable part where that ends, the rest at the lowest."""
-    script = """
-from functools import partial
-from torch.optim import lr_scheduler as s
-from supervise_probe.torch_state import schedules
-
-
-def wsd(step, *, num_warmup_steps, num_stable_steps, num_decay_steps):
-    if step < num_warmup_steps:
-        return step / num_warmup_steps
-    left = num_warmup_steps + num_stable_steps + num_decay_steps - step
-    return max(0.0, min(1.0, left / num_decay_steps))
-
-
-lengths = dict(num_warmup_steps=5, num_stable_steps=9, num_decay_steps=11)
-make = dict(
-    wsd=lambda o: s.LambdaLR(o, partial(wsd, **lengths)),
-    cosine=lambda o: s.CosineAnnealingLR(o, 30),
-    polynomial=lambda o: s.PolynomialLR(o, 25, power=2.0),
-    linear=lambda o: s.LinearLR(o, 1.0, 0.1, 20),
-    one_cycle=lambda o: s.OneCycleLR(o, 1.0, total_steps=30, pct_start=0.2),
-    sequence=lambda o: s.SequentialLR(
-        o, [s.LinearLR(o, 0.1, 1.0, 6), s.CosineAnnealingLR(o, 20)], [6]),
-    three=lambda o: s.SequentialLR(
-        o, [s.LinearLR(o, 0.1, 1.0, 6), s.ConstantLR(o, 1.0, 8), s.PolynomialLR(o, 12)], [6, 14]),
-    nothing=lambda o: s.StepLR(o, 10),
-    unknown=lambda o: s.LambdaLR(o, lambda step: 1.0),
-)
-for name, schedule in make.items():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    made = [schedule(optimizer)]
-    if hasattr(made[0], "_schedulers"):
-        made = [*made[0]._schedulers, *made]
-    found = schedules.find(made, optimizer)
-    assert schedules.find(made, other) is None
-    if name in ("nothing", "unknown"):
-        assert found is None
-        continue
-    assert found is made[-1]
-    rates = []
-    for step in range(29):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        found.step()
-        assert found.last_epoch == step + 1
-    top = max(rates)
-    emit(name=name, ends=schedules.ends(found), first=rates.index(top),
-         last=max(i for i, r in enumerate(rates) if r > top - 1e-9),
-         end=next(i for i, r in enumerate(rates) if r < min(rates[rates.index(top):]) + 1e-12
-                  and i > rates.index(top)))
-"""
-    told = bare.run(script).output
-    assert len(told) == 7
-    for row in told:
-        warm, stable, total = row["ends"]
-        if row["name"] == "cosine":  # longer than the script
-            assert (warm, stable, total) == (None, None, 30)
-            continue
-        assert (0 if warm is None else warm) == row["first"], row
-        assert stable in (None, row["last"]), row
-        assert total == (29 if row["name"] == "one_cycle" else row["end"]), row
-
-
 def test_groups_are_counted_over_optimizers_and_large_ones_are_sampled(probed, bare):
     """Group 1 is the second optimizer's; a sample tells the update within a tenth."""
     script = """
@@ -420,32 +355,3 @@ finish(first, second)
         else:
             assert found == [None, None]
     assert job.output[-1] == bare.run(script).output[-1]
-
-
-def test_no_value_on_a_device_is_waited_for(probed):
-    """No collector looks into a tensor, however a look may be spelt, in sampled steps or others."""
-    watch = """
-import sys
-
-waits = []
-
-
-def watched(name, original):
-    def look(self, *args, **kwargs):
-        place = sys._getframe(1).f_code.co_filename
-        if "supervise_probe" in place:
-            waits.append((name, place.rpartition("/")[2], sys._getframe(1).f_lineno))
-        return original(self, *args, **kwargs)
-
-    return look
-
-
-for name in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__",
-             "__index__", "__contains__"):
-    setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
-"""
-    script = PLAIN.replace("finish(model)", "emit(waits=sorted(set(waits)))")
-    script = script.replace("stds = []\n", watch + "stds = []\n")
-    job = probed.run(script, late=True, sampling=OFTEN)
-    assert {place for _, place, _ in job.output[-1]["waits"]} == {"scalars.py"}  # what has arrived
-    assert {name for name, _, _ in job.output[-1]["waits"]} == {"tolist"}

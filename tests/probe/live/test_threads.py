@@ -1,7 +1,5 @@
 """Training that moves to another thread is followed; threads that train at once are not mixed."""
 
-import itertools
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -70,34 +68,6 @@ def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     assert set(job.segment().status()["collectors"].values()) == {"on"}
 
 
-IN_TURN = (
-    TRAINING
-    + """
-one = training(1)
-threads = []
-for name in ("first", "second", "third"):  # none has the identity of one before
-    gate = threading.Event()
-    threads.append((gate, threading.Thread(
-        target=lambda gate=gate: (gate.wait(), steps(10, *one, 6)), name=name)))
-for _, thread in threads:
-    thread.start()
-for gate, thread in threads:
-    gate.set()
-    thread.join()
-finish(one[0])
-"""
-)
-
-
-def test_a_thread_that_ended_is_followed_by_the_next(probed):
-    """Nobody is left to wait for: only the step that showed it has no frame."""
-    job = probed.run(IN_TURN)
-    *rows, _ = job.output
-    del rows[20], rows[10]
-    assert job.column("step") == list(range(28))
-    same(job.frames, rows)
-
-
 AT_ONCE = (
     TRAINING
     + """
@@ -146,32 +116,6 @@ def test_of_threads_that_begin_together_one_is_watched(probed):
     same(whole, rows[-len(whole) :])
 
 
-COMES_BACK = (
-    TRAINING
-    + """
-one, two = training(1), training(2)
-steps(20, *one, 6)
-other = start("second", 150, *two, 8, 0.02)
-other.join(1.6)
-while other.is_alive():
-    step(*one, 6, 0.02)
-steps(3, *one, 6)
-"""
-)
-
-
-def test_the_one_that_took_over_stays_while_it_steps(probed):
-    """The first one begins again beside it: it is read once the other has ended."""
-    job = probed.run(COMES_BACK)
-    runs = [
-        (tokens, len(list(frames)))
-        for tokens, frames in itertools.groupby(job.column("tokens_per_update"))
-    ]
-    assert [tokens for tokens, _ in runs] == [6, 8, 6]
-    assert runs[0] == (6, 20) and runs[1][1] > 60
-    assert job.column("step") == list(range(len(job.frames)))
-
-
 KEPT = (
     TRAINING
     + """
@@ -185,20 +129,3 @@ start("second", 100, *one, 8, 0.02).join()
 finish(one[0])
 """
 )
-
-
-def test_no_other_thread_goes_back_to_what_was_kept(probed, bare):
-    """A savepoint of the main thread is out of the reach of the one that trains now."""
-    job = probed.start(KEPT, savepoints={"every": 15, "keep": 2, "max_bytes": 1 << 24})
-    job.reached()
-    kept = job.segment().status()["savepoints"]
-    asked = job.send("rollback", before_step=20), job.send("savepoint")
-    job.go()
-    probed.wait(job)
-
-    assert 15 in kept
-    refused = [job.answer(key) for key in asked]
-    assert [answer.ok for answer in refused] == [False, False]
-    assert "at another place of the program" in refused[0].error
-    assert "in the thread 'second'; only the main thread can be rolled back" in refused[1].error
-    same(job.frames[20:], job.output[20 - len(job.frames) - 1 : -1])

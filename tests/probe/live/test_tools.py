@@ -88,36 +88,6 @@ def test_a_factor_becomes_an_absolute_bound(probed, clip):
     assert job.segment().status()["in_force"] == {"clip": ack.result["clip_bound"]}
 
 
-def test_every_evaluation_of_a_closure_is_clipped_and_a_lift_ends_it(probed):
-    """LBFGS evaluates three times in a step."""
-    script = """
-model = nn.Linear(4, 1)
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
-for step in range(9):
-    x = torch.randn(8, 4)
-    if step in (3, 6):
-        barrier(f"go{step}")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (model(x) - 1).pow(2).mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    emit(left=norm(p.grad for p in model.parameters()))
-"""
-    job = probed.start(script)
-    for step, args in ((3, {"max_norm": 1e-5}), (6, {"lift": True})):
-        job.reached(f"go{step}")
-        key = job.send("clip", **args)
-        job.go(f"go{step}")
-        assert job.answer(key).ok
-    probed.wait(job)
-    held = [row["left"] <= 1.001e-5 for row in job.output]
-    assert held[:4] == [False] * 4 and held[4:7] == [True] * 3 and held[7:] == [False] * 2
-
-
 @DEVICES
 def test_the_bound_is_of_unscaled_gradients(probed, late):
     """A fused optimizer unscales inside its kernel: what it applies is within the bound."""
@@ -149,16 +119,6 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     assert {24, 25} <= set(cut) and moved[: min(cut)] == own[: min(cut)]
     assert job.column("update_norm") == pytest.approx(moved, rel=1e-4)
     assert job.frames[-1]["update_clip_rate"] == pytest.approx(100 * len(cut) / 40)
-
-
-def test_a_safeguard_that_cannot_act_says_so(probed):
-    """The weights are too many for its copy: told once, and training goes on without it."""
-    order = {"update_clip": {"max_gb": 1e-9}}
-    job, _ = ordered(probed, loop(8), safeguards=order)
-    (said,) = job.notices
-    assert said.message.startswith("update_clip is off: a copy of the weights takes")
-    state = job.segment().status()["safeguards"]["update_clip"]
-    assert state.startswith("cannot act: a copy") and len(job.frames) == 8
 
 
 def test_an_update_clip_knows_the_past_and_its_memory(probed):
@@ -293,24 +253,6 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     assert said.data["path"] == ack.result["path"] and said.data["steps"] == 3
     assert said.data["bytes"] == Path(said.data["path"]).stat().st_size
     assert job.output[-1] == untouched(bare, script).output[-1]
-
-
-def test_a_profile_gives_way_to_the_jobs_own_and_to_its_end(probed):
-    """The job's profiler gets its own steps; a job that ends early leaves a trace all the same."""
-    own = (
-        "if step == 8: own = torch.profiler.profile("
-        "activities=[torch.profiler.ProfilerActivity.CPU]); own.start()"
-    )
-    after = "if step == 9: own.stop(); emit(own=len(own.events()))"
-    order = ("profile", {"incident": "inc-1", "steps": 20})
-    job, _ = ordered(probed, loop(12, before=own, after=after), order)
-    (said,) = [notice for notice in job.notices if notice.kind == "note"]
-    assert "the job started a profile of its own" in said.message and len(traces(job)) == 1
-    assert next(row["own"] for row in job.output if "own" in row) > 10
-
-    job, _ = ordered(probed, loop(12), order)
-    (said,) = [notice for notice in job.notices if notice.kind == "note"]
-    assert "the job ended" in said.message and len(traces(job)) == 1
 
 
 @pytest.mark.parametrize(

@@ -247,31 +247,3 @@ def test_utilisation_is_what_a_counter_of_operations_finds(probed):
         assert frame["mfu"] == pytest.approx(100 * needed / frame["step_time"] / 1e11, rel=1e-9)
     told = job.segment().status()["mfu"]
     assert told.endswith("MFLOP a token, 2 attention layers; peak 0.1 TFLOP/s")
-
-
-def test_values_that_come_late_change_no_utilisation(probed):
-    """On an accelerator a step's tokens are known a step later; its operations must be its own."""
-    job = probed.run(MODEL, peak_flops=1e11, late=True)
-    flops = {row["length"]: row["flops"] for row in job.output}
-
-    assert job.frames[2]["mfu"] == pytest.approx(
-        100 * flops[5] / job.frames[2]["step_time"] / 1e11, rel=1e-9
-    )
-
-
-UNSEEN = """
-weight = nn.Parameter(torch.randn(4, 4))
-model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.Linear(6, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 4, 8)).sum().backward()
-    optimizer.step()
-"""
-
-
-def test_a_model_that_cannot_be_counted_says_so(probed):
-    """No number is better than a wrong one."""
-    job = probed.run(UNSEEN, peak_flops=1e11)
-
-    assert job.column("mfu") == [None] * 3
-    assert job.segment().status()["mfu"] == "no: convolutions use a weight many times"

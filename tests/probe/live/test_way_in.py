@@ -127,46 +127,6 @@ def test_what_trains_nothing_is_spared(launch):
     assert launch(None, "-c", tracker).marks == {}
 
 
-WORKERS = """
-import sys, torch
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        import torch
-        probe = sys.modules.get("_supervise_probe")
-        armed = probe is not None and probe._probe.parts.context.reporter.writer is not None
-        return torch.ones(4), float(armed)
-
-if __name__ == "__main__":
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(int(sys.argv[2])):
-        loader = torch.utils.data.DataLoader(
-            Data(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1])
-        for x, armed in loader:
-            assert not armed.any()
-            model(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "epochs"), [("fork", 2), ("spawn", 1)])
-def test_loader_workers_never_attach(launch, make_folder, method, epochs):
-    """One segment and one set of marks, however many workers come and go."""
-    folder = make_folder()
-    (folder / "train.py").write_text(WORKERS)
-    job = launch(None, "train.py", method, str(epochs), folder=folder)
-    assert len(job.frames) == 4 * epochs and job.err == ""
-    assert len(list((folder / "shm").iterdir())) == 1
-    assert len(list((folder / "probe").iterdir())) == 3
-    assert all(frame["input_time"] > 0 for frame in job.frames[1:])
-
-
 FORKS = """
 import os
 model = nn.Linear(4, 1)
@@ -238,15 +198,6 @@ def test_the_last_words_of_a_job_are_recorded(launch):
     job = launch(TRAIN + hook + "raise ValueError('bad data\\nmore')", code=1)
     assert job.segment().end() == (1, "ValueError: bad data (train.py:9)")
     assert (job.folder / "out").read_text() == "own hook\n" and len(job.frames) == 5
-
-
-@pytest.mark.parametrize(
-    ("ending", "code"), [("sys.exit()", 0), ("sys.exit('no')", 1), ("sys.exit(-1)", 255)]
-)
-def test_the_code_that_a_job_asks_to_exit_with_is_recorded(launch, ending, code):
-    """Python itself forgets it before any hook runs, and a stranger cannot ask the kernel."""
-    job = launch(TRAIN + "import sys\n" + ending, code=code)
-    assert job.segment().end() == (code, "")
 
 
 def test_a_job_that_leaves_no_words_still_leaves_its_frames(probed):

@@ -36,18 +36,6 @@ for _ in range(60):
     step_told(loss.item(), old, 6)
 """
 
-THROUGH_DATA = """
-for _ in range(60):
-    x, y = batch()
-    loss = F.cross_entropy(model(x), y)
-    for p in params:
-        p.grad = None
-    loss.backward()
-    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
-    for p in params:
-        p.data.add_(p.grad, alpha=-0.1)
-    step_told(loss.item(), old, 6)
-"""
 
 NEW_DATA = """
 for _ in range(60):
@@ -80,44 +68,6 @@ for n in range(32):
     step_told(total, old, 6 * several)
 """
 
-RAW_TENSORS = """
-w = torch.randn(8, 4, requires_grad=True)
-b = torch.zeros(4, requires_grad=True)
-params = [w, b]
-for _ in range(60):
-    x, y = batch()
-    loss = F.cross_entropy(x @ w + b, y)
-    loss.backward()
-    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
-    with torch.no_grad():
-        for p in params:
-            p -= 0.1 * p.grad
-            p.grad = None
-    step_told(loss.item(), old, 6)
-model = nn.Linear(8, 4)
-model.weight.data, model.bias.data = w.detach().T.contiguous(), b.detach()
-"""
-
-TOKENS_ONLY = """
-class Slow(nn.Sequential):
-    def forward(self, x):
-        if count % 8 == 0:
-            time.sleep(0.02)
-        return super().forward(x)
-
-model = Slow(nn.Embedding(16, 8), nn.Linear(8, 4))
-params = list(model.parameters())
-for n in range(60):     # no loss function of torch: the model's own input is counted
-    x = torch.randint(0, 16, (2, 3 + n % 4))
-    loss = model(x).square().mean()
-    for p in params:
-        p.grad = None
-    loss.backward()
-    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
-    for p in params:
-        p.data.add_(p.grad, alpha=-0.1)
-    step_told(loss.item(), old, x.numel())
-"""
 
 OWN_CLASS = """
 class Momentum:     # not one of torch.optim
@@ -146,11 +96,8 @@ for x, y in loader:
 
 LOOPS = {
     "under-no-grad": (UNDER_NO_GRAD, 45),
-    "through-data": (THROUGH_DATA, 45),
     "new-data": (NEW_DATA, 45),
     "accumulated": (ACCUMULATED, 24),
-    "tokens-only": (TOKENS_ONLY, 45),
-    "raw-tensors": (RAW_TENSORS, 45),
     "own-class": (OWN_CLASS, 45),
 }
 
@@ -210,13 +157,6 @@ for n in range(3):
     emit(step=n)
     optimizer.step()
 """,
-    "rebound": """
-w = model[0].weight.detach()[:4].clone().requires_grad_()
-for n in range(120):     # other weights at each step: not followed
-    x, y = batch()
-    F.cross_entropy(x @ w.T, y).backward()
-    w = (w - 0.1 * w.grad).detach().requires_grad_()
-""",
     "lbfgs": """
 optimizer = torch.optim.LBFGS(params, lr=0.1, max_iter=60, tolerance_grad=0, tolerance_change=0)
 for n in range(3):
@@ -230,19 +170,6 @@ for n in range(3):
 
     emit(step=n)
     optimizer.step(closure)
-""",
-    "one-of-two": """
-critic = nn.Linear(8, 4)
-first, second = torch.optim.SGD(critic.parameters(), lr=0.1), torch.optim.SGD(params, lr=0.1)
-for n in range(80):   # the second optimizer begins late
-    x, y = batch()
-    critic.zero_grad()
-    model.zero_grad()
-    (F.cross_entropy(critic(x), y) + F.cross_entropy(model(x), y)).backward()
-    emit(step=n)
-    first.step()
-    if n > 60:
-        second.step()
 """,
 }
 

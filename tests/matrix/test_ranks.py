@@ -128,10 +128,10 @@ def check(both, job, untouched):
     assert norms[0][6:] != norms[1][6:]  # FSDP2: each rank knows its shard
 
 
-def test_under_torchrun(launch, make_folder, preamble, ranks, untouched):
+def test_under_torchrun(launch, make_folder, pair_preamble, ranks, untouched):
     """DDP, then FSDP2; torchrun's own process is none of the ranks."""
     folder = make_folder()
-    (folder / "train.py").write_text(preamble + SCRIPT)
+    (folder / "train.py").write_text(pair_preamble + SCRIPT)
     argv = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     job = launch(None, *argv, folder=folder)
     check(ranks(job.folder), job, untouched)

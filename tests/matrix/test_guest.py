@@ -143,20 +143,6 @@ for n in range(60):
     for p in model.parameters():
         p.data.add_(p.grad, alpha=-0.1)
 """,
-    "closure": """
-model = nn.Linear(8, 4)
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-for n in range(10):
-    x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-""",
 }
 SETS = ("attention", "activations", "routing", "weights", "gradients")
 
@@ -194,22 +180,6 @@ def test_nothing_waits_for_a_device(pair, loop, below):
     assert job.output[-1] == pair.bare.run(script).output[-1]
     on_the_host = pair.probed.run(script)
     assert on_the_host.output[0]["waited"], "the counter of calls is broken"
-
-
-def test_a_clip_waits_for_no_device_either(pair):
-    """It is put in force by a command, under way; a bound that is never reached changes nothing."""
-    loop = "for n in range(10):\n"
-    script = watched("transformer").replace(loop, f"{loop}        if n == 2: barrier('go')\n")
-    job, bare = pair.probed.start(script, late=True), pair.bare
-    job.reached()
-    key = job.send("clip", max_norm=1e6, steps=0)
-    job.go()
-    assert job.answer(key).ok
-    pair.probed.wait(job)
-    assert job.output[0]["waited"] == {} and job.frames[-1]["clip_bound"] == 1e6
-    untouched = bare.start(script)
-    untouched.go()
-    assert bare.wait(untouched).output[-1] == job.output[-1]
 
 
 LEFT = """
