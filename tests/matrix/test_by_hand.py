@@ -102,8 +102,9 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    ("name", "late"), [*((name, False) for name in LOOPS), ("accumulated", True)]
+)
 def test_a_hand_written_update_ends_a_step(pair, name, late):
     """Steps are numbered as the loop counts them, each frame holds what the script computes, and
     what cannot be done without an optimizer is said."""
@@ -124,8 +125,6 @@ def test_a_hand_written_update_ends_a_step(pair, name, late):
             assert metric in frame, (metric, frame)
             assert math.isclose(frame[metric], value, rel_tol=1e-5), (metric, frame, value)
         assert "learning_rate" not in frame and frame["step_time"] > 0
-        if name == "tokens-only" and frame["step"] % 8 == 0:
-            assert frame["forward_time"] >= 0.02, "a forward of another step was counted"
     status = job.segment().status()
     assert status["steps"].startswith("inferred from backward")
     assert "without an optimizer" in status["rollback"]

@@ -1,4 +1,4 @@
-"""torch.compile of the model, of the optimizer's step, and of both."""
+"""torch.compile of the model and of the optimizer's step."""
 
 import pytest
 
@@ -30,18 +30,17 @@ class Model(nn.Module):
 
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
-whole = {model}
-update = {update}
+whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+update = torch.compile(optimizer.step, backend="aot_eager")
 book = Ledger(optimizer)
 step = 0
 while step < 7:
-    pass_by(step)
     rows = torch.randint(0, 40, (4, 9))
     loss = whole(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
     optimizer.zero_grad()
     loss.backward()
     book.before(train_loss_raw=loss.item(), grad_global_norm=book.gradient(),
-                **({{}} if step == 0 else {{"tokens_per_update": 32}}))
+                **({} if step == 0 else {"tokens_per_update": 32}))
     update()
     book.after()
     step += 1
@@ -49,26 +48,12 @@ from torch._dynamo.utils import counters
 emit(note=[counters['stats']['unique_graphs'], sum(counters['recompiles'].values())])
 finish(model)
 """
-EAGER = "optimizer.step"
-MODEL = 'torch.compile(model, backend="aot_eager", fullgraph=True)'
-UPDATE = 'torch.compile(optimizer.step, backend="aot_eager")'
-IN_PLACE = '(model.compile(backend="aot_eager"), model)[1]'
 
 
-@pytest.mark.parametrize(
-    ("model", "update"),
-    [(IN_PLACE, EAGER), (MODEL, UPDATE)],
-    ids=["model", "model-and-step"],
-)
-def test_compiled(pair, model, update):
+def test_compiled(pair):
     """Every number as without a compiler, and the same weights with the probe and without.
 
     The loss function is out of sight in compiled code; the model's own input is counted instead,
     from the second step on: which model is trained is known when its optimizer first steps.
     """
-    script = LOOP.format(model=model, update=update)
-    job = pair.run(script)
-    if update == EAGER:
-        again, answer = pair.back(script, at=6, to=5)
-        assert answer.ok, answer.error
-        assert again.output[-1] == job.output[-1]
+    pair.run(LOOP)

@@ -18,7 +18,6 @@ sizes |= dict(bos_token_id=None, eos_token_id=None)
 for name, config, further in (
     ("LlamaForCausalLM", "LlamaConfig", dict(intermediate_size=48, num_key_value_heads=2)),
     ("GPT2LMHeadModel", "GPT2Config", {}),
-    ("BertForMaskedLM", "BertConfig", dict(intermediate_size=48)),
 ):
     model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **further))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -31,10 +30,6 @@ sizes |= dict(intermediate_size=48, num_local_experts=4, num_experts_per_tok=2)
 sizes |= dict(num_key_value_heads=4)
 mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
 emit(name="Mixtral", found=count(torch, [mixtral]))
-translator = transformers.T5ForConditionalGeneration(
-    transformers.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-)
-emit(name="T5", found=count(torch, [translator]))
 """
 
 
@@ -43,9 +38,8 @@ def test_models_of_a_library(library_pair):
     """Grouped heads, matrices stored the other way round, experts stacked in one tensor."""
     rows = library_pair.probed.run(COUNT).output
 
-    for row in rows[:3]:
+    for row in rows[:2]:
         assert row["needed"] == row["counted"] > 0, row["name"]
     attention, expert, router, head = 4 * 32 * 32, 3 * 32 * 48, 4 * 32, 32 * 40
     weights = 2 * (attention + 2 * expert + router) + head
-    assert rows[3]["found"] == [6.0 * weights, 12.0 * 2 * 32, 2, ""]
-    assert rows[4]["found"][3] == "an encoder and a decoder see different numbers of tokens"
+    assert rows[2]["found"] == [6.0 * weights, 12.0 * 2 * 32, 2, ""]

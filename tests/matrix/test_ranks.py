@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from tests.support.probed_job import check_frames
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = '''
@@ -119,9 +121,7 @@ def check(both, job, untouched):
         assert notes["descriptors"]["grown"] == 0 and notes["sha"]["dtensor"] == "DTensor"
         steps = [row for row in rows if "note" not in row]
         assert each.column("step") == list(range(12)) == list(range(len(steps)))
-        for frame, row in zip(each.frames, steps, strict=True):
-            for name, value in row.items():
-                assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, value)
+        check_frames(each.frames, steps, rel=1e-5)
         assert set(each.segment().status()["collectors"].values()) == {"on"}
     norms = [[row["grad_global_norm"] for row in rows if "note" not in row] for rows in untouched]
     assert norms[0][:6] == norms[1][:6]  # DDP has averaged them
@@ -233,10 +233,8 @@ def test_stages_of_a_pipeline(pair, ranks):
     assert told(job) == untouched
     for rank, (each, rows) in enumerate(zip(ranks(job.folder), untouched, strict=True)):
         assert each.column("step") == list(range(12)) == list(range(len(rows)))
-        for frame, row in zip(each.frames, rows, strict=True):
-            assert ("train_loss_raw" in frame) == ("train_loss_raw" in row) == (rank == 1)
-            for name, value in row.items():
-                assert math.isclose(frame[name], value, rel_tol=1e-5), (name, frame, value)
+        check_frames(each.frames, rows, rel=1e-5)
+        assert all(("train_loss_raw" in frame) == (rank == 1) for frame in each.frames)
         assert set(each.segment().status()["collectors"].values()) == {"on"}
     assert job.err == ""
 

@@ -67,27 +67,9 @@ def in_sum():
         total += here()
 
 
-def in_attribute_sum():
-    thing = Thing()
-    thing.value += here()
-
-
 def in_argument():
     n = 5
     max(n, here())
-
-
-def in_call_of_function():
-    str(abs(here()))
-
-
-def in_append():
-    values = []
-    values.append(here())
-
-
-def in_condition():
-    return 3 + (0 if here() else 1)
 
 
 def in_handler():
@@ -106,11 +88,7 @@ def in_handler():
         (in_comprehension, True, True, True, None),
         (in_else_of_for, True, False, False, set()),
         (in_sum, True, False, True, {"total"}),
-        (in_attribute_sum, True, False, False, {"value", None}),
         (in_argument, True, False, False, {"max", "n"}),
-        (in_call_of_function, True, False, False, {"str", "abs"}),
-        (in_append, True, False, False, {"append"}),
-        (in_condition, True, False, False, {None}),
         (in_handler, False, False, False, set()),
     ],
 )

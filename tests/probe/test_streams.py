@@ -65,23 +65,16 @@ print(json.dumps([seen, model.weight.tolist()]))
 """
 COMES_BACK = [
     ("it = itertools.count()", "next(it)"),
-    ("it = itertools.count(5, -2)", "next(it)"),
     ("it = iter(range(3, 99))", "next(it)"),
-    ("it = iter(list(range(99)))", "next(it)"),
     ("it = enumerate(itertools.count(7, 0.5), 3)", "sum(next(it))"),
     ("it = zip(itertools.count(), iter(tuple(range(50, 99))))", "sum(next(it))"),
     ("it = map(abs, itertools.count(-5))", "next(it)"),
     ("it = Held(); it.own = [itertools.count()]", "next(it.own[0])"),
-    ("it = itertools.count(); other = {'it': it}", "next(it) + next(other['it'])"),
     ("it = numbers(torch.Generator().manual_seed(3))", "next(it)"),
     ("it = draws(numpy.random.default_rng(3))", "next(it)"),
-    ("it = draws(numpy.random.RandomState(3))", "next(it)"),
     ("model.own = itertools.count()", "next(model.own)"),
     ("it = enumerate(numbers(torch.Generator().manual_seed(3)))", "sum(next(it))"),
-    ("it = squares()", "1"),
     ("it, give = itertools.count(), itertools.count().__next__", "1"),
-    ("it = itertools.cycle([1, 2, 3])", "1"),
-    ("it, file = file_of_bytes()", "1"),
     ("it = filled()", "1"),
 ]
 ROLLBACKS = {"every": 4, "rollbacks": [{"at": 10, "before": 9, "rng": "restore"}]}
@@ -105,7 +98,6 @@ SHARED = "and something else holds it too"
 STUCK = "and it cannot be rewound"
 REFUSED = [
     ("it = itertools.count(); give = it.__next__", "next(it)", "'it'", SHARED, True),
-    ("it = enumerate(squares())", "sum(next(it))", "'it'", STUCK, False),
     ("it = squares()", "next(it)", "'it'", STUCK, False),
     ("it = iter([*range(12)])", "next(it, 0)", None, None, False),
     ("it = iter([*range(10)])", "next(it, 0)", "'it'", STUCK, False),
@@ -113,7 +105,6 @@ REFUSED = [
     ("it = itertools.islice(itertools.count(), 99)", "next(it)", "'it'", STUCK, False),
     ("it, file = file_of_bytes()", "it.read(1)[0]", "'it'", STUCK, False),
     ("it = filled()", "it.get()[1]", "'it'", STUCK, False),
-    ("it = Held(); it.own = squares()", "next(it.own)", "'it.own'", STUCK, False),
     ("model.own = squares()", "next(model.own)", "'own'", STUCK, False),
 ]
 

@@ -8,6 +8,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 from supervise.core.model.events import Frame, Notice
 from supervise.inputs.segment import Segment
 
@@ -205,6 +207,16 @@ class JobServer:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
+
+
+def check_frames(frames, rows, rel=1e-6):
+    """Assert that each frame holds every value that the script computed of its step."""
+    assert len(frames) == len(rows)
+    for frame, row in zip(frames, rows, strict=True):
+        for name, value in row.items():
+            assert name in frame, (name, frame["step"])
+            expected = pytest.approx(value, rel=rel, abs=1e-9, nan_ok=True)
+            assert frame[name] == expected, (name, frame["step"])
 
 
 def job_environment(folder, **config):

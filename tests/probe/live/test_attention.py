@@ -24,9 +24,6 @@ class Attention(nn.Module):
         keep(q, k)
         if self.kind == "sdpa":
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        elif self.kind == "boolean":
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=allowed(T), scale=1 / math.sqrt(size), enable_gqa=True)
         elif self.kind == "additive":
             mask = torch.zeros(T, T).masked_fill(~allowed(T), torch.finfo(torch.float32).min)
             y = F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask,
@@ -42,7 +39,6 @@ class Attention(nn.Module):
                 "functional": lambda x: F.softmax(x, dim=-1),
                 "torch": lambda x: torch.softmax(x, -1),
                 "method": lambda x: x.softmax(-1),
-                "module": nn.Softmax(dim=-1),
                 "folded": nn.Softmax(dim=-1),
             }
             y = (spelt[self.kind](logits) @ v).view(B, self.heads, T, size)
@@ -113,7 +109,7 @@ for step in range(8):
 finish(model)
 """
 
-KINDS = ["sdpa", "boolean", "additive", "functional", "torch", "method", "module", "folded"]
+KINDS = ["sdpa", "additive", "functional", "torch", "method", "folded"]
 
 
 def script(kind, length):

@@ -110,11 +110,8 @@ def test_a_scale_and_a_rewarm_are_two_factors(probed):
     ("orders", "first_step", "held"),
     [
         ([(0.25, 0)], 3, [0.25] * 3),  # also where it goes back to before the order
-        ([(0.25, 0)], 20, [0.25] * 3),
         ([(0.5, 100)], 26, [0.6, 0.605, 0.61]),  # as it would have been at that step
-        ([(0.5, 100)], 3, [0.5, 0.505, 0.51]),
         ([(0.5, 10)], 3, [1.0] * 3),  # it had ended
-        ([(0.25, 0), (1.0, 0)], 20, [1.0] * 3),
     ],
 )
 def test_a_scale_outlives_the_process(probed, orders, first_step, held):
@@ -213,10 +210,8 @@ def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     ("verb", "args", "says"),
     [
         ("dance", {}, "no verb 'dance'"),
-        ("lr_scale", {"value": -1}, "lr_scale of -1"),
         ("rollback", {"before_step": 5}, "no savepoints are kept"),
         ("snapshot", {"directory": "/proc/nowhere"}, "nowhere"),
-        ("stop", {"how": "kill"}, "interrupt"),
         ("pause", {"lease_s": 60, "until_ns": 1}, "after its deadline"),
     ],
 )

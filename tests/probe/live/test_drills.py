@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-from supervise_probe import faults
-
 pytestmark = pytest.mark.slow
 
 LOOP = """
@@ -49,21 +47,6 @@ def drill(fault, step=8, **params):
     return {"fault": fault, "step": step, "params": params}
 
 
-def test_every_fault_is_described_as_data():
-    """The command line lists name, meaning, parameters and defaults without torch."""
-    found = faults.catalog()
-    assert {"bad_batch", "bit_flip", "hang", "lr_spike", "nan_grad"} < set(found)
-    assert faults.complete("lr_spike", {"factor": "10"}) == {"factor": 10.0, "steps": 20}
-    for name, params in (
-        ("lr_spikes", {}),
-        ("lr_spike", {"facto": 1}),
-        ("lr_spike", {"steps": "x"}),
-    ):
-        with pytest.raises(ValueError, match=r"no fault|no parameter|is not of type int"):
-            faults.complete(name, params)
-    assert all(fault.MEANING and fault.__doc__ for fault in found.values())
-
-
 def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
     """The schedule and `lr_scale` do not show it; the rate that was used does."""
     job = probed.run(loop(), drills=[drill("lr_spike", factor=30, steps=5)])
@@ -75,10 +58,9 @@ def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
     assert job.kinds() == ["drill"] and "lr_spike begins at step 8" in job.notices[0].message
 
 
-@pytest.mark.parametrize("clip", ["pass", CLIP], ids=["", "clipped"])
-def test_nan_grad_strikes_once(probed, clip):
+def test_nan_grad_strikes_once(probed):
     """The gradient norm is NaN in that step, and without a reflex the weights are NaN after it."""
-    job = probed.run(loop(clip), drills=[drill("nan_grad")])
+    job = probed.run(loop(CLIP), drills=[drill("nan_grad")])
     assert next(s for s, n in enumerate(job.column("grad_global_norm")) if math.isnan(n)) == 8
     assert [row["finite"] for row in job.output[:-1]] == [True] * 8 + [False] * 12
     assert job.frames[8]["nan_inf_events"] == 2  # the gradient, and the update it made

@@ -16,8 +16,7 @@ import threading
 
 kind = os.environ["KIND"]
 model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 1))
-fused = {"fused": True} if kind == "fused" else {}
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **fused)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=40)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3, enabled=kind == "amp")
 numbers = torch.Generator().manual_seed(3)
@@ -110,7 +109,7 @@ def saved(job):
     return [n for n in job.notices if n.kind == "checkpoint-saved"]
 
 
-@pytest.mark.parametrize("kind", ["plain", "amp", "fused", "accumulate"])
+@pytest.mark.parametrize("kind", ["amp", "accumulate"])
 def test_a_new_process_ends_as_one_that_never_died(probed, bare, tmp_path, kind):
     """Weights and the script's own counters; its first step is thrown away and has no frame."""
     job, paths = first_life(probed, tmp_path, kind)
@@ -204,14 +203,12 @@ def test_where_it_would_not_be_exact_nothing_is_written(probed, tmp_path, script
 
 
 CHANGED = SCRIPT.replace("/ 2\n", "/ 3\n")
-WIDER = SCRIPT.replace("32", "33")
 
 
 @pytest.mark.parametrize(
     ("script", "damage", "reason"),
     [
         (CHANGED, False, "the code of train differs from that of the savepoint"),
-        (WIDER, False, "the code of <module> differs"),
         (FOR, False, "drives the step from a for statement"),
         (SCRIPT, True, "its hash differs from the one beside it"),
         (SCRIPT, None, "No such file"),

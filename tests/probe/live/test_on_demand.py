@@ -226,7 +226,6 @@ REFUSED = {
     "same when it was saved, nor was that the number of steps": NANO.replace(
         "MORE", '"extra": iter_num * 3'
     ),
-    "the 'more.when' entry of": NANO.replace("MORE", '"more": {"when": time.time()}'),
     "the job saves outside of the loop that steps": EPOCHS,
     "holds both its weights and its optimizer's state": NANO.replace("MORE", "").replace(
         '"optimizer": optimizer.state_dict(),', ""

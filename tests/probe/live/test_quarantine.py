@@ -109,11 +109,6 @@ for x in DataLoader(Tells(), batch_size=2):
     train(x)
 end()
 """,
-    "a-list-of-urls": """
-for batch in DataLoader(Web(), batch_size=2):
-    train(batch["x"])
-end()
-""",
     "a-list-of-urls-of-workers": """
 for batch in DataLoader(Web(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
     train(batch["x"])
@@ -169,7 +164,7 @@ def test_without_an_entry_nothing_changes(probed, bare, held, way):
     assert probed.run(SETUP + WAYS[way], quarantine=held.path).output == nobody
 
 
-@pytest.mark.parametrize("way", ["batches-of-a-loader", "a-list-of-urls", "streams"])
+@pytest.mark.parametrize("way", ["batches-of-a-loader", "streams"])
 def test_a_quarantine_of_everything_empties_nothing(probed, held, way):
     """The data comes all the same, and that is said."""
     held(*(f"data/{n}.tar" for n in range(6)))

@@ -159,8 +159,8 @@ SELECTIVE = "dict(context_fn=lambda: create_selective_checkpoint_contexts(policy
 
 @pytest.mark.parametrize(
     ("reentrant", "more", "autocast"),
-    [(True, "{}", False), (False, "{}", True), (False, SELECTIVE, False)],
-    ids=["reentrant", "autocast", "selective"],
+    [(True, "{}", True), (False, SELECTIVE, False)],
+    ids=["reentrant-autocast", "selective"],
 )
 def test_checkpointed_models_train_as_they_would(probed, bare, reentrant, more, autocast):
     text = TRAIN + SWITCHES.format(reentrant=reentrant, more=more, autocast=autocast)

@@ -14,11 +14,9 @@ import random
 import sys
 import warnings
 from torch._dynamo.utils import counters
-from torch.nn.attention.bias import causal_lower_right
 
 warnings.filterwarnings("ignore", message="The .grad attribute")  # the compiler's own looks
 SIZE = 12
-bias = causal_lower_right(SIZE, SIZE)
 probed = sys.modules.get("_supervise_probe")
 graphs, seen, kinds = [], [], set()
 
@@ -64,27 +62,6 @@ class Model(nn.Module):
         torch.rand(1, generator=self.chance)
 
 
-class Constrained(Model):
-    def forward(self, tokens, more=None):
-        self.constrain()
-        return super().forward(tokens)
-
-    @torch.compiler.disable
-    def constrain(self):
-        self.head.weight.data.mul_(0.999)
-        self.embed.weight.data = self.embed.weight.data * 0.999
-
-
-class Biased(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
-
-    def forward(self, tokens, more=None):
-        x = self.embed(tokens)[:, None]
-        return self.head(F.scaled_dot_product_attention(x, x, x, attn_mask=bias)[:, 0])
-
-
 def keep(*tensors):
     if not torch.compiler.is_compiling():
         seen.append([t.detach().double() for t in tensors])
@@ -112,21 +89,6 @@ def counting(model):
     return torch.compile(model, backend=backend)
 
 
-def hooked(model):
-    model.embed.register_forward_hook(lambda *args: None)
-    return torch.compile(model, backend=backend)
-
-
-def large(model):
-    model.register_buffer("big", torch.zeros(17 << 20), persistent=False)
-    return torch.compile(model, backend=backend)
-
-
-def strange(model):
-    run = torch.compile(model, backend=backend)
-    return lambda tokens: run(tokens, more=object)
-
-
 def train(number, model, run, exact=True, autocast=False):
     random.seed(0)
     graphs.clear(), counters.clear()
@@ -145,7 +107,7 @@ def train(number, model, run, exact=True, autocast=False):
             looked += 1
             look(step, autocast)
         torch.randn(1), random.random()
-        assert not any(m._forward_hooks for m in model.modules()) or run == hooked
+        assert not any(m._forward_hooks for m in model.modules())
     if probed:
         emit(last=step, looked=looked, refused=probed._probe.parts.sampler.refused)
     breaks = sum(counters["graph_break"].values())
@@ -180,22 +142,9 @@ for prepare in in_place, blocks, lambda m: torch.compile(m, backend="aot_eager")
 model = Model()
 run = torch.compile(model, backend=backend, fullgraph=True)
 number = train(number, model, run, autocast=True)
-"""
-
-REFUSED = """
-for prepare in large, strange, counting:
-    model = Model()
-    number = train(number, model, prepare(model), exact=False)
-model = Constrained()
-number = train(number, model, torch.compile(model, backend=backend), exact=False)
-model = Biased()
-number = train(number, model, torch.compile(model, backend=backend, fullgraph=True), exact=False)
+# A forward that changes the model.
 model = Model()
-run = hooked(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    run(torch.randint(0, 40, (4, SIZE))).sum().backward()
-    optimizer.step()
+number = train(number, model, counting(model), exact=False)
 """
 
 
@@ -205,11 +154,11 @@ def plain(job):
 
 
 def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bare):
-    text = TRAIN + EXACT + REFUSED
+    text = TRAIN + EXACT
     job, alone = probed.run(text, sampling=SAMPLING), bare.run(text)
     assert job.err == ""
     assert plain(job) == plain(alone)
-    assert len(plain(alone)) == 20
+    assert len(plain(alone)) == 12
     assert any(row.get("calls") == 20 for row in plain(alone))
 
     done = [row for row in job.output if "refused" in row]
@@ -221,15 +170,4 @@ def test_compiled_models_are_seen_and_not_disturbed_or_it_is_refused(probed, bar
         for name in ("max_attn_logit", "residual_rms"):
             assert job.frames[step][name] == pytest.approx(row[name], rel=1e-5), step
         assert job.frames[step]["logz_mean"] > 0
-
-    # Large buffers, an input that is no tensor, forwards that change the model; a bias that is a
-    # tensor of a class of its own.
-    assert [row["refused"] for row in done[5:]] == [
-        "the buffers have 68 MB",
-        "the model takes a type",
-        "a forward of the model changes Model.calls",
-        "a forward of the model changes its weights",
-        "",
-    ]
-    refused = job.segment().status()["sampling"]["side_path"]
-    assert refused == "unavailable: the job has forward hooks of its own"
+    assert [row["refused"] for row in done[5:]] == ["a forward of the model changes Model.calls"]

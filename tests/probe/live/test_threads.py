@@ -37,7 +37,7 @@ MOVES_ON = (
     + """
 one = training(1)
 steps(20, *one, 6)
-start("second", 150, *one, 8, 0.02).join()
+start("second", 90, *one, 8, 0.02).join()
 finish(one[0])
 """
 )
@@ -59,7 +59,7 @@ def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     *rows, _ = job.output
     frames = job.frames
     assert job.column("step") == list(range(len(frames)))
-    assert 100 < len(frames) < 165  # what was made within the second has no frame
+    assert 40 < len(frames) < 105  # what was made within the second has no frame
     same(frames[:20], rows[:20])
     same(frames[20:], rows[20 - len(frames) :])
     assert "step_time" not in frames[20] and max(f["step_time"] for f in frames[21:]) < 0.5

@@ -259,11 +259,8 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     ("verb", "args", "says"),
     [
         ("clip", {"max_norm": -1}, "a norm above 0"),
-        ("update_clip", {"window": 1}, "invalid window"),
         ("loss_scale", {"scale": 64}, "no GradScaler"),
-        ("raise_sampling", {"every": 0, "steps": 5}, "both are 1 at least"),
         ("raise_sampling", {"every": 5, "steps": 5, "sets": ["dreams"]}, "no set 'dreams'"),
-        ("profile", {"incident": "inc-1", "steps": 21}, "1 to 20"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):

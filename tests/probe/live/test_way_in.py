@@ -93,11 +93,10 @@ def test_the_sitecustomize_that_it_hides_runs_too(launch, make_folder, breaks):
     assert list(job.marks) == ["boot"]
 
 
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_the_kill_switch(launch, value):
+def test_the_kill_switch(launch):
     """SUPERVISE_DISABLE: as if there were no probe; nothing waits for torch."""
     code = "import sys; print([f for f in sys.meta_path if 'sitecustomize' in repr(f)])"
-    job = launch(code, environ={"SUPERVISE_DISABLE": value})
+    job = launch(code, environ={"SUPERVISE_DISABLE": "1"})
     assert job.marks == {} and (job.folder / "out").read_text() == "[]\n"
 
 
@@ -173,7 +172,7 @@ def test_a_torch_that_cannot_be_watched_switches_the_probe_off(launch, make_fold
     assert (folder / "out").read_text() == "42\n" and "AttributeError" in job.marks["off"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+@pytest.mark.parametrize("content", ["{", "{}"])
 def test_a_damaged_probe_json_switches_the_probe_off(launch, make_folder, content):
     """As does a torch from a zip file, without any loss to the job."""
     folder = make_folder()
