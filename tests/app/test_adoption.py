@@ -254,16 +254,6 @@ def test_a_job_that_ended_in_the_middle_of_a_stop_was_stopped(
     assert commit["data"]["result"]["exit_code"] == 78
 
 
-def test_where_nothing_was_under_way_nothing_is_done(keep_run, make_frames, take_over):
-    """What the segments have had to say is left to be judged."""
-    run = keep_run(make_frames(0, *[2.0] * 5), ended=False)
-    note = Notice(10**13, "note", "hello")
-    job = FakeJob()
-
-    assert take_over(run, job, note).rest == [note]
-    assert job.asked == []
-
-
 @pytest.fixture
 def relaunching(keep_run, make_frames, small):
     """Return a function: the supervisor died while it started the job again."""

@@ -54,12 +54,6 @@ def test_an_edit_never_raises_the_mode(edited):
     assert edited.commands()[0]["args"]["mode"] == "shadow"
 
 
-def test_an_edit_that_raises_the_mode_alone_changes_nothing(edited):
-    edited.path.write_text(POLICY.replace("MODE", "enforce"))
-
-    assert not edited.watch.check()
-
-
 def test_an_edit_that_does_not_load_is_reported_once(edited):
     """The policy in force stays."""
     edited.path.write_text(POLICY.replace("MODE", "shadow").replace("gt:", "above:"))

@@ -12,7 +12,6 @@ from supervise.actions.relaunch import SLOWEST
 from supervise.app.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
-from supervise.job.termination import LOOP_S
 from supervise.store.run_directory import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines
@@ -222,17 +221,6 @@ def test_what_an_heir_is_ordered_is_prepared(heir, edges):
 
 
 @pytest.mark.parametrize("damage", ["damaged", "lost"])
-def test_an_heir_falls_back_to_the_first_order(heir, edges, damage):
-    """It is on disk with the mark of the stop."""
-    setattr(edges, damage, ("ckpt-3",))
-
-    seen = heir(NEWER)
-
-    assert (seen["checkpoint"], seen["step"]) == ("ckpt-2", 99)
-    assert list(seen["failed"]) == ["ckpt-3"]
-
-
-@pytest.mark.parametrize("damage", ["damaged", "lost"])
 def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run, damage):
     """The job is dead by then: an older checkpoint is better than none."""
     edges.chosen = [NEWER]
@@ -249,14 +237,6 @@ def test_one_that_cannot_be_put_back_gives_way_to_the_first(control, edges, run,
     ]
 
 
-def test_another_choice_comes_before_the_first_order(control, edges):
-    """What failed is not tried again."""
-    between = {**ARGS, "checkpoint": "ckpt-1", "step": 120}
-    edges.chosen, edges.damaged = [NEWER, between], ("ckpt-3",)
-
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["step"] == 120
-
-
 def test_when_nothing_can_be_put_back_the_relaunch_fails(control, edges):
     """Nothing is started from a checkpoint that is not there."""
     edges.chosen, edges.lost = [NEWER], ("ckpt-2", "ckpt-3")
@@ -266,13 +246,6 @@ def test_when_nothing_can_be_put_back_the_relaunch_fails(control, edges):
 
     assert control.exit_code == 78
     assert [each[1] for each in edges.asked if each[0] == "restore"] == ["ckpt-3", "ckpt-2"]
-
-
-def test_a_main_loop_that_is_busy_when_it_is_to_choose_ends_no_run(control, edges):
-    """A slow disk holds it up for longer than it is given while the job lives."""
-    edges.chosen, edges.busy_s = [NEWER], LOOP_S + 0.5
-
-    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["step"] == 149
 
 
 def test_when_choosing_fails_the_order_is_carried_out(control, edges):
@@ -288,16 +261,6 @@ def test_when_choosing_fails_the_order_is_carried_out(control, edges):
         "restore",
         "launch",
     ]
-
-
-def test_a_choice_that_comes_too_late_is_not_made(control, edges):
-    """Then the order has been followed: the engine must not be told of another one."""
-    edges.chosen, edges.busy_s = [NEWER], 3.0
-    large = {**ARGS, "bytes": int((60.0 - MARGIN_S - 2.0) * SLOWEST)}  # the choice has 2 s
-
-    seen = control.relaunch(large, key="r:1", deadline_s=60)
-
-    assert seen["step"] == 99 and "busy" in seen["failed"]["checkpoint-choice"]
 
 
 def test_nothing_is_prepared_for_which_there_is_no_time(control, edges):

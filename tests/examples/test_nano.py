@@ -81,7 +81,6 @@ def test_it_knows_nothing_of_the_supervisor():
     assert "supervis" not in TRAIN.read_text(encoding="utf-8").lower()
 
 
-@pytest.mark.slow
 def test_the_loss_falls_and_the_last_line_is_the_held_out_loss(straight):
     """Below 4 nats after 60 small steps, from ln 256 = 5.5; the last line is read by programs."""
     text, _ = straight
@@ -93,7 +92,6 @@ def test_the_loss_falls_and_the_last_line_is_the_held_out_loss(straight):
     assert re.fullmatch(r"val_loss \d\.\d{4}", text.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_bit_identical(straight, tmp_path):
     """Thirty steps, a new process, thirty more: weights, moments and random state are the same."""
     text, out = straight
@@ -104,7 +102,6 @@ def test_a_resumed_run_is_bit_identical(straight, tmp_path):
     assert_same(load(out / "ckpt_000060.pt"), load(tmp_path / "ckpt_000060.pt"))
 
 
-@pytest.mark.slow
 def test_a_bare_resume_takes_the_newest_checkpoint_or_starts_from_scratch(straight):
     """A relaunch only has to append `--resume`, also when nothing was saved yet."""
     text, out = straight
@@ -113,18 +110,6 @@ def test_a_bare_resume_takes_the_newest_checkpoint_or_starts_from_scratch(straig
     assert "from step 60\n" in train("--steps", 60, "--resume", "--out", out)
 
 
-@pytest.mark.slow
-def test_accumulation_is_one_step_over_several_micro_batches(straight, tmp_path):
-    """Two micro-batches of 2 draw the same windows as one of 4: same loss, same gradient norm."""
-    text = train("--steps", 10, "--accum", 2, "--batch-size", 2, "--out", tmp_path)
-    line = r"^step +10 +loss ([\d.]+) +norm ([\d.]+)"
-
-    whole, parts = (re.search(line, t, re.M).groups() for t in (straight[0], text))
-    assert [float(x) for x in parts] == pytest.approx([float(x) for x in whole], rel=1e-2)
-    assert load(tmp_path / "ckpt_000010.pt")["step"] == 10
-
-
-@pytest.mark.slow
 def test_two_ranks_train_one_model_and_resume_bit_identically(tmp_path):
     """Both ranks' random states are in the checkpoint; only rank 0 speaks.
 
@@ -144,7 +129,6 @@ def test_two_ranks_train_one_model_and_resume_bit_identically(tmp_path):
     assert_same(load(tmp_path / "a" / "ckpt_000008.pt"), load(tmp_path / "b" / "ckpt_000008.pt"))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_whole_or_absent(tmp_path):
     """Killed in the middle of saving after every step, it leaves only checkpoints that load."""
     with subprocess.Popen(

@@ -82,7 +82,7 @@ ANYWHERE = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(ANYWHERE, st.integers(1, 255)), min_size=1, max_size=4), st.booleans())
 def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample, flips, already):
     """Any bytes changed, before or after the file was opened: never another error, never a lie."""
@@ -108,27 +108,7 @@ def test_damage_anywhere_is_a_segment_error_or_nothing(tmp_path_factory, sample,
         segment.close()
 
 
-def test_every_single_damaged_byte_of_the_words_is_survived(tmp_path, sample):
-    """Each byte of the first 1 KiB in turn, its top bit flipped."""
-    path = tmp_path / "damaged.seg"
-    path.write_bytes(sample)
-    fd = os.open(path, os.O_RDWR)
-    for at in range(1024):
-        os.pwrite(fd, bytes([sample[at] ^ 0x80]), at)
-        try:
-            segment = Segment.open(path, ticker)
-            try:
-                use_everything(segment)
-            finally:
-                segment.close()
-        except SegmentError:
-            assert at < wire.FIXED_SIZE
-        os.pwrite(fd, sample[: wire.STATUS_AT], 0)
-        os.pwrite(fd, sample[wire.COMMANDS_AT : wire.LETTERS_AT], wire.COMMANDS_AT)
-    os.close(fd)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, wire.layout(4, 3)[-1] - 1), st.booleans())
 def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sample, size, already):
     """Cut before it was opened or under us: an error with the file's name, and no SIGBUS."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervise.core.model.events import Announced, Frame, Tick
+from supervise.core.model.events import Announced, Frame
 from supervise.inputs.frame_enrichment import FrameEnricher
 
 
@@ -20,15 +20,6 @@ class Machine:
 
 def announced(rank: int = 0, world: int = 1, names: tuple[str, ...] = ("train_loss_raw",)):
     return Announced(5, rank, world, 100 + rank, names)
-
-
-def test_without_anything_to_add_events_pass_unchanged():
-    company = FrameEnricher(Machine())
-    first, frame, tick = announced(), Frame(6, 0, 0, 0, (2.0,)), Tick(7)
-
-    passed = [company.complete(event) for event in (first, frame, tick)]
-
-    assert passed == [[first], [frame], [tick]]
 
 
 def test_a_new_column_is_announced_in_front_of_the_frame_that_has_it():

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.inputs.hardware import ELSEWHERE, Hardware
+from supervise.inputs.hardware import Hardware
 from supervise.inputs.memory_growth import FIRST, SOON_S
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
@@ -106,39 +106,6 @@ def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path):
         child.wait()
 
 
-def test_a_look_under_way_tells_nothing_of_the_launch_before(tmp_path):
-    child, looks = _leaks(), 0
-
-    def members():
-        nonlocal looks
-        looks += 1
-        if looks == 2 * FIRST:
-            looked.reset()
-        return [psutil.Process(child.pid)]
-
-    try:
-        looked = Hardware(members, tmp_path, members_every_s=0.0)
-        looked.newest(0, leads=True)
-        assert len(_growths(looked, 2 * FIRST - 1)) == FIRST
-        _look(looked, 1)
-        found = looked.newest(0, leads=True)
-        assert "host_mem_growth" not in found and found["host_mem_used"] > 0
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_what_was_told_of_the_launch_before_is_dropped_at_once(tmp_path):
-    looked = hardware(tmp_path)
-    looked.newest(0, leads=True)
-    assert _growths(looked, FIRST)
-
-    looked.reset()
-
-    found = looked.newest(0, leads=True)
-    assert "host_mem_growth" not in found and found["host_mem_used"] > 0
-
-
 def _leaks():
     """Start a process that fills what this machine has left, 10 times as fast as is dangerous."""
     piece = max(1 << 20, int(10 * psutil.virtual_memory().available / SOON_S / 100))
@@ -221,7 +188,6 @@ def test_in_a_container_the_leader_answers_for_all_devices(tmp_path):
     looked = hardware(tmp_path, Driver({0: [2**22 + 9], 1: [2**22 + 10]}))
     looked.look()
 
-    assert ELSEWHERE in looked._of_pid
     assert looked.newest(os.getpid(), leads=True)["gpu_util"] == 30.0
     assert "gpu_util" not in looked.newest(os.getpid(), leads=False)
 
@@ -267,4 +233,3 @@ def test_the_thread_looks_by_itself_and_ends(tmp_path):
     looked.close()
 
     assert found["host_mem_used"] > 0
-    assert not looked._thread.is_alive()

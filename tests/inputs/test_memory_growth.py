@@ -12,12 +12,7 @@ from supervise.inputs.memory_growth import (
     MINUTES,
     SETTLE,
     SOON_S,
-    STEADY,
-    WINDOW,
     Growth,
-    least,
-    quick,
-    scatter,
 )
 
 EVERY_S = 2.0
@@ -73,7 +68,7 @@ def test_a_leak_that_fills_the_machine_within_two_hours_is_told_within_a_minute(
     assert max(known(found)) == pytest.approx(rate * GB, rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_fast_leak_in_noise_is_told_within_a_minute_of_its_begin(seed):
     began = 100.0
     found = bounds(leak(72, began), 100, TIGHT, seed, noise=5 * MB)
@@ -91,19 +86,6 @@ def test_as_fast_a_leak_is_left_to_the_slow_window_where_the_machine_has_room():
 
     assert min(known(just)) > LIMIT
     assert max(known(less)) == 0.0
-
-
-@pytest.mark.parametrize(("looks", "lucky"), [(10, 1), (11, 2), (12, 3), (13, 4)])
-def test_up_to_three_lucky_windows_say_nothing(looks, lucky):
-    def ramp(at):
-        return 100 * MB * min(max(0.0, at / EVERY_S - 40.0), looks)
-
-    sizes = [(look * EVERY_S, ramp(look * EVERY_S)) for look in range(80)]
-    windows = [quick(sizes[end - WINDOW : end], above=0.0) for end in range(WINDOW, 81)]
-
-    assert sum(rate * SOON_S > TIGHT for rate in windows) == lucky
-    told = known(bounds(ramp, 80, TIGHT))
-    assert sum(value > 0.0 for value in told) == max(0, lucky - STEADY + 1)
 
 
 @pytest.mark.parametrize(
@@ -155,20 +137,12 @@ def test_a_leak_under_evaluations_of_minutes_is_told_now_and_then():
     assert max(late) < 5.5 * GB
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_slow_leak_in_noise_is_told_most_of_the_time(seed):
     late = bounds(leak(5), SLOW + 1800, seed=seed, noise=50 * MB)[SLOW:]
 
     assert sum(told > LIMIT for told in late) > len(late) * 6 / 10
     assert max(late) < 5.5 * GB
-
-
-def test_a_leak_in_steps_is_told_unless_they_are_far_apart():
-    near = bounds(lambda at: 500 * MB * (at // 300.0), SLOW + 1800)
-    far = bounds(lambda at: 500 * MB * (at // 1500.0), SLOW + 1800)
-
-    assert min(near[SLOW:]) > LIMIT
-    assert max(known(far)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -202,20 +176,3 @@ def test_noise_is_none(noise):
 
 
 # ── parts of it ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_clock_that_stands_tells_nothing():
-    assert quick([(1.0, float(size)) for size in range(16)], above=0.0) == 0.0
-
-
-def test_the_least_rise_counts_less_what_it_slows():
-    assert least([0.0, 4.0, 7.0, 12.0], 0.0, 2.0) == 1.5
-    assert least([0.0, 40.0, 80.0, 119.0], 0.0, 1.0) == 29.0
-    assert least([0.0, 40.0, 80.0, 119.0], 1.0, 1.0) == 35.0
-    assert least([0.0, 5.0, 4.0, 9.0], 0.0, 1.0) == 0.0
-
-
-def test_the_scatter_is_the_mean_distance_from_the_line():
-    assert scatter([(0, 1), (1, 3), (2, 5)]) == 0.0
-    assert scatter([(0, 1), (1, -1), (2, -1), (3, 1)]) == 1.0
-    assert scatter([(1, 1), (1, 5)]) == 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from supervise.inputs.segment import Segments
-from supervise_probe import wire
 
 
 def test_the_word_reaches_the_probe_and_no_other_word_changes(segment, writer):
@@ -18,15 +17,6 @@ def test_the_word_reaches_the_probe_and_no_other_word_changes(segment, writer):
     assert writer.commands_head() == 0
     segment.send("key", "pause", {})
     assert (writer.commands_head(), writer.tight_until_ns()) == (1, 123456789)
-
-
-def test_a_torn_word_leaves_the_last_one(segment, writer):
-    segment.tighten(1000)
-    assert writer.tight_until_ns() == 1000
-    segment._file.write(wire.TIGHT_AT, wire.CHECKED.pack(2000, 1))
-    assert writer.tight_until_ns() == 1000
-    writer.close()
-    assert writer.tight_until_ns() == 1000
 
 
 def test_it_is_said_when_it_begins_and_ends_and_renewed_meanwhile(tmp_path):

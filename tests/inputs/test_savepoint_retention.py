@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 from supervise.errors import SegmentError
 from supervise.inputs.segment import Segments
-from supervise_probe import wire
 
 SECOND = 1_000_000_000
 FIVE_MINUTES = 300 * SECOND
@@ -26,17 +25,6 @@ def test_the_step_reaches_the_probe_until_it_expires(segment, writer):
     assert (writer.commands_head(), writer.spare_before(999)) == (1, 80)
     segment.retain_before(0, 2000)
     assert writer.spare_before(999) == 0
-
-
-def test_torn_words_leave_the_last_ones(segment, writer):
-    """The step, and until when."""
-    segment.retain_before(80, 1000)
-    assert writer.spare_before(1) == 80
-    segment._file.write(wire.SPARE_AT, wire.CHECKED.pack(99, 1))
-    segment._file.write(wire.SPARE_AT + wire.CHECKED.size, wire.CHECKED.pack(5000, 1))
-    assert (writer.spare_before(1), writer.spare_before(1000)) == (80, 0)
-    writer.close()
-    assert writer.spare_before(1) == 80
 
 
 class Rank:

@@ -142,26 +142,6 @@ def test_overwritten_frames_are_counted_exactly(writer, segment):
     assert [frame.step for frame in frames] == [7, 8, 9, 10]
 
 
-def test_a_ring_that_wraps_many_times_loses_nothing_that_is_read_in_time(writer, segment):
-    """Forty rounds of the ring, read every three frames."""
-    writer.announce(["a", "b", "c"])
-    account = Account()
-    for first in range(0, 160, 3):
-        publish(writer, range(first, first + 3))
-        account.take(segment.poll())
-
-    assert (account.frames, account.lost) == (162, 0)
-
-
-def test_a_poll_takes_no_more_than_its_limit(writer, segment):
-    """The rest comes with the next."""
-    writer.announce(["a", "b", "c"])
-    publish(writer, range(4))
-
-    assert [type(event) for event in segment.poll(limit=3)] == [Announced, Frame, Frame, Frame]
-    assert [event.step for event in segment.poll(limit=3)] == [3]
-
-
 def test_heartbeat_lease_and_stamp_cross(writer, segment):
     """The probe's beat and phase one way, the supervisor's stamp and lease the other."""
     started = segment.beat()
@@ -250,12 +230,12 @@ def test_a_thousand_steps_a_second_lose_nothing(trainer):
     segment.close()
 
 
-@pytest.mark.parametrize(("slots", "chatty"), [(4, False), (64, True), (4096, True)])
+@pytest.mark.parametrize(("slots", "chatty"), [(4, False), (4096, True)])
 def test_what_a_killed_writer_leaves_is_true(trainer, slots, chatty):
     """SIGKILL at any moment: whatever is read afterwards was published, and nothing raises."""
     pick = random.Random(slots)
     seen = 0
-    for _ in range(8):
+    for _ in range(4):
         process, path = trainer(slots=slots, chatty=chatty)
         time.sleep(pick.uniform(0, 0.03))
         process.kill()

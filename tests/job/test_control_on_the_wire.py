@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,6 @@ from supervise.inputs.segment import Segments
 from supervise.job.controller import Control
 from supervise.job.lease import Lease
 from supervise.job.process import Process
-from supervise.job.termination import silence_ns
 from supervise.outputs.evidence import Evidence
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.
@@ -132,15 +129,3 @@ def test_a_stop_ends_at_a_step_boundary(live):
 
     assert (seen["how"], seen["returncode"], seen["exit_code"]) == ("interrupt", 3, 78)
     assert seen["seconds"] < 20
-
-
-def test_a_job_that_hangs_is_ended_from_outside(live, eventually):
-    """Silent for longer than the grace: it is not asked, it gets TERM at once."""
-    os.kill(live.process.pid, 19)
-    eventually(lambda: live.on_loop(lambda: silence_ns(live), 5.0) > 0.3e9)
-
-    seen = perform(Stop(grace=0.3), live)
-
-    assert seen["interrupt"].startswith("skipped: the job was silent")
-    assert (seen["how"], seen["returncode"]) == ("term", -15)
-    assert not Path(f"/proc/{live.process.pid}").exists()

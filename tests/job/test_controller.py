@@ -245,18 +245,6 @@ def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused, eventual
     assert control.on_loop(control.has_unpaused, 10)
 
 
-def test_snapshot_goes_to_the_collector(controlled):
-    """Control adds nothing to it."""
-    assert controlled().snapshot("inc-1", key="k", deadline_s=5) == {"args": ("inc-1", "k", 5)}
-
-
-def test_relaunch_goes_to_the_relauncher(controlled):
-    """Control itself starts nothing."""
-    args = {"checkpoint": "ckpt-1"}
-
-    assert controlled().relaunch(args, key="k", deadline_s=5) == {"args": (args, "k", 5)}
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -360,14 +348,6 @@ def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled, fake_
     assert control.process.returncode is None
 
 
-def test_a_job_without_a_probe_gets_term(controlled):
-    """T0 jobs are stopped too."""
-    seen = controlled().stop(grace_s=5, term_s=5, exit_code=78)
-
-    assert seen["interrupt"] == "skipped: no probe is attached to the job"
-    assert seen["how"] == "term"
-
-
 def test_a_job_that_ignores_everything_is_killed(controlled, fake_rank):
     """It says it will stop, but neither that nor TERM ends it: KILL, all within the deadlines."""
     rank = fake_rank(answer={"stop": lambda _: {"stopping_step": 7}})
@@ -408,13 +388,3 @@ def test_answers_to_a_supervisor_before_us_stand(start, fake_segments, fake_rank
         ["known", "partly", "partly"],
         ["known", "partly"],
     ]
-
-
-def test_a_pause_of_a_supervisor_before_us_keeps_its_lease(controlled, fake_rank, eventually):
-    """Else the job would go on by itself in the middle of our runbook."""
-    rank = fake_rank()
-    control = controlled(rank)
-    until_ns = time.monotonic_ns() + 10**12
-    control.on_loop(lambda: control.resume(until_ns, None), 10)
-
-    assert eventually(lambda: rank.leases)  # raises if it never is

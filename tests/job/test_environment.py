@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -128,12 +127,3 @@ def test_a_script_is_judged_by_its_first_line(head, expected, tmp_path):
 
     assert tier([str(tool), "--flag"])[1] == expected
     assert tier(["tool"], {"PATH": str(tmp_path)})[1] == expected
-
-
-def test_torchrun_gets_the_probe():
-    """The launcher that everybody uses."""
-    torchrun = Path(PYTHON).with_name("torchrun")
-    if not torchrun.exists():
-        pytest.skip("torch is not installed here")
-
-    assert tier([str(torchrun), "--nproc-per-node=2", "train.py"]) == ("T1", None)

@@ -14,10 +14,9 @@ from supervise.errors import LaunchError
 from supervise.job.launch import spawn
 
 PYTHON = sys.executable
-SETSID = "import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 64, 255])
+@pytest.mark.parametrize("code", [0, 255])
 def test_the_exit_code_is_the_jobs_own(wrapped, code):
     """Whatever the job exits with, we exit with."""
     popen = wrapped(PYTHON, "-c", f"raise SystemExit({code})")
@@ -25,7 +24,7 @@ def test_the_exit_code_is_the_jobs_own(wrapped, code):
     assert popen.wait() == code
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
 def test_death_by_a_signal_becomes_128_plus_n(wrapped, name):
     """The shell's rule, so that schedulers still see an out-of-memory kill as 137."""
     number = getattr(signal, name)
@@ -70,13 +69,12 @@ def test_the_job_has_a_process_group_of_its_own(wrapped, job_pid):
     assert os.getsid(pid) == os.getsid(popen.pid)
 
 
-@pytest.mark.parametrize("command", [["setsid"], [PYTHON, "-c", SETSID]], ids=["setsid", "python"])
-def test_a_job_may_begin_a_session_of_its_own(wrapped, job_pid, command):
+def test_a_job_may_begin_a_session_of_its_own(wrapped, job_pid):
     """As without us: `setsid` does not fork, and the first process is the one that leads it."""
     program = (
         "import os; print(os.getpid(), os.getsid(0), flush=True); import sys; sys.stdin.read()"
     )
-    popen = wrapped(*command, PYTHON, "-c", program)
+    popen = wrapped("setsid", PYTHON, "-c", program)
 
     pid = job_pid(popen)
     out, _ = popen.communicate("")
@@ -126,26 +124,24 @@ def test_a_parent_that_ignores_sigchld_costs_no_exit_code(wrapper):
     assert subprocess.run([PYTHON, "-c", ignoring], capture_output=True).returncode == 5
 
 
-def test_a_command_that_is_not_there_exits_127_and_says_what_was_meant(wrapped):
-    """One sentence, a guess at the right name."""
-    popen = wrapped("slepp", "1")
-
-    _, err = popen.communicate()
-
-    assert popen.returncode == 127
-    assert err == "cannot start 'slepp': command not found | did you mean sleep?\n"
-
-
-def test_a_script_without_its_interpreter_gets_the_right_command_as_hint(wrapped, tmp_path):
-    """`supervise -- train.py` is the commonest slip."""
+@pytest.mark.parametrize(
+    ("command", "code", "hint"),
+    [
+        ("slepp", 127, "did you mean sleep?"),
+        ("train.py", 127, "did you mean: supervise -- python train.py"),
+        ("./train.py", 126, "did you mean: supervise -- python ./train.py"),
+    ],
+)
+def test_a_command_that_cannot_be_started_comes_with_a_hint(
+    tmp_path, monkeypatch, command, code, hint
+):
+    """A guess at the right name; a script without its interpreter is the commonest slip."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print(1)\n")
+    with pytest.raises(LaunchError, match="cannot start") as caught:
+        spawn([command], os.environ)
 
-    for command, code in (("train.py", 127), ("./train.py", 126)):
-        popen = wrapped(command, cwd=tmp_path)
-        _, err = popen.communicate()
-
-        assert popen.returncode == code
-        assert err.endswith(f"| did you mean: supervise -- python {command}\n")
+    assert (caught.value.exit_code, caught.value.hint) == (code, hint)
 
 
 def test_what_cannot_be_executed_exits_126_and_says_why(tmp_path):

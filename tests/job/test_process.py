@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pytest
 
-from supervise.job.process import Process, exit_code
+from supervise.job.process import Process
 
 PYTHON = sys.executable
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-SLEEP = "while True: time.sleep(0.01)"  # a signal just before a long sleep would wait for its end
 # A worker in a session of its own, as torchrun starts its ranks, with a child of its own.
 WORKERS = f"""
 import subprocess, sys, time
@@ -40,11 +35,6 @@ def test_the_end_is_seen_by_every_thread(start):
 
     assert process.returncode == 9
     assert seen == [9]
-
-
-def test_exit_codes_follow_the_shell():
-    """The job's own, or 128+n."""
-    assert [exit_code(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
 
 
 def test_a_signal_to_an_ended_job_goes_nowhere(start):
@@ -114,17 +104,6 @@ def test_children_that_are_not_the_jobs_are_left_alone(start):
         popen.wait()
 
 
-def test_a_job_that_ignores_term_is_killed(start, eventually):
-    """TERM, its time, then KILL."""
-    process = start(PYTHON, "-c", STUBBORN)
-    eventually(lambda: _ignores_term(process.pid))
-
-    seen = process.stop(term_s=0.2)
-
-    assert seen == {"how": "kill", "returncode": -signal.SIGKILL, "survivors": []}
-    assert exit_code(process.returncode) == 137
-
-
 def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
     """So that a Ctrl-C that is typed meanwhile reaches us, who know that it ends the run."""
     process, asked = start("sleep", "60"), []
@@ -134,27 +113,6 @@ def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
     process.return_terminal()  # without a terminal there is nothing to give
 
     assert asked == [process.group]
-
-
-@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
-def test_a_signal_to_the_group_reaches_a_job_that_left_it(start, eventually, tmp_path, leaves):
-    """The first process in its new group, and a child that it left behind in the old one."""
-    mark = tmp_path / "mark"
-    says = "import signal, sys, time\nsignal.signal(signal.SIGWINCH, lambda *_: sys.exit({}))\n"
-    child = says.format(0) + f"open({str(mark)!r}, 'w').close()\n{SLEEP}"
-    code = (
-        f"import os, subprocess\nchild = subprocess.Popen([{PYTHON!r}, '-c', {child!r}])\n"
-        f"os.{leaves}()\n{says.format('child.wait() + 7')}{SLEEP}"
-    )
-    process = start(PYTHON, "-c", code)
-    eventually(mark.exists)
-    eventually(
-        lambda: os.getpgid(process.pid) == process.pid and _handles(process.pid, signal.SIGWINCH)
-    )
-
-    assert process.signal(signal.SIGWINCH, group=True)
-
-    assert process.wait(60.0) == 7
 
 
 def test_a_stopped_job_can_be_ended(start, eventually):
@@ -174,17 +132,3 @@ def test_a_job_that_forks_while_it_dies_is_still_killed(start, eventually):
     process.stop(term_s=0.1)
 
     assert process.tree.members() == []
-
-
-def _ignores_term(pid: int) -> bool:
-    return _has(pid, "SigIgn", signal.SIGTERM)
-
-
-def _handles(pid: int, signum: int) -> bool:
-    return _has(pid, "SigCgt", signum)
-
-
-def _has(pid: int, mask: str, signum: int) -> bool:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    found = next(line for line in lines if line.startswith(mask))
-    return bool(int(found.split()[1], 16) >> (signum - 1) & 1)

@@ -97,12 +97,6 @@ def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
     assert path.is_dir()
 
 
-def test_scarce_memory_gets_fewer_slots(tmp_path):
-    """Never fewer than 256; all that were asked for where there is room."""
-    assert shared_memory.slots(tmp_path, 8192) == 8192
-    assert shared_memory.slots(tmp_path / "absent", 8192) == 8192
-
-
 def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
     path = tmp_path / f"supervise-{os.getuid()}-starting"
@@ -157,14 +151,3 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
 
     assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
     assert sorted({p.name for p in tmp_path.iterdir()} - {"supervise-0-mine"}) == planted
-
-
-def test_a_fifo_of_our_own_holds_up_nobody(tmp_path):
-    """In the place of the mark; the directory is swept as one without."""
-    path = tmp_path / f"supervise-{os.getuid()}-x"
-    path.mkdir()
-    os.mkfifo(path / shared_memory.OWNER)
-    shared_memory.own(path)
-    aged(path)
-
-    assert shared_memory.sweep(tmp_path) == [path]

@@ -49,31 +49,22 @@ def run(shell, wrapper, tmp_path):
 
 
 def test_the_job_owns_the_terminal_and_gives_it_back(shell, run):
-    """stdio is a terminal, typed lines arrive, end of input too, and the shell goes on."""
+    """stdio is a terminal, Ctrl-C arrives exactly once, typed lines and the end of input too, and
+    the shell goes on."""
     run(COUNTER)
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True True True")
 
     assert shell.foreground() == os.getpgid(pid)
+    shell.type("\x03")
     shell.type("hello\n")
-    shell.expect("line hello hits 0")
+    shell.expect("line hello hits 1")
     shell.type("\x04")
     shell.expect("end of input")
     shell.expect("ready> ")
     assert shell.foreground() == shell.bash.pid
     shell.type("echo code $?\n")
     shell.expect("code 0")
-
-
-def test_ctrl_c_reaches_the_job_exactly_once(shell, run):
-    """Not twice (from the terminal and from us), and we do not die of it."""
-    run(COUNTER)
-    shell.expect("tty True")
-
-    shell.type("\x03")
-    shell.type("a\n")
-
-    shell.expect("line a hits 1")
 
 
 def _has_members(group):
@@ -84,10 +75,9 @@ def _has_members(group):
     return True
 
 
-@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
-def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, eventually, leaves):
+def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, eventually):
     """Once, directly or through us, as soon as we have seen that it left."""
-    run(f"import os\nos.{leaves}()\n{WAITER}")
+    run(f"import os\nos.setsid()\n{WAITER}")
     shell.expect("up")
     eventually(lambda: _has_members(shell.foreground()))
 
@@ -98,27 +88,17 @@ def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, eventually, leaves
     assert shell.foreground() == shell.bash.pid
 
 
-def test_ctrl_c_ends_a_job_that_does_not_handle_it(shell, run):
-    """A KeyboardInterrupt of Python ends it by SIGINT: 130."""
-    run("import time\nprint('up', flush=True)\ntime.sleep(60)")
-    shell.expect("up")
-
-    shell.type("\x03")
-
-    shell.expect("KeyboardInterrupt")
-    shell.expect("ready> ")
-    shell.type("echo code $?\n")
-    shell.expect("code 130")
-
-
 def test_a_typed_interrupt_is_told_from_one_that_was_sent(shell, run):
     """The job that had the terminal and died of SIGINT was interrupted by who sat there."""
     run("import time\nprint('first one', flush=True)\ntime.sleep(60)")
     shell.expect(r"pid (\d+)")
     shell.expect("first one")
     shell.type("\x03")
+    shell.expect("KeyboardInterrupt")
     shell.expect("interrupted at the terminal")
     shell.expect("ready> ")
+    shell.type("echo code $?\n")
+    shell.expect("code 130")
     run("import time\nprint('second one', flush=True)\ntime.sleep(60)", " < /dev/null &")
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("second one")
@@ -135,7 +115,7 @@ def test_ctrl_z_stops_both_and_fg_continues_both(shell, run):
     pid = int(shell.expect(r"pid (\d+)")[1])
     shell.expect("tty True")
 
-    for round_ in "12345":
+    for round_ in "12":
         shell.type("\x1a")
         shell.expect("Stopped")
         shell.expect("ready> ")
@@ -184,23 +164,9 @@ def test_bg_lets_it_run_without_the_terminal(shell, run):
     shell.expect("ready> ")
 
 
-def test_a_background_job_that_wants_to_read_is_stopped_as_usual(shell, run, eventually):
-    """Started with &, it stops when it reads the terminal, and fg lets it read."""
-    run(COUNTER, " &")
-    wrapper = psutil.Process(int(shell.expect(r"\[1\] (\d+)")[1]))
-    eventually(lambda: wrapper.status() == psutil.STATUS_STOPPED)
-    shell.type("\n")
-    shell.expect("Stopped")
-    shell.type("fg\n")
-    shell.expect("job.py")
-    shell.type("now\n")
-
-    shell.expect("line now")
-
-
 def test_a_job_that_reads_at_once_is_not_stopped(shell, wrapper):
     """It may ask for input before we have handed it the terminal."""
-    for _ in range(5):
+    for _ in range(2):
         shell.type(" ".join([*wrapper, "head", "-n1"]) + "\n")
         shell.expect(r"pid \d+")
         shell.type("word\n")
