@@ -6,7 +6,6 @@
 DEATH says when: `record 17` right after the 17th record that it wrote to the audit log;
 `commit rollback` after the first record of that kind whose reason or action holds that word;
 `event Finished` when such an event is in the journal, and nothing that follows from it is.
-With NO_THREADS in the environment it lives on then, at its limit of threads.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from supervise.catalog import load_policy
@@ -31,9 +29,6 @@ def now():
 
 
 def die():
-    if "NO_THREADS" in os.environ:
-        threading.stack_size(1 << 50)  # more memory than there can be, for every new one
-        return
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -227,7 +227,7 @@ def test_one_effect_whenever_the_supervisor_dies(tmp_path, supervise):
         ("intent relaunch",),
         ("event Exited",),
         ("event Exited", "note goes back", "event Launched"),
-        ("event Exited", "note started again", "event Finished"),
+        ("event Exited", "note was restarted", "event Finished"),
         ("commit relaunch",),
     ],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +19,6 @@ from supervise.core.model.events import Frame, Notice
 from supervise.store import audit, journal
 from tests.support.supervised_run import FAST_TORCH, tiny
 from tests.support.waiting import wait_until
-
-from ..job.conftest import Shell
 
 pytestmark = pytest.mark.slow
 
@@ -175,46 +171,6 @@ def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
     assert adopted.returncode == 3, adopted.stderr
     assert [e.step for e in frozen.events(Frame)] == list(range(70))
     assert frozen.records()[-1]["kind"] == "run_end"
-
-
-ECHO = "import sys; [print('line', line.strip(), flush=True) for line in sys.stdin]"
-
-
-@pytest.fixture
-def shell():
-    session = Shell()
-    yield session
-    session.close()
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash for job control")
-def _group(pid):
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:  # it ended between the look and this
-        return None
-
-
-def test_ctrl_z_and_fg_work_while_the_disk_hangs(frozen, shell):
-    """The shell says Stopped and is usable; after fg typed lines arrive again."""
-    shell.type(
-        f"cd {frozen.run.parent}; {shlex.join(frozen.command(sys.executable, '-c', ECHO))}\n"
-    )
-    shell.type("a\n")
-    shell.expect("line a")
-    group = shell.foreground()  # it has members, and no leader
-    frozen.pid = next(p.ppid() for p in psutil.process_iter() if _group(p.pid) == group)
-    frozen.freeze()
-    for word in "bc":
-        shell.type("\x1a")
-        shell.expect("Stopped")
-        shell.type("fg\n")
-        shell.expect("fg")
-        shell.type(f"{word}\n")
-        shell.expect(f"line {word}")
-    frozen.thaw()
-    shell.type("\x04")
-    shell.expect("exit code 0")
 
 
 @pytest.fixture

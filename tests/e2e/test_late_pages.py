@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -83,16 +82,3 @@ def test_the_next_run_sends_what_nobody_got(supervise, hook, paged, tmp_path):
         text = b"".join(path.read_bytes() for path in hidden).decode("utf-8", "replace")
         assert "SECRETSECRET" not in text and SECRET not in text
     assert "SECRETSECRET" not in run.stderr + later.stderr
-
-
-def test_where_nothing_can_be_kept_the_run_ends_as_it_would(supervise, hook, paged):
-    """It is said on the terminal and in the last record; the exit code is the job's."""
-    hook.answers = [(503, {}, b"")]
-    supervise.env |= {"XDG_STATE_HOME": "", "HOME": "/nowhere"}
-    run = supervise.run("--policy", paged, job=CRASH)
-
-    assert run.returncode == 139
-    reason = "there is no home directory /nowhere"
-    assert "cannot be kept for later" in run.stderr and reason in run.stderr
-    assert reason in run.kinds("run_end")[0]["data"]["not_spooled"]["reason"]
-    assert not Path("/nowhere").exists()

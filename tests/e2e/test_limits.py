@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -42,36 +41,6 @@ def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
     assert "the machine is not measured: can't start new thread" in notes
     assert any(r["reason"] == "console: no thread could be started" for r in records)
     supervise.prove("run")
-
-
-def test_a_start_that_was_due_and_cannot_be_made_needs_a_person(
-    supervise, comes_back, resuming_job, tmp_path
-):
-    """The job crashes when its supervisor has reached the limit of threads: 78, and why."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("mortal.py")),
-            "run",
-            "note was verified",
-            str(comes_back),
-            str(tmp_path / "run"),
-            "crash@170",
-            *resuming_job(),
-        ],
-        cwd=tmp_path,
-        env={**supervise.env, "NO_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    records = supervise.records("run")
-
-    assert done.returncode == 78, done.stderr
-    assert supervise.run_of().intents[-1:] == ["snapshot"]
-    assert "no thread for the action: can't start new thread" in str(records)
-    assert records[-1]["data"]["exit_code"] == 78
 
 
 @pytest.mark.parametrize(("what", "answer"), [("audit.log", 64), ("journal", 1)])

@@ -36,6 +36,7 @@ def test_operator_commands_are_answered_and_recorded(supervise, tmp_path):
     assert request["steps"] == [{"verb": "lr_scale", "args": {"value": 0.5, "rewarm_steps": 0}}]
     allowed = supervise("approve", "ask-1", "--sha", request["args_sha256"], "--by", "anna")
     assert allowed.returncode == 0, allowed.stderr
+    wait_until(lambda: "lr_scale" in str(run.kinds("commit")), "the approved action")
     for line, text in (
         (("lr", "0.25"), "lr_scale=0.25"),
         (("pause", "runs/r1"), "paused_step"),

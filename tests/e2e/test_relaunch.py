@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,22 +58,6 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     marks = [json.loads(path.read_text()) for path in (run.directory / "relaunch").iterdir()]
     assert sorted(mark["attempt"] for mark in marks) == [1, 2]
     run.prove()
-
-
-def test_a_job_that_does_not_take_all_of_its_checkpoint_has_not_recovered(
-    supervise, comes_back, resuming_job
-):
-    """Its rate is right, and its loss soon enough; its weights are not those that were saved."""
-    job = resuming_job()
-    text = comes_back.read_text().replace('resume"', 'resume", "--forget=2.weight"')
-    comes_back.write_text(text)
-    run = supervise.run("--policy", comes_back, "--drill", HIT, job=job)
-
-    (told,) = run.kinds("note", "continuity")
-    assert told["data"]["details"]["probe_batch"]["verdict"] == "differs"
-    (failed,) = run.kinds("verify", "failed")
-    assert "probe batch" in failed["reason"] and failed["reason"].startswith(told["reason"])
-    assert not run.kinds("verify", "passed") and run.actions == ["relaunch"]
 
 
 def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
@@ -135,69 +118,3 @@ def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job, 
     assert run.kinds("incident", "closed")
     assert "the job ended with" in run.kinds("notify_intent")[-1]["reason"]
     run.prove()
-
-
-# Its loop is a `for`: nobody can say where a new process would have to go on.
-COUNTED = """\
-import sys
-import time
-import torch
-
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-for i in range(int(sys.argv[1])):
-    x = torch.randn(32, 8)
-    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    time.sleep(0.005)
-print("went on to its end", flush=True)
-sys.exit(3)
-"""
-FROM_SAVEPOINT = """\
-version: supervise/v1
-policy: from-savepoint
-mode: enforce
-detectors:
-  high: {kind: threshold, metric: train_loss_raw, gt: 100.0}
-rules:
-  - {id: blown, when: high, sev: SEV1, run: again, for: 2, cooldown: 1000}
-job:
-  relaunch: {resume: savepoint}
-savepoints: {every: 5, keep: 4}
-runbooks:
-  again:
-    meaning: The weights are damaged.
-    impact: Steps are lost.
-    steps:
-      - snapshot
-      - relaunch: {at_least: 5, start: 0.1, rewarm: 20}
-    verify: {within: 100, clear_for: 20}
-budgets:
-  all: {max: 4, per: 10000}
-  restart: {max: 2, per: 10000}
-escalate: {ladder: [again, hold], reset_after: 5000}
-warmup: 10
-probation: 20
-"""
-
-
-def test_a_for_loop_cannot_be_started_again_from_a_savepoint_and_people_are_told_why(supervise):
-    """The sentence is on the terminal, nothing is touched, and the job's own exit code counts."""
-    (supervise.home / "policy.yaml").write_text(FROM_SAVEPOINT)
-    (supervise.home / "train.py").write_text(COUNTED)
-    hit = "lr_spike:factor=3000,steps=8@100"
-
-    run = supervise.run(
-        "--policy", "policy.yaml", "--drill", hit, job=[sys.executable, "train.py", "220"]
-    )
-
-    (noted,) = run.kinds("note", "rollback-unavailable")
-    assert "train.py:8 drives the step from a for statement" in noted["reason"]
-    why = next(line for line in run.stderr.splitlines() if line.startswith("supervise:   why"))
-    assert "no good checkpoint is 5 steps older (0 good in all)" in why
-    assert noted["reason"] in why
-    assert run.actions == [] and run.kinds("note", "launched") == []
-    assert run.returncode == 3 and run.stdout == "went on to its end\n"

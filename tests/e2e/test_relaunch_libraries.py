@@ -104,24 +104,6 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exac
     _goes_on(supervise, run, *(result["step"] + 1 for result in results))
 
 
-def test_a_job_that_does_not_take_the_checkpoint_has_not_recovered(supervise, tmp_path):
-    """It has a loop of its own and was to resume by its library: it begins anew, its steps are
-    counted so, people are told, and the ladder goes on."""
-    policy = tmp_path / "library.yaml"
-    policy.write_text(POLICY.replace("run: back", "run: relaunch-and-rewarm"))
-    words = {"out_dir": tmp_path / "out", "wait_file": tmp_path / "run" / "audit.log"}
-    job = [sys.executable, str(JOBS / "resuming.py"), *(f"--{k}={v}" for k, v in words.items())]
-    run = supervise.run("--policy", str(policy), "--drill", HIT.replace("@70", "@210"), job=job)
-
-    (refused,) = run.kinds("note", "resume-refused")
-    assert "outside of Trainer.train" in refused["reason"]
-    assert [r["reason"] for r in run.kinds("verify", "failed")] == [refused["reason"]]
-    assert run.kinds("incident", "held")
-    again = [int(row["step"]) for row in supervise.rows("run") if row["attempt"] == "1"]
-    assert again == list(range(300))
-    assert run.returncode == 0, run.stderr
-
-
 def _verified(record, result):
     data = record["data"]
     found = data["details"] if data.get("what") == "checkpoint" else {}

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-OPEN = "was verified, was started again"  # what the jobs wait for in their gates
+OPEN = "was verified, was restarted"  # what the jobs wait for in their gates
 
 
 def command(home: Path, name: str, *more: str) -> list[str]:

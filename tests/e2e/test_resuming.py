@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-from contextlib import suppress
 
 import psutil
 import pytest
 
 from supervise.core.model.events import Frame
+from supervise.job.launch import become_subreaper
 from tests.support.supervised_run import tiny
 from tests.support.waiting import wait_until
 
@@ -94,13 +95,18 @@ def test_the_same_command_continues_a_living_job_and_follows_one_that_is_over(se
 
 
 def test_a_job_that_ended_unwatched_is_closed_first(serve, supervise):
-    """With the job's exit code; no other one is started for it."""
+    """With the job's exit code; no other one is started for it.
+
+    We inherit the orphan: an init process that collects it at once would lose its code, which a
+    job without a probe records nowhere.
+    """
+    become_subreaper()
     service = serve("sh", "-c", f"echo up; sleep 0.5; exit {CODE}")
     job = service.start_and_kill()
-    with suppress(psutil.NoSuchProcess):
-        wait_until(lambda: job.status() == psutil.STATUS_ZOMBIE, "the end of the job")
+    wait_until(lambda: job.status() == psutil.STATUS_ZOMBIE, "the end of the job")
 
     assert service.once().returncode == CODE
+    os.waitpid(job.pid, 0)
     assert not (supervise.home / "main.2").exists()
     assert supervise.records("main")[-1]["reason"] == f"exit code {CODE}"
 

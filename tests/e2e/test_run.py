@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,62 +133,3 @@ def test_a_hang_is_stopped_with_evidence(supervise, impatient):
     assert (bundle / "metrics.csv").read_text().count("\n") > 50
     stacks = "".join(path.read_text() for path in bundle.glob("stacks-*.txt"))
     assert "hang.py" in stacks and "tiny.py" in stacks
-
-
-# Unlike `print`, `os.write` may interrupt itself: the next signal is sent at the first output.
-STUBBORN = """
-import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"no\\n"))
-os.write(1, b"up\\n")
-time.sleep(60)
-"""
-
-
-def test_a_third_term_is_recorded_as_what_it_did(supervise):
-    """It was not passed on: the job was killed."""
-    running = supervise.start("--run-dir", "run", "--", sys.executable, "-c", STUBBORN)
-    for _ in range(3):
-        assert running.stdout.readline()
-        running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=60)
-
-    assert running.returncode == 137, errors
-    assert [r["reason"] for r in supervise.run_of().kinds("note", "signal")] == [
-        "SIGTERM was passed on",
-        "SIGTERM was passed on",
-        "SIGTERM came as number 3 of INT and TERM: all of the job was killed",
-    ]
-
-
-def test_a_typed_interrupt_is_recorded(supervise):
-    """Ctrl-C goes from the terminal straight to the job; its end was asked for by a person."""
-    code = "import time; print('running', flush=True); time.sleep(60)"
-    command = [sys.executable, "-m", "supervise", "--run-dir", "run", "--", sys.executable]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.chdir(supervise.home)
-        os.execve(sys.executable, [*command, "-c", code], supervise.env)
-    seen = b""
-    try:
-        while b"running\r\n" not in seen:
-            seen += os.read(terminal, 4096)
-        os.write(terminal, b"\x03")
-        while select.select([terminal], [], [], 60)[0] and (more := _read(terminal)):
-            seen += more
-    finally:
-        os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 130, seen
-    [noted] = supervise.run_of().kinds("note", "signal")
-    assert noted["reason"] == "SIGINT was typed at the terminal"
-    assert noted["data"]["details"]["typed"] is True
-
-
-def _read(terminal):
-    """Return what is there, b"" once no process has the terminal open any more."""
-    try:
-        return os.read(terminal, 4096)
-    except OSError:
-        return b""

@@ -26,21 +26,6 @@ from supervise.job.process import Process
 PATIENCE_S = 20.0
 
 
-def _eventually(check: Callable[[], Any], what: str = "it") -> Any:
-    """Return the first true answer of `check`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := check()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s")
-        time.sleep(0.01)
-    return answer
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    return _eventually
-
-
 @pytest.fixture
 def wrapper() -> list[str]:
     """The command line of a supervisor reduced to its job package."""

@@ -15,6 +15,7 @@ import pytest
 from supervise.job.adopted_process import AdoptedProcess
 from supervise.job.environment import LAUNCH
 from supervise.job.proc_stat import start_ticks
+from tests.support.waiting import wait_until
 
 RUN = "20310504-030201-abcdef"
 PYTHON = sys.executable
@@ -55,7 +56,7 @@ def end(job: subprocess.Popen) -> None:
     job.stdin.flush()
 
 
-def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job, eventually):
+def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job):
     """As long as nobody has collected it, a zombie still tells how it ended."""
     process = adopt(job.pid)
     assert process.poll() is None
@@ -63,7 +64,7 @@ def test_a_living_job_is_watched_and_its_end_read_from_the_kernel(job, eventuall
 
     end(job)
 
-    assert eventually(lambda: process.poll() is not None)
+    assert wait_until(lambda: process.poll() is not None)
     assert (process.returncode, process.unknown) == (5, False)
     assert not process.signal(signal.SIGTERM)
 

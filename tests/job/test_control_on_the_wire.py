@@ -20,6 +20,7 @@ from supervise.job.controller import Control
 from supervise.job.lease import Lease
 from supervise.job.process import Process
 from supervise.outputs.evidence import Evidence
+from tests.support.waiting import wait_until
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.
 JOB = """
@@ -65,7 +66,7 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def live(start, looping, tmp_path, eventually):
+def live(start, looping, tmp_path):
     """A control over a running job with its probe attached."""
     shm, marks = tmp_path / "shm", tmp_path / "probe"
     for directory in (shm, marks):
@@ -82,7 +83,7 @@ def live(start, looping, tmp_path, eventually):
 
     control.pump = poll_and_pump
     looping(control, process)
-    eventually(lambda: segments.ranks)
+    wait_until(lambda: segments.ranks)
     return control
 
 
@@ -101,7 +102,7 @@ def test_commands_arrive_and_their_effects_come_back(live):
         live.command("dance", {}, key="d", deadline_s=10)
 
 
-def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live, eventually):
+def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live):
     """Renewed while we live; afterwards steps go on."""
     perform(Pause(), live, key="p")
 
@@ -109,7 +110,7 @@ def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live, eventually)
     assert live.on_loop(live.ranks, 5.0)[0]["phase"] == "paused"
     perform(Resume(), live, key="r")
 
-    eventually(lambda: live.on_loop(live.ranks, 5.0)[0]["phase"] == "step")
+    wait_until(lambda: live.on_loop(live.ranks, 5.0)[0]["phase"] == "step")
 
 
 def test_a_snapshot_holds_what_the_probe_wrote(live, tmp_path):

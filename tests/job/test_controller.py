@@ -12,6 +12,7 @@ from supervise.errors import ActionError, SegmentError
 from supervise.job.controller import Control
 from supervise.job.lease import Lease
 from supervise.job.proc_stat import suspended
+from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
 LR = {"value": 0.5, "rewarm_steps": 0}
@@ -87,7 +88,7 @@ def test_a_rank_that_stays_silent_fails_the_command(controlled, fake_rank):
         control.command("x", {}, key="k", deadline_s=0.1)
 
 
-def test_an_answer_that_comes_too_late_is_told(controlled, fake_rank, eventually):
+def test_an_answer_that_comes_too_late_is_told(controlled, fake_rank):
     """A letter cannot be called back, so its late effect must not go unseen."""
     rank = fake_rank(answer={"lr_scale": lambda _: None})
     control = controlled(rank)
@@ -98,7 +99,7 @@ def test_an_answer_that_comes_too_late_is_told(controlled, fake_rank, eventually
     rank.answer["lr_scale"] = scaled
     rank.send("k", "lr_scale", LR)
 
-    assert eventually(control.late) == ["lr_scale by rank 0 after its deadline was done"]
+    assert wait_until(control.late) == ["lr_scale by rank 0 after its deadline was done"]
     assert control.late() == []
 
 
@@ -187,12 +188,12 @@ def paused(fake_rank, fake_segments, start, looping):
 
 
 @pytest.mark.parametrize("how", ["resume", "a failed resume", "its end by itself"])
-def test_a_pause_is_renewed_until_it_is_over(paused, eventually, how):
+def test_a_pause_is_renewed_until_it_is_over(paused, how):
     """The job is told of 60 ms, and of no more of them afterwards; a failed resume counts too."""
     control, rank = paused()
     ((_, _, args),) = rank.letters
     assert args["lease_s"] == 0.06 and control.paused
-    eventually(lambda: len(rank.leases) >= 5)
+    wait_until(lambda: len(rank.leases) >= 5)
 
     if how == "a failed resume":
         with pytest.raises(ActionError, match="refused resume"):
@@ -219,23 +220,23 @@ def test_a_pause_is_renewed_for_so_long_in_all(paused):
     assert 0 < max(rank.leases) <= latest_ns
 
 
-def test_a_supervisor_that_hangs_holds_no_job(fake_rank, fake_segments, start, eventually):
+def test_a_supervisor_that_hangs_holds_no_job(fake_rank, fake_segments, start):
     """A main loop that stays away ends the renewals; one that comes back goes on with them."""
     rank = fake_rank()
     lease = Lease(0.06, patience_s=0.3)
     control = Control(start("sleep", "60"), fake_segments({0: rank}), *edges(), lease=lease)
     control.resume(time.monotonic_ns() + 10**12, None)
     latest_ns = time.monotonic_ns() + int(0.36e9)
-    eventually(lambda: rank.leases)
+    wait_until(lambda: rank.leases)
 
     time.sleep(0.6)
 
     assert max(rank.leases) <= latest_ns
     control.pump(time.monotonic_ns())
-    eventually(lambda: max(rank.leases) > latest_ns)
+    wait_until(lambda: max(rank.leases) > latest_ns)
 
 
-def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused, eventually):
+def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused):
     """Its status says so."""
     control, rank = paused()
     assert not control.on_loop(control.has_unpaused, 10)
@@ -289,14 +290,12 @@ def interrupting(control):
     return stop
 
 
-def test_a_stepping_job_is_interrupted_at_a_step_boundary(
-    controlled, fake_rank, eventually, tmp_path
-):
+def test_a_stepping_job_is_interrupted_at_a_step_boundary(controlled, fake_rank, tmp_path):
     """It saves and exits as on Ctrl-C; the supervisor's exit code is the policy's."""
     control = None
     rank = fake_rank(answer={"stop": interrupting(lambda: control)})
     control = controlled(rank, argv=(PYTHON, "-c", SAVES_ON_INTERRUPT, str(tmp_path / "up")))
-    eventually((tmp_path / "up").exists)
+    wait_until((tmp_path / "up").exists)
 
     seen = control.stop(grace_s=10, term_s=5, exit_code=78)
 
@@ -334,13 +333,13 @@ def test_a_job_that_stands_still_is_not_asked_at_a_boundary(controlled, fake_ran
     assert seen["how"] == "term"
 
 
-def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled, fake_rank, eventually):
+def test_a_job_that_somebody_stopped_by_a_signal_does_not_hang(controlled, fake_rank):
     """kill -STOP in the last moment: the stop for its standstill is not carried out."""
     rank = fake_rank()
     control = controlled(rank, standstill=True)
     rank.pid = control.process.pid
     control.process.signal(signal.SIGSTOP)
-    eventually(lambda: suspended(rank.pid))
+    wait_until(lambda: suspended(rank.pid))
 
     with pytest.raises(ActionError, match="stopped by a signal: it does not hang"):
         control.stop(grace_s=1, term_s=1, exit_code=78)
@@ -359,10 +358,10 @@ def test_a_job_that_ignores_everything_is_killed(controlled, fake_rank):
     assert seen["survivors"] == []
 
 
-def test_a_job_that_ended_by_itself_keeps_its_own_result(controlled, eventually):
+def test_a_job_that_ended_by_itself_keeps_its_own_result(controlled):
     """A stop that comes too late does not turn a finished run into a stopped one."""
     control = controlled(argv=("true",))
-    eventually(lambda: control.process.returncode is not None)
+    wait_until(lambda: control.process.returncode is not None)
 
     seen = control.stop(grace_s=1, term_s=1, exit_code=78)
 

@@ -12,6 +12,7 @@ import pytest
 from supervise.core.model.events import Beat
 from supervise.job import phase_inference
 from supervise.job.phase_inference import Phases
+from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000
 READS = "while True: open('/dev/zero', 'rb').read(1 << 20)"
@@ -36,10 +37,10 @@ def starting(start, monkeypatch):
     return begin
 
 
-def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting, eventually):
+def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
     """A restore of an hour: no standstill, and people hear of it after 15 minutes, then doubled."""
     _, look = starting(READS)
-    eventually(lambda: look(0)[0] == "loading")
+    wait_until(lambda: look(0)[0] == "loading")
 
     told = {at: look(at)[1] for at in range(60, 3660, 60)}
 
@@ -58,15 +59,15 @@ def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
     assert (phase, notices) == ("startup", [])
 
 
-def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting, eventually):
+def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting):
     """Told once, with what lets it go on; after that every rank is as before."""
     process, look = starting(SLEEPS)
     process.signal(signal.SIGSTOP)
     seen = []
-    eventually(lambda: seen.append(look(0, "step")) or seen[-1][0] == "suspended")
+    wait_until(lambda: seen.append(look(0, "step")) or seen[-1][0] == "suspended")
 
     ((notice,),) = [notices for _, notices in seen if notices]
     assert (notice.kind, notice.rank) == ("stopped", 0)
     assert f"`kill -CONT {process.pid}`" in notice.message
     process.signal(signal.SIGCONT)
-    eventually(lambda: look(1, "step") == ("step", []))
+    wait_until(lambda: look(1, "step") == ("step", []))

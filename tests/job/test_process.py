@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 
 from supervise.job.process import Process
+from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
 # A worker in a session of its own, as torchrun starts its ranks, with a child of its own.
@@ -47,10 +48,10 @@ def test_a_signal_to_an_ended_job_goes_nowhere(start):
     assert not process.signal(signal.SIGTERM, group=True)
 
 
-def test_workers_in_sessions_of_their_own_belong_to_the_tree(start, eventually):
+def test_workers_in_sessions_of_their_own_belong_to_the_tree(start):
     """Grandchildren that left group and session are found, and end with the job."""
     process = start(PYTHON, "-c", WORKERS)
-    members = eventually(lambda: len(found := process.tree.members()) == 5 and found)
+    members = wait_until(lambda: len(found := process.tree.members()) == 5 and found)
 
     seen = process.stop(term_s=5.0)
 
@@ -58,13 +59,13 @@ def test_workers_in_sessions_of_their_own_belong_to_the_tree(start, eventually):
     assert psutil.wait_procs(members, timeout=60)[1] == []
 
 
-def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start, eventually):
+def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start):
     """The orphan comes to us as its subreaper, so stopping reaches it after the job has ended."""
     code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     process = start(PYTHON, "-c", code)
 
     assert process.wait(60.0) == 0
-    orphan = eventually(lambda: [p for p in process.tree.members() if p.name() == "sleep"])[0]
+    orphan = wait_until(lambda: [p for p in process.tree.members() if p.name() == "sleep"])[0]
     assert orphan.ppid() == psutil.Process().pid
     seen = process.stop(term_s=5.0)
 
@@ -72,7 +73,7 @@ def test_a_worker_that_lost_its_parent_still_belongs_to_the_tree(start, eventual
     assert not psutil.pid_exists(orphan.pid)
 
 
-def test_orphans_that_ended_are_collected(start, eventually):
+def test_orphans_that_ended_are_collected(start):
     """A daemonised helper of the job that ends leaves no zombie with us."""
     code = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     process = start("sh", "-c", f'{PYTHON} -c "{code}"; sleep 60')
@@ -82,10 +83,10 @@ def test_orphans_that_ended_are_collected(start, eventually):
         members = process.tree.members()
         return [p for p in members if p.ppid() == ours and p.pid != process.pid]
 
-    orphan = eventually(orphans)[0]
+    orphan = wait_until(orphans)[0]
     orphan.kill()
 
-    assert eventually(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
+    assert wait_until(lambda: process.poll() is None and not psutil.pid_exists(orphan.pid))
 
 
 def test_children_that_are_not_the_jobs_are_left_alone(start):
@@ -115,19 +116,19 @@ def test_a_job_that_is_to_be_started_again_gives_the_foreground_back(start):
     assert asked == [process.group]
 
 
-def test_a_stopped_job_can_be_ended(start, eventually):
+def test_a_stopped_job_can_be_ended(start):
     """A process under SIGSTOP hears TERM only once it is continued."""
     process = start("sleep", "60")
     process.signal(signal.SIGSTOP)
-    eventually(lambda: process.poll() is None and process.stopped)
+    wait_until(lambda: process.poll() is None and process.stopped)
 
     assert process.stop(term_s=5.0)["how"] == "term"
 
 
-def test_a_job_that_forks_while_it_dies_is_still_killed(start, eventually):
+def test_a_job_that_forks_while_it_dies_is_still_killed(start):
     """KILL goes on until nobody is left."""
     process = start("sh", "-c", "trap '' TERM; while true; do sleep 0.01 & sleep 0.01; done")
-    eventually(lambda: len(process.tree.members()) > 1)
+    wait_until(lambda: len(process.tree.members()) > 1)
 
     process.stop(term_s=0.1)
 

@@ -7,12 +7,13 @@ import pytest
 from supervise.errors import ActionError
 from supervise.job.controller import Control
 from supervise.store.quarantine_list import Quarantine
+from tests.support.waiting import wait_until
 
 ADD = {"add": [{"kind": "shard", "name": "a.tar"}], "attempt": 2, "incident": "inc-1"}
 
 
 @pytest.fixture
-def build(start, fake_segments, looping, tmp_path, eventually):
+def build(start, fake_segments, looping, tmp_path):
     """A control with a manifest, over the given ranks."""
 
     def make(*ranks, manifest=True):
@@ -21,7 +22,7 @@ def build(start, fake_segments, looping, tmp_path, eventually):
         segments = fake_segments({rank.rank: rank for rank in ranks})
         control = Control(process, segments, None, None, held)
         looping(control, process)
-        eventually(lambda: control.world_size == len(ranks))
+        wait_until(lambda: control.world_size == len(ranks))
         return control, Quarantine(tmp_path / "quarantine.json")
 
     return make

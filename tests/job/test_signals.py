@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from supervise.job.signals import FORWARDED, Forwarder
+from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
 # Says every signal that it gets, unlike `print` also within the last one; ends when its stdin does.
@@ -59,7 +60,7 @@ def test_each_signal_is_passed_on_once(listener):
     assert listener.returncode == 0
 
 
-def test_the_third_kills_the_whole_tree(wrapped, job_pid, eventually):
+def test_the_third_kills_the_whole_tree(wrapped, job_pid):
     """Somebody who asks three times means it: workers in their own sessions die as well."""
     code = (
         f"import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n{LISTENER}"
@@ -149,14 +150,14 @@ def test_handlers_are_put_back():
     assert [signal.getsignal(number) for number in FORWARDED] == before
 
 
-def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid, eventually):
+def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid):
     """TSTP and CONT sent to us act on the job; without a terminal we stay awake to watch."""
     popen = wrapped("sleep", "60", start_new_session=True)
     job = psutil.Process(job_pid(popen))
 
     popen.send_signal(signal.SIGTSTP)
-    eventually(lambda: job.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: job.status() == psutil.STATUS_STOPPED)
     assert psutil.Process(popen.pid).status() != psutil.STATUS_STOPPED
     popen.send_signal(signal.SIGCONT)
 
-    eventually(lambda: job.status() != psutil.STATUS_STOPPED)
+    wait_until(lambda: job.status() != psutil.STATUS_STOPPED)

@@ -9,6 +9,8 @@ import sys
 import psutil
 import pytest
 
+from tests.support.waiting import wait_until
+
 PYTHON = sys.executable
 COUNTER = """
 import signal, sys, time
@@ -75,11 +77,11 @@ def _has_members(group):
     return True
 
 
-def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run, eventually):
+def test_ctrl_c_reaches_a_job_that_left_its_group(shell, run):
     """Once, directly or through us, as soon as we have seen that it left."""
     run(f"import os\nos.setsid()\n{WAITER}")
     shell.expect("up")
-    eventually(lambda: _has_members(shell.foreground()))
+    wait_until(lambda: _has_members(shell.foreground()))
 
     shell.type("\x03")
 

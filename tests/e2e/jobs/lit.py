@@ -28,7 +28,7 @@ class Net(pl.LightningModule):
         until = time.monotonic() + (120 if self.trainer.global_step == 50 else 0)
         while time.monotonic() < until and "was verified" not in wait_file.read_text():
             time.sleep(0.05)
-        if self.trainer.global_step > 80 and "was started again" not in wait_file.read_text():
+        if self.trainer.global_step > 80 and "was restarted" not in wait_file.read_text():
             time.sleep(0.1)
 
     def configure_optimizers(self):

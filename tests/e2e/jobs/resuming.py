@@ -52,7 +52,7 @@ while iter_num < max_iters:
         torch.save(checkpoint, path)
     while iter_num == 150 and wait_file and "was verified" not in Path(wait_file).read_text():
         time.sleep(0.05)
-    if iter_num > 215 and wait_file and "was started again" not in Path(wait_file).read_text():
+    if iter_num > 215 and wait_file and "was restarted" not in Path(wait_file).read_text():
         time.sleep(0.1)
     time.sleep(pause_s)
 

@@ -19,7 +19,7 @@ class Waiting(TrainerCallback):
         until = time.monotonic() + (120 if state.global_step == 50 else 0)
         while time.monotonic() < until and "was verified" not in wait_file.read_text():
             time.sleep(0.05)
-        if state.global_step > 80 and "was started again" not in wait_file.read_text():
+        if state.global_step > 80 and "was restarted" not in wait_file.read_text():
             time.sleep(0.1)
 
 
