@@ -53,15 +53,3 @@ def test_two_trees_are_judged_by_their_intervals():
 
     assert {own: against.verdict(own, known, 0.03) for own in verdicts} == verdicts
     assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.MORE
-
-
-def test_an_unknown_commit_is_reported():
-    """Nothing is measured, and the message names it."""
-    done = subprocess.run(
-        [sys.executable, "overhead.py", "--against", "no-such-commit"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert done.stderr == "overhead.py: no-such-commit is not a commit of this repository\n"

@@ -123,6 +123,5 @@ def test_the_end_of_a_tool_is_told_as_it_was(how):
 
 
 def test_a_tool_that_is_not_there_is_an_os_error():
-    """Not an exit code of the reaper."""
     with pytest.raises(FileNotFoundError):
         children.run(["no-such-tool"], within_s=1.0)

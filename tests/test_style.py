@@ -55,7 +55,6 @@ def lines() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_file_holds(what):
-    """One sentence per place."""
     places = [where for where, line in lines() if re.search(FORBIDDEN[what], line)]
 
     assert not places, "".join(f"\n{where} holds {what}" for where in places)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from world import Case, Skip, eventually, kill, scenario
+from world import Case, eventually, scenario
 
 # ── disks ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -57,111 +57,6 @@ def disk_fills_up(case: Case) -> None:
         time.sleep(case.draw.uniform(0.2, 2))
         filler.unlink()
     case.survived(code)
-
-
-@scenario("disks", seeds=4)
-def few_inodes(case: Case) -> None:
-    """No more files can be made."""
-    disk = case.tmpfs("disk", f"size=8m,nr_inodes={case.draw.randrange(8, 30)}")
-    case.run = disk / "run"
-    job, code = _job(case)
-    case.start("--policy", "nano", job=job)
-    case.ends((code, 64), done=None)
-    case.clean()
-    if case.watcher is not None and case.watcher.returncode == code:
-        case.readable(replay=(0, 2), verify=(0, 2))
-
-
-@scenario("disks", seeds=4)
-def read_only_disk(case: Case) -> None:
-    """The run directory cannot be made: 64, and the job is not started."""
-    disk = case.tmpfs("disk", "size=1m,ro")
-    case.run = disk / "run"
-    case.start(job=case.plain())
-    case.ends(64, done=False)
-    case.clean()
-
-
-@scenario("disks", seeds=6)
-def becomes_immutable(case: Case) -> None:
-    """Nothing in the run directory can be written any more."""
-    job, code = _job(case, 3.0)
-    case.start("--policy", "nano", job=job)
-    case.up()
-    time.sleep(case.draw.uniform(0, 1.5))
-    locked = subprocess.run(["chattr", "-R", "+i", str(case.run)], capture_output=True, text=True)
-    if locked.returncode:
-        raise Skip(f"chattr +i is not permitted here: {locked.stderr.strip()[:80]}")
-    case.survived(code)
-
-
-FREEZES = "signal.signal(15, lambda *_: (time.sleep({took}), os._exit({code})))\nopen('up', 'w')\n"
-
-
-@scenario("disks", seeds=8)
-def frozen_disk(case: Case) -> None:
-    """The disk is frozen: TERM still reaches the job. The kernel keeps us until the thaw."""
-    disk = case.ext4("disk")
-    case.run = disk / "run"
-    code, trains = case.draw.randrange(1, 60), case.draw.random() < 0.5
-    handler = FREEZES.format(took=case.draw.uniform(0, 1), code=code)
-    job = case.plain(handler + "time.sleep(80)")
-    if trains:
-        job = case.train(4000, sleep=0.02, before="import signal, time, os\n" + handler)
-    watcher = case.start("--policy", "nano", *case.draw.choice([[], ["-q"]]), job=job)
-    case.ready()
-    if trains:
-        case.steps(5)
-    frozen = subprocess.run(["fsfreeze", "-f", str(disk)], capture_output=True, text=True)
-    if frozen.returncode:
-        raise Skip(f"freezing is not permitted here: {frozen.stderr.strip()}")
-    time.sleep(case.draw.uniform(0.5, 4))
-    watcher.send_signal(15)
-    pid = case.job_pid
-    eventually(lambda: not _runs(pid), "the job's end while the disk is frozen", 10.0)
-    subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
-    case.survived(code)
-
-
-@scenario("disks", seeds=4)
-def frozen_for_a_while(case: Case) -> None:
-    """The disk is frozen for some seconds, and goes on: nothing happened."""
-    disk = case.ext4("disk")
-    case.run = disk / "run"
-    case.start("--policy", "nano", job=case.train(400, sleep=0.02))
-    case.steps(10)
-    frozen = subprocess.run(["fsfreeze", "-f", str(disk)], capture_output=True, text=True)
-    if frozen.returncode:
-        raise Skip(f"freezing is not permitted here: {frozen.stderr.strip()}")
-    time.sleep(case.draw.uniform(1, 6))
-    subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
-    case.unharmed()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
-@scenario("disks", seeds=6)
-def records_removed(case: Case) -> None:
-    """audit.log or the journal is removed: acting ends, which is said; the job goes on."""
-    what = case.draw.choice(["audit.log", "journal"])
-    watcher = case.start("--policy", "nano", job=case.train(100_000, sleep=0.02))
-    case.steps(10)
-    path = case.run / what
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with contextlib.suppress(AssertionError):
-        eventually(lambda: what in case.said(), "a word of it", 5.0)
-    acted = case.call("lr", case.run, "0.5").returncode == 0
-    said, runs = what in case.said(), watcher.poll() is None
-    watcher.send_signal(15)
-    case.ends(143, done=None)
-    assert runs, "the job did not go on"
-    assert said and not acted, f"without its {what}: said: {said}, still acts: {acted}"
-    case.clean()
 
 
 @scenario("disks", seeds=6)
@@ -296,19 +191,6 @@ def little_shared_memory(case: Case) -> None:
     case.unharmed(3)
 
 
-@scenario("shared memory", seeds=6)
-def odd_shared_memory(case: Case) -> None:
-    """SUPERVISE_SHM names nothing, a file, or a folder that is read-only."""
-    kind = case.draw.choice(["nothing", "file", "read-only"])
-    if kind == "file":
-        (case.home / "shm").touch()
-    case.env["SUPERVISE_SHM"] = str(case.home / "shm")
-    if kind == "read-only":
-        case.env["SUPERVISE_SHM"] = str(case.tmpfs("shm", "size=1m,ro"))
-    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=3))
-    case.unharmed(3)
-
-
 @scenario("shared memory", seeds=10)
 def removed_shared_memory(case: Case) -> None:
     """A cleaner removes the segments, or all of the directory."""
@@ -343,12 +225,3 @@ def corrupted_segment(case: Case) -> None:
     assert case.text("result"), "the job did not come to its end"
     case.clean()
     case.readable(replay=(0, 2))
-
-
-@scenario("shared memory", seeds=4)
-def killed_writer(case: Case) -> None:
-    """The job is killed in the middle of its frames."""
-    case.start("--policy", "nano", job=case.train(20000))
-    case.steps(case.draw.randrange(5, 500))
-    kill(case.up(), 9)
-    case.fine(137, done=None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
 import re
 import shutil
 import signal
 import sys
-import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -78,22 +76,6 @@ def closed_descriptors(case: Case) -> None:
 
 
 @scenario("stdio")
-def closed_pipe(case: Case) -> None:
-    """Nobody is at the other end of stderr or stdout."""
-    names = case.draw.choice([["stderr"], ["stdout"], ["stdout", "stderr"]])
-
-    def run(popen: Popen) -> Any:
-        reader, writer = os.pipe()
-        os.close(reader)
-        try:
-            return popen(**dict.fromkeys(names, writer))
-        finally:
-            os.close(writer)
-
-    alike(case, _talker(case), run, *quiet(case))
-
-
-@scenario("stdio")
 def head(case: Case) -> None:
     """`| head -1`, of stdout alone or of both."""
     names = case.draw.choice([["stdout"], ["stdout", "stderr"]])
@@ -139,56 +121,6 @@ def full_pipe(case: Case) -> None:
             os.close(reader)
 
 
-@scenario("stdio")
-def hung_up_terminal(case: Case) -> None:
-    """The terminal goes away in the middle; a job that ignores HUP goes on."""
-    ignores = case.draw.choice([True, True, False])
-    body = ("signal.signal(1, signal.SIG_IGN)\n" if ignores else "") + "open('up', 'w')\n"
-    job = case.plain(f"{body}time.sleep({case.draw.uniform(0.5, 2)})", case.draw.randrange(60))
-
-    def run(popen: Popen) -> Any:
-        (case.home / "up").unlink(missing_ok=True)
-        master, slave = pty.openpty()
-
-        def before() -> None:
-            os.setsid()
-            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
-        started = popen(stdin=slave, stdout=slave, stderr=slave, preexec_fn=before)
-        os.close(slave)
-        case.ready()
-        os.close(master)
-        return started
-
-    alike(case, job, run, *quiet(case))
-
-
-@scenario("stdio")
-def much_output(case: Case) -> None:
-    """Megabytes of any bytes come through unchanged."""
-    size = case.draw.randrange(1 << 20, 8 << 20)
-    job = case.plain(
-        f"import random\nos.write(1, b'')\nd = random.Random(1).randbytes({size})\n"
-        "while d: d = d[os.write(1, d):]",
-        4,
-    )
-    case.start(*quiet(case), job=job)
-    case.fine(4)
-    assert (case.home / "stdout").stat().st_size == size
-
-
-@scenario("stdio")
-def input_comes_through(case: Case) -> None:
-    """What is typed or piped in is the job's."""
-    data = case.draw.randbytes(case.draw.randrange(10, 300_000))
-    (case.home / "in").write_bytes(data)
-    job = case.plain("sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stdout.flush()", 4)
-    with (case.home / "in").open("rb") as stdin:
-        case.start(*quiet(case), job=job, stdin=stdin)
-    case.fine(4)
-    assert (case.home / "stdout").read_bytes() == data
-
-
 # ── limits ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -196,42 +128,11 @@ def _limited(case: Case, job: list[str], *words: str, **limits: int) -> None:
     alike(case, job, lambda popen: popen(preexec_fn=limit(**limits)), *words)
 
 
-def _kind(case: Case) -> list[str]:
-    """A job that waits, computes, or trains."""
-    code = case.draw.randrange(60)
-    if case.draw.random() < 0.3:
-        return case.train(80, sleep=0.005, exit=code)
-    return case.plain(case.draw.choice(["time.sleep(1.2)", "sum(range(10**7))"]), code)
-
-
 @scenario("limits", seeds=12)
 def few_files(case: Case) -> None:
     """RLIMIT_NOFILE."""
     job = case.plain("time.sleep(1.2)", case.draw.randrange(60))
     _limited(case, job, *quiet(case), nofile=case.draw.choice([16, 20, 24, 32, 48, 64, 256]))
-
-
-@scenario("limits")
-def small_files(case: Case) -> None:
-    """RLIMIT_FSIZE: the records cannot grow beyond it."""
-    size = case.draw.choice([0, 1000, 4096, 10_000, 40_000, 1 << 20])
-    job = case.plain("time.sleep(1.2)" if size else "os.unlink('pid'); time.sleep(1)", 7)
-    case.start(
-        job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
-        preexec_fn=_soft_fsize(size),
-    )
-    case.follow = list
-    case.ends(7 if size > 10_000 else (7, 64, 73, 74), done=None)
-    case.clean()
-
-
-def _soft_fsize(size: int) -> Callable[[], None]:
-    import resource
-
-    def before() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-    return before
 
 
 @scenario("limits")
@@ -266,26 +167,8 @@ def few_processes(case: Case) -> None:
         assert case.state().get("step") == 149, f"watched to step {case.state().get('step')}"
 
 
-@scenario("limits")
-def odd_limits(case: Case) -> None:
-    """A small stack, no locked memory, no core, little CPU time for the job."""
-    name, value = case.draw.choice(
-        [
-            ("stack", 512 << 10),
-            ("memlock", 0),
-            ("core", 0),
-            ("cpu", 30),
-            ("sigpending", 4),
-            ("nice", 0),
-            ("msgqueue", 0),
-        ]
-    )
-    _limited(case, _kind(case), *quiet(case), **{name: value})
-
-
 # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────
 
-ENDS = "time.sleep(0.5)"
 HOOKS = {
     "handler_of_chld": "signal.signal(17, lambda *_: None)\nsubprocess.run(['true'])",
     "ignored_chld": "signal.signal(17, signal.SIG_IGN)\nsubprocess.run(['true'])",
@@ -360,20 +243,6 @@ def interpreter_flags(case: Case) -> None:
     flag = FLAGS[case.seed % len(FLAGS)]
     python, *rest = case.plain("print('on')", 6)
     _same_output(case, [python, flag, *rest])
-
-
-@scenario("hooks", seeds=4)
-def own_sitecustomize(case: Case) -> None:
-    """A sitecustomize of the job's runs once, as without us; one that raises does so too."""
-    folder, seen = case.home / "site", case.home / "seen"
-    folder.mkdir()
-    text = f"import os\nopen({str(seen)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    text += case.draw.choice(["", "raise ValueError('mine')\n", "import torch\n"])
-    (folder / "sitecustomize.py").write_text(text)
-    case.env["PYTHONPATH"] = str(folder)
-    case.start(job=case.plain("print('on')", 6))
-    case.fine(6)
-    assert seen.read_text().split().count(str(case.job_pid)) == 1
 
 
 @scenario("hooks", seeds=10)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from world import Case, Skip, eventually, scenario
+from world import Case, Skip, scenario
 
 NANO = Path(__file__).parents[2] / "policies" / "nano.yaml"
 
@@ -86,24 +80,6 @@ def wall_clock_jumps(case: Case) -> None:
     case.unharmed(code)
 
 
-@scenario("clocks", seeds=4)
-def wall_clock_is_wrong(case: Case) -> None:
-    """It is wrong from the start: 1970, or 2070."""
-    clock = _movable(case)
-    clock.write_text(str(case.draw.choice([-int(time.time()) + 5, 44 * 365 * DAY])))
-    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=4))
-    case.unharmed(4)
-
-
-@scenario("clocks", seeds=4)
-def odd_zones(case: Case) -> None:
-    """Any zone, and any locale."""
-    case.env |= {"TZ": case.draw.choice(["", "Asia/Kathmandu", "nonsense", ":", "UTC+99"])}
-    case.env |= {"LC_ALL": case.draw.choice(["C", "POSIX", "tr_TR.UTF-8", "nonsense"])}
-    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=4))
-    case.unharmed(4)
-
-
 # ── pauses ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -115,135 +91,6 @@ def watcher_stopped(case: Case) -> None:
     watcher.send_signal(signal.SIGSTOP)
     time.sleep(case.draw.uniform(0.3, 8))
     watcher.send_signal(signal.SIGCONT)
-    case.unharmed(4)
-
-
-@scenario("pauses")
-def job_stopped(case: Case) -> None:
-    """Somebody stops the job for a while, alone or with us."""
-    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
-    case.steps(case.draw.randrange(5, 50))
-    pids = [case.job_pid, *case.draw.choice([[], [watcher.pid]])]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(case.draw.uniform(0.3, 6))
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-    case.unharmed(4)
-
-
-@scenario("pauses", seeds=6)
-def stop_from_a_terminal_signal(case: Case) -> None:
-    """TSTP to us, without a terminal, reaches the job; CONT lets it go on."""
-    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
-    case.steps(10)
-    watcher.send_signal(signal.SIGTSTP)
-    time.sleep(case.draw.uniform(0.3, 3))
-    watcher.send_signal(signal.SIGCONT)
-    case.unharmed(4)
-
-
-@scenario("pauses", seeds=6)
-def pause_and_resume(case: Case) -> None:
-    """By word: it stands still, goes on, and comes to the same weights."""
-    case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
-    case.steps(case.draw.randrange(5, 50))
-    paused = case.call("pause", case.run)
-    assert paused.returncode == 0, paused.stdout + paused.stderr
-    time.sleep(1.2)
-    step = case.state()["step"]
-    time.sleep(case.draw.uniform(1.2, 4))
-    assert case.state()["step"] == step, "it went on"
-    assert case.call("resume", case.run).returncode == 0
-    case.unharmed(4, actions=2)
-
-
-@scenario("pauses", seeds=3, idle=True)
-def pause_is_renewed(case: Case) -> None:
-    """A pause lasts while the supervisor lives, well beyond a lease of 60 s."""
-    case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
-    case.patience_s = 200
-    case.steps(10)
-    assert case.call("pause", case.run).returncode == 0
-    time.sleep(1.5)
-    step = case.state()["step"]
-    time.sleep(case.draw.uniform(65, 130))
-    assert case.state()["step"] == step, "it went on"
-    assert case.call("resume", case.run).returncode == 0
-    case.unharmed(4, actions=2)
-
-
-@scenario("pauses", seeds=3, idle=True)
-def lease_runs_out(case: Case) -> None:
-    """A dead supervisor strands no paused job: it goes on after at most 60 s, by itself."""
-    watcher = case.start("--policy", "nano", job=case.train(300, sleep=0.02, exit=4))
-    case.steps(10)
-    assert case.call("pause", case.run).returncode == 0
-    time.sleep(case.draw.uniform(0.5, 20))
-    watcher.kill()
-    watcher.wait()
-    eventually(lambda: case.text("result"), "the job's end", 60 + 25)
-    case.watcher = case.popen([sys.executable, "-m", "supervise", "adopt", str(case.run)])
-    case.unharmed(4, actions=None)
-
-
-class Shell:
-    """An interactive bash in a terminal of its own."""
-
-    def __init__(self, case: Case) -> None:
-        self.fd, slave = pty.openpty()
-        own = (
-            "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-            "os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"
-        )
-        env = {**case.env, "PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null"}
-        case.env = env
-        self.bash = case.popen([sys.executable, "-c", own], stdin=slave, stdout=slave, stderr=slave)
-        os.close(slave)
-        self.seen = ""
-        self.expect("ready> ")
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def expect(self, pattern: str, within_s: float = 60.0) -> re.Match[str]:
-        deadline = time.monotonic() + within_s
-        while not (found := re.search(pattern, self.seen)):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.fd], [], [], left)[0]:
-                raise AssertionError(f"no {pattern!r} on the terminal, but {self.seen[-300:]!r}")
-            self.seen += os.read(self.fd, 4096).decode(errors="replace")
-        self.seen = self.seen[found.end() :]
-        return found
-
-
-@scenario("pauses", seeds=10)
-def ctrl_z(case: Case) -> None:
-    """Ctrl-Z at a terminal stops both, `fg` or `bg` lets both go on; also twice."""
-    shell, back = Shell(case), case.draw.choice(["fg", "fg", "bg"])
-    command = [sys.executable, "-m", "supervise", "--policy", "nano", "--run-dir", str(case.run)]
-    shell.type(shlex.join([*command, "--", *case.train(300, sleep=0.02, exit=4)]) + "\n")
-    case.up()
-    if case.draw.random() < 0.8:
-        case.steps(10)
-    for _ in range(case.draw.choice([1, 2])):
-        shell.type("\x1a")
-        shell.expect("Stopped")
-        time.sleep(case.draw.uniform(0.2, 3))
-        shell.type(f"{back}\n")
-        time.sleep(0.7)
-        if back == "bg":
-            break
-    shell.type("wait; fg; echo code $?\n" if back == "bg" else "")
-    eventually(lambda: case.text("result"), "the job's end")
-    if back == "fg":
-        shell.type("echo code $?\n")
-        assert shell.expect(r"code (\d+)")[1] == "4"
-    eventually(lambda: "supervise" not in case.commands(), "our end", 10.0)
-    shell.type("exit\nexit\n")
-    shell.bash.wait(10)
-    os.close(shell.fd)
-    case.watcher = subprocess.Popen(["sh", "-c", "exit 4"])
     case.unharmed(4)
 
 
@@ -299,34 +146,10 @@ def _hang(case: Case, limit: float | None, patience_s: float) -> None:
     case.readable()
 
 
-@scenario("liveness", seeds=3, idle=True)
-def hang_is_stopped_4s(case: Case) -> None:
-    """A job that stays hung is stopped, with a limit of 4 s."""
-    _hang(case, 4.0, 120)
-
-
-@scenario("liveness", seeds=3, idle=True)
-def hang_is_stopped_6s(case: Case) -> None:
-    """The same, with 6 s."""
-    _hang(case, 6.0, 120)
-
-
 @scenario("liveness", seeds=2, idle=True)
 def hang_is_stopped_as_shipped(case: Case) -> None:
     """The same, with the limit as shipped."""
     _hang(case, None, 280)
-
-
-@scenario("liveness", seeds=3, idle=True)
-def hang_after_a_stall(case: Case) -> None:
-    """A job that stood still once, went on, and then hangs is stopped."""
-    then = "time.sleep(1e6)"
-    job = case.train(900, sleep=EVERY_S, stall=f"{BEFORE}:9", at=BEFORE + 150, then=then)
-    case.patience_s = 150
-    case.start("--policy", _limited(case, 4.0), job=job)
-    case.ends(78, done=None)
-    case.clean()
-    case.readable()
 
 
 @scenario("liveness", seeds=2)

@@ -12,10 +12,9 @@ pytestmark = pytest.mark.slow
 
 DRIVE = Path(__file__).with_name("drive.py")
 SHORT = (
-    *("job_dies_of", "signal_is_handled", "signal_is_ignored", "exec_chain", "background_child"),
-    *("closed_descriptors", "input_comes_through", "hook_excepthook", "hook_alarms"),
-    *("small_disk", "planted_beside_it", "records_removed", "few_processes"),
-    *("planted_in_shared_memory", "full_pipe", "signals_at_the_end"),
+    *("job_dies_of", "signal_is_handled", "background_child", "closed_descriptors"),
+    *("hook_excepthook", "hook_alarms", "small_disk", "planted_beside_it", "few_processes"),
+    *("planted_in_shared_memory", "signals_at_the_end"),
 )
 
 

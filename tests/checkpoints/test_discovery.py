@@ -33,6 +33,10 @@ def test_complete_directory(make):
     assert make(*shards, "rng_state_0.pth", "rng_state_1.pth", ranks=2, index=shards) == ""
 
 
+def test_single_rank_needs_no_numbered_files(make):
+    assert make("rng_state.pth", "model.bin") == ""
+
+
 @pytest.mark.parametrize(
     ("names", "index", "lacks"),
     [
@@ -46,19 +50,6 @@ def test_complete_directory(make):
 def test_incomplete_directory(make, names, index, lacks):
     """A shard is missing by number or index, a rank's file, or the file written last."""
     assert make(*names, ranks=2, index=index) == lacks
-
-
-def test_single_rank_needs_no_numbered_files(make):
-    """A run on one rank writes no numbered states."""
-    assert make("rng_state.pth", "model.bin") == ""
-
-
-def test_empty_file(tmp_path):
-    """An empty file is incomplete."""
-    path = tmp_path / "a.pt"
-    path.touch()
-
-    assert discovery.missing(str(path), discovery.stamp(str(path)), 1) == "it is empty"
 
 
 def test_patterns_skip_links_and_partial_files(tmp_path):

@@ -105,21 +105,7 @@ def test_prepare_detects_an_impossible_restore(driver):
     assert list(driver.out.iterdir()) == []
 
 
-def test_prepared_checkpoint_stays_pinned(driver):
-    """Newer good ones do not replace it meanwhile."""
-    for number in range(1, 5):
-        driver.write("a.pt", f"good {number}", step=number * 10)
-        driver.run_once()
-        if number == 2:
-            driver.guard.prepare("ckpt-1")
-        driver.run_once()
-        driver.run_once()
-
-    assert driver.pinned() == ["ckpt-1", "ckpt-3", "ckpt-4"]
-
-
 def test_disk_error_fails_the_restore(driver):
-    """A directory that became a file."""
     path = driver.write("d/a.pt", "good 1", step=9)
     driver.run_once()
     shutil.rmtree(path.parent)
@@ -179,23 +165,7 @@ def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
     assert not list(driver.out.glob(".supervise*"))
 
 
-def test_damaged_last_copy_is_reported_as_gone(driver):
-    """The engine does not choose it again."""
-    path = driver.write("a.pt", "good 1", step=9)
-    driver.run_once()
-    path.unlink()
-    driver.run_once()
-    (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("rotten")
-
-    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
-        driver.guard.prepare("ckpt-1")
-
-    assert [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()] == [("ckpt-1", False)]
-    assert driver.entry("ckpt-1")["state"] == "vanished"
-
-
 def test_unwritable_register_is_reported(driver):
-    """The restore succeeds all the same."""
     path = driver.write("a.pt", "good 1", step=9)
     driver.run_once()
     path.unlink()
@@ -206,17 +176,3 @@ def test_unwritable_register_is_reported(driver):
 
     assert path.read_text() == "good 1"
     assert "register of checkpoints cannot be written" in driver.guard.poll()[0].message
-
-
-def test_damaged_copy_is_not_restored(driver):
-    """Without `prepare` too; the job's file is unchanged. Nor is an unknown checkpoint."""
-    path = driver.write("a.pt", "good 1", step=9)
-    driver.run_once()
-    path.write_text("partial")
-    (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("good 2")
-
-    with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
-        driver.guard.restore("ckpt-1")
-    assert path.read_text() == "partial"
-    with pytest.raises(StoreError, match="ckpt-7 is not known"):
-        driver.guard.restore("ckpt-7")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 import threading
@@ -15,7 +14,6 @@ import pytest
 from supervise.checkpoints.pin_store import PinStore
 from supervise.checkpoints.registry import Entry
 from supervise.checkpoints.tracker import RunPosition
-from supervise.errors import StoreError
 
 from .guard_driver import Overwriter, copies, overwrite_during_verification, slow_verification
 
@@ -41,7 +39,6 @@ def test_file_deleted_before_verification(driver):
 
 
 def test_file_replaced_during_verification(driver):
-    """The new file is another checkpoint, verified next."""
     path = driver.write("a.pt", "slow good 1", step=9)
     driver.guard.scan()
     with slow_verification(driver, driver.guard.verify_next):
@@ -82,35 +79,6 @@ def test_nothing_is_held_after_the_run(driver, crash):
     assert held(driver) == [] and driver.states("vanished") == ["ckpt-1"]
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_reused_inode_is_no_checkpoint(driver, seen):
-    """The job deleted the reported file, and another one got its inode."""
-    first = driver.write("a.partial", "good 1", step=9)
-    inode = first.stat().st_ino
-    if seen:
-        driver.guard.scan()
-    saved_ns = first.stat().st_mtime_ns
-    other = first.rename(driver.out / "best.pt")  # as if it were a new one: later, and larger
-    other.write_text("good, but of a later step")
-    os.utime(other, ns=(saved_ns + 600_000_000, saved_ns + 600_000_000))
-    assert other.stat().st_ino == inode
-
-    assert driver.run_once() == [] and driver.run_once() == []
-    assert driver.states("vanished") == ["ckpt-1"]
-    assert [e["path"] for e in driver.entries()] == [str(first)]
-
-
-def test_file_deleted_after_verification(driver):
-    """The pinned copy stays, and stays good."""
-    driver.write("a.pt", "good 1", step=9)
-    driver.run_once()
-    (driver.out / "a.pt").unlink()
-
-    assert driver.run_once() == []
-    entry = driver.entry("ckpt-1")
-    assert (entry["state"], entry["pinned"], entry["present"]) == ("verified", True, False)
-
-
 def test_only_the_newest_good_ones_stay_pinned(driver):
     """A suspect one never replaces a good one; removed copies are reported."""
     for number in range(1, 5):
@@ -128,7 +96,6 @@ def test_only_the_newest_good_ones_stay_pinned(driver):
 
 
 def test_checkpoint_on_trial_is_neither_removed_nor_counted(driver):
-    """Until its trial ends."""
     for number in range(1, 6):
         driver.write("a.pt", f"good {number}", step=number * 10)
         driver.run_once()
@@ -187,7 +154,7 @@ def test_damaged_pinned_copy_is_found(driver):
     assert driver.entry("ckpt-1")["state"] == "bad"
 
 
-@pytest.mark.parametrize(("pin", "rename"), [("copy", False), ("copy", True), ("link", True)])
+@pytest.mark.parametrize(("pin", "rename"), [("copy", False), ("link", True)])
 def test_fast_overwrites_are_verified_as_copies(driver, pin, rename):
     """One copy at a time; each is pinned with the step and content of its own save."""
     driver.open(pin=pin)
@@ -209,7 +176,7 @@ def test_half_written_copy_is_not_bad(driver):
     driver.open()
     driver.guard.start()
     with Overwriter(driver, word="torn") as job:
-        time.sleep(4.0)
+        time.sleep(2.0)
         assert job.run_until(events=0) == [] and driver.guard.poll() == []
     (last,) = job.run_until(events=1)
 
@@ -217,29 +184,7 @@ def test_half_written_copy_is_not_bad(driver):
     assert driver.pinned() == [] and not list(driver.run.glob("checkpoints/.ckpt-*"))
 
 
-def test_copy_of_a_dead_supervisor_is_removed(driver):
-    """The adopting one verifies the present file."""
-    driver.open()
-    driver.guard.start()
-    with Overwriter(driver) as job:
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not driver.states("copied"):
-            time.sleep(0.01)
-            driver.guard.scan()
-        kept = (driver.run / "checkpoints.json").read_bytes()
-    driver.guard.close()
-    (driver.run / "checkpoints.json").write_bytes(kept)
-    (name,) = (e["id"] for e in driver.entries() if e["state"] == "copied")
-    (driver.run / f"checkpoints/.{name}/data").mkdir(parents=True, exist_ok=True)
-    driver.open()
-
-    assert not list(driver.run.glob("checkpoints/.ckpt-*"))
-    driver.report(driver.out / "ckpt.pt", job.step)
-    assert [event[1:] for event in driver.run_once()] == [(job.step, True)]
-
-
-@pytest.mark.parametrize("first", ["copied", "verified"])
-def test_copy_never_mixes_two_saves(driver, first):
+def test_copy_never_mixes_two_saves(driver):
     """A save during the copy is a checkpoint of its own."""
     folder = driver.out / "last"
     folder.mkdir()
@@ -258,8 +203,7 @@ def test_copy_never_mixes_two_saves(driver, first):
         driver.guard.scan(closely=True)
 
     save(9, "slow good")
-    if first == "copied":
-        overwrite_during_verification(driver, lambda: save(9))
+    overwrite_during_verification(driver, lambda: save(9))
     driver.guard.scan()
     driver.guard.scan()
     job = threading.Thread(target=save_again)
@@ -297,21 +241,6 @@ def test_copy_is_made_only_for_fast_overwrites(driver):
     assert path.read_text() == "slow good 69" and driver.entries()[-1]["state"] == "verified"
 
 
-def test_late_report_describes_the_copy(driver):
-    """Found by a pattern, and copied, before the report."""
-    driver.open(glob=("*.pt",))
-    path = driver.write("ckpt.pt", "slow good 1", step=9)
-    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
-    batch = {"path": "batch", "value": 1.5}
-
-    overwrite_during_verification(
-        driver, lambda: (driver.report(path, 29, probe_batch=batch), driver.guard.scan())
-    )
-
-    entry = driver.entries()[-1]
-    assert (entry["state"], entry["step"], entry["probe_batch"]) == ("verified", 29, batch)
-
-
 def test_file_that_is_never_verified_is_reported(driver):
     """There is no room for a copy, and each verification is too late."""
     folder = driver.out / "last"
@@ -346,17 +275,6 @@ def test_lost_copy_is_not_called_good(driver):
     assert path.read_text() == "good 3"
 
 
-def test_unfinished_copies_are_removed_at_start(driver):
-    """Also those without an entry."""
-    (driver.run / "checkpoints/.ckpt-7/data").mkdir(parents=True)
-    (driver.run / "checkpoints/.ckpt-7/data/a.pt").write_text("half")
-    (driver.run / "checkpoints/.ckpt-8").write_text("half")
-
-    driver.open()
-
-    assert copies(driver) == []
-
-
 BYTES = bytes(range(256)) * 300_000  # several pieces
 
 
@@ -381,7 +299,6 @@ def elsewhere(tmp_path):
 
 
 def test_disk_reserve_stays_free(tmp_path):
-    """Links need no space."""
     assert "are needed, and" in PinStore(tmp_path, link=False, stopped=bool).no_room(1 << 60)
     assert PinStore(tmp_path, link=False, stopped=bool).no_room(0) == ""
     assert PinStore(tmp_path, link=True, stopped=bool).no_room(1 << 60) == ""
@@ -400,14 +317,3 @@ def test_pin_on_another_disk(entry, elsewhere):
     assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"
     with pytest.raises(OSError, match="cross-device"):
         PinStore(elsewhere, link=True, stopped=bool).pin(entry)
-
-
-def test_cancelled_copy_leaves_nothing(entry, tmp_path):
-    """Nor does one of a file that has changed."""
-    with pytest.raises(InterruptedError):
-        PinStore(tmp_path / "run", link=False, stopped=lambda: True).pin(entry)
-    Path(entry.path).write_bytes(b"another")
-    with pytest.raises(StoreError, match="has changed since it was verified"):
-        PinStore(tmp_path / "run", link=False, stopped=bool).pin(entry)
-
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

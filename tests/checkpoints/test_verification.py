@@ -17,8 +17,6 @@ from supervise.checkpoints.tracker import RunPosition
 from supervise.checkpoints.verification import VerifierProcess
 from supervise.core.model.events import Notice
 
-from .guard_driver import Overwriter, copies
-
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
 
@@ -41,22 +39,6 @@ def test_reported_checkpoint(driver):
     assert made["rng"] == "random states are in the checkpoint"
 
 
-def test_unreadable_manifest_input_is_reported_once(driver):
-    """The policy names a file that does not exist."""
-    driver.tokenizer.unlink()
-    driver.write("a.pt", "good 1", step=9)
-    driver.run_once()
-    (note,) = [e.message for e in driver.events if e.kind == "note"]
-    assert "job.manifest: ../tokenizer.json cannot be read" in note and str(driver.out) in note
-    made = json.loads((driver.run / "checkpoints/ckpt-1/manifest.json").read_text())
-    assert made["inputs"] == {"../tokenizer.json": None}
-    assert made["code"]["files"]["train.py"] is None
-
-    driver.write("b.pt", "good 2", step=19)
-    driver.run_once()
-    assert len([e for e in driver.events if e.kind == "note"]) == 1
-
-
 @pytest.mark.parametrize("word", ["good", "bad"])
 def test_register_is_written_before_the_event(driver, word):
     """An adopting supervisor must know what the engine chose; a full disk is reported first."""
@@ -71,7 +53,6 @@ def test_register_is_written_before_the_event(driver, word):
 
 
 def test_growing_file_is_not_verified(driver):
-    """Each growth restarts the wait."""
     driver.write("a.pt", "go", step=9)
     driver.guard.scan()
     driver.write("a.pt", "good but not yet")
@@ -94,17 +75,6 @@ def test_file_renamed_after_the_report(driver):
     assert [Path(e["path"]).name for e in driver.entries()] == ["a.pt", "b.pt"]
 
 
-def test_rename_at_the_end_of_the_job(driver):
-    """It is listed under its final name, unverified."""
-    late = driver.write("a.partial", "good a", step=9)
-    driver.guard.scan()
-    late.rename(driver.out / "a.pt")
-    driver.guard.close()
-
-    (entry,) = driver.entries()
-    assert (Path(entry["path"]).name, entry["state"], entry["present"]) == ("a.pt", "found", True)
-
-
 def test_pattern_finds_unreported_files(driver):
     """Not those from before the run. The step is that inside it, if plausible."""
     driver.guard.close()
@@ -118,21 +88,6 @@ def test_pattern_finds_unreported_files(driver):
 
     assert driver.run_once() == [("ckpt-1", 7, False)]
     assert "cannot be loaded" in driver.entry("ckpt-1")["problems"][0]
-
-
-def test_reused_temporary_name(driver):
-    """Each save writes the same `.partial`, perhaps with the same inode."""
-    for number in (1, 2):
-        driver.write("fresh.partial", f"good {number}", step=10 * number).rename(
-            driver.out / f"{number}.pt"
-        )
-    assert sorted(driver.run_once()) == [("ckpt-1", 10, True), ("ckpt-2", 20, True)]
-    for path in driver.out.iterdir():
-        path.unlink()
-    driver.write("fresh.partial", "good 3", step=30).rename(driver.out / "3.pt")
-
-    assert driver.run_once() == [("ckpt-3", 30, True)]
-    assert [Path(e["path"]).name for e in driver.entries()] == ["1.pt", "2.pt", "3.pt"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +115,6 @@ def test_failed_verification(driver, text, state, problem):
 
 
 def test_files_of_several_ranks_are_no_checkpoint(driver):
-    """Unless their directory is named."""
     driver.write("rank0.pt", "good 0", step=9)
     driver.run_once()
     path = driver.write("rank1.pt", "good 1")
@@ -185,7 +139,6 @@ def test_adopting_supervisor_continues_the_register(driver):
 
 
 def test_close_cancels_a_verification(driver):
-    """Its checkpoint stays listed as found."""
     driver.write("a.pt", "hang", step=9)
     driver.guard.start()
     while not driver.python.with_name("hanging").exists():
@@ -198,7 +151,6 @@ def test_close_cancels_a_verification(driver):
 
 
 def test_undelivered_verdicts_are_reported_after_a_crash(driver):
-    """Delivered ones are not repeated."""
     driver.write("a.pt", "good 1", step=5)
     driver.write("b.pt", "bad 1", step=6)
     delivered = {name: ok for name, _, ok in driver.run_once()}
@@ -245,19 +197,6 @@ def test_verify_now_after_a_crash(driver):
     assert driver.pinned() == ["ckpt-1", "ckpt-2", "ckpt-3"]
 
 
-def test_verify_now_ends_soon_after_a_good_one(driver):
-    """Without a good one it continues."""
-    driver.open(soon_s=0.0)
-    driver.write("a.pt", "good 1", step=9)
-    driver.write("b.pt", "good 2", step=19)
-    driver.write("c.pt", "bad 3", step=29)
-
-    driver.verify_now()
-
-    events = [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()]
-    assert events == [("ckpt-3", False), ("ckpt-2", True)]
-
-
 def test_verify_now_is_bounded(driver):
     """A verification that takes too long leaves the entry as found."""
     driver.write("a.pt", "hang", step=9)
@@ -282,29 +221,11 @@ def test_verify_now_takes_only_steps_in_range(driver):
     assert events == [("ckpt-5", 60), ("ckpt-3", 29), ("ckpt-2", 19)]
 
 
-def test_verify_now_waits_for_a_copy_under_way(driver):
-    """It may be the newest checkpoint of a job that overwrites one file."""
-    driver.open()
-    driver.guard.start()
-    with Overwriter(driver) as job:
-        assert len(job.run_until(events=1)) == 1
-        until = time.monotonic() + 60
-        while not copies(driver):
-            assert time.monotonic() < until
-            time.sleep(0.005)
-    driver.verify_now(above=0, before=10_000)
-
-    events = [(e.data["step"], e.data["ok"]) for e in driver.guard.poll() if e.data]
-    assert events and events[-1] == (max(step for step, _ in events), True)
-    assert not driver.states("copied")
-
-
 def niceness(pid):
     return {os.getpriority(os.PRIO_PROCESS, t.id) for t in psutil.Process(pid).threads()}
 
 
 def test_lower_priority_when_the_job_restarts(driver):
-    """The verification began at normal priority."""
     driver.open(share=1.0)
     driver.write("b.pt", "good b", step=4)
     driver.write("a.pt", "hang", step=9)
@@ -350,7 +271,6 @@ def test_verify_awaited_takes_the_newest_candidate(driver):
 
 
 def test_verify_awaited_cancels_a_verification_at_low_priority(driver):
-    """It would take minutes on busy cores."""
     driver.write("a.pt", "good 1", step=9)
     driver.write("b.pt", "hang", step=50)
     driver.guard.scan()

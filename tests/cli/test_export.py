@@ -3,7 +3,6 @@ import io
 
 
 def test_csv_has_one_row_per_step_on_stdout(supervise, recorded):
-    """Data on stdout, nothing else; NaN is nan."""
     run = recorded()
 
     code, out, err = supervise("export", run.path, "--csv")
@@ -29,38 +28,6 @@ def test_chosen_metrics_into_a_file(supervise, recorded, tmp_path):
     assert err == f"wrote 120 rows to {target}\n"
     assert target.read_text().splitlines()[0] == "step,rank,attempt,update_norm,learning_rate"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.csv"]
-
-
-def test_an_unknown_metric_is_refused_with_what_there_is(supervise, recorded, tmp_path):
-    """Exit code 64, did you mean, the list; no half file is left."""
-    run = recorded()
-    target = tmp_path / "run.csv"
-
-    code, out, err = supervise("export", run.path, "--csv", "--metrics", "train_loss", "-o", target)
-
-    assert (code, out) == (64, "")
-    assert "no metric 'train_loss'" in err
-    assert "did you mean 'train_loss_raw'?" in err and "update_norm" in err
-    assert not target.exists()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
-
-
-def test_a_format_must_be_named(supervise, recorded):
-    """There will be others."""
-    code, out, err = supervise("export", recorded().path)
-
-    assert (code, out) == (64, "")
-    assert "try: add --csv" in err
-
-
-def test_a_place_that_cannot_be_written_is_named(supervise, recorded, tmp_path):
-    """One sentence, exit code 64."""
-    code, _, err = supervise(
-        "export", recorded().path, "--csv", "-o", tmp_path / "none" / "run.csv"
-    )
-
-    assert code == 64
-    assert "cannot write" in err
 
 
 def test_damage_is_told_with_the_event(supervise, recorded):

@@ -114,16 +114,6 @@ def test_a_cache_that_cannot_be_used_is_loaded_past(policy, launch, damage):
     assert (found.digest, loads) == (digest, 1)
 
 
-def test_the_cache_stays_small(policy, launch, monkeypatch):
-    """Policies that are edited all day leave no heap behind."""
-    monkeypatch.setattr(policy_cache, "KEEP", 3)
-    for bound in range(6):
-        (policy.parent / "packs" / "own.yaml").write_text(PACK.replace("GT", str(bound)))
-        launch(policy)
-
-    assert len(kept()) == 3
-
-
 def test_a_policy_with_warnings_is_loaded_each_time(policy, launch):
     """They name files as seen from the working directory, and are shown at each start."""
     odd = ["odd but allowed"]

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import Problems, Source
-from supervise.catalog.document.nodes import plain
-from supervise.catalog.inventory import shipped
 
 MINE = """\
 version: supervise/v1
@@ -63,7 +58,6 @@ def test_every_part_says_where_it_is_from(supervise, mine):
 
 
 def test_one_rule_is_shown_with_what_it_reads(supervise, mine):
-    """And nothing else."""
     code, out, _ = supervise("policy", "show", mine, "--rule", "r")
 
     assert code == 0
@@ -74,7 +68,6 @@ def test_one_rule_is_shown_with_what_it_reads(supervise, mine):
 
 
 def test_json_holds_the_same(supervise, mine):
-    """For other programs."""
     _, out, _ = supervise("policy", "show", mine, "--json")
     found = json.loads(out)
     (rule,) = [rule for rule in found["rules"] if rule["id"] == "r"]
@@ -91,18 +84,6 @@ def test_json_holds_the_same(supervise, mine):
     assert list(json.loads(out)["detectors"]) == ["odd", "high"]
 
 
-def test_what_the_supervisor_measures_is_not_asked_of_the_job(supervise):
-    """The machine's numbers come by themselves; what surrounds a job, from nobody yet."""
-    _, out, _ = supervise("policy", "show", "medium", "--json")
-    found = json.loads(out)
-    by = {name: about["measured_by"] for name, about in found["metrics"].items()}
-
-    assert by["disk_free"] == "supervisor"
-    assert all("disk_free" not in rule["to_report"] for rule in found["rules"])
-    _, out, _ = supervise("policy", "show", "medium")
-    assert "# measured by the supervisor: disk_free\n" in out
-
-
 def test_a_wrong_name_is_refused_with_a_hint(supervise, mine):
     """Of a rule, and of a policy; and a policy that is wrong is told as ever."""
     code, out, err = supervise("policy", "show", mine, "--rule", "throughput.drft")
@@ -112,39 +93,6 @@ def test_a_wrong_name_is_refused_with_a_hint(supervise, mine):
     code, out, err = supervise("policy", "show", "nanoo")
     assert (code, out) == (65, "")
     assert "did you mean 'nano'?" in err
-
-
-def test_a_shipped_policy_loads_from_what_is_shown(supervise, tmp_path):
-    """The largest of them."""
-    _, out, _ = supervise("policy", "show", "large")
-    (tmp_path / "p.yaml").write_text(out, "utf-8")
-
-    assert load_policy(tmp_path / "p.yaml").digest == load_policy("large").digest
-
-
-SORTS = {
-    "policy": "policies",
-    "pack": "policies/packs",
-    "runbook": "runbooks",
-    "test": "policies/tests",
-}
-
-
-@pytest.mark.parametrize("sort", SORTS)
-def test_the_schema_of_each_sort_accepts_what_is_shipped(sort, supervise):
-    """Draft-07, closed: a key that nobody knows is refused."""
-    code, out, _ = supervise("policy", "schema", sort)
-    judge = jsonschema.Draft7Validator(json.loads(out))
-
-    assert code == 0
-    jsonschema.Draft7Validator.check_schema(json.loads(out))
-    assert json.loads(out)["additionalProperties"] is False
-    for path in sorted(shipped.folder(SORTS[sort]).glob("*.yaml")):
-        problems = Problems()
-        root = yaml_reader.parse(Source(path.name, path.read_text("utf-8")), problems)
-        assert root is not None
-        judge.validate(plain(root))
-        assert not judge.is_valid({**plain(root), "unheard_of": 1})
 
 
 def test_the_schema_of_nothing_is_exit_64(supervise):

@@ -54,7 +54,6 @@ def test_scenarios_that_pass_are_exit_0(supervise, files):
 
 
 def test_a_scenario_that_fails_is_exit_1_at_its_line(supervise, files):
-    """With what came instead."""
     (files / "tests" / "p.yaml").write_text(TESTS.replace("at: 30, rule", "at: 31, rule"), "utf-8")
     code, out, _ = supervise("policy", "test", "p.yaml")
 
@@ -83,17 +82,6 @@ def test_coverage_is_told_and_can_be_demanded(supervise, files):
     assert supervise("policy", "test", "p.yaml", "--min", "90")[0] == 64
     _, out, _ = supervise("policy", "test", "p.yaml", "--coverage", "--json")
     assert json.loads(out)["coverage"]["parts"]["budgets"] == {"shown": 0, "of": 2}
-
-
-def test_what_no_scenario_is_about_counts_as_not_covered(supervise, files):
-    """A policy without a file of tests has moves, budgets and rules of its own all the same."""
-    (files / "tests" / "p.yaml").unlink()
-    (files / "p.yaml").write_text(POLICY + "use: [hang]\n", "utf-8")
-    code, out, _ = supervise("policy", "test", "p.yaml", "--coverage", "--min", "50")
-
-    assert code == 1
-    assert "rules fire 1/2, rules stay quiet 1/2, moves 0/28, budgets 0/2" in out
-    assert "spike never fires\n" in out
 
 
 def test_a_test_that_shows_nothing_is_told(supervise, files):
@@ -132,28 +120,6 @@ def test_no_scenarios_at_all_are_a_mistake(supervise, files):
     assert supervise("policy", "check", "tests/p.yaml")[0] == 65
 
 
-def test_scenarios_of_another_file_hold_here_too(supervise, files):
-    """Each file once, under the policy of the one that uses it; a missing one is told."""
-    more = "version: supervise/v1\npolicy: ../p.yaml\nuse: [p.yaml, more.yaml]\ntests: []\n"
-    (files / "tests" / "more.yaml").write_text(more, "utf-8")
-
-    assert supervise("policy", "test", "tests/more.yaml")[:2] == (
-        0,
-        "tests/more.yaml: 2 of 2 scenarios pass\n",
-    )
-
-    (files / "q.yaml").write_text(POLICY.replace("gt: 5.0", "gt: 50.0"), "utf-8")
-    (files / "tests" / "more.yaml").write_text(more.replace("../p.yaml", "../q.yaml"), "utf-8")
-    code, out, _ = supervise("policy", "test", "tests/more.yaml")
-    assert code == 1
-    assert "    tests/p.yaml:7:9: spike never fired; expected at 30\n" in out
-
-    (files / "tests" / "more.yaml").write_text(more.replace("more.yaml]", "mor.yaml]"), "utf-8")
-    code, _, err = supervise("policy", "test", "tests/more.yaml")
-    assert code == 65
-    assert "tests/more.yaml:3:15: there is no file 'mor.yaml'" in err
-
-
 def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
     """The threshold is proven from above and below only when something is near it."""
     code, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--jobs", "1")
@@ -169,17 +135,7 @@ def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
     assert hunted["total"] == hunted["noticed"] + len(hunted["survivors"])
 
 
-def test_failing_scenarios_notice_nothing(supervise, files):
-    """So the mutants are not tried."""
-    (files / "tests" / "p.yaml").write_text(TESTS.replace("at: 30, rule", "at: 31, rule"), "utf-8")
-    code, out, _ = supervise("policy", "test", "p.yaml", "--mutate")
-
-    assert code == 1
-    assert out.endswith("mutants: not run, because scenarios fail\n")
-
-
 def test_a_policy_is_tested_with_its_packs(supervise, files):
-    """Each once, though two policies use it."""
     (files / "q.yaml").write_text("version: supervise/v1\nuse: [hang]\n", "utf-8")
     code, out, _ = supervise("policy", "test", "q.yaml", "p.yaml", "hang")
 
@@ -193,50 +149,15 @@ def test_a_policy_is_tested_with_its_packs(supervise, files):
     ("text", "said"),
     [
         (TESTS.replace("spike, acting", "spiek"), "tests/p.yaml:12:23: no rule, verb"),
-        (TESTS.replace("../p.yaml", "nowhere"), "tests/p.yaml:2:9: no policy 'nowhere'"),
         (TESTS.replace("2x40", "2y40"), "tests/p.yaml:11:31: tests[1].series"),
-        (
-            TESTS.replace("name: a quiet run is left alone", "name: a spike is softened once"),
-            "tests/p.yaml:10:5: there is a scenario 'a spike is softened once' already",
-        ),
-        (TESTS + "tests: []\n", "duplicate key"),
     ],
 )
 def test_a_wrong_test_file_is_exit_65(text, said, supervise, files):
-    """Before anything is played."""
     (files / "tests" / "p.yaml").write_text(text, "utf-8")
     code, out, err = supervise("policy", "test", "tests/p.yaml")
 
     assert (code, out) == (65, "")
     assert said in err
-
-
-def test_a_wrong_policy_is_told_through_its_tests(supervise, files):
-    """At its own line."""
-    (files / "p.yaml").write_text(POLICY.replace("SEV1", "SEV7"), "utf-8")
-    code, _, err = supervise("policy", "test", "tests/p.yaml")
-
-    assert code == 65
-    assert "p.yaml:5:38: rule spike.sev should be one of" in err
-
-
-def test_files_without_scenarios_are_refused(supervise, files):
-    """A runbook has none; a policy without packs and tests could have."""
-    (files / "r.yaml").write_text("version: supervise/v1\nrunbook: r\n", "utf-8")
-    (files / "q.yaml").write_text("version: supervise/v1\n", "utf-8")
-
-    assert "a runbook has no scenarios" in supervise("policy", "test", "r.yaml")[2]
-    code, _, err = supervise("policy", "test", "q.yaml")
-    assert code == 65
-    assert "try: write tests/q.yaml" in err
-
-
-def test_a_test_file_is_no_policy(supervise, files):
-    """And says so where one is wanted."""
-    code, _, err = supervise("policy", "show", "tests/p.yaml")
-
-    assert code == 65
-    assert "this is a file of scenarios, not a policy" in err
 
 
 @pytest.mark.slow

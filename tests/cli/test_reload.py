@@ -48,7 +48,6 @@ def supervised(keep_run, make_frames, small):
 
 
 def test_a_reload_is_answered_with_its_record(supervise, supervised, small, monkeypatch):
-    """What changed, who asked, at which step."""
     monkeypatch.setattr(_send_command, "POLL_S", 0.05)
     small.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
 

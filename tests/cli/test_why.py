@@ -34,17 +34,6 @@ def test_the_newest_incident_is_told_under_a_table_of_all(supervise, keep_run, m
     assert "\033" not in out
 
 
-def test_one_incident_is_told_by_its_id(supervise, keep_run, make_frames):
-    """No table; nothing of the other one."""
-    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
-
-    code, out, _ = supervise("why", run.path, "inc-1")
-
-    assert code == 0
-    assert out.startswith("inc-1  SEV1  spike: train_loss_raw 8 (limit 5)\n")
-    assert "inc-2" not in out
-
-
 def test_json_is_one_document(supervise, keep_run, make_frames):
     """For a script: the table, what was watched, and the story."""
     run = keep_run(make_frames(0, *SPIKE))
@@ -71,14 +60,6 @@ def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, ma
     assert "evaluated: 2 of 3 rules" in out
     assert "inactive: blind" in out
     assert "supervise why-not" in out
-
-
-def test_a_run_without_a_status_names_the_rules_of_its_policy(supervise, keep_run, make_frames):
-    """Killed before the first status was written."""
-    run = keep_run(make_frames(0, 2.0), ended=False)
-    (run.path / "state.json").unlink()
-
-    assert "UNKNOWN: spike, grad, odd, blind" in supervise("why", run.path)[1]
 
 
 def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames):
@@ -111,7 +92,6 @@ def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames
 
 @pytest.mark.parametrize(("wanted", "hint"), [("inc-3", "did you mean 'inc-1'?"), ("x", "inc-1")])
 def test_an_unknown_incident_is_one_message(supervise, keep_run, make_frames, wanted, hint):
-    """Exit code 64, and which there are."""
     run = keep_run(make_frames(0, *SPIKE))
 
     code, out, err = supervise("why", run.path, wanted)
@@ -137,7 +117,6 @@ def test_a_record_that_was_cut_is_no_quiet_run(supervise, keep_run, make_frames,
 
 
 def test_what_a_job_said_cannot_steer_the_terminal(supervise, keep_run, make_frames):
-    """Also not through the error of an action."""
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "\033[2Jboo"})
 
     out = supervise("why", run.path)[1]

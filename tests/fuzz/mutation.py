@@ -15,52 +15,14 @@ from typing import Any
 
 from supervise.store import journal, merkle
 
-ODD: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    255,
-    2**31 - 1,
-    2**31,
-    2**53,
-    2**63 - 1,
-    2**63,
-    -(2**63),
-    2**64 - 1,
-    10**30,
-    10**400,
-    0.5,
-    -0.0,
-    1e308,
-    math.nan,
-    math.inf,
-    -math.inf,
-    "",
-    "x",
-    "NaN",
-    "\ud800",
-    "a\x00b",
-    "\x1b[2J",
-    "é" * 40,
-    "x" * 3000,
-    "../../../etc/passwd",
-    "rank",
-    "-1",
-    "9" * 400,
-    [],
-    [[]],
-    [None],
-    {},
-    {"": {}},
-    {"data": None},
-    [1, "a", None, {}],
-)
 NUMBERS = (0, 1, 2, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-310, 1e308, -1e308, math.nan, math.inf, -math.inf, 2.0**63)
+ODD: tuple[Any, ...] = (
+    *(None, True, False, *NUMBERS, *FLOATS, -1, -(2**63), 10**30, 10**400),
+    *("", "x", "NaN", "\ud800", "a\x00b", "\x1b[2J", "é" * 40, "x" * 3000),
+    *("../../../etc/passwd", "rank", "-1", "9" * 400),
+    *([], [[]], [None], {}, {"": {}}, {"data": None}, [1, "a", None, {}]),
+)
 
 
 def odd(chance: Random) -> Any:

@@ -1,11 +1,8 @@
-import base64
-
 import pytest
 
 from supervise import notifiers
 from supervise.errors import InputError
 
-SECRET = "whsec_" + base64.b64encode(bytes(24)).decode()
 HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
 
@@ -15,7 +12,6 @@ def test_every_file_is_a_kind():
 
 
 def test_senders_know_their_severity():
-    """As the policy says."""
     env = {"SLACK_URL": "https://hooks.slack.com/services/x", "HOOK_URL": "https://a.b/c"}
 
     (slack,), warnings = notifiers.build(
@@ -29,14 +25,11 @@ def test_senders_know_their_severity():
     ("notify", "env", "warning"),
     [
         ({"slack": {"url_env": "SLACK_URL"}}, {}, "variable SLACK_URL is not set"),
-        ({"slack": {"url_env": "SLACK_URL"}}, {"SLACK_URL": "  "}, "SLACK_URL is not set"),
         ({"slack": {"url_env": "U"}}, {"U": "hooks/topsecret"}, "U does not hold a URL"),
-        ({"slack": {"url_env": "U"}}, {"U": "ftp://x/topsecret"}, "U does not hold a URL"),
         ({"slack": {"url_env": "U"}}, {"U": "https://[topsecret"}, "U does not hold a URL"),
         ({"slack": {"url_env": "U"}}, {"U": "http://x/topsecret"}, "use https, or set"),
         (HOOK, {"HOOK_URL": "https://x/topsecret"}, "HOOK_SECRET is not set"),
         (HOOK, {"HOOK_URL": "https://x/", "HOOK_SECRET": "topsecret"}, "HOOK_SECRET must hold"),
-        (HOOK, {"HOOK_URL": "https://x/", "HOOK_SECRET": "whsec_AAAA"}, "24 to 64 bytes"),
     ],
 )
 def test_what_cannot_work_is_one_warning_without_the_value(notify, env, warning):
@@ -56,15 +49,7 @@ def test_http_works_where_it_was_asked_for():
         assert (len(senders), warnings) == (1, [])
 
 
-def test_several_secrets_while_one_is_rotated():
-    """Separated by spaces."""
-    env = {"HOOK_URL": "https://x/", "HOOK_SECRET": f"{SECRET} {SECRET}"}
-
-    assert len(notifiers.build(HOOK, env)[0]) == 1
-
-
 def test_a_wrong_key_is_refused_with_what_there_is():
-    """The policy's file is wrong: exit code 65."""
     for notify, text in (
         ({"slakc": {}}, "unknown notifier"),
         ({"slack": {"url": "x"}}, "no key 'url'"),

@@ -63,7 +63,6 @@ def test_the_id_stays_over_retries_and_differs_between_messages(hook, message):
 
 
 def test_without_a_secret_nothing_is_signed(hook, message):
-    """A policy may say so by naming none."""
     WebhookSender(hook.url, []).send(message(incident=None), key="k")
 
     (_, headers, sent) = hook.requests[0]

@@ -159,7 +159,6 @@ def test_what_is_good(answers, name):
     ],
 )
 def test_what_is_bad(answers, name, problem):
-    """Each kind of damage, in words."""
     assert answers[name]["ok"] is False
     assert problem in "; ".join(answers[name]["problems"])
 

@@ -28,21 +28,6 @@ def repository(tmp_path):
     return tmp_path, git
 
 
-def test_a_clean_tree_is_its_commit(repository):
-    """Nothing else to say."""
-    path, git = repository
-
-    found = host_facts.git(path)
-
-    assert found == {
-        "commit": git("rev-parse", "HEAD").strip(),
-        "branch": "main",
-        "dirty": [],
-        "dirty_count": 0,
-        "diff_sha256": None,
-    }
-
-
 def test_a_change_is_named_and_hashed_but_not_copied(repository):
     """Two runs with the same change have the same hash; the change itself may hold secrets."""
     path, git = repository
@@ -56,15 +41,7 @@ def test_a_change_is_named_and_hashed_but_not_copied(repository):
 
 
 def test_outside_a_repository_the_reason_is_kept(tmp_path):
-    """One sentence instead of facts."""
     assert "not a git repository" in host_facts.git(tmp_path)["missing"]
-
-
-def test_without_git_the_reason_is_kept(tmp_path, monkeypatch):
-    """Clusters often have none on the compute nodes."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert "git" in host_facts.git(tmp_path)["missing"]
 
 
 def test_output_that_goes_to_a_file_is_found(tmp_path):
@@ -89,7 +66,6 @@ def test_output_that_goes_to_a_file_is_found(tmp_path):
 
 
 def test_a_tail_begins_at_a_line(tmp_path):
-    """And is no longer than the limit."""
     log = tmp_path / "log"
     log.write_text("".join(f"line {n}\n" for n in range(1000)))
 

@@ -56,12 +56,6 @@ def test_the_five_steps_before_the_breach_and_it():
     assert found["steps"][0] == {"rank": 0, **batches()[5]}
 
 
-def test_without_a_known_breach_the_newest_steps_are_told():
-    """A snapshot that an operator asked for."""
-    found = shard_origins.trace({0: batches()}, {}, (), None)
-    assert [row["step"] for row in found["steps"]] == [98, 99, 100, 101, 102, 103]
-
-
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     """Its numbers, with names from its last status; a number without a name stays a number."""
     ranks = {1: {"status": {"shards": {"25": "web-1-25.tar"}}}}
@@ -78,14 +72,7 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     }
 
 
-def test_several_shards_in_a_frame_are_called_so():
-    """The frame holds -1."""
-    frames = [(NAMES, Frame(1, 0, 0, 100, (2.5, -1.0, None, 1.0)))]
-    assert shard_origins.trace({}, {}, frames, 100)["shards"] == {"several shards": "step 100"}
-
-
 def test_a_run_that_was_rolled_back_has_its_steps_twice():
-    """Each attempt is told."""
     found = shard_origins.trace({0: batches() + batches(attempt=1)}, {}, (), 100)
     assert found["shards"]["web-0-24.tar"] == "steps 96 to 99, steps 96 to 99 of attempt 1"
     assert len(found["steps"]) == 12
@@ -95,14 +82,6 @@ def test_a_run_that_was_rolled_back_has_its_steps_twice():
 def test_nothing_is_said_where_nobody_says(tape):
     """No shards in a tape, or no tape at all."""
     assert shard_origins.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
-
-
-def test_many_shards_are_counted():
-    """A step of a shuffled stream: twelve names and how many more."""
-    shards = [{"shard": f"{n}.tar", "offset": None} for n in range(30)]
-    found = shard_origins.trace({0: [{"step": 5, "shards": shards}]}, {}, (), 5)
-    assert len(found["shards"]) == shard_origins.NAMED + 1
-    assert found["shards"]["more"] == "18 shards"
 
 
 @pytest.fixture
@@ -139,25 +118,7 @@ def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, 
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in line
 
 
-def test_another_incident_does_not_borrow_the_breach(evidence, witness, hung, view):
-    """Then the newest steps are told."""
-    seen = evidence.collect(witness([hung().pid], {0: view(1)}, answers), "inc-2", "k1", 30.0)
-    assert seen["shards"]["web-0-25.tar"] == "steps 100 to 103"
-
-
 def test_a_hung_job_is_told_by_its_frames(evidence, witness, hung, view):
     """The probe wrote nothing; the numbers of its frames remain."""
     seen = evidence.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
-    assert seen["shards"]["shard number 25"] == "step 100"
-
-
-def test_a_broken_tape_costs_its_own_file_only(evidence, witness, hung, view):
-    """The manifest says so; frames take its place."""
-
-    def broken(directory, rank):
-        answers(directory, rank)
-        (directory / f"rank-{rank}-batches.json").write_text("[{")
-
-    seen = evidence.collect(witness([hung().pid], {0: view(1)}, broken), "inc-1", "k1", 30.0)
-    assert seen["missing"] == ["rank-0-batches.json"]
     assert seen["shards"]["shard number 25"] == "step 100"

@@ -1,8 +1,5 @@
 """What is sent when, to whom, and as how many messages."""
 
-import itertools
-import time
-
 from supervise.outputs.outbox import Result
 from tests.support.waiting import wait_until
 
@@ -31,7 +28,6 @@ def test_outbox_resumes_undelivered_messages(outbox):
 
 
 def test_posting_never_blocks_and_every_outcome_is_reported(outbox):
-    """Also while a receiver hangs."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -49,7 +45,6 @@ def test_posting_never_blocks_and_every_outcome_is_reported(outbox):
 
 
 def test_most_severe_first(outbox):
-    """Whatever the order of posting."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -65,7 +60,6 @@ def test_most_severe_first(outbox):
 
 
 def test_hanging_channel_delays_no_other(outbox):
-    """Each channel has a thread of its own."""
     gate = Gate()
     hanging, other = FakeSender(gate, name="hanging"), FakeSender(name="other")
     box = outbox(hanging, other)
@@ -96,7 +90,6 @@ def test_messages_on_one_incident_are_merged(outbox):
 
 
 def test_sev0_is_sent_at_once(outbox):
-    """With the waiting messages on its incident."""
     sender = FakeSender(group_s=1000.0)
     box = outbox(sender)
     box.post(message("spike opened", "SEV1", "inc-1"), key="a")
@@ -141,25 +134,7 @@ def test_rate_limit_and_digest(outbox):
     assert len(outcome(box)) == 101 and all(outcome(box).values())
 
 
-def test_digest_is_sent_after_the_hour(outbox):
-    """Without waiting for the end of the run."""
-    now = [0.0]
-    sender = FakeSender(per_hour=2)
-    box = outbox(sender, monotonic=lambda: now[0])
-    for n in range(5):
-        box.post(message(f"m{n}"), key=f"k{n}")
-    while box.backlog() != {"fake": {"waiting": 0, "held": 3}}:
-        time.sleep(0.001)
-    now[0] = 3601.0
-    box.post(message("later"), key="later")  # any change wakes the queue
-
-    wait_until(lambda: len(sender.sent) >= 4)
-    assert "digest of 3 messages" in sender.titles
-    assert "later" in sender.titles
-
-
 def test_full_queue_drops_the_least_severe(outbox):
-    """Memory is bounded, and SEV0 stays."""
     gate = Gate()
     sender = FakeSender(gate)
     box = outbox(sender)
@@ -197,14 +172,3 @@ def test_close_is_bounded(outbox):
     box.post(message("too late"), key="c")
     assert box.results[-1] == Result("fake", ("c",), False, "the supervisor is ending", 0)
     assert outcome(box) == {"a": False, "b": False, "c": False}
-
-
-def test_gap_between_two_messages(outbox):
-    """Slack accepts one message a second."""
-    times = []
-    sender = FakeSender(*[lambda: times.append(time.monotonic())] * 3, gap_s=0.1)
-    box = outbox(sender)
-    for key in "abc":
-        box.post(message(key), key=key)
-    wait_until(lambda: len(sender.sent) >= 3)
-    assert min(b - a for a, b in itertools.pairwise(times)) >= 0.1

@@ -13,7 +13,6 @@ from .senders import FakeSender, Gate, message, outcome
 
 
 def test_failed_try_is_repeated_with_the_same_key(outbox):
-    """Receivers deduplicate by the key."""
     sender = FakeSender(
         NotifyError("500", retry_after_s=0.0), NotifyError("503", retry_after_s=0.0)
     )
@@ -40,18 +39,7 @@ def test_refusal_is_final_and_a_bug_is_one_failure(outbox):
     ]
 
 
-def test_message_is_given_up_after_eight_tries(outbox):
-    """A receiver that never works costs no more."""
-    sender = FakeSender(*[NotifyError("500", retry_after_s=0.0)] * 8)
-    box = outbox(sender, backoff_s=1e-6)
-    box.post(message("a"), key="k")
-
-    wait_until(lambda: box.results)
-    assert box.results == [Result("fake", ("k",), False, "500", 8)]
-
-
 def test_retry_after_applies_to_sev0(outbox):
-    """The receiver asked for a pause."""
     sender = FakeSender(NotifyError("429", retry_after_s=0.4))
     box = outbox(sender, backoff_s=1e-6)
     box.post(message("a"), key="a")
@@ -65,7 +53,6 @@ def test_retry_after_applies_to_sev0(outbox):
 
 
 def test_backoff_does_not_delay_sev0(outbox):
-    """Our own pause is only a guess."""
     sender = FakeSender(NotifyError("500", retry_after_s=0.0))
     box = outbox(sender, backoff_s=1e6)
     box.post(message("a"), key="a")
@@ -96,7 +83,6 @@ def test_tried_message_is_never_changed(outbox):
 
 
 def test_close_does_not_wait_for_a_late_retry(outbox):
-    """It is reported as undelivered at once."""
     sender = FakeSender(NotifyError("429", retry_after_s=3600.0))
     box = outbox(sender)
     box.post(message("a"), key="a")
@@ -107,21 +93,6 @@ def test_close_does_not_wait_for_a_late_retry(outbox):
 
     assert time.monotonic() - began < 30
     assert outcome(box) == {"a": False}
-
-
-def test_failing_listener_does_not_stop_the_channel():
-    """The audit log may be full."""
-    sender = FakeSender()
-
-    def listener(result):
-        raise OSError("disk full")
-
-    box = Outbox([sender], listener)
-    for key in "ab":
-        box.post(message(key), key=key)
-    box.close()
-
-    assert sender.titles == ["a", "b"]
 
 
 def failing(tries=99):
@@ -234,33 +205,6 @@ def test_undelivered_pages_are_returned(outbox, severity, answer, name, owed):
     assert box.undelivered() == []
 
 
-def test_given_up_and_untried_pages_are_returned(outbox):
-    """With the merged messages and their age, also without `close`."""
-    now = [0.0]
-    sender = FakeSender(*[NotifyError("500", retry_after_s=0.0)] * 8, group_s=1e6)
-    box = outbox(sender, backoff_s=1e-6, monotonic=lambda: now[0])
-    box.post(message("given up", "SEV0"), key="a")
-    while not box.results:
-        now[0] += 1.0
-        time.sleep(0.001)
-    posted = now[0]
-    box.post(message("opened", "SEV1", "inc-1"), key="b")
-    box.post(message("contained", "SEV2", "inc-1"), key="c")
-    now[0] += 60.0
-    box.resume([(message("of a supervisor before", "SEV1"), "d", 1.0)], {"fake": set()})
-
-    given_up, waiting, before = box.undelivered()
-
-    assert (given_up.keys, given_up.tries) == (("a",), 8)
-    assert given_up.age_s == now[0]
-    assert (waiting.keys, waiting.tries, waiting.error) == (("b", "c"), 0, "")
-    assert waiting.age_s == now[0] - posted
-    assert waiting.message.severity == "SEV1"
-    assert waiting.message.facts == (("earlier", "opened"),)
-    assert before.age_s == now[0] - 1.0
-    assert outcome(box) == dict.fromkeys("abcd", False)
-
-
 def test_message_fails_without_a_thread(no_threads):
     """The next message tries to start it again; the failure is reported as any other."""
     results = []
@@ -275,3 +219,17 @@ def test_message_fails_without_a_thread(no_threads):
     box.post(message("b"), key="b")
     box.close()
     assert sender.tried == ["b"]
+
+
+def test_failing_listener_does_not_stop_the_channel():
+    sender = FakeSender()
+
+    def listener(result):
+        raise OSError("disk full")
+
+    box = Outbox([sender], listener)
+    for key in "ab":
+        box.post(message(key), key=key)
+    box.close()
+
+    assert sender.titles == ["a", "b"]

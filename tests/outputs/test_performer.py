@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pytest
-
 from supervise.core.model.action import Action
 from supervise.errors import ActionError
 from supervise.outputs import action_performer as module
@@ -65,7 +63,6 @@ def test_what_was_observed_comes_back_once():
 
 
 def test_the_loop_goes_on_while_an_action_runs():
-    """`start` and `poll` return at once."""
     release = threading.Event()
     performer = Performer(JOB)
     performer.start("a", Calls(lambda *_: release.wait(20) and {}), {}, key="k")
@@ -122,21 +119,7 @@ def test_an_overrun_fails_and_what_it_says_later_is_dropped():
     assert performer.poll() is None
 
 
-def test_one_at_a_time():
-    """A second start is a bug of the caller."""
-    release = threading.Event()
-    performer = Performer(JOB)
-    performer.start("a", Calls(lambda *_: release.wait(20) and {}), {}, key="k")
-
-    with pytest.raises(RuntimeError, match="b was started while a is running"):
-        performer.start("b", Calls(lambda *_: {}), {}, key="k")
-
-    release.set()
-    finished(performer)
-
-
 def test_an_abandoned_action_does_not_hold_up_our_exit():
-    """The supervisor ends while an action still hangs."""
     code = """
 import time
 from dataclasses import dataclass

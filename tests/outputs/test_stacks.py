@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,10 +26,9 @@ def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent_in", ["lock", "c"])
-def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path, silent_in):
+def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path):
     """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
-    job = hung(tmp_path, silent_in)
+    job = hung(tmp_path, "c")
 
     while (text := stacks.ask(job.pid, tmp_path, timeout_s=2.0)).endswith("(all threads)\n"):
         pass  # it was not there yet
@@ -45,7 +43,7 @@ def test_a_job_that_is_silent_but_works_survives_every_look(hung, tmp_path):
     """Reading its frames as they change, and those of threads that end, would kill it."""
     job = hung(tmp_path, "python")
 
-    for _ in range(300):
+    for _ in range(100):
         assert stacks.ask(job.pid, tmp_path, timeout_s=30.0).count("in stuck_in_here") == 2
 
     assert job.poll() is None
@@ -84,16 +82,7 @@ def test_a_process_that_was_forked_listens_for_itself(tmp_path):
     assert any(f"line {number} in" in of_parent for number in (5, 10)), of_parent
 
 
-def test_a_busy_main_thread_that_got_no_cpu_is_not_asked_again(hung, tmp_path):
-    """It may be in the middle of Python: nothing is known of it."""
-    job = hung(tmp_path, "c")
-
-    with pytest.raises(OSError, match=r"no answer to the signal within 0\.001 s"):
-        stacks.ask(job.pid, tmp_path, timeout_s=0.001)
-
-
 def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):
-    """Its default action is death."""
     job = hung()
     (tmp_path / f"stacks.{job.pid}.txt").touch()
 
@@ -115,7 +104,6 @@ def test_a_handler_that_is_not_the_probes_is_left_alone(hung, tmp_path):
 
 
 def test_a_stopped_process_does_not_answer(hung, tmp_path):
-    """It cannot; the wait ends."""
     job = hung(tmp_path)
     job.send_signal(signal.SIGSTOP)
 
@@ -132,13 +120,6 @@ def test_the_kernels_view_is_always_there(hung):
 
     assert text.startswith(f"process {job.pid}\n  thread {job.pid} python")
     assert stacks.kernel(2**22 + 1) == f"process {2**22 + 1}: exited\n"
-
-
-@pytest.mark.skipif(shutil.which("py-spy") is not None, reason="py-spy is installed here")
-def test_a_missing_tool_is_said(hung):
-    """The bundle's manifest names it."""
-    with pytest.raises(OSError, match="py-spy is not installed"):
-        stacks.py_spy(hung().pid)
 
 
 def test_a_tool_that_hangs_is_cut_off(hung, tmp_path, monkeypatch):

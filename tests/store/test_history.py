@@ -61,16 +61,6 @@ def test_frames_name_their_values(recorded):
     assert frames[3][4]["loss_scale"] == 65536.0
 
 
-def test_chosen_metrics_keep_the_order_asked_for(recorded):
-    """So that a script can rely on its columns."""
-    out = io.StringIO()
-
-    history.export_csv(recorded, out, ["loss_scale", "train_loss_raw"])
-
-    assert out.getvalue().splitlines()[0] == "step,rank,attempt,loss_scale,train_loss_raw"
-    assert out.getvalue().splitlines()[4] == "2,0,0,65536.0,inf"
-
-
 def test_an_unknown_metric_is_refused_with_what_there_is(recorded, run):
     """Did you mean, and the list; nothing is written."""
     out = io.StringIO()

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.model.events import Announced, Notice, OperatorCommand, Reloaded
+from supervise.core.model.events import Notice, OperatorCommand, Reloaded
 from supervise.core.model.policy import Policy
 from supervise.core.state.runbook_execution import Intent
 from supervise.errors import StoreError
@@ -53,22 +53,6 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
     assert policies.finder(run, load_policy)(new.digest).digest == new.digest
 
 
-def test_what_was_reloaded_is_what_the_next_reload_reads(begun, small, tmp_path):
-    """File and mode, from the first one that was taken; the state that judges is not touched."""
-    _, policy, reloader = begun()
-    other = tmp_path / "other.yaml"
-    other.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
-    state = engine.start(policy)
-    state, _ = engine.step(policy, state, Announced(1, 0, 1, 7, ("train_loss_raw",)))
-
-    new, _ = reloader.reload(word(policy=str(other), mode="shadow"), policy, state)
-    again, [event] = ask(reloader, new)
-
-    assert (again.digest, again.mode) == (new.digest, "shadow")
-    assert event.changes == {}
-    assert state.monitors[0].policy is policy
-
-
 def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_path):
     """Another file is taken as it is written, whatever mode an earlier word or the start gave."""
     _, policy, reloader = begun(mode="enforce")
@@ -83,48 +67,10 @@ def test_a_mode_holds_for_the_policy_that_it_was_given_with(begun, small, tmp_pa
 
 
 def test_a_missing_policy_is_named(begun):
-    """Replay cannot go on without it."""
     run, policy, _ = begun()
 
     with pytest.raises(StoreError, match=r"policies/.*\.yaml is missing"):
         policies.finder(run, load_policy)(policy.digest)
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("version: supervise/v1\npolicy: [", "later.yaml:2:"),
-        ("version: supervise/v1\nnonsense: 1\nmode: loud\n", "has no key 'nonsense'"),
-        ("", "the file is empty"),
-        (None, "no policy"),
-    ],
-)
-def test_what_is_wrong_is_refused_with_its_place(begun, tmp_path, text, cause):
-    """The old policy stays, and what was not loaded is not kept."""
-    run, policy, reloader = begun()
-    later = tmp_path / "later.yaml"
-    if text is not None:
-        later.write_text(text)
-
-    same, [event] = ask(reloader, policy, policy=str(later))
-
-    assert same is policy
-    assert cause in event.refused
-    assert (event.digest, event.before) == ("", policy.digest)
-    assert not (run.path / "policies").exists()
-    assert ask(reloader, policy)[1][0].refused is None  # and the file of before is the one to read
-
-
-def test_many_mistakes_are_cut_short(begun, tmp_path):
-    """A message to people is no listing."""
-    _, policy, reloader = begun()
-    later = tmp_path / "later.yaml"
-    later.write_text("version: supervise/v1\npolicy: x\n" + "".join(f"k{i}: 1\n" for i in range(6)))
-
-    refused = ask(reloader, policy, policy=str(later))[1][0].refused
-
-    assert refused.endswith("; and 3 more")
-    assert refused.count("later.yaml:") == 3
 
 
 def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
@@ -139,16 +85,6 @@ def test_a_run_without_means_cannot_be_reloaded_into_acting(begun, small):
     assert (event.refused, new.mode) == (None, "shadow")
     new, [event] = ask(reloader, policy, mode="observe")
     assert (event.refused, new.mode) == (None, "observe")
-
-
-def test_a_run_with_means_may_come_back_to_enforce(begun):
-    """Down to shadow and up again: the probe has had the means all along."""
-    _, policy, reloader = begun()
-    shadow, _ = ask(reloader, policy, mode="shadow")
-    again, [event] = ask(reloader, shadow, mode="enforce")
-
-    assert (shadow.mode, again.mode, event.refused) == ("shadow", "enforce", None)
-    assert event.changes["mode"] == ["shadow", "enforce"]
 
 
 def test_a_disk_that_is_full_refuses(begun, monkeypatch):
@@ -166,7 +102,6 @@ def test_a_disk_that_is_full_refuses(begun, monkeypatch):
 
 
 def test_a_bug_refuses_too(begun):
-    """Our own fault must not end the watching."""
     _, policy, reloader = begun()
 
     def broken(name_or_path, *, mode=None) -> Policy:

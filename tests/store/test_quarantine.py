@@ -58,7 +58,6 @@ def test_the_same_key_again_changes_nothing(manifest):
 
 
 def test_nothing_to_add_and_nothing_to_release_are_errors(manifest):
-    """Empty is never "all", and never done."""
     with pytest.raises(StoreError, match="nothing to add"):
         manifest.change(shards(), key="k0", live=True)
     manifest.change(shards("a.tar"), key="k1", live=True)
@@ -70,7 +69,6 @@ def test_nothing_to_add_and_nothing_to_release_are_errors(manifest):
 
 
 def test_more_shards_than_allowed_are_refused_whole(manifest):
-    """Those of earlier generations count; batches do not."""
     manifest.change(shards("a.tar", "b.tar", most=2), key="k1", live=True)
     batch = {"add": [{"kind": "batch", "name": "17"}], **FACTS, "most": None}
     manifest.change(batch, key="k2", live=True)
@@ -169,26 +167,6 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
         batches,
         found["generation"],
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        '{"entries": {}, "changes": 1}',
-        '{"entries": ["a.tar"]}',
-        '{"entries": [{"name": "a.tar"}]}',
-        '{"entries": [{"kind": "sort", "name": "a.tar"}]}',
-        '{"entries": [{"kind": "shard", "name": "a.tar", "from_attempt": "soon"}]}',
-        '{"generation": null, "entries": []}',
-    ],
-)
-def test_what_is_no_manifest_is_said_to_be_none(manifest, text):
-    """Whatever somebody wrote there."""
-    manifest.path.write_text(text)
-
-    with pytest.raises(StoreError, match="is not a quarantine"):
-        manifest.read()
 
 
 def test_changes_are_kept_within_bounds(manifest):
