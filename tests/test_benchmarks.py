@@ -22,7 +22,7 @@ def test_what_they_import_is_there():
 
 
 def test_the_cost_of_the_probe_is_measured_beside_its_floor():
-    command = ["overhead.py", "--pairs", "30", "--sequences", "1", "--only", "nano, light set"]
+    command = ["overhead.py", "--pairs", "10", "--sequences", "1", "--only", "nano, light set"]
     done = subprocess.run(
         [sys.executable, *command, "--seconds", "0", "--rounds", "0"],
         cwd=FOLDER,

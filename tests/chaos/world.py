@@ -333,18 +333,15 @@ class Case:
                 found.append(process)
         return found
 
-    def commands(self) -> set[str]:
-        """Return the words of all command lines of ours."""
-        return {word for p in self.processes() for word in p.info["cmdline"] or []}
-
     # ── disks ─────────────────────────────────────────────────────────────────────────────────────
 
-    def mount(self, name: str, *options: str) -> Path:
-        """Mount a file system under home and return where."""
+    def tmpfs(self, name: str, options: str) -> Path:
+        """Mount a file system of its own under home and return where."""
         where = self.home / name
         where.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(where)]
         try:
-            done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
             raise Skip("there is no mount command here") from None
         if done.returncode:
@@ -352,24 +349,8 @@ class Case:
         self._mounts.append(where)
         return where
 
-    def tmpfs(self, name: str, options: str) -> Path:
-        return self.mount(name, "-t", "tmpfs", "-o", options, "tmpfs")
-
-    def ext4(self, name: str) -> Path:
-        """Mount a disk of 32 MiB that can be frozen."""
-        image = self.home / f"{name}.img"
-        image.write_bytes(b"")
-        os.truncate(image, 32 << 20)
-        try:
-            subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise Skip(f"no ext4 can be made here: {error}") from None
-        return self.mount(name, "-o", "loop", str(image))
-
     def close(self) -> None:
         """End what is left, and remove what was made."""
-        for mount in self._mounts:
-            subprocess.run(["fsfreeze", "-u", str(mount)], capture_output=True, check=False)
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -378,7 +359,6 @@ class Case:
                 self.watcher.wait(10.0)
         for mount in reversed(self._mounts):
             subprocess.run(["umount", "-l", str(mount)], capture_output=True, check=False)
-        subprocess.run(["chattr", "-R", "-i", str(self.run)], capture_output=True, check=False)
         shutil.rmtree(self.shm, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)
 

@@ -49,7 +49,7 @@ for path in request["paths"]:
     ok = {{"good": True, "code": None}}.get(word, False)
     bad, unread = ["it is damaged"] * (ok is False), ["it needs code"] * (ok is None)
     print(json.dumps({{"path": path, "ok": ok, "problems": bad, "unread": unread, "files": files,
-                      "step": 5, "rng": True}}), flush=True)
+                      "step": 5 if ok else None, "rng": True}}), flush=True)
 """
 FORM = {
     "glob": (),

@@ -11,8 +11,6 @@ from supervise.errors import StoreError
 
 from .guard_driver import GuardDriver
 
-pytestmark = pytest.mark.slow  # unreported files are verified with this interpreter
-
 WIDE = ("../out*/*.pt",)
 
 

@@ -11,10 +11,11 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.cli import OPERATOR_COMMANDS, _send_command
 from supervise.core import engine
-from supervise.core.model.events import Finished
+from supervise.core.model.events import Finished, OperatorCommand
 from supervise.inputs.control_inbox import ControlInbox, post
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
+from supervise.store.policies import Reloader
 from supervise.store.recorder import Recorder
 
 
@@ -58,10 +59,11 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (0, ""), print)
-    policy = load_policy(small)
     over = threading.Event()
 
     def loop():
+        policy = load_policy(small)
+        reloader = Reloader(run, policy, load_policy, str(small))
         state = engine.start(policy)
         events = [*make_frames(0, *[2.0] * 20)]
         words = ControlInbox(run.path, time.monotonic_ns)
@@ -69,6 +71,9 @@ def supervised(keep_run, make_frames, small, monkeypatch):
             events += words.poll()
             while events:
                 event = events.pop(0)
+                if isinstance(event, OperatorCommand) and event.command == "reload":
+                    policy, loaded = reloader.reload(event, policy, state)
+                    events = [*loaded, *events]
                 number = recorder.event(event)
                 state, made = engine.step(policy, state, event)
                 for decision in made:
@@ -181,10 +186,47 @@ def test_a_mistyped_run_is_no_name(supervise, supervised, monkeypatch, tmp_path,
     assert (code, "does not report which shards" in err) == (1, True)
 
 
-def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
-    """A supervisor that is gone: at once, with 64; one that is stuck: 75, the word stays."""
+def test_a_reload_is_answered_with_its_record(supervise, supervised, small):
+    """What changed, who asked, at which step."""
+    small.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
+    code, out, err = supervise("reload", supervised.path, "--by", "anna")
+
+    assert (code, out) == (0, "")
+    assert "anna reloaded the policy: detectors ~high" in err
+    assert len(list(supervised.path.glob("policies/*.yaml"))) == 1
+
+
+def test_a_refused_reload_is_exit_65_with_the_cause(supervise, supervised, tmp_path, monkeypatch):
+    """The file is read from where the person stands; each word gets its own answer."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("policy: [\n")
+
+    code, _, err = supervise("reload", supervised.path, "--policy", "bad.yaml")
+    assert code == 65
+    assert "bad.yaml:" in err and "the old one stays in force" in err
+    assert supervise("reload", supervised.path)[0] == 0
+
+
+def test_a_replay_needs_every_policy(supervise, keep_run, make_frames, small, tmp_path):
+    """Over a reload the decisions are the same; a policy that is gone is named."""
+    later = tmp_path / "later.yaml"
+    later.write_text(small.read_text().replace("gt: 5.0", "gt: 4.0"))
+    word = OperatorCommand(29_000_000_000, "anna", "reload", {"policy": str(later)})
+    run = keep_run([*make_frames(0, *[2.0] * 20), word, *make_frames(20, *[4.5] * 20)])
+
+    assert supervise("replay", run.path)[0] == 0
+    assert supervise("audit", "verify", run.path)[0] == 0
+    next(run.path.glob("policies/*.yaml")).unlink()
+    code, _, err = supervise("replay", run.path)
+    assert code == 64
+    assert "is missing: the run was reloaded with the policy sha256:" in err
+
+
+@pytest.mark.parametrize(("command", "stuck"), [("pause", 75), ("reload", 64)])
+def test_no_supervisor_answers(supervise, keep_run, make_frames, monkeypatch, command, stuck):
+    """One that is dead: at once, with 64; one that is stuck: the command stays."""
     run = keep_run(make_frames(0, 2.0), ended=False)
-    code, _, err = supervise("pause", run.path)
+    code, _, err = supervise(command, run.path)
     assert code == 64
     assert "has no supervisor" in err
     assert not (run.path / "control").exists()
@@ -192,9 +234,9 @@ def test_nobody_answers(supervise, keep_run, make_frames, monkeypatch):
     monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(_send_command, "POLL_S", 0.02)
     held = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
-    code, _, err = supervise("pause", run.path)
+    code, _, err = supervise(command, run.path)
     held.close()
-    assert code == 75
-    assert "no answer within" in err
+    assert code == stuck
+    assert "no answer within" in err or "has not answered within" in err
     (word,) = (run.path / "control").glob("*.json")
-    assert json.loads(word.read_text())["command"] == "pause"
+    assert json.loads(word.read_text())["command"] == command
