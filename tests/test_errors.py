@@ -54,13 +54,3 @@ def test_an_error_defined_elsewhere_only_refines_a_drawn_one():
     for refined in elsewhere:
         assert refined.__base__.__name__ in drawn(), refined
         assert refined.exit_code == refined.__base__.exit_code, refined
-
-
-def test_every_error_says_how_the_command_ends():
-    """Every exit code is one that the README lists, and the hint stays with the error."""
-    error = errors.UsageError("no command", hint="put it after --")
-
-    assert (str(error), error.hint, error.exit_code) == ("no command", "put it after --", 64)
-    assert errors.PolicyError("unknown key", where="nano.yaml:3:1").exit_code == 65
-    assert str(errors.PolicyError("unknown key", where="a.yaml:3:1")) == "a.yaml:3:1: unknown key"
-    assert errors.LaunchError("not found", exit_code=127).exit_code == 127

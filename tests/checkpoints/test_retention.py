@@ -15,7 +15,7 @@ from supervise.checkpoints.pin_store import PinStore
 from supervise.checkpoints.registry import Entry
 from supervise.checkpoints.tracker import RunPosition
 
-from .guard_driver import Overwriter, copies, overwrite_during_verification, slow_verification
+from .guard_driver import Overwriter, overwrite_during_verification, slow_verification
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
@@ -109,18 +109,6 @@ def test_checkpoint_on_trial_is_neither_removed_nor_counted(driver):
     driver.run_once()
 
     assert driver.pinned() == ["ckpt-2", "ckpt-5"]
-
-
-def test_file_overwritten_in_place(driver):
-    """The new content is another checkpoint; the pinned copy keeps the old one."""
-    path = driver.write("a.pt", "good 1", step=9)
-    driver.run_once()
-    path.write_text("torn")
-    driver.report(path, 19)
-
-    assert driver.run_once() == [("ckpt-2", 19, False)]
-    assert driver.guard.restore("ckpt-1")["path"] == str(path)
-    assert path.read_text() == "good 1"
 
 
 def test_overwritten_links_are_dropped(driver):
@@ -218,27 +206,6 @@ def test_copy_never_mixes_two_saves(driver):
     for name, step, _ in events:
         files = (driver.run / "checkpoints" / name / "data/last").iterdir()
         assert {file.read_text().split()[-1] for file in files} == {str(step)}
-
-
-def test_copy_is_made_only_for_fast_overwrites(driver):
-    """Not after the job has ended, and not once a verification finished in time."""
-    path = driver.write("ckpt.pt", "slow good 1", step=9)
-    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 2", step=19))
-    with slow_verification(driver, driver.verify_now):
-        assert driver.guard.is_verifying_now and copies(driver) == []
-
-    def verify(step):
-        driver.write("ckpt.pt", f"slow good {step}", step=step)
-        seen = []
-        overwrite_during_verification(driver, lambda: seen.extend(copies(driver)))
-        return len(seen)
-
-    overwrite_during_verification(driver, lambda: None)
-    assert verify(29) == 0
-    driver.write("ckpt.pt", "slow good 39", step=39)
-    overwrite_during_verification(driver, lambda: driver.write("ckpt.pt", "slow good 49", step=49))
-    assert [verify(59), verify(69)] == [1, 0]
-    assert path.read_text() == "slow good 69" and driver.entries()[-1]["state"] == "verified"
 
 
 def test_file_that_is_never_verified_is_reported(driver):

@@ -12,15 +12,6 @@ import pytest
 from supervise.store import audit
 
 
-@pytest.mark.slow  # needs torch to be there
-def test_a_directory_that_holds_a_run_is_not_told_as_if_it_were_the_demo(supervise, recorded):
-    """Whatever is shown afterwards is of this run and of no other."""
-    code, _, said = supervise("demo", "--run-dir", recorded().path)
-
-    assert code == 64
-    assert "holds a run already" in said
-
-
 @pytest.mark.slow
 def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     """Exit code 0 is a verdict: detected, contained, verified and replayed, all on one screen."""

@@ -28,17 +28,3 @@ def test_chosen_metrics_into_a_file(supervise, recorded, tmp_path):
     assert err == f"wrote 120 rows to {target}\n"
     assert target.read_text().splitlines()[0] == "step,rank,attempt,update_norm,learning_rate"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.csv"]
-
-
-def test_damage_is_told_with_the_event(supervise, recorded):
-    """What was exported up to there is not passed off as the whole."""
-    run = recorded()
-    (segment,) = run.journal_path.iterdir()
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-
-    code, _, err = supervise("export", run.path, "--csv")
-
-    assert code == 64
-    assert "is damaged" in err

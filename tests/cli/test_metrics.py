@@ -43,11 +43,6 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     assert set(cross_rank_metrics.together(both)) == set(cross_rank_metrics.METRICS)
 
 
-def test_what_a_collector_measures_is_not_listed_as_missing():
-    """A metric moves from the standard ids to its collector the day it is measured."""
-    assert not {spec.id for spec in standard_metrics.METRICS} & set(metrics.known())
-
-
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):
     code, out, _ = supervise("metrics", "show", "train_loss_raw")
 
@@ -84,10 +79,3 @@ def test_what_is_no_member_of_a_family_is_not_known(supervise, metric):
 
     assert code == 64
     assert f"no metric '{metric}'" in err
-
-
-def test_a_wrong_id_gets_a_hint(supervise):
-    code, out, err = supervise("metrics", "show", "grad_globl_norm")
-
-    assert (code, out) == (64, "")
-    assert "did you mean 'grad_global_norm'?" in err

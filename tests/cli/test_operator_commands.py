@@ -59,12 +59,12 @@ def supervised(keep_run, make_frames, small, monkeypatch):
     (run.path / "quarantine.json").write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (0, ""), print)
+    first = load_policy(small)
+    reloader = Reloader(run, first, load_policy, str(small))
     over = threading.Event()
 
     def loop():
-        policy = load_policy(small)
-        reloader = Reloader(run, policy, load_policy, str(small))
-        state = engine.start(policy)
+        policy, state = first, engine.start(first)
         events = [*make_frames(0, *[2.0] * 20)]
         words = ControlInbox(run.path, time.monotonic_ns)
         while not over.wait(0.01):

@@ -163,8 +163,7 @@ def test_sarif_is_what_the_standard_asks_for(supervise, files):
     assert code == 65
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-2.1.0.json")
-    assert driver["name"]
-    assert driver["version"]
+    assert driver["name"] and driver["version"]
     assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
     assert len(run["results"]) == 5
     for result in run["results"]:
@@ -177,8 +176,7 @@ def test_sarif_is_what_the_standard_asks_for(supervise, files):
         assert result["message"]["text"]
         assert " " not in physical["artifactLocation"]["uri"]
         assert (files / unquote(physical["artifactLocation"]["uri"])).is_file()
-        assert physical["region"]["startLine"] >= 1
-        assert physical["region"]["startColumn"] >= 1
+        assert min(physical["region"]["startLine"], physical["region"]["startColumn"]) >= 1
     levels = [result["level"] for result in run["results"]]
     assert levels == ["error"] * 4 + ["warning"]
     _, out, _ = supervise("policy", "check", "--format", "sarif", "good.yaml")
@@ -192,16 +190,7 @@ def test_standard_input_is_a_file_too(supervise, files, monkeypatch):
         assert (code, said in out) == (65, True)
 
 
-def test_a_real_process_says_the_same(files):
-    done = subprocess.run(
-        [sys.executable, "-m", "supervise", "policy", "check", "wrong.yaml"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert (done.returncode, done.stderr) == (65, "")
-    assert "wrong.yaml:2:1: " in done.stdout
+def test_help_loads_nothing_heavy(files):
     code = (
         "import sys\nfrom supervise.cli import invoke\ninvoke(['policy', '--help'])\n"
         "assert not {'yaml', 'supervise.catalog', 'supervise.core'} & set(sys.modules)\n"

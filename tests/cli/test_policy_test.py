@@ -102,24 +102,6 @@ def test_a_test_that_shows_nothing_is_told(supervise, files):
     assert (code, json.loads(out)["ok"], json.loads(out)["warnings"][0]["line"]) == (1, False, 11)
 
 
-def test_no_scenarios_at_all_are_a_mistake(supervise, files):
-    """Rather than 0 of 0 that pass; in a file of tests, and in packs."""
-    head, _, _ = TESTS.partition("tests:")
-    (files / "tests" / "p.yaml").write_text(head + "tests: []\n", "utf-8")
-    (files / "packs").mkdir()
-    pack = "version: supervise/v1\npack: bare\nsummary: x\nstatus: canary\nsource: [x]\n"
-    pack += "false_alarms: [x]\ndetectors: {a: {kind: nonfinite}}\n"
-    pack += "rules: [{id: r, when: a, sev: SEV2}]\n"
-    (files / "packs" / "bare.yaml").write_text(pack, "utf-8")
-
-    for name, said in (("p.yaml", "3:8: there are no scenarios"), ("packs/bare.yaml", "no scen")):
-        code, out, err = supervise("policy", "test", name)
-
-        assert (code, out) == (65, "")
-        assert said in err
-    assert supervise("policy", "check", "tests/p.yaml")[0] == 65
-
-
 def test_a_change_that_nobody_notices_is_exit_1(supervise, files):
     """The threshold is proven from above and below only when something is near it."""
     code, out, _ = supervise("policy", "test", "p.yaml", "--mutate", "--jobs", "1")

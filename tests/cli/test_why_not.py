@@ -164,29 +164,6 @@ def test_a_question_that_cannot_be_answered_says_what_there_is(
         assert "10 frames were lost" in err
 
 
-def test_couplings_are_told_with_their_inputs(ask, supervise, keep_run, make_frames, tmp_path):
-    """A sequence that found no match shows each of its stages, deeper ones below."""
-    policy = tmp_path / "coupled.yaml"
-    policy.write_text(
-        "version: supervise/v1\npolicy: coupled\nmode: shadow\n"
-        "detectors:\n"
-        "  g: {kind: threshold, metric: grad_global_norm, gt: 9.0}\n"
-        "  l: {kind: threshold, metric: train_loss_raw, gt: 5.0}\n"
-        "  both: {kind: join, all: [g, l], within: 2}\n"
-        "rules:\n  - {id: pair, when: both, sev: SEV2}\n"
-        "  - {id: any, when: both or l, sev: SEV2}\n"
-    )
-    run = keep_run(make_frames(0, *[2.0] * 10, 8.0, 2.0), policy=policy)
-    [condition] = ask(run, "pair", 10)["missing"]
-
-    assert [inner["code"] for inner in condition["inputs"]] == ["OK", "BREACH"]
-    assert "no match" in condition["text"]
-    out = supervise("why-not", run.path, "--rule", "pair", "--step", "10")[1]
-    assert "    g: grad_global_norm 1 needs > 9, short by 8" in out
-    either = ask(run, "any", 9)["missing"]
-    assert [(one["detector"], one["any"]) for one in either] == [("both", True), ("l", True)]
-
-
 @pytest.mark.parametrize("name", shipped.names("policies"))
 def test_every_kind_of_detector_can_be_explained(name):
     """Whatever a shipped policy holds: a sentence for every rule, before and after a few frames."""

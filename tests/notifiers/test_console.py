@@ -40,14 +40,6 @@ def test_the_same_again_is_not_printed(message):
     )
 
 
-def test_colour_marks_the_severity_only(message):
-    stream = io.StringIO()
-    ConsoleSender(stream, colour=True).send(message(severity="SEV0"), key="k")
-
-    assert stream.getvalue().startswith("supervise: \033[1;31mSEV0\033[0m loss spike")
-    assert stream.getvalue().count("\033") == 2
-
-
 def test_a_job_cannot_write_escape_sequences(message):
     """Titles, bells, line feeds and right-to-left marks from a job stay text on one line."""
     stream = io.StringIO()

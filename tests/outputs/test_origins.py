@@ -72,12 +72,6 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     }
 
 
-def test_a_run_that_was_rolled_back_has_its_steps_twice():
-    found = shard_origins.trace({0: batches() + batches(attempt=1)}, {}, (), 100)
-    assert found["shards"]["web-0-24.tar"] == "steps 96 to 99, steps 96 to 99 of attempt 1"
-    assert len(found["steps"]) == 12
-
-
 @pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
 def test_nothing_is_said_where_nobody_says(tape):
     """No shards in a tape, or no tape at all."""

@@ -19,15 +19,12 @@ from supervise.store.recorder import Recorder
 def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
     """Who, when (two clocks, boot), where in the run, why; and the fields of the caller."""
     log = opened(tmp_path / "audit.log")
-    body = {
-        "attempt": 0,
-        "event": 7,
-        "reason": "why",
-        "incident": None,
-        "data": {"z": float("inf")},
-    }
+    body = {"attempt": 0, "event": 7, "reason": "why", "incident": None}
+    data = {"z": float("inf")}
 
-    seq = log.append("rule", actor="engine", at_ns=9, wall="now", step=4, body=body, sync=False)
+    seq = log.append(
+        "rule", actor="engine", at_ns=9, wall="now", step=4, body={**body, "data": data}, sync=False
+    )
 
     (stored,) = read(tmp_path / "audit.log")
     assert seq == 0
@@ -43,10 +40,7 @@ def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
         "step": 4,
         "kind": "rule",
         "actor": "engine",
-        "attempt": 0,
-        "event": 7,
-        "reason": "why",
-        "incident": None,
+        **body,
         "data": {"z": "+Inf"},
     }
     with pytest.raises(ValueError, match="seq"):
@@ -74,14 +68,7 @@ def test_each_writer_is_an_epoch_and_the_chain_goes_on(tmp_path, opened, put):
         put(log)
         log.close()
 
-    assert [(r["seq"], r["epoch"]) for r in read(path)] == [
-        (0, 1),
-        (1, 1),
-        (2, 2),
-        (3, 2),
-        (4, 3),
-        (5, 3),
-    ]
+    assert [(r["seq"], r["epoch"]) for r in read(path)] == [(n, n // 2 + 1) for n in range(6)]
     assert verify(path).exit_code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["audit.log"]
 
@@ -165,16 +152,6 @@ def test_a_changed_record_is_never_repaired(tmp_path, opened, put):
     assert caught.value.seq == 1
     assert path.read_bytes() == changed
     assert not locked(path)
-
-
-def test_the_log_of_another_run_is_not_continued(tmp_path, opened, put):
-    """A mixed-up directory is told before anything is written."""
-    log = opened(tmp_path / "audit.log", "run-1")
-    put(log)
-    log.close()
-
-    with pytest.raises(TamperError, match="belongs to the run"):
-        opened(tmp_path / "audit.log", "run-2")
 
 
 HOLDER = """

@@ -68,19 +68,6 @@ def test_flipping_any_byte_names_the_record(tmp_path, mask):
         assert f"record {owner[at]}" in report.message
 
 
-@pytest.mark.parametrize("byte", [b"\n", b"\0"])
-def test_overwriting_any_byte_names_the_record(tmp_path, byte):
-    """Also with a line end, with zero, and with the other case of a hex digit."""
-    lines = log()
-    whole = b"".join(lines)
-    owner = [seq for seq, line in enumerate(lines) for _ in line]
-
-    for at in range(len(whole)):
-        if whole[at : at + 1] != byte:
-            report = check(tmp_path, whole[:at] + byte + whole[at + 1 :])
-            assert report.bad_seq == owner[at], at
-
-
 @settings(max_examples=100, deadline=None)
 @given(picks=st.lists(st.integers(0, 3), min_size=1, max_size=6))
 def test_dropping_reordering_or_duplicating_records_shows(tmp_path_factory, picks):

@@ -72,14 +72,3 @@ def test_an_unknown_metric_is_refused_with_what_there_is(recorded, run):
         "did you mean 'train_loss_raw'? it has: train_loss_raw, learning_rate, loss_scale"
     )
     assert out.getvalue() == ""
-
-
-def test_a_run_without_frames_exports_a_header(run):
-    """A job that ended before its first step is no error; asking for a metric then is."""
-    Journal.open(run.journal_path).close()
-    out = io.StringIO()
-
-    assert history.export_csv(run, out) == 0
-    assert out.getvalue() == "step,rank,attempt\n"
-    with pytest.raises(UsageError, match="this run has none"):
-        history.export_csv(run, out, ["train_loss_raw"])

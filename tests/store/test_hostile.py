@@ -95,18 +95,6 @@ def test_a_hole_within_the_journal_is_damage(kept):
     assert "restore the file from a copy" in out
 
 
-def test_a_tail_that_looks_like_records_all_over_is_no_torn_tail(kept):
-    """A million heads without a record: an answer in seconds, and damage rather than a cut."""
-    path = kept.journal_path / "00000.jrn"
-    head = (1 << 10).to_bytes(4, "little") + bytes(4) + (10).to_bytes(4, "little") + b"\x01"
-    with path.open("ab") as file:
-        file.write(head * ((20 << 20) // len(head)))
-
-    assert "is damaged" in say(
-        kept.path, "print(told(lambda: list(journal.read(path / 'journal'))))"
-    )
-
-
 @pytest.mark.parametrize(("ending", "status"), [(b"", "truncated"), (b"\n{}\n", "tampered")])
 def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
     """One line of 6 GB: without its end it is a torn tail, of which the next writer keeps 1 MB."""

@@ -95,23 +95,6 @@ def test_other_events_keep_numbers_that_are_not_finite():
     assert isinstance(back, Finished) and math.isnan(back.result["x"])
 
 
-def test_only_the_events_asked_for_are_unpacked(tmp_path):
-    write(tmp_path / "j", [Launched(1, 2, 0), *STEPS, Exited(9, 0)])
-
-    assert list(read(tmp_path / "j", only=(Exited, Launched))) == [
-        (0, Launched(1, 2, 0)),
-        (9, Exited(9, 0)),
-    ]
-
-
-def test_a_new_writer_goes_on_where_the_last_one_stopped(tmp_path):
-    for start in (0, 3, 5):
-        write(tmp_path / "j", STEPS[start : {0: 3, 3: 5, 5: 8}[start]], segment_bytes=100)
-
-    assert list(read(tmp_path / "j")) == list(enumerate(STEPS))
-    assert len(list((tmp_path / "j").iterdir())) > 2
-
-
 def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
     """A torn tail is no error, and the next writer goes on from there."""
     write(tmp_path / "j", STEPS)
