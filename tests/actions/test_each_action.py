@@ -16,7 +16,7 @@ from supervise.actions.skip_step import SkipStep
 from supervise.actions.stop import Stop
 from supervise.actions.update_clip import UpdateClip
 from supervise.actions.verify import Verify
-from supervise.core.model.effect_check import EffectCheck
+from supervise.core.model.action import EffectCheck
 from supervise.errors import ActionError
 
 

@@ -7,8 +7,7 @@ import pytest
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Around, Rollback
-from supervise.core.model.action import Refused
-from supervise.core.model.effect_check import EffectCheck
+from supervise.core.model.action import EffectCheck, Refused
 from supervise.errors import ActionError
 
 

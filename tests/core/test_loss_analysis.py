@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from supervise.core.analysis import spike_classifier
-from supervise.core.analysis.context_event import ContextEvent
 from supervise.core.analysis.loss_band import Band, band_of, slope
-from supervise.core.analysis.spike_classifier import Evidence
+from supervise.core.analysis.spike_classifier import ContextEvent, Evidence
 from supervise.core.incidents import diagnosis
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.detection import rule_inputs
+from supervise.core.detection import rank_monitor
 from supervise.core.model import escalation, state_machine
 from supervise.core.model.budgets import Ledger
 from supervise.core.model.policy import Budget, Ladder
@@ -135,6 +135,6 @@ def test_a_rule_can_fire_if_some_readings_of_what_is_there_make_it_true(there, t
     (tmp_path / "p.yaml").write_text(POLICY)
     policy = load_policy(tmp_path / "p.yaml")
 
-    found = {r.id for r in policy.rules if rule_inputs.can_fire(policy, r, there.__contains__)}
+    found = {r.id for r in policy.rules if rank_monitor.can_fire(policy, r, there.__contains__)}
 
     assert found == CAN[there]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.incidents import sampling_rate, savepoint_retention
+from supervise.core.incidents import action_planning
 from supervise.core.model.events import Announced, Exited, Notice
 from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
+from supervise.core.state import rule_scope
 
 from .conftest import NAMES, Above, Verify, rule_on
 
@@ -31,7 +32,7 @@ def spared(tell, make_policy):
         story.frames(2.0, times=BREACH)
         return story
 
-    begin.now = lambda story: savepoint_retention.retain_before(story.policy, story.state)
+    begin.now = lambda story: action_planning.retain_before(story.policy, story.state)
     return begin
 
 
@@ -117,10 +118,10 @@ def story(tell):
 
 def test_denser_while_an_incident_is_open(story):
     story.frames(2.0, times=30, grad=0.01)
-    assert not sampling_rate.needs_dense_sampling(story.policy, story.state)
+    assert not rule_scope.needs_dense_sampling(story.policy, story.state)
     story.frames(6.0, grad=0.01)
     assert story.state.machine == "suspect"
-    assert sampling_rate.needs_dense_sampling(story.policy, story.state)
+    assert rule_scope.needs_dense_sampling(story.policy, story.state)
 
 
 @pytest.mark.parametrize("metric", SAMPLED[1:])
@@ -129,6 +130,6 @@ def test_not_for_what_denser_samples_make_worse(story, metric):
     story.rows(*[usual] * 30)
     story.rows(usual | {metric: 2.0})
     assert story.state.machine == "suspect"
-    assert not sampling_rate.needs_dense_sampling(story.policy, story.state)
+    assert not rule_scope.needs_dense_sampling(story.policy, story.state)
     story.rows(usual | {metric: 2.0, "train_loss_raw": 6.0})
-    assert sampling_rate.needs_dense_sampling(story.policy, story.state)
+    assert rule_scope.needs_dense_sampling(story.policy, story.state)

@@ -11,7 +11,7 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
-from supervise.core.incidents import pausing, withdrawal
+from supervise.core.incidents import withdrawal
 from supervise.core.model.events import Announced, Beat, Exited, Finished, Frame, Notice, Tick
 from supervise.core.model.policy import Budget, Ladder, Runbook
 from supervise.detectors.absence import Absence
@@ -249,7 +249,7 @@ def waiting(tell):
 
 def end_pause(story, action="inc-1/1/0-pause"):
     data = {"key": f"run:{action}"} if action else {}
-    story.send(Notice(story.at_ns, pausing.ENDED, "nobody renewed the pause", data=data))
+    story.send(Notice(story.at_ns, withdrawal.ENDED, "nobody renewed the pause", data=data))
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -260,13 +260,13 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     end_pause(story)
     assert not story.state.job.paused
     why = withdrawal.withdrawn(story.policy, story.state)
-    assert why == (pausing.UNPAUSED if withdrawn else "")
+    assert why == (withdrawal.UNPAUSED if withdrawn else "")
     asked = story.actions()
     story.send(Finished(story.at_ns, asked[-1], ok, BACK, None if ok else "not sent"))
 
     assert story.actions() == asked and asked[-1].endswith(verb)
     assert story.state.machine == "holding"
-    assert not pausing.withdrawn(story.state)
+    assert not withdrawal.withdrawn(story.state)
     assert "pause ended by itself" in " ".join(m["title"] for m in messages(story))
 
 
@@ -283,7 +283,7 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
 def test_a_resume_under_way_is_as_good(waiting):
     story = waiting("resume")
     end_pause(story, action="")
-    assert not pausing.withdrawn(story.state)
+    assert not withdrawal.withdrawn(story.state)
     story.send(Finished(story.at_ns, story.actions()[-1], True, {"resumed": True}))
 
     assert story.state.machine == "acting" and story.kinds("verify", "started")

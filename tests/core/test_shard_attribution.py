@@ -8,8 +8,12 @@ import random
 import pytest
 
 from supervise.core.analysis import shard_attribution as subject
-from supervise.core.analysis.shard_attribution import ShardAttribution
-from supervise.core.analysis.significance import binomial_tail, normal_tail, survivors
+from supervise.core.analysis.shard_attribution import (
+    ShardAttribution,
+    binomial_tail,
+    normal_tail,
+    survivors,
+)
 from supervise.core.incidents import action_planning
 from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import Ladder

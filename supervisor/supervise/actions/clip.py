@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
-from ..core.model.effect_check import EffectCheck
+from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
-from ..core.model.effect_check import EffectCheck
+from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
 from ..errors import ActionError
 
 TOLERANCE = 0.01

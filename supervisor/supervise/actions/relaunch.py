@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, Job, PlanContext, Refused
+from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import newest_before
-from ..core.model.effect_check import EffectCheck
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows

@@ -21,8 +21,9 @@ from typing import Any
 
 from .. import children
 from ..checkpoints.service import VERIFY_NOW_S
-from ..core.incidents import pausing, sampling_rate, savepoint_retention, withdrawal
+from ..core.incidents import action_planning, withdrawal
 from ..core.model.events import Event, Exited, Launched, Notice, Tick
+from ..core.state import rule_scope
 from ..errors import ActionError, SegmentError
 from ..inputs import clock, control_inbox, hardware
 from ..inputs.control_inbox import ControlInbox
@@ -319,7 +320,7 @@ class App:
         self.processor.mark_progress()
         processor, found = self.processor, self._read()
         if control.has_unpaused():  # its notice of that was lost
-            self._process([Notice(clock.monotonic_ns(), pausing.ENDED, "the job is not paused")])
+            self._process([Notice(clock.monotonic_ns(), withdrawal.ENDED, "the job is not paused")])
         control.pump(
             clock.monotonic_ns(),
             withdrawn=withdrawal.withdrawn(processor.policy, processor.state),
@@ -335,7 +336,7 @@ class App:
             processor.told(told)
         processor.collect_results()
         self._segments.retain_before(
-            savepoint_retention.retain_before(processor.policy, processor.state),
+            action_planning.retain_before(processor.policy, processor.state),
             clock.monotonic_ns(),
         )
         return found
@@ -351,7 +352,7 @@ class App:
             for completed in self._enricher.complete(event):
                 self.processor.process(completed)
             checkpoint_wiring.forward_save(self._checkpoints, event, self.processor.policy)
-            if self.control and isinstance(event, Notice) and event.kind == pausing.ENDED:
+            if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
 
     def _added_values(self, pid: int, leads: bool) -> dict[str, float]:
@@ -395,7 +396,7 @@ class App:
             processor.process(Tick(now_ns, judged))
         checkpoint_wiring.verify_awaited(self._checkpoints, processor.policy, processor.state)
         changed = self._segments.tighten(
-            sampling_rate.needs_dense_sampling(processor.policy, processor.state), now_ns
+            rule_scope.needs_dense_sampling(processor.policy, processor.state), now_ns
         )
         if changed is not None:
             self.recorder.note("sampling", processor.state.step, changed, {})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import engine, replay
-from ..core.incidents.pausing import ENDED
+from ..core.incidents.withdrawal import ENDED
 from ..core.model.decisions import Decision
 from ..core.model.events import (
     Announced,

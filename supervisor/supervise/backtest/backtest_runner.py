@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..catalog import load_policy
 from ..core import engine
-from ..core.detection import rule_inputs
+from ..core.detection import rank_monitor
 from ..core.model.budgets import Ledger
 from ..core.model.decisions import Decision
 from ..core.model.events import Announced, Event, Frame
@@ -108,7 +108,7 @@ def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
         outcome.spacing = max(1.0, sorted(spans)[len(spans) // 2][0])
     outcome.probation = policy.probation_steps
     for rule in policy.rules:
-        if not rule_inputs.can_fire(policy, rule, names.__contains__):
+        if not rank_monitor.can_fire(policy, rule, names.__contains__):
             outcome.inactive.append(rule.id)
     return outcome
 

@@ -23,7 +23,7 @@ from .handlers import (
     rule_fired,
     session_change,
 )
-from .incidents import closing, data_suspicion, diagnosis, flapping, grouping
+from .incidents import closing, data_suspicion, diagnosis, flapping, opening
 from .model import escalation, state_machine
 from .model.decisions import ACTING_MODES, BREACH, Decision
 from .model.events import (
@@ -45,8 +45,7 @@ from .model.events import (
 from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, effect_verification, runner
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
-from .state.job_life import JobLife
-from .state.run_state import State, StepContext
+from .state.run_state import JobLife, State, StepContext
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
@@ -234,7 +233,7 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     why = f"{rule.id} cannot be evaluated on rank {rank}: its metrics are missing"
     ctx.record("blind", why, rule=rule.id, severity=severity, rank=rank)
-    grouping.group(ctx, ctx.state.monitors[rank], replace(rule, severity=severity), {}, why)
+    opening.group(ctx, ctx.state.monitors[rank], replace(rule, severity=severity), {}, why)
     ctx.move("notice", why)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..core.model.approval_request import ApprovalRequest
 from ..core.model.decisions import CODE_NAMES, Decision
 from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import Incident
-from ..core.state.run_state import State
+from ..core.state.run_state import ApprovalRequest, State
 
 
 def snapshot(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..catalog.forms.scenario_form import InjectForm, ScenarioForm
 from ..core import engine
-from ..core.incidents import pausing
+from ..core.incidents import withdrawal
 from ..core.model import state_machine
 from ..core.model.action import Action
 from ..core.model.decisions import Decision
@@ -113,7 +113,7 @@ class ScenarioRunner:
             self.advance(self.now_ns + SECOND)
             if self.job.paused_until is not None and self.now_ns >= self.job.paused_until:
                 self.job.paused_until = None  # the lease ran out
-                self.send(Notice(self.now_ns, pausing.ENDED, "the job goes on by itself"))
+                self.send(Notice(self.now_ns, withdrawal.ENDED, "the job goes on by itself"))
         if self.alive():
             self.send_frames()
             self.tick()

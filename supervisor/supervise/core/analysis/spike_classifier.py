@@ -16,10 +16,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .context_event import SCHEDULE as OWN_RATE
-from .context_event import ContextEvent, answered
 from .loss_band import Band, median, spread
 from .loss_band import slope as _slope
+
+OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ContextEvent:
+    """Something that happened near an onset. `kind`: data, logging, planned, rate, action, ..."""
+
+    step: int
+    kind: str
+    text: str
+
+
+def answered(happened: Sequence[ContextEvent]) -> dict[str, Any]:
+    """Return `{"answer": yes|no, "text", "events"}`; the text names the first three."""
+    events = [{"step": h.step, "kind": h.kind, "text": h.text} for h in happened]
+    if not events:
+        return {"answer": "no", "text": "no other event is known", "events": events}
+    # What the job did to itself comes first: it explains all the rest.
+    first = sorted(happened, key=lambda h: h.kind != OWN_RATE)[:3]
+    named = [f"{h.text} (step {h.step})" for h in first]
+    more = f" and {len(events) - 3} more" if len(events) > 3 else ""
+    return {"answer": "yes", "text": "also: " + ", ".join(named) + more, "events": events}
+
 
 POST = 50  # frames in a row whose median must lie in the band
 RECOVERY = 300  # frames in which a spike may come back: "a few hundred steps"

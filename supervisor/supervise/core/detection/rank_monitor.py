@@ -7,6 +7,7 @@ outside, the same frames give the same answers. Numbers are collected only when 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +17,6 @@ from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..model.events import Beat, Frame
 from ..model.interfaces import NOTE, Clockwork, Watch
 from ..model.policy import Policy, Rule
-from . import rule_inputs
 
 Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
@@ -123,9 +123,7 @@ class RankMonitor:
                 sample = _sampler(detector.reads, columns, inputs)
                 self._joint.append((i, watch.feed, sample))
         names = set(self.names)
-        self._able = [
-            rule_inputs.can_fire(self.policy, r, names.__contains__) for r in self.policy.rules
-        ]
+        self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
 
@@ -135,9 +133,7 @@ class RankMonitor:
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
-        return rule_inputs.missing(
-            self.policy, self.policy.rules[rule], set(self.names).__contains__
-        )
+        return missing(self.policy, self.policy.rules[rule], set(self.names).__contains__)
 
     # ── feeding ───────────────────────────────────────────────────────────────────────────────────
 
@@ -296,7 +292,7 @@ class RankMonitor:
             newest = max(frames, SPARSEST) if metric in COSTLY else frames
             return not self._is_dense(metric) or self.history.has(metric, newest)
 
-        return not rule_inputs.can_fire(self.policy, self.policy.rules[rule], is_there)
+        return not can_fire(self.policy, self.policy.rules[rule], is_there)
 
     def _is_dense(self, metric: str) -> bool:
         """Return whether a metric ever was finite in two frames running: then it comes in all."""
@@ -340,3 +336,41 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
         return lambda values: [watch.raw for watch in inputs]
     column, other = columns[0], inputs[0]
     return lambda values: (values[column] if column >= 0 else None, other.raw)
+
+
+MOST = 8  # readable detectors of one rule whose combinations are tried
+
+
+def can_fire(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> bool:
+    """Return whether any readings of the detectors that have their metrics make the rule TRUE.
+
+    A detector without its metrics is UNKNOWN for ever. `a or b` can do without one of the two,
+    `a and b` cannot.
+    """
+    order = list(policy.detectors)
+    readable = [name for name in rule.uses if is_readable(policy, name, has)]
+    if len(readable) > MOST:
+        return len(readable) == len(rule.uses)
+    places = [order.index(name) for name in readable]
+    codes = [UNKNOWN] * len(order)
+    for answers in product((BREACH, OK), repeat=len(places)):
+        for place, code in zip(places, answers, strict=True):
+            codes[place] = code
+        if rule.when(codes) == BREACH:
+            return True
+    return False
+
+
+def is_readable(policy: Policy, name: str, has: Callable[[str], bool]) -> bool:
+    """Return whether a detector, and what it is coupled with, has the metrics it reads."""
+    detector = policy.detectors[name]
+    inputs = [is_readable(policy, inner, has) for inner in detector.detectors]
+    own = [has(metric) for metric in detector.metrics]
+    enough = all if detector.needs_all else any
+    return (not own or enough(own)) and (not inputs or enough(inputs))
+
+
+def missing(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:
+    """Return the metrics behind a rule that are not there, in order, each once."""
+    metrics = [m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics]
+    return list(dict.fromkeys(metric for metric in metrics if not has(metric)))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from ..incidents import approvals, closing
 from ..model.action import Refused
-from ..model.approval_request import ApprovalRequest
 from ..model.events import OperatorCommand
 from ..runbooks import runner
-from ..state.approval_log import ApprovalLog
 from ..state.incident import Incident
-from ..state.run_state import State, StepContext
+from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
 from .operator_actions import Answer
 
 

@@ -6,7 +6,7 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
-from ..incidents import approvals, closing, opening, pausing, withdrawal
+from ..incidents import approvals, closing, opening, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
 from ..model.events import Exited, Launched, Notice
@@ -15,8 +15,7 @@ from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, effect_verification, runner
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
-from ..state.job_life import END_REQUESTED, JobLife, Restarts
-from ..state.run_state import State, StepContext
+from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
@@ -80,8 +79,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         runner.start_waiting(ctx)  # perhaps what lacked one
     if event.kind in ("continuity", "resume-refused"):
         effect_verification.on_continuity(ctx, event)
-    if event.kind == pausing.ENDED:
-        pausing.on_pause_ended(ctx, event)
+    if event.kind == withdrawal.ENDED:
+        withdrawal.on_pause_ended(ctx, event)
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")

@@ -18,8 +18,7 @@ from ..detection.rank_monitor import RankMonitor
 from ..model.events import Reloaded
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
-from ..state.job_life import END_REQUESTED
-from ..state.run_state import State, StepContext
+from ..state.run_state import END_REQUESTED, State, StepContext
 from . import approval_answers
 
 # Of a monitor: what follows from the policy. All else was learnt from the job, and is kept.

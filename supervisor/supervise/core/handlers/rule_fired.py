@@ -15,10 +15,7 @@ from ..incidents import (
     data_suspicion,
     diagnosis,
     flapping,
-    grouping,
     opening,
-    precedence,
-    stall,
     withdrawal,
 )
 from ..model import escalation, state_machine
@@ -111,7 +108,7 @@ def _answer(
             state.rules.muted[rule.id] = muted
             continue
         text = headline(numbers, rule.text)
-        told |= grouping.group(ctx, monitor, rule, numbers, text, told=told)
+        told |= opening.group(ctx, monitor, rule, numbers, text, told=told)
         if rule.runbook is None:
             continue
         mode = ctx.policy.mode_of(rule)
@@ -168,7 +165,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
             ctx, rule, f"{rule.id} still fires on rank {same}, where it was handled", "answered"
         )
         return
-    if precedence.predates_rollback(incident, monitor, rule):
+    if opening.predates_rollback(incident, monitor, rule):
         why = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
         _suppress(ctx, rule, why, "acting")
         incident.deferred.rules.append(rule.id)
@@ -194,7 +191,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         opening.mark_suspect(state, incident)
         data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
     watch.answered = True
-    still = stall.reports_stall(monitor, rule)
+    still = withdrawal.reports_stall(monitor, rule)
     withdrawal.set_trigger(incident.trigger, rule, still=still)
     if still and job_lifecycle.give_up(ctx, incident, name):
         return
@@ -221,7 +218,7 @@ def _meanwhile(
     """A rule asks for a runbook, and a level, while another one runs."""
     policy, incident, (name, level) = ctx.policy, ctx.state.incident, wanted
     assert incident is not None
-    if precedence.outranks(policy, monitor, rule, run):
+    if opening.outranks(policy, monitor, rule, run):
         if 0 <= level <= (at := incident.escalation.level):
             name, level = escalation.next_level(policy.ladder, at)
         monitor.rules[policy.rules.index(rule)].answered = True
@@ -269,7 +266,7 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
     if level >= 0:
         opening.invalidate_attempt(ctx.state, incident)
     ctx.state.history.cooldown[rule.id] = (ctx.state.frame_count, level)
-    still = stall.reports_stall(monitor, rule)
+    still = withdrawal.reports_stall(monitor, rule)
     withdrawal.set_trigger(incident.trigger, rule, still=still)
     if still and job_lifecycle.give_up(ctx, incident, name):
         return
@@ -286,7 +283,7 @@ def run_deferred(ctx: StepContext) -> None:
     if incident.run is not None and incident.run.is_busy():
         return
     firing = set(state.firing(ctx.policy))
-    found = list(precedence.due_rules(ctx.policy, state.monitors, incident))
+    found = list(opening.due_rules(ctx.policy, state.monitors, incident))
     deferred.rules = [] if found else [name for name in deferred.rules if name in firing]
     if found:
         rule, monitor = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))

@@ -14,14 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model import state_machine
-from ..model.approval_request import ApprovalRequest
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
-from ..state.approval_log import ApprovalLog
 from ..state.incident import HELD, Incident, brief
-from ..state.run_state import State, StepContext
-from . import action_planning, stall
+from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
+from . import action_planning, withdrawal
 
 DENY, ALLOW = "deny", "allow"
 
@@ -98,7 +96,7 @@ def request(
         incident.reopen()
     ctx.move("ask", f"{pending.id}: {book.name} waits for approval")
     after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
-    after += f"; {stall.job_status(ctx.policy, state)} meanwhile"
+    after += f"; {withdrawal.job_status(ctx.policy, state)} meanwhile"
     ctx.notify(
         incident.severity,
         f"{incident.id}: {book.name} waits for your approval",

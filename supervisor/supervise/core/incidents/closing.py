@@ -7,7 +7,7 @@ from typing import Any
 from ..state.incident import CLOSED, HELD, Incident
 from ..state.run_state import StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import approvals, diagnosis, opening, stall
+from . import approvals, diagnosis, opening, withdrawal
 
 NOTHING = "nothing to do"
 
@@ -29,7 +29,7 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
     case.exhausted |= exhausted
     case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
     found, then = case.verdict, "no further action until `supervise release RUN`; "
-    then += stall.job_status(policy, state)
+    then += withdrawal.job_status(policy, state)
     ctx.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
@@ -61,7 +61,7 @@ def report_unactionable(ctx: StepContext, incident: Incident, name: str, refusal
         f"{incident.id}: no runbook applies to this job",
         verdict=incident.headline,
         why=f"{name}: {refusal}",
-        then=f"evidence is collected; {stall.job_status(ctx.policy, ctx.state)}; to see why: "
+        then=f"evidence is collected; {withdrawal.job_status(ctx.policy, ctx.state)}; to see why: "
         f"supervise why RUN {incident.id}",
         replace=True,
     )

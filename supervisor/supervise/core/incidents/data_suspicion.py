@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from ..analysis.shard_attribution import BEFORE
 from ..detection.rank_monitor import RankMonitor
-from ..model.approval_request import ApprovalRequest
 from ..model.decisions import BREACH
 from ..model.policy import Policy, Rule
-from ..state.incident import QUIET_STEPS, Incident
-from ..state.onset import Onset
-from ..state.run_state import State, StepContext
+from ..state.incident import QUIET_STEPS, Incident, Onset
+from ..state.run_state import ApprovalRequest, State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from .approvals import ALLOW
 

@@ -12,17 +12,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ..analysis import spike_classifier
-from ..analysis.context_event import SCHEDULE, ContextEvent
 from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
-from ..analysis.spike_classifier import DEADLINE, Evidence, Verdict
+from ..analysis.spike_classifier import DEADLINE, OWN_RATE, ContextEvent, Evidence, Verdict
 from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Planned, Policy, Rule
 from ..state import rule_scope
-from ..state.incident import Incident
-from ..state.loss_case import LossCase
-from ..state.loss_context import LossContext
-from ..state.run_state import State
+from ..state.incident import Incident, LossCase
+from ..state.run_state import LossContext, State
 
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
 BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
@@ -310,7 +307,7 @@ def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
             continue
         own = asked.get(step, 0.0) >= OWN_JUMP * asked.get(last, math.inf) > 0.0
         whose = "the job's own learning rate" if own else "learning rate"
-        yield ContextEvent(step, SCHEDULE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+        yield ContextEvent(step, OWN_RATE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
 
 
 def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:

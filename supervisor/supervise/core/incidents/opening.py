@@ -1,16 +1,140 @@
-"""The beginning of an incident, whoever it begins with: a rule, a crash, or a word."""
+"""The beginning of an incident: by a rule, a crash, or an operator; and which rule joins or waits.
+
+A rule of a pack that has no other one in the incident tells of another kind of trouble, however
+severe. Where nothing so far spoke against the weights and it does, the incident begins with it: a
+slow host, which may have been there for long, says nothing about what came later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
-from ..model.policy import Policy
-from ..state.incident import Incident
+from ..model.decisions import BREACH, SEVERITIES
+from ..model.policy import Policy, Rule
+from ..state import rule_scope
+from ..state.incident import HELD, OPEN, Incident, first_breach
 from ..state.run_state import State, StepContext
-from . import diagnosis
+from ..state.runbook_execution import RunbookExecution
+from . import data_suspicion, diagnosis, withdrawal
+
+
+def group(
+    ctx: StepContext,
+    monitor: RankMonitor,
+    rule: Rule,
+    numbers: Mapping[str, Mapping[str, Any]],
+    text: str,
+    *,
+    told: bool = False,
+) -> bool:
+    """Open an incident for a rule, or let the rule join the open one.
+
+    Args:
+        told: people hear of a worse rule in the same event.
+
+    Returns:
+        Whether people are told of this one.
+    """
+    state, incident = ctx.state, ctx.state.incident
+    breach = first_breach(numbers, monitor.step)
+    if incident is None:
+        incident = open_incident(
+            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
+        )
+        data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
+    elif not _joins(ctx, monitor, incident, rule, breach, text):
+        return False
+    if told or rule.id in state.rules.flapping:
+        return False
+    then = f"watching; read runbook {rule.see}" if rule.see else "watching"
+    ctx.notify(
+        rule.severity,
+        f"{incident.id}: {rule.id} at step {state.step}",
+        verdict=text,
+        why=f"when: {rule.text}",
+        then=then,
+    )
+    return True
+
+
+def _joins(
+    ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
+) -> bool:
+    """Let a rule join the open incident; return whether that is news to people."""
+    policy, idle = ctx.policy, incident.run is None
+    news = rule_scope.new_kind(incident, rule)
+    begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
+    begins = begins and not rule_scope.against_weights(policy, incident)
+    raised = incident.join(rule.id, rule.severity)
+    # What was advisory until now may be much older than the trouble.
+    moved = begins or (raised and idle)
+    if moved:
+        incident.breach_step = breach
+    if moved or raised:
+        incident.headline = text
+    if moved:
+        record_baseline(policy, ctx.state, monitor, incident)
+    data_suspicion.on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
+    what, reason = "joined", f"{rule.id} joins"
+    if raised:
+        what, reason = "raised", f"raised to {rule.severity} by {rule.id}: {text}"
+    since: dict[str, Any] = {"breach_step": incident.breach_step} if moved or raised else {}
+    ctx.record(
+        "incident",
+        reason,
+        rule=rule.id,
+        severity=rule.severity,
+        what=what,
+        runbook=rule.see,
+        **since,
+    )
+    return raised or news or (incident.phase == HELD and rule.severity != "SEV2")
+
+
+def is_more_severe(rule: Rule, run: RunbookExecution) -> bool:
+    """Return whether a rule is more severe than what a run was started for."""
+    return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
+
+
+def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
+    """Return whether a rule that fires does not wait for the end of a run.
+
+    What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
+    learns nothing from silence; what answers that is on no level.
+    """
+    aside = rule.runbook not in policy.ladder.levels
+    return is_more_severe(rule, run) or (aside and withdrawal.reports_stall(monitor, rule))
+
+
+def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:
+    """Return whether a rule fires for frames from before the job was taken back, and for no other.
+
+    Silence is none of them.
+    """
+    return monitor.attempt < incident.recovery.rolled_back_to and not withdrawal.reports_stall(
+        monitor, rule
+    )
+
+
+def due_rules(
+    policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident
+) -> Iterable[tuple[Rule, RankMonitor]]:
+    """Return the rules that wait and are to be answered now, each with where it fires.
+
+    When the job was taken back meanwhile, a rule is due only if a frame after that is in breach.
+    """
+    run = incident.run
+    for r, rule in enumerate(policy.rules):
+        for monitor in monitors.values() if rule.id in incident.deferred.rules else ():
+            watch = monitor.rules[r]
+            if not watch.firing or predates_rollback(incident, monitor, rule):
+                continue
+            calm = incident.recovery.rolled_back_to and watch.code != BREACH
+            if not calm and (run is None or outranks(policy, monitor, rule, run)):
+                yield rule, monitor
 
 
 def open_incident(

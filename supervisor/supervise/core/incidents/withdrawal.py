@@ -13,9 +13,9 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
 - What a person ordered or approved, and the restart of a job that has ended, needs no reason. Only
   an approved answer to a standstill does: a job that makes steps again does not stand still.
 - A training that is over (see `session_change`) withdraws what was meant for it.
-- A pause that ended by itself (see `pausing`) withdraws what relied on it.
-
-Pure questions: nothing is decided, said or done.
+- A pause that ended by itself withdraws what relied on it. The probe holds a job only while its
+  pause is renewed (see `job.lease`), and tells when it let the job go without a `resume`: a runbook
+  between its `pause` and its `resume` fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,40 @@ from ..analysis.loss_band import median
 from ..detection.rank_monitor import LOSS, RankMonitor
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
+from ..model.events import Notice
 from ..model.policy import Policy, Rule
+from ..state import compensation
 from ..state.incident import Incident, Trigger
-from ..state.run_state import State
-from ..state.runbook_execution import Reason
-from . import pausing, stall
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import Reason, RunbookExecution
+
+SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
+
+
+def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
+    """Return whether a rule is in breach because something did not come."""
+    readings = monitor.numbers(rule).values()
+    return any("signal" in one and one.get("code") == "BREACH" for one in readings)
+
+
+def job_status(policy: Policy, state: State) -> str:
+    """Return how it is with the job while nothing is done about it, as a clause."""
+    if state.job.returncode is not None:
+        return "the job has ended"
+    if state.job.paused:
+        return "the job is paused"
+    if any(_is_stalled(policy, state.at_ns, monitor) for monitor in state.monitors.values()):
+        return f"the job is stalled at step {state.step}"
+    return "the job continues"
+
+
+def _is_stalled(policy: Policy, at_ns: int, monitor: RankMonitor) -> bool:
+    rules = zip(policy.rules, monitor.rules, strict=True)
+    if any(watch.firing and reports_stall(monitor, rule) for rule, watch in rules):
+        return True
+    frames = monitor.history.frames
+    return bool(frames) and at_ns - frames[-1].at_ns > SILENT_S * 1e9
+
 
 LOOKED_AT = 20  # newest losses; as many as a verification asks to be calm
 TRAINING_OVER = "the training session that it was meant for has ended"
@@ -83,8 +112,8 @@ def withdrawn(policy: Policy, state: State) -> str:
         return ""
     if incident.deferred.session_end:
         return "" if run.requested.operator and run.intent.verb == "stop" else TRAINING_OVER
-    if pausing.withdrawn(state):
-        return pausing.UNPAUSED
+    if is_pause_gone(state):
+        return UNPAUSED
     action = run.intent.action
     return lost_reason(policy, state, action) if action and action.destructive else ""
 
@@ -110,7 +139,7 @@ def _silent(monitors: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict
     return {
         rank: monitor.frames
         for rank, monitor in monitors.items()
-        if monitor.rules[place].firing and stall.reports_stall(monitor, rule)
+        if monitor.rules[place].firing and reports_stall(monitor, rule)
     }
 
 
@@ -135,3 +164,50 @@ def is_loss_out_of_band(state: State, incident: Incident) -> bool:
         return False
     residual = median([loss - band.forecast(step) for step, loss in since])
     return residual > band.width(len(since))
+
+
+ENDED = "pause-ended"  # kind of the notice
+UNPAUSED = "the pause that it depends on has ended"
+
+
+def on_pause_ended(ctx: StepContext, event: Notice) -> None:
+    """Take note that the job goes on by itself, unless that was of a pause before the newest."""
+    state, incident, run = ctx.state, ctx.state.incident, ctx.state.run()
+    pauses = run is not None and run.intent.awaits("pause")
+    key = str(event.data.get("key", ""))
+    if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.action_id:
+        return
+    if not state.job.paused:
+        return
+    state.job.paused = False
+    if incident is not None:
+        compensation.forget(incident.recovery, "resume")  # what goes on by itself needs none
+    if run is not None and _relies_on_pause(run):
+        run.failure.pause_ended = event.message
+    if not state.job.end_requested:
+        ctx.notify(
+            "SEV1",
+            "the pause ended by itself, and the job continues",
+            verdict=event.message,
+            then="to pause it again: supervise pause RUN",
+        )
+
+
+def is_pause_gone(state: State) -> bool:
+    """Return whether the action under way is not to be carried out, since the job goes on."""
+    run = state.run()
+    if run is None or not run.failure.pause_ended or run.failure.reason is not None:
+        return False
+    action, awaited = run.intent.action, run.intent.action_id
+    return awaited is not None and action is not None and action.touches_job
+
+
+def _relies_on_pause(run: RunbookExecution) -> bool:
+    """Return whether the step under way was to find the job paused, or is the pause itself."""
+    if run.failure.reason is not None:
+        return False
+    paused = False
+    for i in (*run.done, run.index):
+        verb = run.runbook.verbs[i] if i < len(run.runbook.verbs) else ""
+        paused = verb == "pause" or (paused and verb not in ("resume", "relaunch"))
+    return paused

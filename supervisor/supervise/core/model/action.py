@@ -13,7 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from .checkpoint_registry import Checkpoint
-from .effect_check import EffectCheck
+
+
+@dataclass(frozen=True, slots=True)
+class EffectCheck:
+    """The first frame that can show the effect of an action, and what the action was.
+
+    Attributes:
+        args: what `plan` returned.
+        result: what `perform` returned (`ack_step` is the step at whose end the probe carried it
+            out).
+        frame: the metrics of the frame. step, attempt: where it is.
+    """
+
+    args: Mapping[str, Any]
+    result: Mapping[str, Any]
+    frame: Mapping[str, float | None]
+    step: int
+    attempt: int
+
 
 BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
 BUSY_BYTES = 65536  # moved per second by reads and writes

@@ -32,9 +32,9 @@ from ..analysis.loss_band import Band, median
 from ..analysis.spike_classifier import NORM_RATIO
 from ..detection.rank_monitor import LOSS, RankMonitor
 from ..incidents.diagnosis import UPDATE
-from ..incidents.stall import SILENT_S
+from ..incidents.withdrawal import SILENT_S
+from ..model.action import EffectCheck
 from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
-from ..model.effect_check import EffectCheck
 from ..model.events import Frame, Notice
 from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK

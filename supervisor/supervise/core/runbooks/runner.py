@@ -11,12 +11,11 @@ from typing import Any
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation
-from ..model.approval_request import ApprovalRequest
 from ..model.events import Finished
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
-from ..state.run_state import State, StepContext
+from ..state.run_state import ApprovalRequest, State, StepContext
 from ..state.runbook_execution import OperatorRequest, RunbookExecution, RunbookFailure, StartTerms
 from . import checkpoint_choice, steps
 

@@ -7,8 +7,7 @@ from typing import Any
 from ..incidents import action_planning
 from ..model.action import Action, Refused
 from ..state.incident import Incident, brief, verb_of
-from ..state.incident_history import IncidentHistory
-from ..state.run_state import State, StepContext
+from ..state.run_state import IncidentHistory, State, StepContext
 from ..state.runbook_execution import Intent, RunbookExecution
 
 OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model.action import Action
-from .incident import Incident, verb_of
-from .recovery import Recovery
+from .incident import Incident, Recovery, verb_of
 from .runbook_execution import RunbookExecution
 
 GOES_BACK = ("rollback", "relaunch")

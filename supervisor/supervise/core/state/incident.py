@@ -10,14 +10,103 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..analysis.loss_band import Band
+from ..analysis.spike_classifier import ContextEvent, Verdict
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
 from ..model.events import OperatorCommand
-from .loss_case import LossCase
-from .onset import Onset
-from .recovery import Recovery
 from .runbook_execution import RunbookExecution
+
+
+@dataclass(slots=True)
+class Excursion:
+    """How the frames since the onset looked.
+
+    Attributes:
+        peak: the largest loss. outliers: frames whose loss was far out of the band.
+        nonfinite: first step whose loss, gradient or update was not finite. skipped: first and last
+            one of those that were skipped, and so kept from the weights.
+    """
+
+    peak: float | None = None
+    outliers: int = 0
+    nonfinite: int | None = None
+    skipped: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class LossCase:
+    """The question how the loss is, and its answer.
+
+    Attributes:
+        rank: whose frames are asked; `attempt` of its newest one, `last_step` its step.
+        first_step: first step that counts as after the onset: of the new attempt after a rollback.
+        since_frame: frame count from which the loss has time to come back; `opened_at_frame` never
+            changes.
+        band: that the loss was in before the onset. norms: metric -> median before it.
+        context: what else happened around the onset.
+        rolled_back: it was taken back since. exhausted: it came back after the last level.
+        verdict: the class that it was given while it is open.
+    """
+
+    rank: int = 0
+    attempt: int = 0
+    last_step: int = -1
+    first_step: int = 0
+    since_frame: int = 0
+    opened_at_frame: int = 0
+    band: Band | None = None
+    norms: dict[str, float] = field(default_factory=dict)
+    context: list[ContextEvent] = field(default_factory=list)
+    excursion: Excursion = field(default_factory=Excursion)
+    rolled_back: bool = False
+    exhausted: bool = False
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The way back from a failure.
+
+    Attributes:
+        undos: (number of the runbook, the action that reverses one of its actions), oldest first.
+        rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
+        must_pass, probation_step: after a rollback: the first breach, a step that a recovery must
+            have passed, and the step before which its probation does not end. A crash has neither:
+            it may lie far ahead, and the count of crashes judges it.
+        crashed: the first breach, if that is the end of the process.
+        suspect_from: attempt -> step from which its checkpoints are suspect because of this.
+    """
+
+    undos: list[tuple[int, Action]] = field(default_factory=list)
+    rolled_back_to: int = 0
+    must_pass: int = -1
+    probation_step: int = -1
+    crashed: int = -1
+    suspect_from: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Onset:
+    """The newest begin of a trouble that its shards were blamed for, and what came of it.
+
+    Attributes:
+        attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
+        last: newest step of it whose batch is known to be part of the trouble.
+        frame_count, step: of the newest frame in which a rule of the incident was in breach.
+        lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
+        batches: fingerprints of the steps up to it, and of those in breach.
+    """
+
+    attempt: int = -1
+    breach: int = -1
+    advisory: bool = False
+    last: int = -1
+    frame_count: int = 0
+    step: int = -1
+    lull: int | None = None
+    batches: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

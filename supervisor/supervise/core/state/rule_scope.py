@@ -1,13 +1,15 @@
 """What a rule speaks of: the weights and what makes them, or only the machine that trains them.
 
 A slow host, a dear probe or a silent process says nothing against a checkpoint. Whatever is not
-known to be of the machine may be of the weights. Pure questions.
+known to be of the machine may be of the weights. Nor do denser samples explain a slow step.
 """
 
 from __future__ import annotations
 
 from ..model.policy import Policy, Rule
+from ..model.state_machine import UNEASY
 from .incident import Incident
+from .run_state import State
 
 # Times, devices, the host, the watching itself. Errors of memory are none of these, nor are those
 # that a log counts: what they hit is not known.
@@ -50,3 +52,34 @@ def new_kind(incident: Incident, rule: Rule) -> bool:
 
 def _pack(rule: str) -> str:
     return rule.partition(".")[0]
+
+
+SPEED = frozenset(
+    {
+        "probe_overhead_frac",
+        "probe_self_time",
+        "step_time",
+        "tokens_per_sec",
+        "mfu",
+        "dataloader_stall_frac",
+    }
+)
+
+
+def needs_dense_sampling(policy: Policy, state: State) -> bool:
+    """Return whether an incident is open that samples may explain.
+
+    One that is only about speed, or about what the probe costs, is not: denser samples would make
+    the steps slower still, and the incident would never end.
+    """
+    incident = state.incident
+    if incident is None or state.machine not in UNEASY:
+        return state.machine in UNEASY
+    rules = [rule for rule in policy.rules if rule.id in incident.rules]
+    read = {
+        metric
+        for rule in rules
+        for name in policy.detectors_of(rule)
+        for metric in policy.detectors[name].metrics
+    }
+    return not read or not read <= SPEED

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..analysis.shard_attribution import ShardAttribution
 from ..detection.rank_monitor import RankMonitor
 from ..model import state_machine
 from ..model.budgets import Ledger
@@ -17,13 +19,223 @@ from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import SEVERITIES, Decision
 from ..model.events import Event
 from ..model.policy import Policy
-from .approval_log import ApprovalLog
 from .incident import Incident
-from .incident_history import IncidentHistory
-from .job_life import JobLife
-from .loss_context import LossContext
-from .rule_memory import RuleMemory
 from .runbook_execution import RunbookExecution
+
+
+@dataclass(slots=True)
+class RuleMemory:
+    """Which rules flap, are muted or are silenced.
+
+    Attributes:
+        flips: (rule id, rank) -> frame counts of its last changes, to tell flapping.
+        flapping: ids of the rules that flap.
+        noted: (detector, kind) -> frame_count from which on a note of it is written again.
+        muted: rule id -> what muted it; such a rule is offered again when that is gone.
+        silenced: rule id -> (frame_count until which it is silent, operator).
+    """
+
+    flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
+    flapping: set[str] = field(default_factory=set)
+    noted: dict[tuple[str, str], int] = field(default_factory=dict)
+    muted: dict[str, str] = field(default_factory=dict)
+    silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def copy(self) -> RuleMemory:
+        """Return an independent copy."""
+        flips = {key: deque(counts, maxlen=counts.maxlen) for key, counts in self.flips.items()}
+        return RuleMemory(
+            flips, set(self.flapping), dict(self.noted), dict(self.muted), dict(self.silenced)
+        )
+
+    def silence(self, rule: str, frame_count: int) -> str | None:
+        """Return the name of who silenced a rule that is still to be silent, else None."""
+        until, operator = self.silenced.get(rule, (0, ""))
+        return operator if frame_count < until else None
+
+    def unmute_cleared(self, firing: Collection[str]) -> None:
+        """Forget what muted a rule that does not fire any more."""
+        self.muted = {rule: by for rule, by in self.muted.items() if rule in firing}
+
+    def forget_unknown(self, known: Collection[str]) -> None:
+        """Forget the changes of rules that the policy does not have any more."""
+        self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
+        self.flapping.intersection_update(known)
+
+
+END_REQUESTED = "the end of the job was requested"  # why it is not started again
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The steps at which the job was started again, since it last went beyond all of them.
+
+    Attributes:
+        crashes: because it ended by itself. hangs: because it stood still.
+    """
+
+    crashes: list[int] = field(default_factory=list)
+    hangs: list[int] = field(default_factory=list)
+
+    def copy(self) -> Restarts:
+        """Return an independent copy."""
+        return Restarts(list(self.crashes), list(self.hangs))
+
+    @staticmethod
+    def farthest(steps: list[int], step: int) -> int:
+        """Return the farthest of `steps`, -1 for none; a run that is beyond it forgets them."""
+        found = max(steps, default=-1)
+        if step > found:
+            steps.clear()
+        return found
+
+
+@dataclass(slots=True)
+class JobLife:
+    """How it is with the job's processes.
+
+    Attributes:
+        world_size: how many ranks it has, as they say.
+        launched: first attempt of the newest launch; frames of older ones are of the past.
+        returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
+        over: nothing will run any more.
+        paused: it was asked to pause, and not seen to go on by our word since.
+        stopping: an action of ours ends it. stopped_by: who asked for that.
+        end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
+        no_restart_reason: why it is not started again. restarts: where it was, up to now.
+        unavailable: verb -> why the probe says that this job does not allow it.
+    """
+
+    world_size: int = 1
+    launched: int = 0
+    returncode: int | None = None
+    ended: bool = False
+    over: bool = False
+    paused: bool = False
+    stopping: bool = False
+    stopped_by: str = "policy"
+    end_requested: bool = False
+    interrupted: bool = False
+    no_restart_reason: str = ""
+    restarts: Restarts = field(default_factory=Restarts)
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> JobLife:
+        """Return an independent copy."""
+        return replace(self, restarts=self.restarts.copy(), unavailable=dict(self.unavailable))
+
+
+@dataclass(slots=True)
+class IncidentHistory:
+    """How many incidents there were, and what was tried about them.
+
+    Attributes:
+        opened: incidents of the run so far, the open one included.
+        session_start: frame count at which the newest training session started.
+        last_level: (level, frame count) of the last incident that acted; the next one starts no
+            lower.
+        cooldown: rule id -> (frame count, level) of its last runbook.
+        tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
+    """
+
+    opened: int = 0
+    session_start: int = 0
+    last_level: tuple[int, int] | None = None
+    cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tried: dict[str, bool] = field(default_factory=dict)
+
+    def copy(self) -> IncidentHistory:
+        """Return an independent copy."""
+        return IncidentHistory(
+            self.opened, self.session_start, self.last_level, dict(self.cooldown), dict(self.tried)
+        )
+
+    def start_session(self, frame_count: int) -> None:
+        """Forget what was tried in the training before; incidents are counted on."""
+        self.session_start, self.last_level = frame_count, None
+        self.cooldown.clear()
+        self.tried.clear()
+
+    def renumber(self, level: Callable[[int], int]) -> None:
+        """Give every level that is remembered the number that `level` returns for it."""
+        self.cooldown = {
+            name: (frame_count, level(at)) for name, (frame_count, at) in self.cooldown.items()
+        }
+        if self.last_level is not None:
+            self.last_level = (level(self.last_level[0]), self.last_level[1])
+
+
+@dataclass(slots=True)
+class LossContext:
+    """What happened in the run, how often the loss went astray, and on which data.
+
+    Attributes:
+        happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
+        onsets: frame counts at which the newest excursions were noticed.
+        attribution: which shards troubles began in.
+    """
+
+    happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
+    onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    attribution: ShardAttribution = field(default_factory=ShardAttribution)
+
+    def copy(self) -> LossContext:
+        """Return an independent copy."""
+        return LossContext(self.happened.copy(), self.onsets.copy(), self.attribution.copy())
+
+
+@dataclass(slots=True)
+class ApprovalRequest:
+    """A request that waits. The first fields are those with which the runbook is started.
+
+    Attributes:
+        plan: `{"verb", "args"}` of every step that touches the job.
+        sha: sha256 of the plan. policy: digest of the policy that wants it.
+        granted: who allowed it, while the evidence is still being taken.
+    """
+
+    id: str
+    incident: str
+    runbook: str
+    level: int
+    why: str
+    escalated: bool
+    severity: str
+    plan: list[dict[str, Any]]
+    sha: str
+    policy: str
+    deadline_ns: int
+    on_timeout: str
+    granted: str = ""
+
+
+KEPT_REQUESTS = 64  # settled requests that a late word is told about
+
+
+@dataclass(slots=True)
+class ApprovalLog:
+    """What people were asked.
+
+    Attributes:
+        pending: the request that waits. asked: how many there were.
+        settled: id -> what became of it, of the newest ones.
+    """
+
+    pending: ApprovalRequest | None = None
+    asked: int = 0
+    settled: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> ApprovalLog:
+        """Return an independent copy."""
+        return ApprovalLog(copy.deepcopy(self.pending), self.asked, dict(self.settled))
+
+    def settle(self, pending: ApprovalRequest, outcome: str) -> None:
+        """End the request that waits, and remember what became of it."""
+        self.pending = None
+        self.settled[pending.id] = outcome
+        while len(self.settled) > KEPT_REQUESTS:
+            del self.settled[next(iter(self.settled))]
+
 
 # Kinds of decisions, and of notes, that may explain a loss, and what question 4 calls them.
 EXPLAINS = {
