@@ -17,7 +17,7 @@ from ..document import yaml_writer
 from ..document.nodes import Node
 from ..forms.file_forms import VERSION, BudgetForm, InhibitForm, PolicyFile, RuleForm
 from ..forms.part_types import write_detector
-from ..inventory import discover
+from ..inventory import discover, metrics
 from ..schema.dataclass_types import keys_of, written
 from .pack import Entry, Parts
 from .runbook_library import Opened
@@ -103,6 +103,7 @@ def policy(draft: Draft) -> Policy:
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
         sampling=_given(form),
+        sparsest=_sparsest(draft.detectors),
         # A safeguard asks for no approval, so it needs the mode that asks for none.
         safeguards=written(form.safeguards) if draft.mode == "enforce" else {},
         notify={"console": {}, **form.notify},
@@ -116,6 +117,13 @@ def _given(form: PolicyFile) -> dict[str, int]:
     """Return the intervals that the policy sets; the probe has defaults for the others."""
     given = {} if form.sampling is None else written(form.sampling)
     return {name: steps for name, steps in given.items() if steps is not None}
+
+
+def _sparsest(detectors: Mapping[str, Detector]) -> dict[str, int]:
+    """Return the metrics that the probe may take less often than each step, with the most steps."""
+    read = {metric for detector in detectors.values() for metric in detector.metrics}
+    specs = {metric: metrics.spec_of(metric) for metric in sorted(read)}
+    return {metric: spec.sparsest for metric, spec in specs.items() if spec and spec.sparsest}
 
 
 def _budget(form: BudgetForm) -> Budget:

@@ -10,7 +10,7 @@ shard is in a share q of all windows of the run, so of n troubles it meets a num
 (n, q). Its p-value is the upper tail at the number k it did meet, and 1 for k < 2. All shards seen
 are asked at once, so p must survive Holm's step-down over all of them: of m shards, the i-th
 smallest must be at most 0.01 / (m - i + 1). The chance that any healthy shard is a suspect is then
-below 1 % each time that is asked, however shards depend on each other (`significance`).
+below 1 % each time that is asked, however shards depend on each other (`survivors`).
 
 Shards that follow each other in every pass meet the same troubles. Of these one is the suspect: the
 one that explains the most, and of equals the one in whose steps the loss lies highest. Another one

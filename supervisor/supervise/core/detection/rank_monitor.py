@@ -22,14 +22,7 @@ Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
 Feed = Callable[[Any, int], int]
 
-SPARSEST = 16  # frames: the probe takes a costly metric of short steps this rarely at most
-COSTLY = frozenset(
-    (
-        *("update_norm", "update_to_weight"),
-        *("batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
-    )
-)
-FEW = 32  # frames, when time has passed and few frames came: twice SPARSEST
+FEW = 32  # frames, when time has passed and few frames came: twice the probe's longest interval
 
 
 class RuleWatch:
@@ -285,11 +278,11 @@ class RankMonitor:
         """Return whether the rule cannot fire by what is in the newest `frames`.
 
         Only what once came with every frame can go missing: the rest is sampled, or comes rarely.
-        A costly metric may come with every 16th frame only.
+        A costly metric may come less often: see `Policy.sparsest`.
         """
 
         def is_there(metric: str) -> bool:
-            newest = max(frames, SPARSEST) if metric in COSTLY else frames
+            newest = max(frames, self.policy.sparsest.get(metric, 0))
             return not self._is_dense(metric) or self.history.has(metric, newest)
 
         return not can_fire(self.policy, self.policy.rules[rule], is_there)

@@ -25,9 +25,9 @@ from . import approval_answers
 DERIVED = frozenset({"policy", "detectors", "index", "watches", "codes", "rules"})
 # Of a rule: what says nothing about when it fires and what then happens.
 WORDS = frozenset({"when", "where", "see"})
-# Of a policy: what is compared part by part, or only names it.
+# Of a policy: what is compared part by part, follows from these, or only names it.
 PARTS = ("detectors", "rules", "runbooks", "budgets")
-NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved"})
+NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
 # What the probe and the channels were told when the job was started.
 AT_START = ("savepoints", "safeguards", "notify")
 

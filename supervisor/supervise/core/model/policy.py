@@ -149,6 +149,7 @@ class Policy:
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
     sampling: Mapping[str, int] = field(default_factory=dict)  # set -> steps, as far as given
+    sparsest: Mapping[str, int] = field(default_factory=dict)  # costly metric -> steps, at most
     safeguards: Mapping[str, Any] = field(default_factory=dict)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
