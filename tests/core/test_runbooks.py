@@ -266,7 +266,7 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
 
     assert story.actions() == asked and asked[-1].endswith(verb)
     assert story.state.machine == "holding"
-    assert not withdrawal.withdrawn(story.state)
+    assert not withdrawal.is_pause_gone(story.state)
     assert "pause ended by itself" in " ".join(m["title"] for m in messages(story))
 
 
@@ -283,7 +283,7 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
 def test_a_resume_under_way_is_as_good(waiting):
     story = waiting("resume")
     end_pause(story, action="")
-    assert not withdrawal.withdrawn(story.state)
+    assert not withdrawal.is_pause_gone(story.state)
     story.send(Finished(story.at_ns, story.actions()[-1], True, {"resumed": True}))
 
     assert story.state.machine == "acting" and story.kinds("verify", "started")
