@@ -10,7 +10,7 @@ from ..core.model.action import Action
 
 @dataclass(frozen=True)
 class Hold(Action):
-    """Act no more until a person says `supervise release`; the job itself goes on.
+    """Turn automatic actions off until `supervise release RUN`; the job keeps training.
 
     For what no action can mend, such as a wrong configuration: later rules are told, and answered
     by nothing. It is the last step, and a runbook that ends so only takes evidence and tells. When

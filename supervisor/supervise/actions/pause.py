@@ -14,7 +14,7 @@ from .resume import Resume
 
 @dataclass(frozen=True)
 class Pause(Action):
-    """Hold the job at its next step boundary, under a lease.
+    """Pause training at the next step boundary; it continues by itself when the lease ends.
 
     The supervisor renews the pause while it lives, for `lease` in all. Without a renewal the job
     goes on by itself after 60 s, so that a supervisor that died or hangs strands no job. A runbook
