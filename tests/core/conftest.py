@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from supervise.actions.snapshot import Snapshot
 from supervise.catalog.inventory import discover
 from supervise.core import engine
-from supervise.core.model.action import Action
-from supervise.core.model.decisions import BREACH, OK, UNKNOWN, Decision
+from supervise.core.model.action import Action, Refused
+from supervise.core.model.decisions import Decision
 from supervise.core.model.events import (
     Announced,
     Event,
+    Exited,
     Finished,
     Frame,
     Launched,
@@ -22,57 +24,17 @@ from supervise.core.model.events import (
     OperatorCommand,
     Tick,
 )
-from supervise.core.model.interfaces import Detector, Watch
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Policy, Rule, Runbook
+from supervise.detectors.threshold import Threshold
 
 SECOND = 1_000_000_000
 NAMES = ("train_loss_raw", "grad_global_norm")
 NAN = float("nan")
 
 
-class AboveWatch(Watch):
-    __slots__ = ("gt", "since", "value")
-
-    def __init__(self, gt: float) -> None:
-        self.gt = gt
-        self.reset()
-
-    def feed(self, sample: Any, step: int) -> int:
-        self.value = sample
-        if sample is None or sample != sample:
-            self.raw = UNKNOWN
-        elif sample > self.gt:
-            self.since = step if self.raw != BREACH else self.since
-            self.raw = BREACH
-        else:
-            self.raw = OK
-        return self.raw
-
-    def numbers(self) -> dict[str, Any]:
-        return {"value": self.value, "threshold": self.gt, "breach_step": self.since}
-
-    def copy(self) -> AboveWatch:
-        twin = AboveWatch(self.gt)
-        twin.raw, twin.since, twin.value = self.raw, self.since, self.value
-        return twin
-
-    def reset(self) -> None:
-        self.raw, self.since, self.value = UNKNOWN, 0, None
-
-
-@dataclass(frozen=True)
-class Above(Detector):
-    """Above a line: the smallest detector there is."""
-
-    metric: str
-    gt: float
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return (self.metric,)
-
-    def start(self) -> Watch:
-        return AboveWatch(self.gt)
+def above(metric: str, gt: float) -> Threshold:
+    """Return the smallest detector there is."""
+    return Threshold(metric, gt=gt)
 
 
 @dataclass(frozen=True)
@@ -207,9 +169,9 @@ def messages(story: Story) -> list[dict[str, Any]]:
 def policy(mode: str = "enforce", **changes: Any) -> Policy:
     """Loss above 5 is SEV1 and runs `soften`; gradient above 9 is SEV2; loss above 50 is SEV0."""
     detectors = {
-        "high": Above("train_loss_raw", 5.0),
-        "wild": Above("grad_global_norm", 9.0),
-        "huge": Above("train_loss_raw", 50.0),
+        "high": above("train_loss_raw", 5.0),
+        "wild": above("grad_global_norm", 9.0),
+        "huge": above("train_loss_raw", 50.0),
     }
     when = {name: index_of(name, detectors) for name in detectors}
     made: dict[str, Any] = {
@@ -273,3 +235,46 @@ def save(story: Story, name: str, step: int, ok: bool = True) -> None:
 def good(story: Story) -> list[str]:
     """Return the checkpoints that may be gone back to, oldest first."""
     return [found.id for found in story.state.checkpoints.good()]
+
+
+@dataclass(frozen=True)
+class Again(Action):
+    """Starts the job again from a checkpoint."""
+
+    destructive = True
+    budget = "restart"
+
+    def plan(self, context):
+        if not context.good:
+            raise Refused("no good checkpoint")
+        return {"checkpoint": context.good[-1].id, "attempt": context.attempt + 1}
+
+
+AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))
+
+
+def crashing(tell, **changes):
+    """A job of 50 steps with a checkpoint, that is started again when it crashes."""
+    made = {
+        "runbooks": {**tell().policy.runbooks, "again": AGAIN},
+        "budgets": {"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
+        "job": {"on_crash": "again"},
+        "answer": lambda key: None if "relaunch" in key else Finished(0, key, True),
+    }
+    story = tell(**(made | changes))
+    story.frames(2.0, times=50)
+    save(story, "ckpt-1", 40)
+    return story
+
+
+def relaunched(story, step, pid=2, ended=False):
+    """The job is started again from `step`: its end, its start, its first words."""
+    action = story.actions()[-1]
+    story.attempt += 1
+    if ended:
+        story.send(Exited(story.at_ns, -2))
+    story.send(Launched(story.at_ns, pid, story.attempt))
+    result = {"pid": pid, "attempt": story.attempt, "step": step}
+    story.send(Finished(story.at_ns, action, True, result))
+    story.send(Announced(story.at_ns, 0, 1, pid, story.names))
+    story.step = step

@@ -57,13 +57,8 @@ def test_the_decision_carries_its_numbers(tell):
     story = tell(healthy=50, then=8.0)
 
     fired = story.kinds("rule", "fired")[0]
-    assert fired.data["numbers"]["high"] == {
-        "code": "BREACH",
-        "value": 8.0,
-        "threshold": 5.0,
-        "breach_step": 50,
-        "metric": "train_loss_raw",
-    }
+    numbers = {"code": "BREACH", "value": 8.0, "threshold": 5.0, "metric": "train_loss_raw"}
+    assert fired.data["numbers"]["high"].items() >= numbers.items()
     assert "train_loss_raw 8 (limit 5)" in fired.reason
     assert story.kinds("incident", "opened")[0].data["band"]["level"] == 2.0
 

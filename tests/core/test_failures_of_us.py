@@ -20,7 +20,7 @@ from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
 from supervise.detectors.sequence import Sequence
 
-from .conftest import NAN, Above, rule_on
+from .conftest import NAN, above, rule_on
 
 # ── G crash, O replay ─────────────────────────────────────────────────────────────────────────────
 
@@ -28,8 +28,8 @@ from .conftest import NAN, Above, rule_on
 def everything(tell):
     """A story with every kind of event and nearly every kind of decision in it."""
     detectors = {
-        "high": Above("train_loss_raw", 5.0),
-        "huge": Above("train_loss_raw", 50.0),
+        "high": above("train_loss_raw", 5.0),
+        "huge": above("train_loss_raw", 50.0),
         "z": RobustZ("grad_global_norm", gt=6.0, window=32, min_=16),
         "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4),
         "chain": Sequence(steps=("z", "x"), within=5),

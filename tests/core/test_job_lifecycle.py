@@ -19,8 +19,7 @@ from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import SECOND, messages, rule_on, save
-from .crashes import crashing, relaunched
+from .conftest import SECOND, crashing, messages, relaunched, rule_on, save
 
 
 def test_a_crash_is_answered_and_the_run_goes_on(tell):

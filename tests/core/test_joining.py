@@ -12,16 +12,15 @@ from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
 
-from .conftest import Above, messages, rule_on, save
-from .crashes import AGAIN, Again, crashing, relaunched
+from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
 
 NAMES = ("train_loss_raw", "grad_global_norm", "update_norm", "step_time", "update_skipped")
 NAN = float("nan")
 DETECTORS = {
     "slow": Threshold("step_time", gt=1.5, for_=20),
-    "host": Above("step_time", 5.0),
-    "wild": Above("grad_global_norm", 9.0),
-    "high": Above("train_loss_raw", 5.0),
+    "host": above("step_time", 5.0),
+    "wild": above("grad_global_norm", 9.0),
+    "high": above("train_loss_raw", 5.0),
     "nan": Nonfinite(("train_loss_raw",)),
 }
 RULES = tuple(

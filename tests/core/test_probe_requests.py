@@ -10,7 +10,7 @@ from supervise.core.model.events import Announced, Exited, Notice
 from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
 from supervise.core.state import rule_scope
 
-from .conftest import NAMES, Above, Verify, rule_on
+from .conftest import NAMES, Verify, above, rule_on
 
 BREACH = 50
 
@@ -108,9 +108,9 @@ SAMPLED = ("train_loss_raw", "probe_overhead_frac", "step_time")
 def story(tell):
     """A run with rules on the loss, the cost of the probe and the step time; none of them acts."""
     detectors = {
-        "high": Above(SAMPLED[0], 5.0),
-        "costly": Above(SAMPLED[1], 0.02),
-        "slow": Above(SAMPLED[2], 1.0),
+        "high": above(SAMPLED[0], 5.0),
+        "costly": above(SAMPLED[1], 0.02),
+        "slow": above(SAMPLED[2], 1.0),
     }
     rules = tuple(rule_on(detectors, name, "SEV2") for name in detectors)
     return tell(detectors=detectors, rules=rules, names=SAMPLED)

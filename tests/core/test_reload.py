@@ -185,32 +185,6 @@ def test_no_reload_refunds_a_budget(tell):
     assert story.kinds("suppressed")[-1].data["suppressed_by"] == "budget:all"
 
 
-def test_a_cooldown_survives(tell):
-    """A rule that is taken out and put back is still in its cooldown."""
-    story = tell(healthy=20, then=8.0)
-    story.frames(2.0, times=30)
-    assert story.state.incident is None
-    base = story.policy
-    load(story, replace(base, rules=base.rules[1:]))
-    load(story, base)
-    story.frames(8.0)
-
-    assert story.kinds("suppressed")[-1].data["suppressed_by"] == "cooldown"
-
-
-def test_rungs_are_found_again_on_another_ladder(tell):
-    """The same runbook, wherever it stands now; past the end stays past the end."""
-    story = tell(healthy=20, then=8.0)
-    assert story.state.incident.escalation.level == 0
-    load(story, replace(story.policy, ladder=Ladder(("back", "soften", "hold"))))
-    assert story.state.incident.escalation.level == 1
-    assert story.state.history.cooldown["spike"][1] == 1
-    assert story.state.history.last_level[0] == 1
-
-    load(story, replace(story.policy, ladder=Ladder(("back",))))
-    assert story.state.incident.escalation.level == 1  # `soften` is gone: as many levels were tried
-
-
 def test_a_runbook_in_progress_ends_as_it_began(tell):
     """Its steps are the old ones; what it would have gone on to is gone, so it holds."""
     story = tell(answer=lambda action_id: None, healthy=20)

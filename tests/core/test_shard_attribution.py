@@ -19,7 +19,7 @@ from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 
-from .conftest import Above, rule_on
+from .conftest import above, rule_on
 
 NAMES = ("train_loss_raw", "batch_shard")
 
@@ -225,7 +225,7 @@ def told_of(story, name="37.tar"):
 
 def begin(tell, high, runbook="hold", **changes):
     """A run of 60 shards, with a rule that acts and an advisory one."""
-    detectors = {"high": high, "wild": Above("grad_global_norm", 9.0)}
+    detectors = {"high": high, "wild": above("grad_global_norm", 9.0)}
     rules = rule_on(detectors, "high", "SEV1", runbook), rule_on(detectors, "wild", "SEV2")
     made = tell(names=METRICS, detectors=detectors, rules=rules, inhibit=(), **changes)
     for first in range(0, 60, 6):
@@ -237,7 +237,7 @@ def begin(tell, high, runbook="hold", **changes):
 @pytest.fixture
 def held(tell):
     """A run that is held at the first loss above 5, and stays so."""
-    return begin(tell, Above("train_loss_raw", 5.0), ladder=Ladder(("hold",)))
+    return begin(tell, above("train_loss_raw", 5.0), ladder=Ladder(("hold",)))
 
 
 def test_each_epoch_of_a_held_incident_is_evidence(held):

@@ -11,7 +11,7 @@ from supervise.core.model.events import Finished, Notice
 from supervise.core.model.policy import Budget, Ladder
 from supervise.detectors.threshold import Threshold
 
-from .conftest import Above, Touch, Verify, rule_on, runbook_of
+from .conftest import Touch, Verify, above, rule_on, runbook_of
 
 
 def easing(tell, **changes):
@@ -21,8 +21,8 @@ def easing(tell, **changes):
         "other": runbook_of("other", Undo(), Touch(), Verify()),
     }
     detectors = {
-        "high": Above("train_loss_raw", 5.0),
-        "huge": Above("train_loss_raw", 50.0),
+        "high": above("train_loss_raw", 5.0),
+        "huge": above("train_loss_raw", 50.0),
     }
     made = {
         "detectors": detectors,
@@ -100,7 +100,7 @@ def refusing(tell, **changes):
         "mend": runbook_of("mend", Rollback(), Verify(), if_refused="back"),
         "back": runbook_of("back", Touch(), Verify(), if_refused="mend"),
     }
-    detectors = {"high": Above("train_loss_raw", 5.0)}
+    detectors = {"high": above("train_loss_raw", 5.0)}
     made = {
         "runbooks": books,
         "rules": (rule_on(detectors, "high", "SEV1", "mend"),),

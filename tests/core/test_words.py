@@ -7,7 +7,7 @@ import pytest
 from supervise.core.model.events import Exited, Finished, Notice
 from supervise.core.model.policy import Budget, Ladder
 
-from .crashes import crashing, relaunched
+from .conftest import crashing, relaunched
 
 
 def held(tell, **more):
