@@ -30,7 +30,7 @@ help:
 	@echo 'make graph       which room imports which, and that none do so in a circle'
 	@echo 'make docs        write the generated tables of the READMEs and the JSON schemas'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
-	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of seven surfaces (70 min)'
+	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'

@@ -21,22 +21,6 @@ def test_what_they_import_is_there():
     assert "savepoints" in names and "recovery" in names
 
 
-def test_the_cost_of_the_probe_is_measured_beside_its_floor():
-    command = ["overhead.py", "--pairs", "10", "--sequences", "1", "--only", "nano, light set"]
-    done = subprocess.run(
-        [sys.executable, *command, "--seconds", "0", "--rounds", "0"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode in (0, 1), done.stderr  # so few pairs judge nothing
-    rows = [line.split() for line in done.stdout.splitlines()]
-    floor = [row for row in rows if row[:2] == ["its", "floor"]]
-    assert len(floor) == 1, done.stdout + done.stderr
-    assert 0 < float(floor[0][2]) < 5000  # us, its own time
-    assert any(row[-1:] in (["PASS"], ["FAIL"]) for row in rows), done.stdout
-
-
 def test_two_trees_are_judged_by_their_intervals():
     """Within the margin, beyond it, or across it: inconclusive."""
     sys.path.insert(0, str(FOLDER))

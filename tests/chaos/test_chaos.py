@@ -14,7 +14,7 @@ DRIVE = Path(__file__).with_name("drive.py")
 SHORT = (
     *("job_dies_of", "signal_is_handled", "background_child", "closed_descriptors"),
     *("hook_excepthook", "hook_alarms", "small_disk", "planted_beside_it", "few_processes"),
-    *("planted_in_shared_memory", "signals_at_the_end"),
+    "signals_at_the_end",
 )
 
 

@@ -289,36 +289,16 @@ def _patches(before: bytes, after: bytes) -> bytes:
 def _change_slot(image: bytearray, chance: Random) -> None:
     size = wire.layout(16, 8)[2]
     at = wire.HEADER_SIZE + chance.randrange(12) * size
-    _, count, seq, step, attempt, flags, at_ns, low, high = wire.SLOT_HEAD.unpack_from(image, at)
-    fields = {"count": count, "seq": seq, "step": step, "attempt": attempt, "at_ns": at_ns}
-    name = chance.choice((*fields, "value", "low"))
-    if name == "value":
-        struct.pack_into(
-            "<d",
-            image,
-            at + wire.SLOT_HEAD.size + 8 * chance.randrange(5),
-            chance.choice(mutation.FLOATS),
-        )
-    elif name == "low":
-        low = chance.choice(mutation.NUMBERS)
+    head = list(wire.SLOT_HEAD.unpack_from(image, at))  # crc, count, seq, step, attempt, ...
+    field = chance.choice((1, 2, 3, 4, 6, 7, None))
+    if field is None:
+        value_at = at + wire.SLOT_HEAD.size + 8 * chance.randrange(5)
+        struct.pack_into("<d", image, value_at, chance.choice(mutation.FLOATS))
     else:
-        limit = 2**32 if name == "attempt" else 14 if name == "count" else 2**64
-        fields[name] = chance.choice(mutation.NUMBERS) % limit
-    wire.SLOT_HEAD.pack_into(
-        image,
-        at,
-        0,
-        fields["count"],
-        fields["seq"],
-        fields["step"],
-        fields["attempt"],
-        flags,
-        fields["at_ns"],
-        low,
-        high,
-    )
-    end = at + wire.SLOT_HEAD.size + 8 * fields["count"]
-    struct.pack_into("<I", image, at, zlib.crc32(image[at + 4 : end], fields["seq"] & (2**32 - 1)))
+        head[field] = chance.choice(mutation.NUMBERS) % {1: 14, 4: 2**32}.get(field, 2**64)
+    wire.SLOT_HEAD.pack_into(image, at, 0, *head[1:])
+    end = at + wire.SLOT_HEAD.size + 8 * head[1]
+    struct.pack_into("<I", image, at, zlib.crc32(image[at + 4 : end], head[2] & (2**32 - 1)))
 
 
 def _change_letter(image: bytearray, chance: Random) -> None:

@@ -21,7 +21,7 @@ from supervise.catalog.document.yaml_reader import parse
 from supervise.catalog.inventory import shipped
 from supervise.checkpoints import registry
 from supervise.errors import StoreError
-from supervise.store import audit, event_codec, journal
+from supervise.store import audit, journal
 from supervise.store.audit import Audit
 from supervise.store.quarantine_list import Quarantine
 
@@ -34,7 +34,7 @@ from .probed import (
     use_notices,
     use_segment,
 )
-from .recorded import POLICY, WALL, events, replaced, sample, say
+from .recorded import POLICY, WALL, replaced, sample, say
 
 
 @dataclass(frozen=True)
@@ -110,46 +110,6 @@ def use_policy(home: Path, raw: bytes) -> None:
     load_policy(path)
 
 
-def use_replay(home: Path, raw: bytes) -> None:
-    """Lines of JSON, `[kind, fields]` or `[1, hex of a frame]`: events under good checksums."""
-    rows = []
-    for line in raw.split(b"\n"):
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            kind, fields = json.loads(line)
-            payload = bytes.fromhex(fields) if kind == 1 else mutation.dumped(fields)
-            rows.append((kind, payload))
-    use_journal(home, mutation.segment([row for row in rows if isinstance(row[0], int)]))
-
-
-def replay_seeds(home: Path) -> list[bytes]:
-    packed = [event_codec.pack(event) for event in events()]
-    lines = [
-        mutation.dumped([kind, payload.hex() if kind == 1 else json.loads(payload)])
-        for kind, payload in packed
-    ]
-    return [b"\n".join(lines)]
-
-
-def change_replay(raw: bytes, chance: Random) -> bytes:
-    lines = raw.split(b"\n")
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        at = chance.randrange(len(lines))
-        try:
-            kind, fields = json.loads(lines[at])
-        except (ValueError, TypeError, RecursionError):
-            continue
-        how = chance.randrange(8)
-        if how == 0:
-            lines.insert(at, lines.pop(chance.randrange(len(lines))))
-        elif how == 1:
-            lines.insert(at, lines[chance.randrange(len(lines))])
-        elif kind == 1:
-            lines[at] = mutation.dumped([1, mutation._frame(bytes.fromhex(fields), chance).hex()])
-        else:
-            lines[at] = mutation.dumped([kind, mutation.twisted(fields, chance)])
-    return b"\n".join(lines)
-
-
 def audit_seeds(home: Path) -> list[bytes]:
     whole = sample(home).audit_path.read_bytes()
     return [whole, mutation.chained([json.loads(line[65:]) for line in whole.splitlines()[:3]])]
@@ -203,5 +163,4 @@ TARGETS: dict[str, Target] = {
     "audit": Target(audit_seeds, mutation.of_audit, use_audit),
     "status": Target(status_seeds, change_status, use_status),
     "policy": Target(policy_seeds, change_policy, use_policy),
-    "replay": Target(replay_seeds, change_replay, use_replay),
 }

@@ -50,23 +50,21 @@ def test_429_waits_as_long_as_the_receiver_asks(hook, message):
         assert least <= error.retry_after_s <= most, value
 
 
-@pytest.mark.parametrize("status", [408, 500])
-def test_trouble_that_may_pass_is_tried_again(hook, message, status):
-    """At our own pace when the receiver names none."""
-    hook.answers = [(status, {}, b"")]
-
-    assert refused(hook, message).retry_after_s == 0.0
-
-
-@pytest.mark.parametrize("status", [400, 403])
-def test_a_refusal_is_final(hook, message, status):
-    """And Slack's error code is told, since it says what to do."""
+@pytest.mark.parametrize(
+    ("status", "text", "retry_after_s"),
+    [
+        (408, "408 invalid_payload", 0.0),
+        (500, "500 invalid_payload", 0.0),
+        (400, "400 invalid_payload", None),
+        (403, "403 invalid_payload", None),
+    ],
+)
+def test_a_failure_is_retried_or_final(hook, message, status, text, retry_after_s):
+    """At our own pace when the receiver names none; Slack's error code says what to do."""
     hook.answers = [(status, {}, b"invalid_payload")]
-
     error = refused(hook, message)
 
-    assert str(error) == f"{status} invalid_payload"
-    assert error.retry_after_s is None
+    assert (str(error), error.retry_after_s) == (text, retry_after_s)
 
 
 def test_a_redirect_is_a_failure_and_is_not_followed(hook, message):
