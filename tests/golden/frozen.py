@@ -5,7 +5,7 @@
 
 `decisions/`: every decision of every scenario, a file per pack or test file. A line is the frame,
 the kind, the incident, the severity, the rule, the reason, and a digest of the rest. `recordings`:
-a digest per recorded run of all decisions that `nano` takes on it. `run`: journal and audit log of
+a digest per recorded run of its back-test with `nano`. `run`: journal and audit log of
 one run, and what the reading commands say of it. `messages`: what people receive. `help`: every
 command. `exit-codes`: every error.
 """
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,14 +32,10 @@ import click
 from click.testing import CliRunner
 
 from supervise import cli, errors
-from supervise.backtest.backtest_runner import shadowed
-from supervise.backtest.playback import events_of
-from supervise.core import engine
+from supervise.cli.backtest import command as backtest_command
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.policytest import suite
-from supervise.recordings.find import readers, sources
-from supervise.recordings.table import recordings
 from supervise.store import audit, journal
 
 from ..fuzz.recorded import events
@@ -62,27 +59,42 @@ def line(decision: Decision) -> str:
     return " ".join([*map(str, shown), found["reason"], digest([found["attempt"], found["data"]])])
 
 
-def decisions() -> Iterator[tuple[str, str]]:
-    """Yield the file name and text of each pack and test file's scenarios."""
-    for folder in ("packs", "tests"):
-        for path in sorted((ROOT / "policies" / folder).glob("*.yaml")):
-            text = []
-            for outcome in suite.run(suite.load(path, [])):
-                text.append(f"== {outcome.form.name}")
-                text += [f"{frame} {line(decision)}" for frame, decision in outcome.result.log]
-            yield f"decisions/{folder}-{path.stem}.txt", "\n".join(text) + "\n"
+FILES = [
+    path
+    for folder in ("packs", "tests")
+    for path in sorted((ROOT / "policies" / folder).glob("*.yaml"))
+]
+
+
+def name_of(path: Path) -> str:
+    """Return the golden file of a pack or test file."""
+    return f"decisions/{path.parent.name}-{path.stem}.txt"
+
+
+def decisions(path: Path) -> tuple[str, list[str]]:
+    """Return the text of a file's scenarios, and their failures."""
+    text, failures = [], []
+    for outcome in suite.run(suite.load(path, [])):
+        text.append(f"== {outcome.form.name}")
+        text += [f"{frame} {line(decision)}" for frame, decision in outcome.result.log]
+        failures += [f"{outcome.form.name}: {message}" for _, message in outcome.failures]
+    return "\n".join(text) + "\n", failures
+
+
+@cache
+def backtest(folder: Path, policy: str = "nano") -> dict[str, dict[str, Any]]:
+    """Return what `supervise backtest --json` prints of each run below a folder, by its name."""
+    result = CliRunner().invoke(backtest_command, ["--policy", policy, "--json", str(folder)])
+    assert result.exit_code == 0, result.output
+    runs = [json.loads(line) for line in result.stdout.splitlines()]
+    return {run["run"]: run for run in runs}
 
 
 def recorded() -> Iterator[str]:
-    """Yield a line per piece of every recording: its name, decisions by kind, their digest."""
-    policy = shadowed("nano")
-    for source in sources([DATA / "logs", DATA / "faults"]):
-        for piece in recordings(readers()[source.reader].read(source.path)):
-            state, made = engine.start(policy), []
-            for event in events_of(piece):
-                state, said = engine.step(policy, state, event)
-                made += [record(decision) for decision in said]
-            yield f"{source.name} {piece.run} {len(made)} {digest(made)}"
+    """Yield a line per recorded run: its name, its rows, a digest of its back-test."""
+    for folder in ("faults", "logs"):
+        for name, run in backtest(DATA / folder).items():
+            yield f"{name} {run['rows']} {digest(run)}"
 
 
 MASKS = (
@@ -161,8 +173,8 @@ def write() -> None:
     """Write the golden files; those of recordings stay where there are none to read."""
     for old in (HERE / "decisions").glob("*.txt"):
         old.unlink()
-    for name, text in decisions():
-        (HERE / name).write_text(text)
+    for path in FILES:
+        (HERE / name_of(path)).write_text(decisions(path)[0])
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())
     (HERE / "help.txt").write_text(helps())

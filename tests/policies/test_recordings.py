@@ -7,22 +7,14 @@ Nothing here names a step or a value of a file: labels and faults say where trou
 from __future__ import annotations
 
 import csv
-import json
-import os
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from supervise.catalog.inventory import shipped
-from supervise.cli.backtest import command
+from ..golden.frozen import DATA, HERE, backtest, recorded
 
-DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 LOGS, FAULTS = DATA / "logs", DATA / "faults"
-NANO = shipped.folder("policies") / "nano.yaml"
 INJECTED_AT = 800  # in every file of `faults`; some begin one step later
 PAGES = ("SEV0", "SEV1")
 LEAD, SLACK = 5, 20  # logged rows before and after a label in which an alarm belongs to it
@@ -76,14 +68,6 @@ HEALTHY = [name for name in FILES if name.startswith("healthy")]
 FAULTED = [name for name in FILES if not name.startswith("healthy")]
 
 
-@cache
-def _backtest(policy: Path, folder: Path) -> dict[str, Run]:
-    result = CliRunner().invoke(command, ["--policy", str(policy), "--json", str(folder)])
-    assert result.exit_code == 0, result.output
-    runs = [json.loads(line) for line in result.stdout.splitlines()]
-    return {run["run"]: run for run in runs}
-
-
 def _spacing(run: Run) -> float:
     spans = [(last - first) for first, last in run["steps"]]
     return max(1.0, sum(spans) / max(1, run["rows"] - len(spans)))
@@ -110,20 +94,6 @@ def _false_pages(runs: Mapping[str, Run]) -> list[str]:
     return found
 
 
-def _missed(runs: dict[str, Run]) -> list[str]:
-    missed = []
-    for label in _labels():
-        run = runs[label[0]]
-        seen = [
-            alarm
-            for alarm in run["incidents"]
-            if alarm["severity"] in WANTED[label[3]] and _belongs(alarm, label, run)
-        ]
-        if not seen:
-            missed.append(f"{label[3]} in {label[0]} at {label[1]}")
-    return missed
-
-
 def _after(run: Run) -> list[Run]:
     return [alarm for alarm in run["incidents"] if alarm["step"] >= INJECTED_AT]
 
@@ -132,22 +102,26 @@ def _twin(fault: str) -> str:
     return "healthy_b3_s0" if "_b3_" in fault else f"healthy_{fault.rpartition('_')[2]}"
 
 
+def test_every_back_test_is_the_same() -> None:
+    """Incidents, actions and budgets of each run."""
+    assert list(recorded()) == (HERE / "recordings.txt").read_text().splitlines()
+
+
 # ── public logs ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_no_healthy_row_of_a_public_log_is_paged() -> None:
     """Hard batches, restarts, heavy tails and schedules included."""
-    runs = _backtest(NANO, LOGS)
+    runs = backtest(LOGS)
 
     assert sum(run["rows"] for run in runs.values()) > 10_000
     assert _false_pages(runs) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", _labels(), ids=lambda label: f"{label[3]}-{label[0]}-{label[1]}")
 def test_labelled_trouble_is_raised(label: tuple[str, int, int, str]) -> None:
     """Spikes that heal are told; divergence and NaN are pages, also after one row of history."""
-    run = _backtest(NANO, LOGS)[label[0]]
+    run = backtest(LOGS)[label[0]]
     said = [(alarm["step"], alarm["severity"]) for alarm in run["incidents"]]
 
     wanted = WANTED[label[3]]
@@ -160,7 +134,7 @@ def test_notices_on_healthy_logs_are_rare() -> None:
     """One per 2500 rows of averaged losses; one per 250 of a single rank's micro-batch."""
     counts: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
     labelled = {label[0] for label in _labels()}
-    for name, run in _backtest(NANO, LOGS).items():
+    for name, run in backtest(LOGS).items():
         if name in labelled or name.startswith("bigscience"):
             continue
         one_rank = name.startswith("modded_nanogpt") and "llmc" not in name
@@ -180,7 +154,7 @@ def test_notices_on_healthy_logs_are_rare() -> None:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_of_ours_is_left_alone(name: str) -> None:
     """Warmup, decay and all: no page, and at most one notice in 1000 steps."""
-    run = _backtest(NANO, FAULTS)[name]
+    run = backtest(FAULTS)[name]
 
     assert [alarm for alarm in run["incidents"] if alarm["severity"] in PAGES] == []
     assert len(run["incidents"]) <= run["rows"] / 1000
@@ -190,7 +164,7 @@ def test_a_healthy_run_of_ours_is_left_alone(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FAULTED if _fault(name) in HIDDEN])
 def test_what_the_loss_does_not_show_is_seen(name: str) -> None:
     """An incident after the injection, in time, by a rule that is quiet in the healthy twin."""
-    runs = _backtest(NANO, FAULTS)
+    runs = backtest(FAULTS)
     usual = {alarm["rule"] for alarm in runs.get(_twin(name), {"incidents": []})["incidents"]}
     before = [alarm for alarm in runs[name]["incidents"] if alarm["step"] < INJECTED_AT]
     seen = [alarm["step"] for alarm in _after(runs[name]) if alarm["rule"] not in usual]
@@ -203,7 +177,7 @@ def test_what_the_loss_does_not_show_is_seen(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMLESS)])
 def test_what_did_no_harm_is_never_paged(name: str) -> None:
     """A lone gradient spike under clipping, a bias in the attention, a reset optimizer."""
-    run = _backtest(NANO, FAULTS)[name]
+    run = backtest(FAULTS)[name]
 
     assert [alarm for alarm in run["incidents"] if alarm["severity"] in PAGES] == []
     assert run["actions"] == []
@@ -212,7 +186,7 @@ def test_what_did_no_harm_is_never_paged(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMFUL)])
 def test_what_does_damage_is_paged_within_ten_steps(name: str) -> None:
     """By the loss together with what pushes it."""
-    pages = [a["step"] for a in _after(_backtest(NANO, FAULTS)[name]) if a["severity"] in PAGES]
+    pages = [a["step"] for a in _after(backtest(FAULTS)[name]) if a["severity"] in PAGES]
 
     assert pages
     assert pages[0] - INJECTED_AT <= 10
