@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from pathlib import Path
 from textwrap import dedent, indent
@@ -35,23 +34,6 @@ def test_every_file_is_a_part_of_its_name(package: types.ModuleType, found: dict
     assert set(found) == {name for name in files if not name.startswith("_")}
     for name, form in found.items():
         assert form.__name__.lower() == name.replace("_", "")
-
-
-def test_a_file_with_two_parts_is_a_bug(tmp_path: Path) -> None:
-    """It would not be clear which one the name means."""
-    package = types.ModuleType("two_parts")
-    package.__path__ = [str(tmp_path)]
-    (tmp_path / "both.py").write_text(
-        "from supervise.core.model.action import Action\n"
-        "class One(Action): pass\n"
-        "class Two(Action): pass\n"
-    )
-    sys.modules["two_parts"] = package
-    try:
-        with pytest.raises(TypeError, match="must define one Action, not 2"):
-            discover.discover(package, Action)
-    finally:
-        del sys.modules["two_parts"]
 
 
 @pytest.mark.parametrize(("name", "form"), PARTS, ids=[name for name, _ in PARTS])

@@ -53,8 +53,3 @@ def test_the_example_of_the_policy_reference_loads(load) -> None:
 
     assert policy.mode == "shadow"
     assert user.runbooks["my-rollback"].verbs[-1] == "verify"
-
-
-def test_a_table_escapes_what_would_break_it() -> None:
-    """A pipe inside a cell."""
-    assert docs.table(("a",), [("x | y",)]) == "| a |\n| --- |\n| x \\| y |\n"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +16,6 @@ from hypothesis import strategies as st
 from supervise.catalog import load_policy
 from supervise.catalog.document import yaml_reader
 from supervise.catalog.document.diagnostics import MAX_PROBLEMS, PolicyErrors, Problems, Source
-from supervise.catalog.document.nodes import plain
 from supervise.catalog.inventory import shipped
 from supervise.cli import invoke as run
 
@@ -28,72 +24,46 @@ pytestmark = pytest.mark.slow
 WHERE = re.compile(r".+:[1-9][0-9]*:[1-9][0-9]*")
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
 
-# Files that are changed, and the policy that makes the changed file be read.
-HANG = "version: supervise/v1\nmode: enforce\nuse: [hang]\n"
-SOFT = (
-    "version: supervise/v1\nmode: enforce\ndetectors: {a: {kind: nonfinite}}\n"
-    "rules: [{id: r, when: a, sev: SEV0, run: soften}]\n"
-    "budgets: {all: {max: 1}, lr_scale: {max: 1}, rollback: {max: 1}}\nsavepoints: {every: 9}\n"
-)
-SEEDS = {
+TEST_FILE = """\
+version: supervise/v1
+policy: nano
+tests:
+  - name: one
+    series: {train_loss_raw: "2.4x80 nanx3"}
+    noise: {train_loss_raw: 0.01}
+    after_rollback: [{train_loss_raw: "2.4x9"}]
+    inject: [{at: 3, nan: [train_loss_raw], for: 2}]
+    expect:
+      - {between: [1, 2], rule: nonfinite.sustained, is: quiet}
+      - {end: true, budget: {rollback: 0}}
+      - {never: [stop]}
+"""
+WHOLE = {
     "p.yaml": (shipped.folder("policies") / "nano.yaml").read_text("utf-8"),
-    "whole.yaml": load_policy("nano").resolved,
-    "packs/hang.yaml": (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8"),
+    "packs/spike.yaml": (shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"),
+    "tests/p.yaml": TEST_FILE,
     "runbooks/soften.yaml": (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8"),
 }
-PIECES = (
-    "",
-    " ",
-    "  ",
-    "\t",
-    "\n",
-    ":",
-    ": ",
-    "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    "#",
-    "'",
-    '"',
-    "|",
-    ">",
-    "&a ",
+WORDS = (
     "*a",
-    "!!int ",
-    "<<: ",
-    "? ",
-    "---\n",
-    "...\n",
-    "%YAML 1.1\n",
     "null",
-    "~",
     "on",
     "1e-3",
     "-1",
     ".nan",
     ".inf",
     "1e999",
-    "9" * 400,
     "30s",
-    "é",
-    "\x00",
-    "\ufeff",
-    "\u2028",
-    "\\",
     "and",
     "or",
     "not",
-    "(",
-    ")",
     "hold",
-    "verify",
-    "approve",
-    "supervise/v2",
-    "x" * 600,
-    "[" * 60,
+)
+PIECES = (
+    *("", " ", "  ", "\t", "\n", ": ", "- ", "? ", "&a ", "<<: ", "!!int ", "---\n", "...\n"),
+    *":{}[],#'\"|>~\\()",
+    *WORDS,
+    *("%YAML 1.1\n", "é", "\x00", "\ufeff", "\u2028", "9" * 400, "x" * 600, "[" * 60),
 )
 
 
@@ -123,22 +93,6 @@ def judged(path: Path) -> bool:
         error.render()
         return True
     return False
-
-
-@pytest.mark.parametrize("name", SEEDS)
-def test_a_damaged_file_is_refused_or_still_right(name: str, tmp_path: Path) -> None:
-    """A hundred random damages to each sort of shipped file, forty to the largest."""
-    chance = random.Random(name)
-    for folder in ("packs", "runbooks"):
-        (tmp_path / folder).mkdir()
-    main = tmp_path / (name if "/" not in name else "p.yaml")
-    main.write_text(HANG if name.startswith("packs") else SOFT, "utf-8")
-    refused = 0
-    for _ in range(40 if name == "p.yaml" else 100):
-        (tmp_path / name).write_bytes(mutated(SEEDS[name], chance).encode("utf-8", "surrogatepass"))
-        refused += judged(main)
-
-    assert refused > 10  # else the damages are too gentle to prove anything
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
@@ -178,67 +132,16 @@ def test_both_parsers_refuse_the_same(text: str) -> None:
     assert len(set(verdicts)) == 1
 
 
-@pytest.mark.parametrize("key", ["mode", "rules", "detectors", "budgets", "runbooks", "inhibit"])
-@given(value=YAML_TEXT)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_value_under_a_known_key_is_handled(tmp_path: Path, key: str, value: str) -> None:
-    """Every section meets every shape of value: it loads, or `judged` insists on how not."""
-    (tmp_path / "p.yaml").write_text(f"version: supervise/v1\n{key}: {value}\n", "utf-8")
-
-    judged(tmp_path / "p.yaml")
-
-
-# ── the command ───────────────────────────────────────────────────────────────────────────────────
-
-TEST_FILE = """\
-version: supervise/v1
-policy: nano
-tests:
-  - name: one
-    series: {train_loss_raw: "2.4x80 nanx3"}
-    noise: {train_loss_raw: 0.01}
-    after_rollback: [{train_loss_raw: "2.4x9"}]
-    inject: [{at: 3, nan: [train_loss_raw], for: 2}]
-    expect:
-      - {between: [1, 2], rule: nonfinite.sustained, is: quiet}
-      - {end: true, budget: {rollback: 0}}
-      - {never: [stop]}
-"""
-WHOLE = {
-    **SEEDS,
-    "packs/spike.yaml": (shipped.folder("policies/packs") / "loss_spike.yaml").read_text("utf-8"),
-    "tests/p.yaml": TEST_FILE,
-}
-NANO = SEEDS["p.yaml"]
+NANO = WHOLE["p.yaml"]
 ODD: dict[str, str | bytes] = {
-    "empty": "",
-    "blank": " \n\n \n",
-    "a comment": "# nothing\n",
-    "only a number": "7\n",
-    "a list": "- version: supervise/v1\n",
     "binary": bytes(range(256)) * 8,
     "zeros": b"\x00" * 4096,
-    "UTF-16": "version: supervise/v1\n".encode("utf-16"),
-    "latin-1": "policy: caf\u00e9\n".encode("latin-1"),
     "half a surrogate": b"policy: \xed\xa0\x80\n",
-    "an alias": "version: &v supervise/v1\npolicy: *v\n",
-    "an alias of itself": "a: &a [*a]\n",
     "a billion laughs": "a: &a [x,x]\n"
     + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in itertools.pairwise("abcdefghij")),
-    "merge keys": "x: &x {mode: enforce}\n<<: *x\n",
-    "a tab": "version: supervise/v1\nrules:\n\t- id: a\n",
     "tabs everywhere": NANO.replace("  ", "\t"),
-    "a tag": "version: !!python/object/apply:os.system ['true']\n",
-    "a key twice": "mode: enforce\nmode: shadow\n",
-    "a key that is a list": "? [a, b]\n: c\n",
-    "an open quote": "policy: 'x\nmode: enforce\n",
-    "an open bracket": "use: [nonfinite\nmode: enforce\n",
-    "two documents": NANO + "---\n" + NANO,
-    "deep lists": "use: " + "[" * 5000 + "]" * 5000,
     "deep mappings": "\n".join(" " * i + "a:" for i in range(400)),
     "an open depth": "{a: " * 3000,
-    "huge": "# " + "x" * 300_000 + "\n" + NANO,
-    "a long line": "policy: " + "x" * 200_000 + "\n",
     "many keys": "".join(f"k{i}: 1\n" for i in range(500)),
     "emoji": "version: supervise/v1\npolicy: \U0001f525\n\U0001f525: 1\nuse: [\u202egnah]\n",
     "line separators": "version: supervise/v1\u2028mode: enforce\u2029\x85rules: 1\n",
@@ -289,47 +192,11 @@ def test_check_stands_every_cut_and_every_damage(
     path.parent.mkdir(exist_ok=True)
     cuts = [text[: len(text) * i // 12] for i in range(12)]
     refused = 0
-    for content in (*cuts, *(mutated(text, chance) for _ in range(15))):
+    for content in (*cuts, *(mutated(text, chance) for _ in range(40))):
         path.write_bytes(content.encode("utf-8", "surrogatepass"))
         refused += checked(str(path), capsys, refused=None)
 
     assert refused > 9
-
-
-WRONG = (None, True, -1, 1.5, 1e300, "30s", "A b", "", [], [[]], [None], {}, {"x": {"y": []}})
-
-
-def mistyped(value: Any, chance: random.Random) -> Iterator[Any]:
-    """Yield the document with the value of each key, in turn, of a wrong type."""
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list):
-        pairs = enumerate(value[:2])  # the items of a list are alike
-    for key, inner in pairs:
-        for changed in (chance.choice(WRONG), *mistyped(inner, chance)):
-            twin = copy.copy(value)
-            twin[key] = changed
-            yield twin
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_check_stands_a_wrong_type_at_every_key(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """JSON is YAML, so the file can be written from what was read."""
-    problems = Problems()
-    root = yaml_reader.parse(Source(name, WHOLE[name]), problems)
-    assert root is not None
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    files = list(mistyped(plain(root), random.Random(name)))
-    refused = 0
-    for document in files[:: max(1, len(files) // 25)]:
-        path.write_text(json.dumps(document), "utf-8")
-        refused += checked(str(path), capsys, refused=None)
-
-    assert refused > 7
 
 
 @pytest.mark.parametrize(

@@ -21,45 +21,18 @@ CHANGES = [
     ("mode: enforce", "¦moed: enforce", "the file has no key 'moed' (did you mean 'mode'?)"),
     ("version: supervise/v1\n", "¦", "the file needs the key 'version'"),
     ("supervise/v1", "¦supervise/v2", "supervise/v2 is newer than this program, which knows"),
-    ("supervise/v1", "¦supervise/v0", "version should be 'supervise/v1', not the text"),
-    ("supervise/v1", "¦1", "version should be 'supervise/v1', not the number 1"),
     ("mode: enforce", "mode: ¦enforced", "mode should be one of 'observe', 'shadow', 'approve'"),
-    ("mode: enforce", "mode: ¦on", "mode should be one of"),
-    ("mode: enforce", "mode: ¦[enforce]", "mode should be one of 'observe', 'shadow', 'approve'"),
     ("mode: enforce", "approvals: {¦clam: {}}", "approvals: no action and no runbook 'clam'"),
-    ("mode: enforce", "approvals: {all: {on_timeout: ¦ask}}", "approvals.all.on_timeout should be"),
     ("mode: enforce", "job: {on_crash: ¦clam}", "job.on_crash: no runbook 'clam' (did you mean"),
     ("mode: enforce", "job: {on_crash: ¦hold}", "a job that has ended cannot be held"),
-    ("mode: enforce", "use: ¦loss_spike", "use should be a list, each item a name"),
     ("mode: enforce", "use: [¦loss_spik]", "no pack 'loss_spik' (did you mean 'loss_spike'?)"),
-    ("mode: enforce", "use: [¦../hang]", "use[0] should be a name of letters, digits and _"),
     ("mode: enforce", "use: [hang, ¦hang]", "the pack 'hang' is used twice"),
-    ("mode: enforce", "policy: ¦7", "policy should be text, not the number 7 (put quotes"),
-    ("mode: enforce", "summary: ¦{a: b}", "summary should be text, not a mapping"),
     ("gt: 12.0", "gt: ¦12s", "high.gt should be a number, not the text '12s' (it has no unit)"),
-    ("gt: 12.0", "gt: ¦1_000", "high.gt should be a number, not the text '1_000' (write the"),
-    ("gt: 12.0", "gt: ¦'12'", "high.gt should be a number, not the text '12'"),
-    ("gt: 12.0", "gt: ¦.nan", "high.gt should be a finite number, not nan"),
-    ("gt: 12.0", "gt: ¦1e999", "high.gt should be a finite number, not inf"),
-    ("gt: 12.0", "gt: ¦true", "high.gt should be a number, not the boolean true"),
     ("for: 3", "for: ¦3s", "rule dead.for should be a number of steps, not the text '3s' (a bare"),
-    ("for: 3", "for: ¦0", "rule dead.for should be at least 1, not 0"),
-    ("for: 3", "for: ¦1.5", "rule dead.for should be a number of steps, not the number 1.5"),
-    ("for: 3", "for: ¦1e30", "rule dead.for is too large"),
     (
         "mode: enforce",
         "hold_reminder: ¦30",
         "hold_reminder is a time and needs a unit (write 30s, 30m)",
-    ),
-    (
-        "mode: enforce",
-        "hold_reminder: ¦30min",
-        "hold_reminder should be a time such as 30s, not the text",
-    ),
-    (
-        "mode: enforce",
-        "hold_reminder: ¦-3s",
-        "hold_reminder should be a time such as 30s, not the text",
     ),
     ("per: 5000", "per: ¦5 m", "budgets.lr_scale.per should be a time such as 30s"),
     (
@@ -78,7 +51,6 @@ CHANGES = [
         "4:9: high needs the key 'kind' (one of",
     ),
     ("metric: train_loss_raw", "metric: ¦''", "high: '' is no name of a metric (a letter or _"),
-    ("metric: train_loss_raw", "metric: ¦my score", "high: 'my score' is no name of a metric"),
     (
         "run: calm",
         "run: ¦rollback",
@@ -87,27 +59,18 @@ CHANGES = [
     ("gt: 12.0", "gte: ¦1, gt: 12.0", "high.gte: give exactly one of"),
     ("gt: 12.0", "gt: 12.0, ¦claer: 1", "high has no key 'claer' (did you mean 'clear'?)"),
     ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
-    ("gt: 12.0", "gt: 12.0, m_of_n: ¦[3]", "high.m_of_n should hold 2 items, not 1"),
     ("gt: 12.0", "gt: 12.0, m_of_n: ¦[5, 3]", "high.m_of_n: "),
     ("gt: 12.0", "gt: 12.0, ¦metric: x", "duplicate key 'metric'"),
-    ("high:", "¦hi-gh:", "a name in detectors should be a name of letters, digits and _"),
     ("wild:", "not:", "5:8: 'not' is a reserved word"),
-    ("  high:", "  x: ¦3\n  high:", "x should be a mapping with 'kind', not the number 3"),
     ("when: high and wild", "when: high and ¦wid", "unknown detector 'wid' (did you mean 'wild'?)"),
     ("when: high and wild", "when: high and¦", "rule spike: a detector name is missing here"),
     ("when: high and wild", "when: high ¦> 3", "rule spike: '>' has no meaning here"),
     ("when: high and wild", "when: ¦(high", "rule spike: this parenthesis is never closed"),
     ("id: dead", "id: ¦spike", "there is a rule 'spike' already (first in"),
-    ("id: dead", "id: ¦de-ad", "rule de-ad.id should be a name of letters, digits and _"),
-    ("id: dead, ", "", "8:5: rule needs the key 'id'"),
     ("sev: SEV0", "sev: ¦sev0", "rule dead.sev should be one of 'SEV0', 'SEV1', 'SEV2', not the"),
-    ("sev: SEV0", "¦severity: SEV0", "rule dead has no key 'severity' (did you mean 'sev'?)"),
     ("run: calm", "run: ¦clam", "rule spike: no runbook 'clam' (did you mean 'calm'?)"),
-    ("for: 3", "mode: ¦approved", "rule dead.mode should be one of 'observe', 'shadow', 'approve'"),
-    ("for: 3", "unknown: ¦maybe", "rule dead.unknown should be one of 'hold', 'breach', 'ok'"),
     ("[snapshot, {lr", "[¦{rollback: {at_least: 1}}, {lr", "runbook calm: rollback without"),
     ("[snapshot, {lr", "[¦pause, snapshot, {lr", "runbook calm: pause without resume (put"),
-    ("[snapshot, {lr", "[¦resume, {lr", "runbook calm: resume without pause"),
     (", verify]", "]", "10:20: runbook calm: touches the job and does not verify (end with verify"),
     (
         "[snapshot, {lr_scale: {set: 0.5}}, verify]",
@@ -128,16 +91,11 @@ CHANGES = [
         "escalate: {ladder: [¦hold-for-config, calm]}",
         "no level can follow hold, which hold-for-config ends in (make it the last level)",
     ),
-    ("mode: enforce", "job: {on_crash: ¦hold}", "a job that has ended cannot be held"),
     ("mode: enforce", "job: {on_crash: ¦hold-for-config}", "a job that has ended cannot be held"),
     ("calm: [snapshot, {lr_scale: {set: 0.5}}, verify]", "calm: ¦[]", "runbook calm: has no"),
     ("snapshot, {lr", "¦snapshto, {lr", "runbook calm.steps[0]: no action 'snapshto' (did you"),
-    ("set: 0.5", "set: 0.5, rewarm: ¦5s", "runbook calm.steps[1].lr_scale.rewarm should be"),
     ("set: 0.5", "set: ¦2", "runbook calm.steps[1].lr_scale.set: must be above 0"),
-    ("{set: 0.5}", "¦{}", "runbook calm.steps[1].lr_scale needs the key 'set'"),
     ("{lr_scale: {set: 0.5}}", "¦lr_scale", "runbook calm.steps[1].lr_scale needs the key"),
-    ("{lr_scale: {set: 0.5}}", "{lr_scale: ¦0.5}", "runbook calm.steps[1].lr_scale should"),
-    ("mode: enforce", "notify: {console: ¦3}", "notify.console should be a mapping with"),
     (
         "{lr_scale: {set: 0.5}}",
         "¦{pause: , resume: }",
@@ -155,8 +113,6 @@ CHANGES = [
         "",
         "11:10: no budget 'all', which lr_scale in calm needs; rule spike runs",
     ),
-    ("{max: 6}", "{max: ¦-1}", "budgets.all.max should be at least 0, not -1"),
-    ("{max: 6}", "¦{}", "budgets.all needs the key 'max'"),
     ("mode: enforce", "escalate: {ladder: [calm, ¦nix]}", "ladder: no runbook 'nix' (known:"),
     ("mode: enforce", "escalate: {ladder: [¦hold, calm]}", "no level can follow hold (make it"),
     (
@@ -166,23 +122,13 @@ CHANGES = [
     ),
     ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦dead]}]", "dead would mute itself"),
     ("mode: enforce", "inhibit: [{by_rule: spike, mute: [¦dead]}]", "dead is SEV0, which cannot"),
-    ("mode: enforce", "inhibit: [{by_rule: ¦nix, mute: [spike]}]", "inhibit: unknown rule 'nix'"),
     ("mode: enforce", "inhibit: [{by_rule: dead, mute: [¦spik]}]", "inhibit: unknown rule 'spik'"),
     ("mode: enforce", "inhibit: [¦{mute: [spike]}]", "inhibit needs one of 'by_rule' and"),
     ("mode: enforce", "inhibit: [¦{by_rule: dead, mute: []}]", "inhibit mutes nothing"),
-    ("mode: enforce", "inhibit: [{by_state: [¦actng], mute: [spike]}]", "inhibit.by_state[0] sh"),
     ("mode: enforce", "notify: {¦slak: {}}", "notify: no notifier 'slak' (did you mean 'slack'"),
-    ("mode: enforce", "notify: {slack: ¦{}}", "notify.slack needs the key 'url_env'"),
     ("mode: enforce", "notify: {slack: {¦url: x}}", "notify.slack has no key 'url' (did you"),
-    ("mode: enforce", "safeguards: {¦skip: {}}", "safeguards has no key 'skip'"),
-    ("mode: enforce", "savepoints: ¦{keep: 4}", "savepoints needs the key 'every'"),
-    ("mode: enforce", "job: {rollback: ¦relaunch}", "job.rollback should be 'in_process', not"),
     ("mode: enforce", "override: {high: ¦{gt: 1}}", "override of 'high': no pack in use has it"),
-    ("mode: enforce", "machine: {warming: {ready: ¦nominl}}", "machine: unknown target 'nominl'"),
-    ("mode: enforce", "machine: {¦waiting: {}}", "machine: unknown state 'waiting'"),
-    ("mode: enforce", "machine: {warming: {¦redy: nominal}}", "machine: unknown event 'redy'"),
     ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),
-    ("gt: 12.0", "gt: ¦~", "high.gt: give exactly one of"),
     ("  calm:", "  hold: ¦[notify]\n  calm:", "'hold' is reserved: it waits for a person"),
 ]
 
@@ -214,30 +160,6 @@ def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None
     assert warnings == []
 
 
-def test_all_mistakes_are_found_in_one_go_and_sorted(mistakes: Mistakes) -> None:
-    """A person fixes a file once, from top to bottom."""
-    found = mistakes(
-        "rules:\n  - {id: r, when: a or c, sev: SEV9}\n"
-        "  - {id: s, when: a or b, sev: SEV2, run: x}\n"
-        "version: supervise/v1\nmode: enforce\nuse: [hang]\nhold_reminder: 3\n"
-        "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: nonfinite, z: 1}}\n"
-    )
-
-    places = [line.split(" ")[0] for line in found]
-    assert places == ["2:24:", "2:32:", "3:43:", "7:16:", "8:49:", "8:74:"]
-
-
-def test_a_broken_detector_is_blamed_once(mistakes: Mistakes) -> None:
-    """The rules that use it are not: they are right."""
-    found = mistakes(
-        HEAD + "detectors: {a: {kind: threshold, metric: m, gt: x}, b: {kind: join, all: [a, a]}}\n"
-        "rules: [{id: r, when: a, sev: SEV2}]\n"
-    )
-
-    assert len(found) == 1
-    assert "a.gt should be a number" in found[0]
-
-
 def test_detectors_that_read_each_other_are_a_circle(mistakes: Mistakes) -> None:
     """Named in the order in which they read."""
     found = mistakes(
@@ -249,17 +171,6 @@ def test_detectors_that_read_each_other_are_a_circle(mistakes: Mistakes) -> None
     )
 
     assert found == ["4:6: detectors read each other: a -> b -> c -> a"]
-
-
-def test_a_detector_that_reads_an_unknown_one_is_told_where(mistakes: Mistakes) -> None:
-    """The place is the name in the list, the hint knows short and long names."""
-    found = mistakes(
-        HEAD + "use: [hang]\ndetectors: {a: {kind: sequence, steps: [hang.stalled, hang.stald]}}\n"
-    )
-
-    assert found == [
-        "4:55: a reads an unknown detector 'hang.stald' (did you mean 'hang.stalled'?)"
-    ]
 
 
 def test_rules_that_mute_each_other_are_a_circle(mistakes: Mistakes) -> None:
@@ -338,8 +249,6 @@ PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
     ("old", "new", "said"),
     [
         ("pack: hang", "pack: hung", "pack 'hung' is in a file named hang.yaml"),
-        ("status: experimental", "status: proven", "status should be one of 'experimental'"),
-        ("summary:", "sumary:", "the file has no key 'sumary'"),
         ("when: stalled", "when: stopped", "unknown detector 'stopped' (known: 'stalled')"),
         ("id: stuck", "id: stalled", "a detector is named 'stalled' too; overrides need one name"),
         ("min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),
@@ -348,9 +257,7 @@ PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
             "p99_multiple: 8s",
             "hang.stalled.after.p99_multiple should be a number",
         ),
-        ("p99_multiple: 8", "p99_multipel: 8", "hang.stalled.after has no key 'p99_multipel'"),
         ("run: stop-and-page", "run: stop-and-pag", "no runbook 'stop-and-pag' (did you mean"),
-        ("supervise/v1", "supervise/v7", "version should be 'supervise/v1'"),
     ],
 )
 def test_a_mistake_in_a_pack_is_reported_in_the_pack(
@@ -380,7 +287,6 @@ RUNBOOK = (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8")
         ("within: 100", "within: 5", "verify.within: must be at least clear_for (20 steps)"),
         ("  - snapshot\n", "  - snapshot\n  - verify\n", "runbook soften verifies twice"),
         ("if_it_fails: r", "if_it_fails: x", "if_it_fails: no runbook 'xollback-and-rewarm'"),
-        ("impact: ", "impct: ", "the file has no key 'impct' (did you mean 'impact'?)"),
         ("meaning: Tr", "meaning: oops: Tr", "put quotes around text that holds ': '"),
     ],
 )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from supervise.catalog import PolicyErrors
 from supervise.catalog.document.diagnostics import Problem
-from supervise.catalog.file_check import check_file
 from supervise.catalog.inventory import shipped
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
@@ -122,24 +120,6 @@ def test_a_misspelt_key_is_one_mistake(mistakes: Mistakes, key: str) -> None:
     assert f"{key.strip()[:-1]}x'" in found[0]
 
 
-@pytest.mark.parametrize(
-    ("folder", "file", "key"),
-    [("policies/packs", "hang", "pack"), ("runbooks", "soften", "runbook")],
-)
-def test_a_file_is_known_though_its_name_is_misspelt(
-    tmp_path: Path, folder: str, file: str, key: str
-) -> None:
-    """Else every key of it would be a mistake of a policy."""
-    text = (shipped.folder(folder) / f"{file}.yaml").read_text("utf-8")
-    path = tmp_path / f"{file}.yaml"
-    path.write_text(text.replace(f"\n{key}:", f"\n{key}x:"), "utf-8")
-
-    found = check_file(str(path))
-
-    assert [problem.message for problem in found.errors] == [f"the file has no key '{key}x'"]
-    assert found.sort == key
-
-
 def test_a_misspelt_version_hides_nothing(mistakes: Mistakes) -> None:
     """Nor does one that is left out."""
     rules = "rules: [{id: r, when: b, sev: SEV2}]\n"
@@ -183,10 +163,3 @@ def test_what_needs_a_budget_says_what_leads_there(mistakes: Mistakes) -> None:
     )
     assert "soften, if_it_fails: rollback-and-rewarm" in found[3]
     assert len(found) == 4
-
-
-def test_a_list_of_all_there_is_is_whole(mistakes: Mistakes) -> None:
-    """Of forty runbooks none is left out."""
-    (found,) = mistakes(HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: zzzzzz}]\n")
-
-    assert all(repr(name) in found for name in shipped.names("runbooks"))

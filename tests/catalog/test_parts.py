@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -15,9 +14,7 @@ from hypothesis import strategies as st
 from supervise.catalog.document import yaml_reader, yaml_writer
 from supervise.catalog.document.diagnostics import PolicyErrors, Problems, Source, did_you_mean
 from supervise.catalog.document.nodes import plain
-from supervise.catalog.inventory import metrics, shipped
-from supervise.catalog.schema.dataclass_types import read_form, type_of, written
-from supervise.catalog.schema.field_types import BAD, Number
+from supervise.catalog.schema.dataclass_types import read_form, written
 from supervise.core.model.interfaces import Seconds, Steps
 
 
@@ -109,18 +106,6 @@ def test_what_is_written_reads_back_as_the_same() -> None:
     assert read(TEXT.replace("5m", "5"))[0].either == 5
 
 
-@given(st.floats(min_value=0, max_value=1e9, allow_nan=False))
-def test_a_time_survives_being_written(seconds: float) -> None:
-    """Microseconds to decades."""
-    number = Number(whole=False, unit="seconds", least=0)
-    text = f"x: {number.write(seconds)}\n"
-    root = yaml_reader.parse(Source("x.yaml", text), problems := Problems())
-    problems.stop()
-    assert root is not None
-
-    assert number.build(root.place("x"), problems, "x") == pytest.approx(seconds, abs=1e-12)
-
-
 LETTERS = st.one_of(
     st.characters(exclude_categories=("Cc", "Cs", "Cn")), st.sampled_from("\n\t :#'\"[]{}-&*!|>%@`")
 )
@@ -147,20 +132,6 @@ def test_any_document_survives_being_dumped(document: dict[str, Any]) -> None:
     assert plain(root) == document
 
 
-def test_a_hint_that_no_kind_fits_is_a_bug_of_the_dataclass() -> None:
-    """Found when the catalog is read, not when a user writes the key."""
-    with pytest.raises(TypeError, match="no type of YAML value fits"):
-        type_of(set[int])
-
-
-def test_a_misspelt_key_is_said_once() -> None:
-    """Not once as unknown and once as missing."""
-    made, said = read(TEXT.replace("number:", "nubmer:"))
-
-    assert made is BAD
-    assert said == ["the file has no key 'nubmer'"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [
@@ -175,26 +146,6 @@ def test_a_hint_is_a_near_miss_or_the_whole_list(wrong: str, hint: str) -> None:
     assert did_you_mean(wrong, ()) is None
 
 
-def test_the_collectors_metrics_are_known_with_their_units() -> None:
-    """The catalog asks the probe's own records."""
-    known = metrics.known()
-
-    assert {"train_loss_raw", "grad_global_norm", "learning_rate", "step_time"} <= set(known)
-    assert known["step_time"].unit == "s"
-    assert metrics.is_known("learning_rate.3")
-    assert not metrics.is_known("my_score")
-
-
-def test_shipped_files_are_found_from_our_own_place() -> None:
-    """In a checkout these are the folders beside the source, never a stale copy."""
-    folder = shipped.folder("policies")
-
-    assert (folder / "nano.yaml").is_file()
-    assert shipped.find("policies/packs", "hang") == folder / "packs" / "hang.yaml"
-    assert shipped.find("runbooks", "nothing") is None
-    assert {"nano", "observe"} <= set(shipped.names("policies"))
-
-
 def test_loading_a_policy_imports_nothing_heavy() -> None:
     """httpx costs more than the whole of loading; torch belongs to the job."""
     code = (
@@ -204,9 +155,3 @@ def test_loading_a_policy_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
-
-
-def test_a_label_is_short_below_here_and_whole_elsewhere(tmp_path: Path) -> None:
-    """Messages name files as one would type them."""
-    assert shipped.label(Path("policies/nano.yaml").absolute()) == "policies/nano.yaml"
-    assert shipped.label(tmp_path / "p.yaml") == str(tmp_path / "p.yaml")

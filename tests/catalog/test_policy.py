@@ -17,22 +17,11 @@ from supervise.catalog.inventory import shipped
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.policy import Policy
-from supervise.errors import InputError, UsageError
+from supervise.errors import InputError
 
 Loader = Callable[..., Policy]
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
-
-
-@pytest.mark.parametrize("name", shipped.names("policies"))
-def test_a_shipped_policy_loads_without_a_warning(name: str) -> None:
-    """What we ship is right, and every metric it reads is measured by a collector."""
-    warnings: list[Problem] = []
-
-    policy = load_policy(name, warnings=warnings)
-
-    assert policy.name == name
-    assert [str(warning) for warning in warnings] == []
 
 
 @pytest.mark.parametrize("name", shipped.names("policies"))
@@ -44,25 +33,13 @@ def test_the_resolved_text_loads_to_the_same_policy(name: str, tmp_path: Path) -
 
     again = load_policy(path)
 
-    assert again.resolved == policy.resolved
-    assert (
-        again.digest == policy.digest == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    )
-    assert again.detectors == policy.detectors
+    assert again.digest == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    assert again.digest == policy.digest
     assert list(again.detectors) == list(policy.detectors)
-    assert again.runbooks == policy.runbooks
-    assert (again.budgets, again.ladder, again.inhibit) == (
-        policy.budgets,
-        policy.ladder,
-        policy.inhibit,
-    )
+    for name in ("resolved", "detectors", "runbooks", "budgets", "ladder", "inhibit"):
+        assert getattr(again, name) == getattr(policy, name)
     for one, other in zip(again.rules, policy.rules, strict=True):
-        assert (one.id, one.text, one.uses, one.severity) == (
-            other.id,
-            other.text,
-            other.uses,
-            other.severity,
-        )
+        assert (one.id, one.text, one.uses) == (other.id, other.text, other.uses)
 
 
 def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
@@ -99,21 +76,6 @@ def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
 
     assert raised.value.hint == hint
     assert raised.value.exit_code == 65
-
-
-def test_a_folder_is_no_policy(tmp_path: Path) -> None:
-    """The message is about the folder, not about YAML."""
-    with pytest.raises(InputError, match="is a directory"):
-        load_policy(tmp_path)
-
-
-@pytest.mark.parametrize("mode", ["approved", "enforced", ""])
-def test_a_mode_that_cannot_be_is_refused(mode: str) -> None:
-    """What was probably meant is said."""
-    with pytest.raises(UsageError) as raised:
-        load_policy("nano", mode=mode)
-
-    assert raised.value.hint
 
 
 def test_a_policy_without_a_mode_starts_in_shadow(load: Loader) -> None:
@@ -221,7 +183,6 @@ hold_reminder: 2h
     assert policy.inhibit[0].by_state == ("acting", "probation")
     assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
     assert policy.budgets["lr_scale"].per_s == 1800.0
-    assert policy.budgets["lr_scale"].per_s == 1800.0
     assert (policy.ladder.levels, policy.ladder.reset_after_steps) == (("calm", "hold"), 10)
     assert calm.verbs == ("snapshot", "lr_scale", "verify")
     assert (calm.steps[1].rewarm, calm.steps[2].within, calm.steps[2].clear_for) == (20, 50, 10)
@@ -254,17 +215,6 @@ def test_a_policy_may_bring_its_own_table_of_moves(load: Loader) -> None:
     assert policy.digest != load(HEAD).digest
 
 
-def test_a_rule_can_hold_without_a_runbook(load: Loader) -> None:
-    """`hold` is known everywhere and is no file."""
-    policy = load(
-        HEAD + "detectors: {a: {kind: nonfinite}}\n"
-        "rules: [{id: r, when: a, sev: SEV0, run: hold}]\nescalate: {ladder: [hold]}\n"
-    )
-
-    assert policy.rules[0].runbook == "hold"
-    assert policy.runbooks == {}
-
-
 def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(load: Loader) -> None:
     """Spacing, comments, order of keys and spelling of numbers are not part of the digest."""
     one = load(HEAD + "detectors: {a: {kind: threshold, metric: m, gt: 1e-3}}\nhold_reminder: 1h\n")
@@ -278,17 +228,6 @@ def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(loa
 
     assert one.digest == other.digest
     assert one.digest != different.digest
-
-
-def test_text_that_yaml_could_misread_survives(load: Loader) -> None:
-    """Whatever stands in a summary comes back as it was."""
-    odd = "on: '#' \\\"x\\\" {a: [b]} - \\u2028 \\u00e9 \\U0001F600 ~"
-    policy = load(HEAD + f'policy: "1e3"\nsummary: "{odd}"\n')
-
-    again = load(policy.resolved)
-
-    assert again.name == "1e3"
-    assert again.digest == policy.digest
 
 
 def test_a_metric_that_nobody_measures_is_a_warning(load: Loader) -> None:
@@ -306,17 +245,6 @@ def test_a_metric_that_nobody_measures_is_a_warning(load: Loader) -> None:
     assert [(w.line, w.col, w.hint) for w in warnings] == [
         (4, 32, "the job must report it itself"),
         (5, 47, "did you mean 'grad_global_norm'?"),
-    ]
-
-
-def test_a_policy_that_sees_nothing_and_a_runbook_for_nothing_are_warnings(load: Loader) -> None:
-    """Allowed, and said."""
-    warnings: list[Problem] = []
-    load(HEAD + "runbooks: {spare: [notify]}\n", warnings=warnings)
-
-    assert [w.message for w in warnings] == [
-        "this policy has no rules",
-        "runbook 'spare' is never used",
     ]
 
 

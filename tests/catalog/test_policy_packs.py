@@ -46,15 +46,6 @@ def test_a_pack_beside_the_policy_wins_over_a_shipped_one(load: Loader) -> None:
     assert "hang.chain" in policy.detectors
 
 
-def test_two_packs_may_use_the_same_short_names(load: Loader) -> None:
-    """Short names mean the pack's own."""
-    files = {f"packs/{name}.yaml": PACK.format(name=name) for name in ("one", "two")}
-    policy = load(HEAD + "use: [one, two]\n", files)
-
-    assert policy.detectors["two.chain"].detectors == ("two.up", "two.z")
-    assert policy.rules[2].uses == ("two.chain", "two.z")
-
-
 def test_a_policy_can_build_on_what_packs_define(load: Loader) -> None:
     """Its own couplings and rules use the long names."""
     text = HEAD + (

@@ -72,15 +72,6 @@ def pointed(text: str) -> tuple[str, list[str]]:
             "job.relaunch.args[0]: no placeholder '{chekpoint}' (did you mean '{checkpoint}'?)",
         ),
         (
-            BACK + "{env: {FROM: 'a ¦{stp}'}}}",
-            "job.relaunch.env.FROM: no placeholder '{stp}' (did you mean '{step}'?)",
-        ),
-        (
-            BACK + "{args: [x, '¦{path}']}}",
-            "job.relaunch.args[1]: no placeholder '{path}' (known: '{checkpoint}', '{directory}', "
-            "'{step}')",
-        ),
-        (
             BACK + "{resume: ¦savepoint}}",
             "a relaunch resumes from a savepoint, but none are kept (add savepoints: {every: 25, "
             "keep: 4})",
@@ -88,22 +79,6 @@ def pointed(text: str) -> tuple[str, list[str]]:
         (
             "override:\n  hang.stalled: {¦aftr: {min: 30s}}",
             "hang.stalled has no key 'aftr' (did you mean 'after'?)",
-        ),
-        (
-            "override:\n  hang.stuck: {¦fro: 3}",
-            "rule hang.stuck has no key 'fro' (did you mean 'for'?)",
-        ),
-        (
-            "override:\n  hang.stalled: {grace: {¦evl: 30s}}",
-            "hang.stalled: no phase 'evl' (did you mean 'eval'?)",
-        ),
-        (
-            "machine: {nominal: {¦notise: suspect}}",
-            "machine: unknown event 'notise' (did you mean 'notice'?)",
-        ),
-        (
-            "machine: {nominal: {notice: ¦suspct}}",
-            "machine: unknown target 'suspct' (did you mean 'suspect'?)",
         ),
     ],
 )

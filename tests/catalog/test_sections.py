@@ -1,0 +1,120 @@
+"""Sections of a policy with little in them: `planned`, `see`, `sampling`; and drills by words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.app.launcher import probe_config
+from supervise.catalog.inventory import drills
+from supervise.core.model.policy import Planned, Policy
+from supervise.errors import UsageError
+from supervise_probe.sampling.sample_sets import DEFAULTS
+
+HEAD = "version: supervise/v1\nmode: enforce\n"
+HIGH = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"
+Loader = Callable[..., Policy]
+Mistakes = Callable[..., list[str]]
+
+
+def rule(keys: str = "sev: SEV1") -> str:
+    return f"{HEAD}{HIGH}rules: [{{id: r, when: a, {keys}}}]\n"
+
+
+def planned(last: str) -> str:
+    first = "{from: 1000, to: 1200, what: new data mix, expect: up}"
+    return f"{rule()}planned:\n  - {first}\n  - {last}\n"
+
+
+def test_announced_changes_arrive_and_come_out_again(load: Loader) -> None:
+    """Steps, words and direction; the resolved text loads to the same policy."""
+    policy = load(planned("{from: 5000, to: 5000, what: longer context}"))
+
+    assert policy.planned == (
+        Planned(1000, 1200, "new data mix", "up"),
+        Planned(5000, 5000, "longer context", "either"),
+    )
+    assert load(policy.resolved).digest == policy.digest
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("{from: 5, to: 4, what: x}", "planned[1].to: comes before from: 5"),
+        ("{from: 5, what: x}", "planned[1] needs the key 'to'"),
+        ("{from: 5, to: 6, waht: x}", "did you mean 'what'"),
+    ],
+)
+def test_a_mistake_in_an_announced_change_is_named(
+    mistakes: Mistakes, last: str, message: str
+) -> None:
+    assert message in "\n".join(mistakes(planned(last)))
+
+
+def test_it_is_what_the_rule_says_else_what_it_runs_else_its_severity(load: Loader) -> None:
+    """Every rule leads somewhere."""
+    assert load(rule("sev: SEV1, run: page-with-evidence, see: hang")).rules[0].see == "hang"
+    assert load(rule("sev: SEV1, run: page-with-evidence")).rules[0].see == "page-with-evidence"
+    assert load(rule("sev: SEV2")).rules[0].see == "sev2"
+    assert load(rule("sev: SEV0, run: hold")).rules[0].see == "sev0"
+
+
+def test_reading_needs_no_budget_and_no_savepoints(load: Loader) -> None:
+    """A rollback that is only read about is not prepared for; nor when the copy is loaded."""
+    policy = load(rule("sev: SEV1, see: soften"))
+
+    assert {"soften", "rollback-and-rewarm"} <= set(policy.runbooks)
+    assert load(policy.resolved).digest == policy.digest
+
+
+def test_a_misspelt_one_is_told_at_its_place(mistakes: Mistakes) -> None:
+    """With what was probably meant; and nobody can read about `hold`."""
+    assert mistakes(rule("sev: SEV1, see: hnag")) == [
+        "4:42: rule r: no runbook 'hnag' (did you mean 'hang'?)"
+    ]
+    assert mistakes(rule("sev: SEV1, see: hold")) == [
+        "4:42: rule r: there is nothing to read about hold"
+    ]
+
+
+def test_a_runbook_tells_the_engine_everything_that_people_ask(load: Loader) -> None:
+    """The parts of a page, by name."""
+    book = load(rule("sev: SEV1, see: attention-logits")).runbooks["attention-logits"]
+
+    assert "max_attn_logit" in book.handles
+    assert book.evidence
+    assert book.containment
+    assert book.probe_replay
+    assert book.over_when
+    assert list(book.localize) == ["optimization", "model", "data", "hardware"]
+
+
+def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Path) -> None:
+    policy = load(rule() + "sampling: {attention: 100, routing: 0}\n")
+    run = SimpleNamespace(id="r", marks_path=tmp_path, quarantine_path=tmp_path / "q")
+
+    assert policy.sampling == {"attention": 100, "routing": 0}
+    assert load(policy.resolved).digest == policy.digest
+    assert probe_config(run, tmp_path, policy, ())["sampling"] == policy.sampling
+    assert load(rule()).sampling == {}  # the probe has its own
+    for name in DEFAULTS:
+        assert load(f"{rule()}sampling: {{{name}: 3}}\n").sampling == {name: 3}
+
+
+def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
+    assert drills.parse("moments:how=restart@9") == {
+        "fault": "moments",
+        "step": 9,
+        "params": {"how": "restart", "factor": 1e-4},
+    }
+    assert drills.parse("slow_input:rank=1@9")["rank"] == 1
+    assert "rank" not in drills.parse("slow_input@9")
+
+
+@pytest.mark.parametrize("text", ["slow_input:rank=x@9", "slow_input:rank@9", "_tokens@9"])
+def test_what_is_no_drill_is_refused(text):
+    with pytest.raises(UsageError, match=r"no parameter 'rank'|no fault '_tokens'"):
+        drills.parse(text)
