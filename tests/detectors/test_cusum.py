@@ -33,23 +33,6 @@ def test_what_no_single_sample_shows_adds_up(read):
     assert watch.numbers()["direction"] == "high"
 
 
-def test_one_huge_sample_counts_for_little(read):
-    """A lone spike is what other kinds are for."""
-    watch = _warm(read)
-
-    assert read(watch, [1e6, 10.0, 10.0], first=100) == "ooo"
-    assert watch.numbers()["sum"] == pytest.approx(2.5 - 0.5 - 0.5 - 0.5)
-
-
-def test_the_sum_stops_so_that_the_end_shows(read):
-    """However long it went on, back at its level it is over in so many steps."""
-    watch = _warm(read, freeze=20)
-    read(watch, [UP] * 19, first=100)
-
-    assert watch.numbers()["sum"] == 8.0
-    assert read(watch, [10.0] * 9, first=119)[-1] == "o"
-
-
 def test_a_drift_that_lasts_becomes_the_baseline_and_says_so(read):
     """The eighth sample in breach is noted; the next ones are judged by the new level."""
     watch = _warm(read)

@@ -38,33 +38,6 @@ def test_another_metric_of_the_same_step(letters):
     assert Equal("a", to=1.0).metrics == ("a",)
 
 
-@pytest.mark.parametrize(
-    ("law", "slack", "reading"),
-    [
-        ("constant", 0.0, "?oBB"),
-        ("nondecreasing", 0.0, "?ooB"),
-        ("increasing", 0.0, "?BoB"),
-        ("constant", 1.0, "?ooB"),
-        ("nondecreasing", 2.0, "?ooo"),
-        ("increasing", 1.5, "?ooB"),
-        ("changing", 0.0, "?Boo"),
-        ("changing", 1.0, "?BBo"),
-    ],
-)
-def test_the_laws_of_a_counter(letters, law, slack, reading):
-    """5, 5, 6, 4: the tolerance softens each law."""
-    watch = Equal("a", to="previous", law=law, abs_tolerance=slack).start()
-
-    assert letters(watch, [5.0, 5.0, 6.0, 4.0]) == reading
-
-
-def test_a_metric_that_died_repeats_itself(letters):
-    """Three times the same value after each other; an absent one is no repetition."""
-    watch = Equal("grad_global_norm", to="previous", law="changing", for_=3).start()
-
-    assert letters(watch, [1.0, 1.1, 0.9, 0.9, 0.9, None, 0.9, 0.9, 1.0]) == "?oooo?BBo"
-
-
 def test_a_long_constant_takes_no_memory(letters):
     """Only changes are kept, and of them no more than needed."""
     watch = Equal("a", to="previous").start()

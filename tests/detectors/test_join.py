@@ -10,15 +10,6 @@ def _rows(*columns):
     return [tuple(CODES[letter] for letter in row) for row in zip(*columns, strict=True)]
 
 
-def test_all_needs_each_of_them_in_any_order(read):
-    """It lasts as long as all of them are within two steps."""
-    both = Join(all=("loss", "grad"), within=2)
-
-    assert read(both.start(), _rows("B.....", ".B....")) == "oBBooo"
-    assert read(both.start(), _rows(".B....", "B.....")) == "oBBooo"
-    assert read(both.start(), _rows("B......", "...B...")) == "ooooooo"
-
-
 def test_the_numbers_say_when_each_breached(read):
     """The last step per name."""
     watch = Join(all=("a", "b"), within=2).start()

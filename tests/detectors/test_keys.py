@@ -42,7 +42,6 @@ TABLE = [
         {"metric": "a", "knots": CURVE},
         [
             ({"knots": CURVE[:1]}, "knots", "2 to 512"),
-            ({"knots": ((1.0, 1.0, 1.0),) * 513}, "knots", "2 to 512"),
             ({"knots": (CURVE[1], CURVE[0])}, "knots", "step 10 does not come after 20"),
             ({"knots": ((-1.0, 1.0, 1.0), CURVE[0])}, "knots", "knot 1: step must be at least 0"),
             ({"knots": ((1.0, math.nan, 1.0), CURVE[0])}, "knots", "finite"),
@@ -51,9 +50,6 @@ TABLE = [
             ({"width": 0.0}, "width", "positive"),
             ({"clear": 6.0}, "clear", "below `width`"),
             ({"smooth": 0}, "smooth", "1 to 1024"),
-            ({"rel_floor": -1.0}, "rel_floor", "zero or a positive"),
-            ({"abs_floor": 0.0}, "abs_floor", "must not be 0"),
-            ({"for_": 2, "m_of_n": (1, 2)}, "m_of_n", "not both"),
         ],
     ),
     (
@@ -61,10 +57,8 @@ TABLE = [
         {"metric": "a", "knots": SHARED, "total_steps": 1000},
         [
             ({"knots": SHARED[:1]}, "knots"),
-            ({"knots": (*SHARED, (1.1, 1.0, 0.0))}, "knots"),
             ({"knots": ((0.0, 0.0, 0.0), *SHARED[1:])}, "knots"),
             ({"align": (0.5, 0.5)}, "align"),
-            ({"align": (0.5, 1.0)}, "align"),
             ({"knots": ((0.3, 2.0, 0.0), *SHARED[1:])}, "align"),
             ({"total_steps": 1}, "total_steps"),
             ({"smooth": 0}, "smooth"),
@@ -81,15 +75,6 @@ TABLE = [
             ({"k": -0.1}, "k"),
             ({"h": 0.0}, "h"),
             ({"clear": 8.0}, "clear"),
-            ({"clear": -1.0}, "clear"),
-            ({"most": 0.5}, "most"),
-            ({"most": math.inf}, "most"),
-            ({"min_": 1}, "min"),
-            ({"min_": 129}, "min"),
-            ({"freeze": 129}, "freeze"),
-            ({"rel_floor": -1.0}, "rel_floor"),
-            ({"abs_floor": 0.0}, "abs_floor"),
-            ({"for_": 0}, "for"),
         ],
     ),
     (
@@ -98,14 +83,11 @@ TABLE = [
         [
             ({"to": None}, "to"),
             ({"with_": "b"}, "to"),
-            ({"to": math.inf}, "to"),
             ({"to": None, "with_": "a"}, "with"),
             ({"law": "increasing"}, "law"),
             ({"to": None, "with_": "b", "law": "nondecreasing"}, "law"),
             ({"to": "first", "law": "changing"}, "law"),
-            ({"tolerance": -1.0}, "tolerance"),
             ({"abs_tolerance": math.nan}, "abs_tolerance"),
-            ({"m_of_n": (3, 2)}, "m_of_n"),
         ],
     ),
     (
@@ -133,14 +115,10 @@ TABLE = [
         [
             ({"gt": None}, "gt"),
             ({"gt": 0.0}, "gt"),
-            ({"rel_gt": -1.0}, "rel_gt"),
             ({"lt": 0.0}, "lt"),
-            ({"lt": -math.inf}, "lt"),
             ({"key": "a"}, "key"),
             ({"settle": -1}, "settle"),
-            ({"settle": 64}, "settle"),
             ({"stands": 0}, "stands"),
-            ({"for_": 0}, "for"),
         ],
     ),
     (
@@ -165,8 +143,6 @@ TABLE = [
             ({"ref": 50}, "slow"),
             ({"fast": 0}, "fast"),
             ({"fast": 256}, "slow"),
-            ({"min_": 0}, "min"),
-            ({"freeze": 257}, "freeze"),
         ],
     ),
     (
@@ -175,7 +151,6 @@ TABLE = [
         [
             ({"gt": 0.0}, "gt"),
             ({"ref": 257}, "ref"),
-            ({"min_": 0}, "min"),
             ({"calm": 0}, "calm"),
         ],
     ),
@@ -184,7 +159,6 @@ TABLE = [
         {"metric": "a"},
         [
             ({"gt": 0.0}, "gt"),
-            ({"gt": math.inf}, "gt"),
             ({"clear": 8.0}, "clear"),
             ({"min_": 0}, "min"),
             ({"min_": 129}, "min"),
@@ -201,7 +175,6 @@ TABLE = [
         [
             ({"steps": ("a",)}, "steps"),
             ({"within": -1}, "within"),
-            ({"within": 1, "same_step": False}, "within"),
             ({"until": "loss"}, "until"),
         ],
     ),
@@ -211,11 +184,9 @@ TABLE = [
         [
             ({"gt": None}, "gt"),
             ({"lt": 2.0}, "lt"),
-            ({"gt": math.nan}, "gt"),
             ({"clear": 12.0}, "clear"),
             ({"gt": None, "lt": 12.0}, "clear"),
             ({"for_": 0}, "for"),
-            ({"m_of_n": (4, 3)}, "m_of_n"),
             ({"for_": 2, "m_of_n": (1, 3)}, "m_of_n"),
         ],
     ),
@@ -227,7 +198,6 @@ TABLE = [
             ({"slope_per_1k_lt": 0.0}, "slope_per_1k_lt"),
             ({"window": 31}, "window"),
             ({"confidence": 0.5}, "confidence"),
-            ({"confidence": 1.0 - 1e-9}, "confidence"),
         ],
     ),
 ]

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import pkgutil
-import typing
-from dataclasses import fields
-from importlib import import_module
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise import detectors
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE, Clockwork, Detector
-from supervise.detectors.absence import Absence
+from supervise.core.model.interfaces import NOTE, Detector
 from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum
@@ -208,15 +201,6 @@ def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
             assert note["reason"]
 
 
-@each
-def test_the_numbers_of_a_fresh_watch_can_be_asked_for(name):
-    """A rule may change state before the detector has seen anything."""
-    numbers = ALL[name].start().numbers()
-
-    assert "threshold" in numbers or name == "nonfinite"
-    json.dumps(numbers)
-
-
 def test_huge_numbers_do_not_overflow():
     """The largest floats up and down: no exception, and the watch is as good as before."""
     for name, detector in ALL.items():
@@ -231,73 +215,3 @@ def test_huge_numbers_do_not_overflow():
         codes = [code for code, _, _ in _feed(watch, usual)]
 
         assert codes[-1] & ~NOTE == OK, name
-
-
-KINDS = sorted(
-    info.name for info in pkgutil.iter_modules(detectors.__path__) if not info.name.startswith("_")
-)
-
-
-def _page(kind):
-    module = import_module(f"supervise.detectors.{kind}")
-    (found,) = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Detector)
-        and value.__module__ == module.__name__
-    ]
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_page_of_each_kind_has_an_example_that_works(kind):
-    """`Example:` is a flow mapping whose keys are the fields and whose values pass `check`."""
-    found = _page(kind)
-    text = found.__doc__.split("Example:\n")[1].split("\n\n")[0]
-    example = yaml.safe_load(text)
-    hints = typing.get_type_hints(found)
-    keys = {field.name.rstrip("_"): field.name for field in fields(found)}
-
-    assert example.pop("kind") == kind
-    assert set(example) <= set(keys)
-    given = {}
-    for key, value in example.items():
-        if typing.get_origin(hints[keys[key]]) is dict:
-            value = {k: float(str(v).removesuffix("s")) for k, v in value.items()}
-        given[keys[key]] = tuple(value) if isinstance(value, list) else value
-    detector = found(**given)
-    assert detector.check() == []
-    watch = detector.start()
-    assert isinstance(watch, Clockwork) == (found.reads == "clock")
-    assert detector.metrics or detector.detectors or found.reads == "clock"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_page_of_each_kind_says_what_it_cannot_see_and_where_it_is_from(kind):
-    """Honest pages: class name as the file, `Blind to:`, `Source:`."""
-    found = _page(kind)
-
-    assert found.__name__ == "".join(word.title() for word in kind.split("_"))
-    assert "Blind to:" in found.__doc__
-    assert "Source:" in found.__doc__
-
-
-def test_every_kind_is_here():
-    """The laws above are about all of them; the clockwork has tests of its own."""
-    assert {type(detector) for detector in ALL.values()} | {Absence} == {_page(k) for k in KINDS}
-
-
-def test_an_absence_copy_is_independent():
-    """Step times and clocks are its own."""
-    watch = Absence().start()
-    for step in range(200):
-        watch.beat(step * 10**9, step)
-        watch.tick(step * 10**9, None, "step")
-    twin = watch.copy()
-    for step in range(200, 260):
-        twin.beat(step * 3 * 10**9, step)
-
-    assert watch.p99_ns() == 10**9
-    assert watch.tick(209 * 10**9, None, "step") == OK
-    assert watch.numbers()["value"] == 10.0

@@ -31,15 +31,6 @@ def _follow(shift=0.0, noise=0.02, steps=1400, spike=SPIKE, **fields):
     return watch, codes
 
 
-def test_without_a_trigger_there_is_no_scar():
-    """A jump alone is not its business."""
-    watch = LevelShift("loss", after="chain").start()
-
-    codes = {watch.feed((1.0 if step < 300 else 9.0, OK), step) for step in range(600)}
-
-    assert codes == {OK}
-
-
 def test_a_spike_that_heals_is_cleared():
     """UNKNOWN while it waits, OK when the blocks are back on the line."""
     _, codes = _follow()
@@ -77,26 +68,6 @@ def test_what_cannot_be_told_is_given_more_time_once_and_then_noted():
     assert (note["kind"], note["trigger"]) == ("near_miss", SPIKE)
     assert note["lower"] < 0.1 < note["upper"]
     assert codes[DONE + 101] == OK
-
-
-def test_too_little_history_is_no_verdict():
-    """A spike at step 60 has no hundred steps before it."""
-    _, codes = _follow(spike=60)
-
-    assert codes[60] == UNKNOWN | NOTE
-    assert codes[61] == OK
-
-
-def test_a_second_spike_while_settling_starts_the_settling_again():
-    """Else its own decay would be taken for a scar."""
-    watch = LevelShift("loss", after="chain").start()
-    for step in range(800):
-        trigger = BREACH if step in (SPIKE, SPIKE + 30) else OK
-        code = watch.feed((_loss(step), trigger), step)
-        if step > SPIKE and code == OK:
-            break
-
-    assert step == SPIKE + 30 + 140
 
 
 def test_triggers_without_end_do_not_postpone_it_without_end():

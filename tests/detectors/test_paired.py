@@ -17,31 +17,6 @@ def letters(read):
     return _letters
 
 
-def test_a_rise_against_the_evaluation_before(letters):
-    """Nothing before the first; a fall is no rise; the reading stands in between."""
-    watch = Paired("val_loss", gt=0.1).start()
-
-    assert letters(watch, [None, 2.0, None, 1.9, None, 2.05, None, None, 2.1]) == "???ooBBBo"
-    assert watch.numbers()["before"] == 2.05
-
-
-def test_both_bounds_of_a_rise_must_be_broken(letters):
-    """0.2 is more than 0.1, and 2 % of 10 but 20 % of 1."""
-    fields = {"gt": 0.1, "rel_gt": 0.05}
-
-    assert letters(Paired("a", **fields).start(), [10.0, 10.2]) == "?o"
-    assert letters(Paired("a", **fields).start(), [1.0, 1.2]) == "?B"
-    assert letters(Paired("a", **fields).start(), [0.1, 0.15]) == "?o"
-    assert letters(Paired("a", rel_gt=0.05).start(), [0.1, 0.15]) == "?B"
-
-
-def test_a_reading_stands_for_so_long(letters):
-    """Then it is not known any more, until the next evaluation."""
-    watch = Paired("a", gt=0.1, stands=2).start()
-
-    assert letters(watch, [1.0, 2.0, None, None, None, None, 2.0]) == "?BBB??o"
-
-
 def test_the_raw_code_is_of_evaluations_only(letters):
     """Couplings must not see one evaluation for a thousand steps."""
     watch = Paired("a", gt=0.1).start()

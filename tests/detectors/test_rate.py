@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise.core.model.decisions import OK, UNKNOWN
+from supervise.core.model.decisions import UNKNOWN
 from supervise.detectors.rate import Rate
 
 
@@ -19,20 +19,6 @@ def test_a_share_is_of_the_whole_window(read):
 def test_a_share_needs_the_least_count_that_reaches_it(share, window, events):
     """0.07 of 100 is 7, though 0.07 * 100 is a little more in floats."""
     assert Rate("skip", window=window, share_gte=share).events(share) == events
-
-
-def test_doubt_does_not_end_it(read):
-    """Whether it is over is not known while one step is; a single event then keeps it up."""
-    watch = Rate("skip", window=3, count_gte=3, clear=1).start()
-
-    assert read(watch, [1, 1, 1, 0, None, 0, 1, 0, 0, 0]) == "ooBB??BBBo"
-
-
-def test_a_run_that_begins_late_has_lost_nothing():
-    """A resumed run starts at step 5000 with a clean record."""
-    watch = Rate("skip", window=200, count_gte=1).start()
-
-    assert watch.feed(0.0, 5000) == OK
 
 
 def test_a_gap_of_a_million_steps_costs_no_memory():

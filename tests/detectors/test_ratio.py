@@ -23,11 +23,6 @@ def test_the_averages_are_bias_corrected(read):
     assert numbers["ratio"] == pytest.approx(numbers["fast"] / numbers["reference"])
 
 
-def test_it_answers_long_before_the_reference_is_full(read):
-    """Eight samples of a span of 100 are enough."""
-    assert read(_slow().start(), [1.0] * 8 + [1.0, 5.0]) == "?" * 8 + "oB"
-
-
 @pytest.mark.parametrize("reference", [{"slow": 100}, {"slow": None, "ref": 20}])
 def test_a_lasting_level_becomes_the_reference_and_says_so(read, reference):
     """The fourth flagged sample is noted, the fifth is OK."""

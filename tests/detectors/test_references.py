@@ -670,7 +670,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("kind", REFERENCES)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_it_agrees_with_its_reference(kind, data):
     """Same readings; same raw codes and rebaselines where the reference has them."""
     reference = REFERENCES[kind]
@@ -732,7 +732,7 @@ def verdict(shift, reach):
     noise=one_of([0.003, 0.03, 0.2]),
     lost=one_of([0.0, 0.2]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_level_shift_agrees_with_numpy(seed, damage, noise, lost):
     """The first verdict, or the second after the one extension."""
     rng = np.random.default_rng(seed)

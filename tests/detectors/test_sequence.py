@@ -28,14 +28,6 @@ def test_the_latest_start_is_the_one_that_counts(read):
     }
 
 
-def test_attempt_change_may_be_written_and_names_no_detector():
-    """It is what `rewind` does anyway."""
-    chain = Sequence(("a", "b"), within=3, until="attempt_change")
-
-    assert chain.detectors == ("a", "b")
-    assert Sequence(("a", "b"), within=3, until="c").detectors == ("a", "b", "c")
-
-
 def test_a_near_miss_is_noted_once_when_its_time_is_over():
     """Gradient and update spiked, the loss did not."""
     watch = _chain()

@@ -18,13 +18,6 @@ def _line(slope_per_1k, steps, noise=0.0, seed=0):
     return [2.0 + slope_per_1k * step / 1000 + noise * rng.gauss(0, 1) for step in range(steps)]
 
 
-def test_it_is_unknown_until_the_window_was_full(read):
-    """Then it has a verdict at every step."""
-    readings = read(_trend().start(), _line(0.0, WINDOW + 20))
-
-    assert readings == "?" * (WINDOW - 1) + "o" * 21
-
-
 def test_a_clear_climb_breaches_and_a_gentle_one_does_not(read):
     """The slope of a straight line is found exactly."""
     watch = _trend().start()
@@ -44,11 +37,3 @@ def test_noise_must_not_pass_for_a_climb(read):
     )
 
     assert wrong <= 8
-
-
-def test_three_bad_blocks_do_not_bend_the_line(read):
-    """A spike is not a climb."""
-    series = _line(0.0, WINDOW)
-    series[-30:] = [50.0] * 30
-
-    assert read(_trend().start(), series)[-1] == "o"

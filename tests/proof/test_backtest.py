@@ -113,14 +113,6 @@ def test_a_budget_that_is_spent_refuses(tmp_path, write):
     assert outcome.budgets == {"all": [1, 4, 0], "rollback": [1, 1, 2]}
 
 
-def test_a_policy_that_observes_would_have_done_nothing(tmp_path, write):
-    """But its incidents are the same."""
-    path = _losses(tmp_path, "a", CALM + SPIKE + CALM)
-
-    assert _one(path, write(mode="observe")).actions == []
-    assert len(_one(path, write(mode="observe")).alarms) == 2
-
-
 def test_what_cannot_be_judged_is_said(tmp_path, write):
     """No learning rate in this file, and no recording has a heartbeat."""
     outcome = _one(_losses(tmp_path, "a", CALM), write())

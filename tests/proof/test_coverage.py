@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from supervise.catalog.scenario_subject import Subject
-from supervise.core.model import state_machine
 from supervise.policytest import suite
-from supervise.policytest.coverage import Coverage, transitions
+from supervise.policytest.coverage import Coverage
 
 QUIET = (
     "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"
@@ -56,27 +54,6 @@ def test_moves_and_budgets_are_counted(subject: Callable[..., Subject]) -> None:
     assert found.percent() == 100.0 * shown / total < 60
 
 
-def test_every_legal_pair_is_wanted_and_no_other() -> None:
-    """`any` counts for every state but the last, from which nothing leads."""
-    found = transitions(state_machine.DEFAULT)
-
-    assert ("launching", "exited") in found
-    assert ("holding", "released") in found
-    assert ("nominal", "released") not in found
-    assert not [pair for pair in found if pair[0] == "halted"]
-    assert len(found) == len(set(found)) == 28
-
-
-def test_a_pack_alone_has_rules_only() -> None:
-    """Under it nothing acts."""
-    from supervise.catalog.inventory import shipped
-
-    path: Path = shipped.folder("policies/packs") / "hang.yaml"
-    found = covered(suite.load(path))
-
-    assert set(found.parts()) == {"rules fire", "rules stay quiet"}
-
-
 def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[..., Subject]) -> None:
     """What it has counts, and what another policy shows is not shown for it."""
     found = covered(subject(QUIET + SPIKES))
@@ -88,8 +65,3 @@ def test_a_policy_that_no_scenario_is_about_is_not_covered(subject: Callable[...
     assert found.parts()["budgets"] == (1, 6)
     assert "other: 'first_frame' never occurs in launching" in found.missing()
     assert "other: budget lr_scale is never used up" in found.missing()
-
-
-def test_nothing_to_cover_is_covered() -> None:
-    """Rather than a division by zero."""
-    assert Coverage().percent() == 100.0

@@ -86,22 +86,3 @@ def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
         left.append(job.skipping)
         job.finish_step()
     assert left == [2, 1, 0]
-
-
-def test_a_clip_ends_by_itself(job: FakeJob) -> None:
-    """A factor is taken of a usual clip of 1."""
-    seen = job.command("clip", {"factor": 0.3, "steps": 2}, key="k", deadline_s=1)
-    bounds = []
-    for _ in range(3):
-        bounds.append(job.clip_bound)
-        job.finish_step()
-    assert (seen["clip_bound"], bounds) == (0.3, [0.3, 0.3, None])
-
-
-def test_a_verb_that_it_does_not_know_is_acknowledged(job: FakeJob) -> None:
-    """With what was asked for."""
-    assert job.command("quarantine", {"shards": 2}, key="k", deadline_s=1) == {
-        "ack_step": 60,
-        "ranks": 1,
-        "shards": 2,
-    }

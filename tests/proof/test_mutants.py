@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.assembly import freeze
-from supervise.catalog.inventory import shipped
 from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import BREACH, OK
 from supervise.mutation import mutation_runner
-from supervise.mutation.mutants import Mutant, mutants, others
-from supervise.policytest import suite
+from supervise.mutation.mutants import Mutant, mutants
 
 EMPTY = (
     "  - {name: nothing, series: {train_loss_raw: '2x9', grad_global_norm: '1x9'}, expect: []}\n"
@@ -94,16 +91,6 @@ def test_each_mutant_differs_in_that_thing_only(subject: Callable[..., Subject])
     assert (repr(base.policy.detectors), base.policy.inhibit, len(base.policy.rules)) == before
 
 
-def test_a_pack_cannot_show_a_cooldown() -> None:
-    """It follows a runbook, and under a pack alone none is run; `for` and `keep` are changed."""
-    path = shipped.folder("policies/packs") / "hardware.yaml"
-    subject = suite.load(path)
-    changed = {mutant.what.partition(":")[0].rpartition(".")[2] for mutant in mutants(subject)}
-
-    assert "cooldown" not in changed
-    assert {"for", "keep"} <= changed
-
-
 def test_budgets_ladders_savepoints_and_runbooks_are_changed_too(
     subject: Callable[..., Subject], small: str
 ) -> None:
@@ -124,24 +111,6 @@ def test_budgets_ladders_savepoints_and_runbooks_are_changed_too(
     assert len({policy.digest for policy in remade} | {base.policy.digest}) == len(remade) + 1
 
 
-def test_a_baseline_that_is_changed_reaches_the_detectors(
-    subject: Callable[..., Subject],
-) -> None:
-    """Those that have no window of their own."""
-    policy = """\
-version: supervise/v1
-baseline: {window: 64, min: 32}
-detectors:
-  z: {kind: robust_z, metric: train_loss_raw, freeze: 16}
-  own: {kind: robust_z, metric: train_loss_raw, freeze: 16, window: 50}
-rules: [{id: odd, when: z and own, sev: SEV2}]
-"""
-    found = {m.what: m.build() for m in mutants(subject(EMPTY, policy))}
-    changed = found["baseline.window: 64 -> 128"].detectors
-
-    assert (changed["z"].window, changed["own"].window) == (128, 50)
-
-
 def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
     subject: Callable[..., Subject],
 ) -> None:
@@ -154,15 +123,6 @@ def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
 
     assert [where for where, _ in found] == ["4:39"] * len(found)
     assert found[0][1] == "update_scale.lr_jump.gt: 3.0 -> 6.0"
-
-
-@pytest.mark.parametrize(
-    ("number", "wanted"),
-    [(3, [6, 1]), (1, [2]), (0, []), (0.0, []), (1.5, [3.0, 0.75]), (-2, [-4, -1])],
-)
-def test_numbers_are_doubled_and_halved(number: float, wanted: list[float]) -> None:
-    """Never the same number again, and never nothing."""
-    assert others(number) == wanted
 
 
 def test_strong_scenarios_leave_no_survivor(write: Callable[..., Path]) -> None:
@@ -189,20 +149,3 @@ def test_each_expectation_is_what_notices_something(
 
     assert survivor in [what for _, what in found.survivors]
     assert all("p.yaml:" in where for where, _ in found.survivors)
-
-
-def test_scenarios_without_the_metric_are_not_played(subject: Callable[..., Subject]) -> None:
-    """They cannot notice; the clock's detectors are always in it."""
-    policy = ONLY_RULES.replace("  wild:", "  still: {kind: absence, after: {min: 9s}}\n  wild:")
-    found = {m.what: m.metrics for m in mutants(subject(EMPTY, policy))}
-
-    assert found["high.gt: 5.0 -> 10.0"] == {"train_loss_raw"}
-    assert found["still.after.min: 9.0 -> 18.0"] == frozenset()
-
-
-def test_a_mutant_loads_again(subject: Callable[..., Subject], small: str) -> None:
-    """What is remade from forms is a whole policy, its text included."""
-    base = subject(EMPTY, small)
-
-    assert freeze.policy(base.draft).digest == base.policy.digest
-    assert all(mutant.build().resolved for mutant in mutants(base))

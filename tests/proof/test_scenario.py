@@ -51,21 +51,6 @@ def test_actions_are_performed_and_verified(outcome: Play) -> None:
     assert found.result.changes("spike", "cleared") == [33]
 
 
-def test_a_clip_shows_in_its_first_frame(outcome: Play, small: str) -> None:
-    """The shipped runbook as a rung of one's own: 0.3 of the job's clip, seen and verified."""
-    for old, new in (
-        ("run: calm", "run: tighten-clip"),
-        ("[calm, back", "[tighten-clip, back"),
-        ("budgets: {", "budgets: {clip: {max: 1}, "),
-    ):
-        small = small.replace(old, new)
-    found = outcome(SPIKE.replace("series: {", 'series: {clip_bound: "1x93", '), small)
-
-    assert found.result.intents() == [(30, "snapshot"), (30, "clip")]
-    assert kinds(found, "commit")[1][1].data["result"]["clip_bound"] == 0.3
-    assert states(found) == ["warming", "nominal", "acting", "probation"]
-
-
 def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> None:
     """The newest savepoint that is old enough: 30 - 5 = before 25, kept every 5 steps."""
     found = outcome(DEAD)
@@ -79,18 +64,6 @@ def test_a_rollback_takes_the_step_back_and_the_attempt_on(outcome: Play) -> Non
     assert found.result.states[-1] == "nominal"
 
 
-def test_without_a_savepoint_a_rollback_fails_as_it_would(outcome: Play, small: str) -> None:
-    """And the pause before it is taken back."""
-    late = DEAD.replace("2x30", "2x31").replace("1x33", "1x34").replace("after", "noise: {}\nafter")
-    found = outcome(
-        late + "inject: [{at: 0, step: 51}]\n", small.replace("every: 5,", "every: 50,")
-    )
-
-    assert [verb for _, verb in found.result.intents()][-1] == "resume"
-    assert "no savepoint before step 77" in kinds(found, "abort")[0][1].reason
-    assert found.result.states[-1] == "holding"
-
-
 def test_an_action_takes_its_time(outcome: Play) -> None:
     """`delay: 1s` is ten frames of a tenth of a second; a paused job makes none."""
     found = outcome(f"{SPIKE}delay: 1s\n")
@@ -101,16 +74,6 @@ def test_an_action_takes_its_time(outcome: Play) -> None:
     paused = outcome(f"{dead}delay: 1s\n")
     # The pause itself takes ten frames; what follows happens while the job stands still.
     assert [at for at, _ in paused.result.intents()] == [30, 40, 40, 40]
-
-
-def test_a_pause_that_nobody_ends_ends_with_its_lease(outcome: Play) -> None:
-    """The outcome of the snapshot is lost for longer than the lease: the job goes on by itself."""
-    dead = DEAD.replace("nanx3", "nanx9").replace("1x33", "1x39")
-    found = outcome(dead + "delay: 1000s\n")
-
-    assert len(found.result.states) > 31
-    assert kinds(found, "in_doubt")
-    assert outcome(dead).result.intents()[0] == (30, "pause")
 
 
 def test_an_action_that_fails_is_answered(outcome: Play) -> None:
@@ -246,37 +209,6 @@ def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
     assert found.result.log[-1][1].step == 519
     assert "code 3" in found.result.log[-1][1].reason
     assert any(d.data.get("what") == "no-probe" for _, d in kinds(found, "note"))
-
-
-def test_a_stop_ends_the_job(outcome: Play, small: str) -> None:
-    """And the run with it."""
-    policy = small.replace("run: back}", "run: end}").replace(
-        "runbooks:\n", "runbooks:\n  end: [snapshot, stop]\n"
-    )
-    found = outcome(DEAD, policy)
-
-    assert [verb for _, verb in found.result.intents()] == ["snapshot", "stop"]
-    assert found.result.states[-1] == "halted"
-    assert found.result.last == 30
-
-
-def test_the_same_seed_is_the_same_story(outcome: Play) -> None:
-    """And another is another."""
-    noisy = SPIKE + "noise: {train_loss_raw: 0.5, grad_global_norm: 3.0}\n"
-    runs = [repr(outcome(f"{noisy}seed: {seed}\n").result.log) for seed in (1, 1, 2)]
-
-    assert runs[0] == runs[1] != runs[2]
-
-
-def test_a_scaled_rate_shows_in_the_series(outcome: Play) -> None:
-    """The action's own check of its effect is part of a scenario."""
-    rates = 'learning_rate: "0.001x93", learning_rate_scheduled: "0.001x93", train_loss_raw'
-    good = outcome(SPIKE.replace("train_loss_raw", rates))
-    # A job that does not do as it was told: the rate of the series, divided by the scale.
-    bad = outcome(SPIKE.replace("train_loss_raw", rates.replace('rate: "0.001', 'rate: "0.002')))
-
-    assert "probation" in good.result.states
-    assert any("learning rate" in d.reason for _, d in kinds(bad, "verify"))
 
 
 AGAIN = """

@@ -9,8 +9,6 @@ import pytest
 
 from supervise.policytest.series_samples import MetricSeries, samples
 
-NAN = math.nan
-
 
 @pytest.mark.parametrize(
     ("text", "wanted"),

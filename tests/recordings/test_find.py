@@ -21,13 +21,6 @@ def _named(*paths):
     return [(source.name, source.reader) for source in sources([Path(path) for path in paths])]
 
 
-def test_a_file_is_called_by_its_stem(tmp_path):
-    """However deep it lies."""
-    _make(tmp_path, "deep/er/run.csv.gz")
-
-    assert _named(tmp_path / "deep/er/run.csv.gz") == [("run", "csv")]
-
-
 def test_files_are_called_by_what_tells_them_apart(tmp_path):
     """Their common folder is left out."""
     _make(tmp_path, "a/metrics.csv", "b/metrics.csv")

@@ -10,16 +10,10 @@ import pytest
 
 from supervise.errors import InputError
 from supervise.recordings import csv, parquet, tensorboard, wandb
-from supervise.recordings.find import readers
 
 pytestmark = pytest.mark.slow
 
 NAN = float("nan")
-
-
-def test_the_readers_are_the_files_of_the_folder():
-    """And nothing else is."""
-    assert list(readers()) == ["csv", "parquet", "tensorboard", "wandb"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
@@ -75,17 +69,6 @@ def test_parquet(tmp_path):
     assert math.isnan(sheet.rows[2][1])
 
 
-def test_a_broken_parquet_is_one_sentence(tmp_path):
-    """Arrow's own explanations have several lines."""
-    pytest.importorskip("pyarrow")
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"PAR1 and then something else")
-    with pytest.raises(InputError, match="is no Parquet file") as caught:
-        parquet.read(path)
-
-    assert "\n" not in str(caught.value)
-
-
 def test_tensorboard(event_file):
     """Scalars of a step are a row; a tag that counts samples is left out."""
     pytest.importorskip("tensorboard")
@@ -98,18 +81,6 @@ def test_tensorboard(event_file):
     assert sheet.rows[0] == (10.0, 2.5, 0.5)
     assert sheet.rows[1][0] == 20.0
     assert math.isnan(sheet.rows[1][1])
-
-
-def test_tensorboard_as_torch_writes_it(tmp_path):
-    """`torch.utils.tensorboard`, and tensors in the place of simple values."""
-    pytest.importorskip("tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(tmp_path)) as writer:
-        writer.add_scalar("loss", 2.5, 1)
-        writer.add_scalar("loss", 1.5, 2, new_style=True)
-
-    assert tensorboard.read(tmp_path).rows == [(1.0, 2.5), (2.0, 1.5)]
 
 
 @pytest.mark.parametrize("content", [b"nothing of the kind, but long enough", b"\x00" * 64])

@@ -38,13 +38,6 @@ def test_what_others_call_our_metrics_is_known():
     assert found.rows[0][0] == 3
 
 
-def test_milliseconds_become_seconds():
-    """The same metric from a column in another unit."""
-    (found,) = _read("step loss elapsed_time_per_iteration_ms", (1.0, 2.0, 1500.0))
-
-    assert found.rows[0][3][found.names.index("step_time")] == pytest.approx(1.5)
-
-
 def test_an_id_of_ours_goes_before_an_alias_and_a_word_of_the_user_before_both():
     """One column per metric; the others are said to be left out."""
     columns = "step loss train_loss_raw nll"
@@ -69,13 +62,6 @@ def test_columns_like_ids_pass_and_others_are_said():
         "columns left out: TFLOPs (max)",
         "columns of text left out: layer",
     ]
-
-
-def test_the_best_counter_is_the_step():
-    """A logger's own `_step` counts its rows."""
-    (found,) = _read("_step train/global_step loss", (0.0, 10.0, 1.0), (1.0, 20.0, 1.0))
-
-    assert [row[0] for row in found.rows] == [10, 20]
 
 
 @pytest.mark.parametrize(
@@ -144,14 +130,6 @@ def test_runs_in_one_table_are_told_apart():
     assert _spans(_read("file step loss", *rows)) == [(":a", 1, 2, 2), (":b", 1, 1, 1)]
 
 
-def test_a_metric_that_a_piece_never_has_does_not_exist_there():
-    """Or its rules would wait for it, and be blind."""
-    first, second = _read("run step loss lr", ("a", 1.0, 2.0, None), ("b", 1.0, 2.0, 0.1))
-
-    assert first.names == ("train_loss_raw",)
-    assert second.names == ("train_loss_raw", "learning_rate")
-
-
 def test_rows_with_a_step_alone_are_nan_where_there_always_was_a_value():
     """Writers that leave the cell of a NaN empty."""
     (found,) = _read("step loss lr", (1.0, 2.0, 0.1), (2.0, 2.0, None), (3.0, None, None))
@@ -160,25 +138,6 @@ def test_rows_with_a_step_alone_are_nan_where_there_always_was_a_value():
     assert math.isnan(found.rows[2][3][0])
     assert found.rows[2][3][1] is None
     assert found.notes == ["1 rows hold a step and nothing else: read as NaN"]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(1.0, 2.0, 0.1), (2.0, None, 0.1), (3.0, 2.0, None)],  # each row has something
-        [(1.0, NAN, 0.1), (2.0, 2.0, 0.1), (3.0, None, None)],  # it knows how to write NaN
-        [(1.0, None, None), (2.0, 2.0, 0.1)],  # nothing was there before
-    ],
-)
-def test_otherwise_absent_is_absent(rows):
-    """Never a NaN that nobody logged."""
-    (found,) = _read("step loss lr", *rows)
-
-    assert all(None in row[3] for row in found.rows if row[0] == rows[-1][0]) or len(rows) == 2
-    assert not any("NaN" in note for note in found.notes)
-    assert sum(v != v for row in found.rows for v in row[3] if v is not None) == sum(
-        v != v for row in rows for v in row if v is not None
-    )
 
 
 @pytest.mark.parametrize(
