@@ -42,6 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its lane: by its folder, else by whether it is slow."""
     tests = Path(__file__).parent
     for item in items:
+        if item.path.parent in (tests / "matrix", tests / "probe" / "live"):
+            item.add_marker("slow")
         lane = LANES.get(item.path.relative_to(tests).parts[0])
         if lane is None:
             lane = "integration" if item.get_closest_marker("slow") else "unit"

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.inputs.segment import Segment, Segments
+from supervise.inputs.segment import Segments
 from tests.support import probed_job
-from tests.support.probed_job import Job, JobServer
+from tests.support.probed_job import JobServer
 
 LIBRARIES = ("transformers.trainer", "accelerate", "lightning.pytorch.trainer.trainer")
 # Nothing is fetched, no progress bar is drawn, nothing is looked up on other devices.
@@ -88,13 +88,16 @@ class Pair:
         collectors = job.segment().status()["collectors"]
         assert set(collectors.values()) == {"on"}, collectors
 
+    def check_rollback(self, script, at, to):
+        """Go back on the way; the run ends as one that never left."""
+        job, answer = self.back(script, at, to)
+        assert answer.ok, answer.error
+        assert job.output[-1] == self.bare.run(script).output[-1]
+
     def back(self, script, at, to, **config):
         """Go back in front of step `to` while it stands at step `at`; return (job, answer)."""
         job = self.probed.start(script, environ={"BACK_AT": str(at)}, savepoints=KEEP, **config)
-        job.reached("back")
-        key = job.send("rollback", before_step=to, rng="restore", rewarm=None)
-        job.go("back")
-        answer = job.answer(key)
+        answer = job.order("rollback", before_step=to, rng="restore", rewarm=None, barrier="back")
         self.probed.wait(job)
         return job, answer
 
@@ -149,17 +152,7 @@ def quiet():
 @pytest.fixture(scope="session")
 def ranks():
     """One job per segment in a job's folder, in order of rank, all frames read."""
-
-    def read(folder):
-        found = []
-        for path in (folder / "shm").glob("rank-*.seg"):
-            each = Job(folder)
-            each._segment = Segment.open(path, time.monotonic_ns)
-            each.poll()
-            found.append(each)
-        return sorted(found, key=lambda job: (job._segment.rank, job._segment.created_ns))
-
-    return read
+    return probed_job.rank_jobs
 
 
 @pytest.fixture(scope="session")

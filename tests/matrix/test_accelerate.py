@@ -12,8 +12,6 @@ import pytest
 
 from supervise.cli import invoke as run_cli
 
-pytestmark = pytest.mark.slow
-
 TRAIN = """
 from accelerate import Accelerator
 

@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 MODEL = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 params = list(model.parameters())
@@ -36,18 +34,6 @@ for _ in range(60):
     step_told(loss.item(), old, 6)
 """
 
-
-NEW_DATA = """
-for _ in range(60):
-    x, y = batch()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
-    for p in params:
-        p.data = p.data - 0.1 * p.grad
-        p.grad.zero_()
-    step_told(loss.item(), old, 6)
-"""
 
 ACCUMULATED = """
 for n in range(32):
@@ -96,7 +82,6 @@ for x, y in loader:
 
 LOOPS = {
     "under-no-grad": (UNDER_NO_GRAD, 45),
-    "new-data": (NEW_DATA, 45),
     "accumulated": (ACCUMULATED, 24),
     "own-class": (OWN_CLASS, 45),
 }
@@ -175,7 +160,6 @@ for n in range(3):
 
 @pytest.mark.parametrize("name", NO_INFERENCE)
 def test_nothing_is_inferred_where_it_would_be_wrong(pair, name):
-    """However many backwards come before an optimizer's step, and whatever they are for."""
     script = MODEL + NO_INFERENCE[name] + "finish(model)"
     untouched = pair.bare.run(script)
     job = pair.probed.run(script)
@@ -203,7 +187,6 @@ finish(model)
 
 
 def test_the_first_optimizer_ends_it_for_good(pair):
-    """From then on steps are the optimizer's, rates included; numbers go on where they were."""
     untouched = pair.bare.run(SWITCH)
     job = pair.probed.run(SWITCH)
     assert job.output == untouched.output and job.err == ""

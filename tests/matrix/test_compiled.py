@@ -1,9 +1,5 @@
 """torch.compile of the model and of the optimizer's step."""
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 LOOP = """
 import warnings
 warnings.filterwarnings("ignore", module="torch")    # what a compiler says of torch itself

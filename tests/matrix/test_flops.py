@@ -1,7 +1,5 @@
 """The operations of a library's models, against torch's own counter."""
 
-import pytest
-
 COUNT = """
 import warnings
 
@@ -33,7 +31,6 @@ emit(name="Mixtral", found=count(torch, [mixtral]))
 """
 
 
-@pytest.mark.slow
 def test_models_of_a_library(library_pair):
     """Grouped heads, matrices stored the other way round, experts stacked in one tensor."""
     rows = library_pair.probed.run(COUNT).output

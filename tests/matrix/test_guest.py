@@ -3,8 +3,6 @@ and does not grow."""
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 WATCH = '''
 from torch.utils._python_dispatch import TorchDispatchMode
 

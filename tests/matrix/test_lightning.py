@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 BEGIN = """
 import logging, warnings
 warnings.filterwarnings("ignore", module="lightning")    # it advises more workers
@@ -107,7 +105,6 @@ def test_automatic_optimisation(library_pair):
 
 
 def test_the_loop_of_lightning_cannot_go_back(library_pair):
-    """It is the library's; the answer says so, and nothing was changed."""
     script = AUTOMATIC.replace("WORKERS", "0")
     job, answer = library_pair.back(script, at=8, to=7)
     assert not answer.ok
@@ -156,6 +153,5 @@ run(Manual())
 
 
 def test_manual_optimisation(library_pair):
-    """Two optimizers, stepped by hand, are one step for each batch."""
     job = library_pair.run(MANUAL)
     assert len(job.frames) == 18

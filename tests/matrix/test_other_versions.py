@@ -1,9 +1,5 @@
 """A training library that is not made as its adapter thinks: the job must not notice."""
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 # A stand-in that comes first on the path, as a fork or an old version would.
 STAND_IN = """
 import pathlib, sys
@@ -57,7 +53,6 @@ def state_of(job):
 
 
 def test_a_version_without_the_place_to_listen_at(pair):
-    """Nothing is replaced; the status has the reason."""
     source = "class Trainer: pass"
     script = STAND_IN.format(
         source=source,

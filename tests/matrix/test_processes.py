@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.probed_job import check_frames
 
-pytestmark = pytest.mark.slow
-
 TRAIN = """
 import hashlib, json, math, os, sys
 
@@ -141,31 +139,6 @@ def test_however_python_is_started(make_folder, surroundings, ranks, expected):
         check(job, expected)
 
 
-ODD = (
-    TRAIN
-    + """
-import gc, shutil, supervise_probe
-gc.disable()
-gc.freeze()
-home = os.getcwd()
-os.mkdir("gone")
-os.chdir("gone")
-os.rmdir(home + "/gone")        # a working directory that exists no more
-train(told=home + "/told", report=supervise_probe.report)
-os.chdir(home)
-"""
-)
-
-
-def test_frozen_objects_a_lost_directory_and_a_report(pair, ranks, expected):
-    """`gc.freeze()` hides what a search through all objects finds; nothing needs the directory."""
-    job = pair.probed.run(ODD)
-    assert job.err == "" and (job.folder / "out").read_text() == ""
-    check(job, expected)
-    assert job.column("val_loss") == list(range(8))
-    assert len(ranks(job.folder)) == 1
-
-
 EXEC = (
     TRAIN
     + """
@@ -210,7 +183,6 @@ subprocess.run([sys.executable, "-c", "print(end='')"], check=True)
 
 
 def test_a_child_that_trains_has_a_segment_of_its_own(pair, ranks, expected):
-    """Under the same rank: which of the two is watched is the affair of the supervisor."""
     job = pair.probed.run(CHILDREN)
     mine, childs = sorted(ranks(job.folder), key=lambda each: -len(each.frames))
     assert mine.column("step") == list(range(10)) and childs.column("step") == list(range(4))

@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.probed_job import check_frames
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = '''
 import atexit, hashlib, warnings
 import torch.distributed as dist
@@ -129,7 +127,6 @@ def check(both, job, untouched):
 
 
 def test_under_torchrun(launch, make_folder, pair_preamble, ranks, untouched):
-    """DDP, then FSDP2; torchrun's own process is none of the ranks."""
     folder = make_folder()
     (folder / "train.py").write_text(pair_preamble + SCRIPT)
     argv = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
@@ -164,7 +161,6 @@ dist.destroy_process_group()
 
 
 def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair, ranks):
-    """A vector of rank 1 changes at step 4; its digest differs from that step on."""
     order = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
     job = pair.probed.run(APART, sampling={"weights": 1, "share": 1.0}, drills=[order])
     frames = [each.frames for each in ranks(job.folder)]
@@ -176,7 +172,6 @@ def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair, ra
 
 
 def test_ranks_may_be_fed_the_same_batch(pair, ranks):
-    """From step 4 on the loss of both is that of one batch."""
     order = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
     job = pair.probed.run(APART, drills=[order])
     inputs = [
@@ -274,7 +269,6 @@ dist.destroy_process_group()
 
 
 def test_the_norms_of_shards_add_up(pair, ranks):
-    """FSDP in its first version, in both forms, and in its second; as each of them clips."""
     untouched = told(pair.bare.run(SHARDS))
     job = pair.probed.run(SHARDS)
     frames = [each.frames for each in ranks(job.folder)]

@@ -1,9 +1,5 @@
 """Jobs that are told from outside to go on from a checkpoint that their library wrote."""
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 TRAINER = """
 from transformers import (
     GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -88,10 +84,7 @@ def go_on(library_pair, script, whole, path, step):
 def ordered(library_pair, script, at, **args):
     """Run a script, and order a checkpoint while it makes step `at`; return job and its notice."""
     job = library_pair.probed.start(script, environ={"BACK_AT": str(at)})
-    job.reached("back")
-    key = job.send("checkpoint", **args)
-    job.go("back")
-    answer = job.answer(key)
+    answer = job.order("checkpoint", **args, barrier="back")
     assert answer.ok and answer.step == at and answer.result["step"] == at + 1, answer
     library_pair.probed.wait(job)
     assert not [notice for notice in job.notices if notice.kind == "checkpoint-refused"]
@@ -117,7 +110,6 @@ def test_the_trainer_goes_on_where_it_was(library_pair):
 
 
 def test_a_checkpoint_that_the_trainer_cannot_go_on_from_is_refused(library_pair, tmp_path):
-    """It trains as it was written to, and the reason is told."""
     (tmp_path / "half").mkdir()
     script = TRAINER.replace("ARGUMENTS", "").replace("num_train_epochs=2", "max_steps=2")
     for name, why in (("gone", "there is no such folder"), ("half", "no trainer_state.json")):
@@ -162,7 +154,6 @@ optimizer.step()
 
 
 def test_a_loop_of_the_jobs_own_cannot_be_resumed_from_outside(library_pair, tmp_path):
-    """Nobody calls what could be given the checkpoint; the script needs an argument."""
     order = {"how": "library", "path": str(tmp_path)}
     job = library_pair.probed.run(BY_HAND, resume=order, attempt=1, first_step=100)
     assert [frame["step"] for frame in job.frames] == [0]

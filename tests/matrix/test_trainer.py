@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 TRAIN = """
 from transformers import (
     LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments

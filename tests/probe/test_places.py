@@ -21,28 +21,6 @@ LOOP = (
         i += 1
 """
 )
-HELPER = (
-    "def step(steps):\n    for _ in range(1):\n        pass\n    steps()\n"
-    + BEGIN
-    + """    while i < n:
-        try:
-            step(steps)
-            i += 1
-            if i > 1:
-                saves()
-        finally:
-            pass
-"""
-)
-EPOCHS = (
-    BEGIN
-    + """    while i < n:
-        for _ in range(2):
-            steps()
-        i += 1
-        saves()
-"""
-)
 INNER = (
     "def epoch(steps):\n    for _ in range(2):\n        steps()\n"
     + BEGIN
@@ -96,27 +74,18 @@ def look(module):
     return seen["place"]
 
 
-@pytest.mark.parametrize(("text", "lines"), [(LOOP, range(4, 5)), (HELPER, range(11, 12))])
-def test_the_place_is_the_statement_with_the_save(load, text, lines):
-    """Its head, whether it comes before the step or behind it; the `try` around both is opened."""
-    assert look(load(text)).lines == lines
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (EPOCHS, "saves outside of the loop that steps"),
         (INNER, "saves when its inner loop is over"),
         (ONE, "saves and steps in one statement"),
     ],
 )
 def test_a_place_that_not_every_round_passes_is_refused(load, text, why):
-    """The state in the middle of an epoch has no name in a format that knows epochs only."""
     assert why in look(load(text))
 
 
 def test_a_source_that_was_changed_is_not_believed(load, tmp_path):
-    """Its lines are no longer those that run."""
     module = load(LOOP)
     (tmp_path / "job.py").write_text("import os\n" + LOOP)
     assert "was changed since the job started" in look(module)

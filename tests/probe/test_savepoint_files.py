@@ -35,7 +35,6 @@ def test_what_is_called_off_leaves_what_was_there(tmp_path, pieces):
 
 
 def test_those_behind_a_step_are_removed(tmp_path):
-    """Others in the directory, and files that only look like it, stay."""
     for step in (5, 10, 15):
         for end in ("", files.HASH):
             (tmp_path / f"savepoint-{step:09d}.pt{end}").touch()

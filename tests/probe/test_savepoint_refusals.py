@@ -107,7 +107,6 @@ while n < 9:
 
 @pytest.mark.parametrize(("code", "reason"), STUCK)
 def test_a_place_that_cannot_be_gone_back_to_is_not_saved(jobs, code, reason):
-    """The reason is one sentence that names the line, and training goes on."""
     code = PREAMBLE + code + "print(json.dumps('done'))\n"
     done, events = jobs.run(code, every=2)
     lines = [i for i, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
@@ -196,7 +195,6 @@ for n in (0, 0):
 
 @pytest.mark.parametrize(("code", "before", "reason"), CHANGED)
 def test_a_rollback_that_would_not_be_exact_changes_nothing(jobs, code, before, reason):
-    """The job stands elsewhere, or its objects are others: it goes on as if nobody had asked."""
     code = PREAMBLE + code + "print(json.dumps([model.weight.tolist(), n]))\n"
     rollback = {"at": 7, "before": before, "rng": "restore"}
     result, events = jobs.run(code, every=5, rollbacks=[rollback])

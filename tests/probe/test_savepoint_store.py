@@ -33,7 +33,6 @@ def test_memory_stays_within_the_budget_and_going_back_is_exact(jobs, tmp_path, 
 
 @pytest.mark.parametrize(("times", "steps"), [(3, [15, 20, 25]), (2, [20, 25]), (0, [25])])
 def test_the_disk_has_a_budget_too(jobs, tmp_path, times, steps):
-    """The oldest give way, and what fits nowhere is given up."""
     one = whole(jobs)
     plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
     plan |= {"max_disk_bytes": one * times + 1}
@@ -44,7 +43,6 @@ def test_the_disk_has_a_budget_too(jobs, tmp_path, times, steps):
 
 
 def test_a_disk_that_fails_costs_the_savepoint_and_is_told(jobs, tmp_path):
-    """The job goes on, with as many savepoints as fit into memory."""
     code = PREAMBLE + WHILE + "print(json.dumps(0))\n"
     plan = {"every": 2, "max_bytes": 88, "spill": str(tmp_path / "gone")}
     events = jobs.run(code, **plan)[1]
@@ -74,7 +72,6 @@ print(json.dumps([n, model.weight.tolist()]))
 
 
 def test_what_comes_back_otherwise_than_it_went_is_refused(jobs, tmp_path):
-    """The hash tells; nothing of the job is changed, and it goes on."""
     code = PREAMBLE + DAMAGE % tmp_path.name
     plan = {"every": 3, "max_bytes": 44, "spill": str(tmp_path)}
     result, events = jobs.run(code, **plan, rollbacks=[back(8, 5)])
@@ -105,7 +102,6 @@ def test_the_newest_before_the_step_outlives_newer_ones(jobs, limit):
 
 @pytest.mark.parametrize("limit", ["keep", "max_bytes"])
 def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, limit):
-    """It is said why; when nothing is spared any more, they are taken again."""
     one = whole(jobs)
     room = {"keep": {"keep": 1}, "max_bytes": {"keep": 9, "max_bytes": 2 * one - 1}}[limit]
     plan = {"every": 5, **room}
@@ -124,7 +120,6 @@ def test_where_only_one_fits_the_spared_one_stays_and_no_other_is_taken(jobs, li
 
 
 def test_a_disk_without_room_leaves_the_spared_one_in_memory(jobs, tmp_path):
-    """It cannot be written, so it is not given up: no other one is taken."""
     one = whole(jobs)
     plan = {"every": 5, "keep": 4, "max_bytes": one * 3 // 2, "spill": str(tmp_path)}
     events = jobs.run(*JOB, **plan, max_disk_bytes=one // 2, spare={"7": 9})[1]

@@ -37,8 +37,6 @@ def train_step(factor=1.0):
         ("module_loop.py", "fused"),
         ("module_loop.py", "tensor_lr"),
         ("module_loop.py", "lbfgs"),
-        ("helper_step.py", "plateau", "in_place"),
-        ("helper_step.py", "sequential", "seldom"),
         ("variables.py",),
     ],
     ids="-".join,
@@ -83,7 +81,6 @@ def test_keeping_the_generators_goes_on_with_other_data(jobs):
 
 
 def test_an_outer_for_that_did_not_move_is_no_hindrance(jobs):
-    """Within one epoch the iterator of the epochs stands still, so going back is exact."""
     code = """
 done = []
 

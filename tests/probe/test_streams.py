@@ -87,7 +87,6 @@ def outcome(events):
 
 @pytest.mark.parametrize(("setup", "give"), COMES_BACK)
 def test_what_numbers_the_steps_goes_back_with_them(jobs, setup, give):
-    """As if the job had never left; one that nobody advances is no hindrance."""
     code = PREAMBLE + setup + LOOP.format(give=give)
     result, events = jobs.run(code, **ROLLBACKS)
     assert "restored" in outcome(events), outcome(events)

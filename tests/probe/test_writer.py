@@ -68,7 +68,6 @@ def test_a_second_writer_does_not_take_the_first_ones_file(tmp_path, writer):
     "bad", [{"slots": 1}, {"capacity": 129}, {"run": "x" * 65}, {"rank": -1}, {"rank": 1 << 32}]
 )
 def test_impossible_sizes_leave_nothing_behind(tmp_path, bad):
-    """What no segment can have is refused before a file is made."""
     wanted = {"directory": str(tmp_path), "run": "r", "rank": 0, "world_size": 1, **bad}
 
     with pytest.raises(wire.WireError):
@@ -101,7 +100,6 @@ def test_late_names_go_to_the_end(writer):
     ],
 )
 def test_names_that_cannot_be_are_refused_and_change_nothing(writer, names, message):
-    """Too many, twice, moved, forgotten, or too long: the earlier table stays in force."""
     writer.announce(["loss"])
 
     with pytest.raises(wire.WireError, match=message):
@@ -115,7 +113,6 @@ def test_names_that_cannot_be_are_refused_and_change_nothing(writer, names, mess
     "values", [[1.0], [1.0, 2.0, 3.0, 4.0], [1.0, "2", 3.0], [1.0, None, 10**400], [None, "2", 1.0]]
 )
 def test_values_that_cannot_be_published_publish_nothing(writer, values):
-    """Not one number or None per name: an error, and the ring is as before."""
     writer.announce(NAMES)
 
     with pytest.raises(wire.WireError):
@@ -198,7 +195,6 @@ def test_a_long_status_is_clipped_and_a_wrong_one_refused(writer):
     ],
 )
 def test_last_words_always_fit(writer, code, text, seen):
-    """Whatever an exception says, its first 512 characters are kept."""
     segment = Segment.open(writer.path, lambda: 5)
     assert segment.end() is None
 

@@ -128,6 +128,13 @@ class Job:
         """Let the script pass a barrier."""
         (self.folder / name).touch()
 
+    def order(self, verb, barrier="go", **args):
+        """Send a command while the script stands at a barrier; return the answer."""
+        self.reached(barrier)
+        key = self.send(verb, **args)
+        self.go(barrier)
+        return self.answer(key)
+
     @property
     def output(self):
         """The rows that the script emitted."""
@@ -203,10 +210,28 @@ class JobServer:
         """Run a script to its end."""
         return self.wait(self.start(script, **config), code)
 
+    def straight(self, script, *barriers, **config):
+        """Run a script to its end without a stop at its barriers."""
+        job = self.start(script, **config)
+        for barrier in barriers or ("go",):
+            job.go(barrier)
+        return self.wait(job)
+
     def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
+
+
+def rank_jobs(folder):
+    """Return one job per segment in a job's folder, in order of rank, all frames read."""
+    found = []
+    for path in (folder / "shm").glob("rank-*.seg"):
+        each = Job(folder)
+        each._segment = Segment.open(path, time.monotonic_ns)
+        each.poll()
+        found.append(each)
+    return sorted(found, key=lambda job: (job._segment.rank, job._segment.created_ns))
 
 
 def check_frames(frames, rows, rel=1e-6):

@@ -4,8 +4,6 @@ import pytest
 
 from .test_attention import compare
 
-pytestmark = pytest.mark.slow
-
 SAMPLING = {"attention": 0, "activations": 3, "routing": 0, "weights": 0, "share": 100}
 
 TRAIN = """

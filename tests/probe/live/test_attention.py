@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SAMPLING = {"attention": 3, "activations": 0, "routing": 0, "weights": 0, "share": 100}
 
 MODEL = """

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 NAMES = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share")
 
 SCRIPT = """
@@ -87,7 +85,6 @@ def test_micro_batches_are_counted_together(probed, bare, late):
 
 
 def test_a_model_of_numbers_has_no_tokens(probed):
-    """Nothing is claimed of floats."""
     job = probed.run(script("torch.randn(4, 16)").replace("x.abs() % 50", "x.abs().long() % 50"))
     assert len(job.frames) == 6
     assert not any(name in frame for frame in job.frames for name in NAMES)

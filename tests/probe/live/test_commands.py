@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 LOOP = """
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -32,14 +30,6 @@ def loop(steps=30, setup="pass", before="pass", after="pass"):
     return LOOP.format(steps=steps, setup=setup, before=before, after=after)
 
 
-def command(server, job, verb, **args):
-    """Send a command while the job waits before step 5; returns the answer."""
-    job.reached()
-    key = job.send(verb, **args)
-    job.go()
-    return job.answer(key)
-
-
 SCHEDULES = {
     "recursive-cosine": {
         "setup": "s = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)",
@@ -55,19 +45,16 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_scale_composes_with_any_schedule(probed, bare, name):
-    """Half the rate from the next step on, then linearly back; the job's schedule never notices."""
     report = 'emit(lr=float(optimizer.param_groups[0]["lr"])); '
     parts = {**SCHEDULES[name]}
     parts["after"] = report + parts.get("after", "pass")
     job = probed.start(loop(**parts))
-    ack = command(probed, job, "lr_scale", value=0.5, rewarm_steps=10)
+    ack = job.order("lr_scale", value=0.5, rewarm_steps=10)
     probed.wait(job)
     first = ack.step + 1
     assert ack.ok and ack.result["lr_scale"] == 0.5
     factors = [1.0] * first + [0.5 + 0.05 * k for k in range(10)] + [1.0] * 30
-    untouched = bare.start(loop(**parts))
-    untouched.go()
-    own = [row["lr"] for row in bare.wait(untouched).output[:-1]]
+    own = [row["lr"] for row in bare.straight(loop(**parts)).output[:-1]]
     assert [row["lr"] for row in job.output[:-1]] == own
     assert job.column("learning_rate_scheduled") == pytest.approx(own)
     assert job.column("lr_scale") == pytest.approx(factors[:30])
@@ -83,7 +70,7 @@ TWICE = """if step == 18: barrier("more")
 def test_a_scale_and_a_rewarm_are_two_factors(probed):
     """What is held outlives a rollback; set anew while the ramp rises, it is what was asked for."""
     job = probed.start(loop(before=TWICE), savepoints=KEEP)
-    first = command(probed, job, "lr_scale", value=0.25)
+    first = job.order("lr_scale", value=0.25)
     job.reached("more")
     back = job.send("rollback", before_step=12, rewarm={"start": 0.1, "steps": 20})
     job.go("more")
@@ -115,7 +102,6 @@ def test_a_scale_and_a_rewarm_are_two_factors(probed):
     ],
 )
 def test_a_scale_outlives_the_process(probed, orders, first_step, held):
-    """The next launch of the run begins with it, and says so."""
     job = probed.start(loop())
     job.reached()
     keys = [job.send("lr_scale", value=value, rewarm_steps=steps) for value, steps in orders]
@@ -123,9 +109,7 @@ def test_a_scale_outlives_the_process(probed, orders, first_step, held):
     assert {job.answer(key).step for key in keys} == {5}
     probed.wait(job)
     config = {"attempt": 1, "first_step": first_step, "marks": str(job.folder / "probe")}
-    again = probed.start(loop(steps=9), **config)
-    again.go()
-    probed.wait(again)
+    again = probed.straight(loop(steps=9), **config)
     assert again.column("lr_scale")[:3] == pytest.approx(held)
     told = [n.message for n in again.notices if "learning rate" in n.message]
     assert bool(told) == (held[0] != 1.0)
@@ -135,9 +119,8 @@ def test_a_scale_outlives_the_process(probed, orders, first_step, held):
 
 
 def test_a_pause_holds_the_job_until_resume(probed, bare):
-    """It stands still with a beat of its own, obeys other verbs, and goes on unchanged."""
     job = probed.start(loop())
-    ack = command(probed, job, "pause", lease_s=60)
+    ack = job.order("pause", lease_s=60)
     assert ack.result == {"paused_step": ack.step}
     assert job.segment().beat().phase == "paused" and job.segment().status()["paused"]
     scaled = job.answer(job.send("lr_scale", value=1.0))
@@ -150,17 +133,14 @@ def test_a_pause_holds_the_job_until_resume(probed, bare):
     assert resumed.result["resumed"] and resumed.result["held_s"] > 0.2
     probed.wait(job)
     assert job.column("step_time")[ack.step + 1] < 0.2
-    untouched = bare.start(loop())
-    untouched.go()
-    assert job.output[-1] == bare.wait(untouched).output[-1]
+    assert job.output[-1] == bare.straight(loop()).output[-1]
 
 
 @pytest.mark.parametrize("asked_s", [0.2, 1e6])
 def test_a_dead_supervisor_strands_no_job(probed, asked_s):
-    """A pause ends when nobody renews it, whatever was asked for, and the job says so."""
     job = probed.start(loop(), lease_s=0.4)
     began = time.monotonic()
-    ack = command(probed, job, "pause", lease_s=asked_s)
+    ack = job.order("pause", lease_s=asked_s)
     job.segment().lease(time.monotonic_ns() + (800_000_000 if asked_s < 1 else 1 << 62))
     probed.wait(job)
     (ended,) = (notice for notice in job.notices if notice.kind == "pause-ended")
@@ -175,17 +155,16 @@ def test_stop_interrupts_at_the_boundary(probed):
         + loop().replace("\n", "\n    ")
         + "\nexcept KeyboardInterrupt:\n    emit(saved=step)\n    raise SystemExit(3)"
     )
-    ack = command(probed, job, "stop", how="interrupt")
+    ack = job.order("stop", how="interrupt")
     probed.wait(job, code=3)
     assert job.output == [{"saved": ack.result["stopping_step"]}]
     assert len(job.frames) == ack.step + 1
 
 
 def test_a_skipped_step_leaves_the_weights_alone(probed):
-    """The update is not applied, is counted, and its frame says so."""
     weight = "old = model.weight.detach().clone()"
     job = probed.start(loop(before=weight, after="emit(same=bool((old == model.weight).all()))"))
-    ack = command(probed, job, "skip_step", count=2)
+    ack = job.order("skip_step", count=2)
     probed.wait(job)
     assert ack.result == {"will_skip": 2}
     skipped = [i for i, row in enumerate(job.output[:-1]) if row["same"]]
@@ -198,7 +177,7 @@ def test_a_skipped_step_leaves_the_weights_alone(probed):
 def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     """Evidence that only the inside of the job has; taking it changes no random draw."""
     job = probed.start(loop())
-    ack = command(probed, job, "snapshot", directory=str(tmp_path / "evidence"))
+    ack = job.order("snapshot", directory=str(tmp_path / "evidence"))
     probed.wait(job)
     stacks, rng, batches = (Path(path).read_text() for path in ack.result["files"])
     assert "train.py" in stacks
@@ -216,9 +195,8 @@ def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
-    """And the job goes on."""
     job = probed.start(loop())
-    ack = command(probed, job, verb, **args)
+    ack = job.order(verb, **args)
     probed.wait(job)
     assert not ack.ok and says in ack.error
     assert len(job.frames) == 30
@@ -250,10 +228,9 @@ def test_a_rollback_repeats_the_steps_and_the_counters(probed, late):
     )
     job = probed.start(script, savepoints=KEEP, late=late)
     job.go()
-    job.reached("more")
-    key = job.send("rollback", before_step=12, rng="restore", rewarm={"start": 0.1, "steps": 4})
-    job.go("more")
-    ack = job.answer(key)
+    ack = job.order(
+        "rollback", before_step=12, rng="restore", rewarm={"start": 0.1, "steps": 4}, barrier="more"
+    )
     probed.wait(job)
     assert ack.ok, ack.error
     assert ack.result["step"] == ack.step == 10 and ack.result["attempt"] == 1

@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.probed_job import PREAMBLE
 
-pytestmark = pytest.mark.slow
-
 STEPS, WARM = 26, 10  # by then both copies of the sampled weights are there, and kernels are loaded
 SAMPLING = {"attention": 4, "activations": 4, "weights": 4, "gradients": 4, "share": 1e6}
 SAMPLED = {

@@ -4,8 +4,6 @@ import pytest
 
 from tests.support.probed_job import check_frames
 
-pytestmark = pytest.mark.slow
-
 MODEL = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -61,23 +59,6 @@ for step in range(6):  # the first gradient shows where to take the second one
 finish(model)
 """
 
-
-SURGERY = """
-for step in range(6):  # gradients of two losses of one forward are put together by hand
-    x, y = batch()
-    out = model(x)
-    losses = F.cross_entropy(out, y), out.square().mean()
-    kept = []
-    for loss in losses:
-        optimizer.zero_grad()
-        loss.backward(retain_graph=True)
-        kept.append([p.grad.clone() for p in model.parameters()])
-    for p, a, b in zip(model.parameters(), *kept):
-        p.grad = a + 0.5 * b
-    told(sum(losses))
-    optimizer.step()
-finish(model)
-"""
 
 RETRIED = """
 class Memory(torch.autograd.Function):
@@ -152,7 +133,6 @@ NONE, ZEROS = "optimizer.zero_grad()", "model.zero_grad(set_to_none=False)"
 LOOPS = {
     "skipped": SKIPPED.replace("ZERO", NONE),
     "sam": SAM,
-    "surgery": SURGERY,
     "retried": RETRIED.replace("ROOM", NONE),
     "retried-zeros": RETRIED.replace("ROOM", ZEROS),
     "own-buffers": OWN_BUFFERS,

@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SAMPLED = """
 model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -23,7 +21,6 @@ for step in range(6):
 
 
 def test_a_sampled_update_is_close_to_the_exact_one(probed):
-    """Where the exact update is too dear, a third of the weights estimates it within 5 %."""
     job = probed.run(SAMPLED)
     for frame, row in zip(job.frames, job.output, strict=True):
         rel = 1e-6 if frame["step"] < 2 else 0.05
@@ -42,7 +39,6 @@ THINNED = SAMPLED.replace("range(6)", "range(60)").replace(
 
 
 def test_a_costly_update_is_measured_in_every_fourth_step_until_something_changes(probed):
-    """Absent in between; in every step again for a while after the learning rate jumps."""
     job = probed.run(THINNED)
     measured = [frame["step"] for frame in job.frames if "update_norm" in frame]
     assert [step for step in measured if 4 <= step <= 40] == list(range(4, 44, 4))

@@ -1,11 +1,11 @@
-"""What each fault does to a real training loop, by what the loop itself saw."""
+"""What each fault does to a real training loop, by what the loop itself saw; and the reflex that
+answers one of them."""
 
+import math
 import os
 import statistics
 
 import pytest
-
-pytestmark = pytest.mark.slow
 
 LOOP = """
 class Words(nn.Module):
@@ -20,27 +20,40 @@ class Words(nn.Module):
 
 model = Words()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for step in range(20):
+step = 0
+while step < 20:
+    if step == WAIT:
+        barrier("go")
     x, y = torch.randint(0, 5, (8, 16)), torch.randint(0, 5, (8, 16))
     optimizer.zero_grad()
     loss = model(x, y=y)
     loss.backward()
+    CLIP
     was = [s["exp_avg_sq"].clone() for s in optimizer.state.values()]
     old = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     seen = model.saw
     now = [s["exp_avg_sq"] for s in optimizer.state.values()]
-    emit(step=step, rows=len(seen[0]),
+    emit(step=step, rows=len(seen[0]), lr=optimizer.param_groups[0]["lr"],
          constant=bool((seen[0] == seen[0][0, 0]).all() and (seen[1] == seen[0][0, 0]).all()),
          inputs=torch.equal(seen[0], x), targets=torch.equal(seen[1], y),
          sorted_targets=torch.equal(seen[1].sort().values, y.sort().values)
          if seen[1].shape == y.shape else False,
          finite=all(bool(p.isfinite().all()) for p in model.parameters()),
+         same=all(bool((p == q).all()) for p, q in zip(model.parameters(), old)),
          moved=[float((p.detach() - q).abs().max()) for p, q in zip(model.parameters(), old)],
          shrunk=float(sum(n.sum() for n in now) / sum(w.sum() for w in was)) if was else 1.0,
          age=float(next(iter(optimizer.state.values()))["step"]))
+    step += 1
 finish(model)
 """
+
+
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+def loop(clip="pass", wait=-1):
+    return LOOP.replace("CLIP", clip).replace("WAIT", str(wait))
 
 
 def drill(fault, step=8, **params):
@@ -52,19 +65,19 @@ def steps_where(job, is_so):
 
 
 def test_repeated_tokens_are_one_token_in_inputs_and_targets(probed):
-    job = probed.run(LOOP, drills=[drill("repeated_tokens", steps=3, token=2)])
+    job = probed.run(loop(), drills=[drill("repeated_tokens", steps=3, token=2)])
     assert steps_where(job, lambda row: row["constant"]) == [8, 9, 10]
     assert steps_where(job, lambda row: not row["inputs"]) == [8, 9, 10]
 
 
 def test_shuffled_labels_keep_their_tokens_and_lose_their_order(probed):
-    job = probed.run(LOOP, drills=[drill("shuffled_labels", steps=3)])
+    job = probed.run(loop(), drills=[drill("shuffled_labels", steps=3)])
     assert steps_where(job, lambda row: not row["targets"]) == [8, 9, 10]
     assert all(row["inputs"] and row["sorted_targets"] for row in job.output[:-1])
 
 
 def test_batch_cut_keeps_an_eighth_of_the_rows_of_all_inputs(probed):
-    job = probed.run(LOOP, drills=[drill("batch_cut", steps=3)])
+    job = probed.run(loop(), drills=[drill("batch_cut", steps=3)])
     assert [row["rows"] for row in job.output[6:13]] == [8, 8, 1, 1, 1, 8, 8]
     assert job.column("tokens_per_update")[7:9] == [128, 16]
 
@@ -72,7 +85,7 @@ def test_batch_cut_keeps_an_eighth_of_the_rows_of_all_inputs(probed):
 @pytest.mark.parametrize(("how", "shrinks", "age"), [("variance", 0.99, 9), ("restart", 0.2, 1)])
 def test_moments_are_damaged_once(probed, how, shrinks, age):
     """beta2 0.999 lets second moments fall by a thousandth a step, and no faster."""
-    job = probed.run(LOOP, drills=[drill("moments", how=how)])
+    job = probed.run(loop(), drills=[drill("moments", how=how)])
     assert steps_where(job, lambda row: row["step"] and row["shrunk"] < 0.5) == [8]
     assert job.output[8]["age"] == age and job.output[8]["shrunk"] < shrinks
     assert all(row["finite"] for row in job.output[:-1])
@@ -80,7 +93,7 @@ def test_moments_are_damaged_once(probed, how, shrinks, age):
 
 def test_weight_noise_strikes_one_vector(probed):
     """The last vector is the bias of the head; the noise is as large as its deviation."""
-    job = probed.run(LOOP, drills=[drill("weight_noise", target="vector", std=5.0)])
+    job = probed.run(loop(), drills=[drill("weight_noise", target="vector", std=5.0)])
     assert steps_where(job, lambda row: row["moved"][4] > 0.3) == [8]
     assert all(row["moved"][3] < 0.1 for row in job.output[:-1])
 
@@ -89,43 +102,46 @@ def test_an_overflow_storm_strikes_a_share_of_the_steps(probed):
     """Every second step; without a scaler the weights are gone after the first."""
     order = {"skip_nonfinite": {"max": 20, "per": 20}}
     storm = drill("overflow_storm", share=0.5, steps=6)
-    job = probed.run(LOOP, drills=[storm], safeguards=order)
+    job = probed.run(loop(), drills=[storm], safeguards=order)
     assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [9, 11, 13]
     assert all(row["finite"] for row in job.output[:-1])
 
 
 def test_slow_input_costs_time_and_nothing_else(probed, bare):
-    job = probed.run(LOOP, drills=[drill("slow_input", seconds=0.1, steps=3)])
+    job = probed.run(loop(), drills=[drill("slow_input", seconds=0.1, steps=3)])
     times = job.column("step_time")[1:]  # the first step has no begin
     assert min(times[7:10]) > 0.1 > 2 * statistics.median(times)
-    assert job.output[-1] == bare.run(LOOP).output[-1]
+    assert job.output[-1] == bare.run(loop()).output[-1]
 
 
 def test_slow_compute_is_in_the_forward_and_leaves_no_hook(probed, bare):
-    job = probed.run(LOOP, drills=[drill("slow_compute", seconds=0.1, steps=3)])
+    job = probed.run(loop(), drills=[drill("slow_compute", seconds=0.1, steps=3)])
     times = [time or 0.0 for time in job.column("forward_time")]
     assert min(times[8:11]) > 0.1 > 2 * max(times[:8] + times[11:])
-    assert job.output[-1] == bare.run(LOOP).output[-1]
+    assert job.output[-1] == bare.run(loop()).output[-1]
 
 
 def test_a_blackout_drops_frames_and_the_job_goes_on(probed, bare):
-    job = probed.run(LOOP, drills=[drill("blackout", steps=4)])
+    job = probed.run(loop(), drills=[drill("blackout", steps=4)])
     assert [row["step"] for row in job.output[:-1]] == list(range(20))
     assert job.column("step") == [*range(8), *range(12, 20)]
-    assert job.output[-1] == bare.run(LOOP).output[-1]
+    assert job.output[-1] == bare.run(loop()).output[-1]
 
 
 def test_a_crash_is_a_crash(probed):
-    job = probed.start(LOOP, drills=[drill("crash", signal=9)])
-    probed.wait(job, code=-9)
+    job = probed.run(loop(), code=-9, drills=[drill("crash", signal=9)])
     assert [row["step"] for row in job.output] == list(range(8))
 
 
 def test_memory_creeps(probed):
     """Five megabytes in each of ten steps, given back when it is over."""
-    script = LOOP.replace("emit(step=step,", "emit(step=step, pages=pages(),").replace(
-        "class Words",
-        'pages = lambda: int(open("/proc/self/statm").read().split()[1])\nclass Words',
+    script = (
+        loop()
+        .replace("emit(step=step,", "emit(step=step, pages=pages(),")
+        .replace(
+            "class Words",
+            'pages = lambda: int(open("/proc/self/statm").read().split()[1])\nclass Words',
+        )
     )
     job = probed.run(script, drills=[drill("memory_creep", megabytes=5.0, steps=10)])
     grown = (job.output[16]["pages"] - job.output[7]["pages"]) * os.sysconf("SC_PAGE_SIZE")
@@ -222,13 +238,131 @@ def test_a_checkpoint_is_damaged_once(probed):
 
 
 def test_a_fault_that_finds_nothing_to_damage_says_so(probed):
-    """The job goes on, and the drill is told to have failed."""
     job = probed.run(ROUTER, drills=[drill("shuffled_labels", step=3)])
     assert len(job.output) == 6
     assert any("found no targets" in notice.message for notice in job.notices)
 
 
 def test_a_drill_may_strike_one_rank(probed):
-    """This is rank 0."""
-    job = probed.run(LOOP, drills=[{**drill("batch_cut"), "rank": 1}])
+    job = probed.run(loop(), drills=[{**drill("batch_cut"), "rank": 1}])
     assert {row["rows"] for row in job.output[:-1]} == {8} and job.kinds() == []
+
+
+def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
+    job = probed.run(loop(), drills=[drill("lr_spike", factor=30, steps=5)])
+    spiked = [step for step, lr in enumerate(job.column("learning_rate")) if lr > 0.02]
+    assert spiked == [8, 9, 10, 11, 12]
+    assert job.column("learning_rate")[8] == pytest.approx(0.3)
+    assert set(job.column("lr_scale")) == {1.0}
+    assert {row.get("lr", 1e-2) for row in job.output} == {1e-2}
+    assert job.kinds() == ["drill"] and "lr_spike begins at step 8" in job.notices[0].message
+
+
+def test_nan_grad_strikes_once(probed):
+    job = probed.run(loop(CLIP), drills=[drill("nan_grad")])
+    assert next(s for s, n in enumerate(job.column("grad_global_norm")) if math.isnan(n)) == 8
+    assert [row["finite"] for row in job.output[:-1]] == [True] * 8 + [False] * 12
+    assert job.frames[8]["nan_inf_events"] == 2  # the gradient, and the update it made
+
+
+@pytest.mark.parametrize("clip", ["pass", CLIP], ids=["", "clipped"])
+def test_skip_nonfinite_keeps_the_step_from_the_weights(probed, clip):
+    order = {"skip_nonfinite": {"max": 3, "per": 128}}
+    job = probed.run(loop(clip), drills=[drill("nan_grad")], safeguards=order)
+    assert all(row["finite"] for row in job.output[:-1])
+    assert [row["step"] for row in job.output[:-1] if row["same"]] == [8]
+    assert [s for s, n in enumerate(job.column("update_skipped")) if n] == [8]
+    assert math.isnan(job.frames[8]["grad_global_norm"]) and job.frames[8]["nan_inf_events"] == 1
+    assert job.kinds() == ["drill", "safeguard"] and job.notices[1].step == 8
+    assert job.segment().status()["safeguards"] == {"skip_nonfinite": "armed"}
+
+
+STUBBORN = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.{optimizer}
+for step in range(10):
+    calls = 0
+
+    def closure():
+        global calls
+        calls += 1
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean() * (float("nan") if step >= 4 else 1)
+        loss.backward()
+        return loss
+
+    old = model.weight.detach().clone()
+    if {deferred}:
+        loss = optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
+    emit(calls=calls, same=bool((old == model.weight).all()), state=len(optimizer.state))
+"""
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["", "closure"])
+def test_a_run_that_is_not_finite_for_good_does_not_idle_on(probed, deferred):
+    optimizer = "SGD(model.parameters(), lr=0.1)"
+    script = STUBBORN.format(optimizer=optimizer, deferred=deferred)
+    job = probed.run(script, safeguards={"skip_nonfinite": {"max": 2, "per": 100}})
+    assert [row["same"] for row in job.output] == [False] * 4 + [True] * 2 + [False] * 4
+    assert {row["calls"] for row in job.output} == {1}
+    assert job.kinds() == ["safeguard"] * 2
+
+
+def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
+    """LBFGS evaluates its closure inside the step: it is left before the first update."""
+    optimizer = "LBFGS(model.parameters(), lr=0.5, max_iter=3)"
+    script = STUBBORN.format(optimizer=optimizer, deferred=True)
+    job = probed.run(script, safeguards={"skip_nonfinite": {"max": 9, "per": 100}})
+    assert [row["same"] for row in job.output] == [False] * 4 + [True] * 6
+    assert [row["calls"] for row in job.output][4:] == [1] * 6
+    assert [frame["update_skipped"] for frame in job.frames] == [0] * 4 + [1] * 6
+
+
+def test_bad_batch_feeds_random_tokens(probed):
+    """Other tokens for so many steps, from a generator of its own; the job's draws are the same."""
+    job = probed.run(loop(), drills=[drill("bad_batch", steps=3)])
+    assert [row["step"] for row in job.output[:-1] if not row["inputs"]] == [8, 9, 10]
+    undisturbed = probed.run(loop()).column("train_loss_raw")
+    losses = job.column("train_loss_raw")
+    assert losses[:8] == undisturbed[:8] and losses[8] > 1.1 * undisturbed[8]
+    assert len(job.frames) == 20
+
+
+@pytest.mark.parametrize("target", ["grad", "weight"])
+def test_bit_flip_strikes_once(probed, target):
+    """One exponent bit: a gradient that is huge in one step, or a weight that stays huge."""
+    job = probed.run(loop(CLIP), drills=[drill("bit_flip", target=target, bit=30)])
+    norms = job.column("grad_global_norm")
+    assert max(norms[:8]) < 10
+    if target == "grad":
+        assert norms[8] > 1e6 and max(norms[9:]) < 10
+    else:
+        assert max(job.column("update_norm")) > 1e6 or job.frames[9]["train_loss_raw"] > 100
+
+
+def test_a_hang_may_end(probed, bare):
+    job = probed.run(loop(), drills=[drill("hang", seconds=0.3)])
+    assert job.column("step_time")[8] > 0.3
+    assert job.output[-1] == bare.run(loop()).output[-1]
+
+
+def test_a_drill_fires_once_per_run(probed, make_folder):
+    """Not again in steps that a rollback repeats, nor in a job that is launched again."""
+    drills = [drill("lr_spike", step=12, factor=10, steps=4)]
+    keep = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
+    job = probed.start(loop(wait=14), drills=drills, savepoints=keep)
+    assert job.order("rollback", before_step=12, rng="restore", rewarm=None).ok
+    probed.wait(job)
+    spiked = [(f["attempt"], f["step"]) for f in job.frames if f["learning_rate"] > 0.02]
+    assert spiked == [(0, 12), (0, 13), (0, 14)]
+    again = probed.run(loop(), drills=drills, marks=str(job.folder / "probe"))
+    assert set(again.column("learning_rate")) == {1e-2}
+
+
+def test_a_drill_that_cannot_run_is_said(probed):
+    job = probed.run(loop(), drills=[drill("quake"), {"fault": "hang"}, drill("hang", second=1)])
+    assert job.kinds() == ["drill"] * 3 and "no fault 'quake'" in job.notices[0].message
+    assert len(job.frames) == 20

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 TYPES = (
     "float64",
     "bfloat16",
@@ -115,7 +113,6 @@ for name in {types}:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_all_real_types_are_told_apart(probed, late):
-    """On the host and on a device; what is no index is no token."""
     job = probed.run(OF_A_TYPE.format(types=TYPES), late=late)
     found = job.column("batch_fingerprint")[1:]
     assert len(found) == 4 * len(TYPES)

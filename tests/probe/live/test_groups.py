@@ -4,8 +4,6 @@ import math
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
 SAMPLED = ("grad_global_norm.", "update_to_weight.")
 
@@ -168,25 +166,6 @@ for step in range(8):
 """
 )
 
-# As an actor and a critic with one encoder. What both have moved has no exact number.
-IN_BOTH = (
-    MODEL
-    + """
-first = SGD([{"params": embed.parameters()}, {"params": body.parameters()}], lr=0.05)
-second = SGD([embed.weight, *head.parameters(), body.weight], lr=0.01)
-members = {"embedding": [embed.weight], "1": list(body.parameters()),
-           "2": [*head.parameters(), body.weight]}
-for step in range(8):
-    backward()
-    watch(members)
-    if step % 3 == 2:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    first.step()
-    second.step()
-    model.zero_grad()
-    emit(**row)
-"""
-)
 
 MANY = """
 layers = [nn.Linear(6, 6) for _ in range(10)]
@@ -255,7 +234,6 @@ LOOPS = {
     "all-then-a-part": ALL_THEN_A_PART,
     "a-group-more": A_GROUP_MORE,
     "tied": TIED,
-    "in-both": IN_BOTH,
     "many": MANY,
     "ranks": RANKS,
 }

@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.probed_job import PREAMBLE
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = """
 import threading
 
@@ -118,9 +116,8 @@ def test_a_new_process_ends_as_one_that_never_died(probed, bare, tmp_path, kind)
     assert sorted(p.name for p in (tmp_path / "savepoints").iterdir()) == sorted(
         f"savepoint-{n:09d}.pt{end}" for n in sorted(paths)[-2:] for end in ("", ".sha256")
     )
-    again = probed.start(SCRIPT, environ={"KIND": kind}, **resumed(path, step))
-    probed.wait(again)
-    straight = bare.wait(bare.start(SCRIPT, environ={"KIND": kind}))
+    again = probed.run(SCRIPT, environ={"KIND": kind}, **resumed(path, step))
+    straight = bare.run(SCRIPT, environ={"KIND": kind})
     assert again.output == straight.output
     assert [n.data["not_restored"] for n in again.notices if n.kind == "resumed"] == [[]]
     assert again.frames[0]["step"] == step + 1
@@ -130,7 +127,7 @@ def test_a_new_process_ends_as_one_that_never_died(probed, bare, tmp_path, kind)
 
 def test_python_itself_starts_both(launch, bare, tmp_path):
     """The same with two interpreters, which share no address: nothing goes by identity."""
-    straight = bare.wait(bare.start(SCRIPT, environ={"KIND": "plain"}))
+    straight = bare.run(SCRIPT, environ={"KIND": "plain"})
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "written").touch()
@@ -153,7 +150,7 @@ def test_what_goes_on_is_compared_with_the_tape_of_the_launch_before(probed, lif
         changed = [[*row[:3], row[3] + change, row[4]] for row in rows]
         (folder / "tape.0.json").write_text(json.dumps(changed))
         config = resumed(paths[10], 10, marks=str(folder))
-        again = probed.wait(probed.start(SCRIPT, environ={"KIND": "plain"}, **config))
+        again = probed.run(SCRIPT, environ={"KIND": "plain"}, **config)
         (told,) = (n.data for n in again.notices if n.kind == "continuity")
         assert told["step"] == 11 and told["fingerprint"] == "same" and told["ok"] is ok
         assert told["loss"] == {"was": rows[11][3] + change, "is": rows[11][3]}
@@ -195,7 +192,6 @@ while step < 12:
     ],
 )
 def test_where_it_would_not_be_exact_nothing_is_written(probed, tmp_path, script, reason):
-    """Said once, with the reason; the job goes on."""
     job = probed.run(script, **portable(tmp_path, every=1))
     (said,) = (n.message for n in job.notices if n.kind.endswith("-unavailable"))
     assert reason in said and len(job.frames) == 12
@@ -217,13 +213,11 @@ CHANGED = SCRIPT.replace("/ 2\n", "/ 3\n")
 def test_what_is_of_another_script_is_refused_and_the_job_begins_anew(
     probed, life, tmp_path, script, damage, reason
 ):
-    """The supervisor gets the reason; nothing in the job was changed."""
     there, path = Path(life[1][15]), tmp_path / "savepoint.pt"
     if damage is not None:
         path.write_bytes(there.read_bytes()[: -1 if damage else None])
         shutil.copy(f"{there}.sha256", f"{path}.sha256")
-    job = probed.start(script, environ={"KIND": "plain"}, **resumed(path, 15))
-    probed.wait(job)
+    job = probed.run(script, environ={"KIND": "plain"}, **resumed(path, 15))
     (refusal,) = (n for n in job.notices if n.kind == "resume-refused")
     assert reason in refusal.data["reason"]
     assert job.frames[-1]["step"] == (11 if script is FOR else 29)

@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 NANO = Path(__file__).parents[3] / "examples" / "nano"
 
 COUNT = """

@@ -2,15 +2,11 @@
 
 import json
 import math
-import time
 
 import pytest
 
 from supervise.inputs.cross_rank_metrics import together
-from supervise.inputs.segment import Segment
-from tests.support.probed_job import Job
-
-pytestmark = pytest.mark.slow
+from tests.support.probed_job import rank_jobs
 
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
 
@@ -161,11 +157,7 @@ RANKS = RANKS.replace("STEPS", "10").replace("PARTS", "3")
 def both(job):
     """The frames of both ranks, and what they told."""
     frames, told = [], []
-    for rank in (0, 1):
-        other = Job(job.folder)
-        (path,) = (job.folder / "shm").glob(f"rank-{rank}.*seg")
-        other._segment = Segment.open(path, time.monotonic_ns)
-        other.poll()
+    for rank, other in enumerate(rank_jobs(job.folder)):
         frames.append(other.frames)
         lines = (job.folder / f"told.{rank}").read_text().splitlines()
         told.append([json.loads(line) for line in lines])

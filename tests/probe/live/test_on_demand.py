@@ -8,8 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-pytestmark = pytest.mark.slow
-
 NANO = """
 class Net(nn.Module):
     def __init__(self):
@@ -171,10 +169,7 @@ def same(a, b):
 def order(probed, script, environ=(), **args):
     """Run a script that stands at a barrier; order a checkpoint there; return job and answer."""
     job = probed.start(script, environ=environ)
-    job.reached()
-    key = job.send("checkpoint", **args)
-    job.go()
-    answer = job.answer(key)
+    answer = job.order("checkpoint", **args)
     return probed.wait(job), answer
 
 
@@ -203,7 +198,6 @@ def test_it_holds_what_the_jobs_own_holds(name, probed, bare):
 
 
 def test_under_a_name_of_ones_own(probed, tmp_path):
-    """What exists is never overwritten."""
     path = tmp_path / "mine.pt"
     _, answer = order(probed, SCRIPTS["nano"], path=str(path))
     assert answer.ok and path.exists()
@@ -238,7 +232,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_cannot_be_exact_is_refused(why, probed):
-    """With a reason, and nothing is written."""
     job, answer = order(probed, REFUSED[why])
     assert not answer.ok and why in answer.error, answer
     assert not list(job.folder.glob("*supervise*"))

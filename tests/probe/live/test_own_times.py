@@ -5,8 +5,6 @@ Each is held between two clocks of the script: one inside of what is timed, one 
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 STEPS = 160
 LOOP = (
     f"STEPS = {STEPS}"

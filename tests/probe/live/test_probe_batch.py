@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = """
 import types
 
@@ -124,10 +122,7 @@ def rolled_back(server, kind, before=12, late=False, **args):
     """Go back behind step 10 from step 17; returns the job and what its probe batch came to."""
     config = {"savepoints": KEEP, "probe_batch": {}, "tape": True, "late": late}
     job = server.start(SCRIPT, environ={"KIND": kind}, **config)
-    job.reached()
-    key = job.send("rollback", before_step=before, **args)
-    job.go()
-    assert job.answer(key).ok, job.acks[key].error
+    assert job.order("rollback", before_step=before, **args).ok
     server.wait(job)
     (told,) = continuity(job)
     return job, told.data["probe_batch"], told
@@ -142,19 +137,11 @@ def of_save(job):
     return told.data["probe_batch"]
 
 
-def alone(server, kind):
-    job = server.start(SCRIPT, environ={"KIND": kind})
-    job.go()
-    return server.wait(job)
-
-
 def second_life(server, first, told, **environ):
     """The same script in a new process, from the checkpoint of the first."""
     config = {"attempt": 1, "first_step": 20, "marks": str(first.folder / "probe"), "tape": True}
     resume = {"RESUME": str(first.folder / "ckpt.pt"), **environ}
-    job = server.start(SCRIPT, environ=resume, probe_batch=told, **config)
-    job.go()
-    server.wait(job)
+    job = server.straight(SCRIPT, environ=resume, probe_batch=told, **config)
     (told,) = continuity(job)
     return job, told
 
@@ -165,7 +152,7 @@ def second_life(server, first, told, **environ):
 def test_a_rollback_comes_to_the_same_loss_and_the_job_is_undisturbed(probed, bare, kind):
     """Weights, buffers, tensors and every source of chance end as without a probe."""
     job, proof, notice = rolled_back(probed, kind, late=kind == "late")
-    assert job.output == alone(bare, kind).output
+    assert job.output == bare.straight(SCRIPT, environ={"KIND": kind}).output
     assert proof["verdict"] == "equal" and proof["was"] == proof["is"] > 0, notice
     assert notice.data["ok"] and notice.data["fingerprint"] == "same"
     assert "off" not in job.marks and "collector-off" not in job.kinds()
@@ -195,7 +182,6 @@ def test_weights_that_a_new_process_did_not_take_are_told(probed):
 
 
 def test_other_data_is_not_compared_but_the_weights_are(probed):
-    """With rng=keep no step is made again, and it is told at once."""
     _, proof, notice = rolled_back(probed, "plain", rng="keep")
     assert proof["verdict"] == "equal" and notice.data["loss"] == {}
     assert notice.message == "from step 11 on: training continues as before"
@@ -226,11 +212,10 @@ def test_what_cannot_be_run_again_is_told_and_not_judged(probed, bare, kind, why
     assert of_save(job) == {"why": why}
     notes = [n.message for n in job.notices if n.kind == "note"]
     assert notes.count(f"no probe batch is kept: {why}") == 1
-    assert job.output == alone(bare, kind).output
+    assert job.output == bare.straight(SCRIPT, environ={"KIND": kind}).output
 
 
 def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
-    """Where a forward changes the next one; before a batch was seen; a file that is damaged."""
     first, _, _ = rolled_back(probed, "drift")
     told = of_save(first)
     assert told == {"why": "a forward of the model changes what the next one gives"}
@@ -248,10 +233,7 @@ def test_what_a_checkpoint_has_no_value_for_is_not_judged(probed, tmp_path):
 
 
 def test_without_the_switch_nothing_is_run(probed):
-    """No batch is kept, and nothing of it is told."""
-    job = probed.start(SCRIPT, environ={"KIND": "count"}, savepoints=KEEP)
-    job.go()
-    probed.wait(job)
+    job = probed.straight(SCRIPT, environ={"KIND": "count"}, savepoints=KEEP)
     assert all("probe_batch" not in notice.data for notice in job.notices)
 
 

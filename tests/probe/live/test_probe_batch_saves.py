@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SAVES = """
 import functools
 
@@ -66,8 +64,7 @@ finish(model)
 )
 def test_a_save_is_no_time_for_what_would_break_the_training(probed, bare, kind, why):
     """Buffers that a graph holds; caches that only inference may use; tensors that shrink."""
-    job = probed.start(SAVES, environ={"KIND": kind}, probe_batch={})
-    probed.wait(job)
+    job = probed.run(SAVES, environ={"KIND": kind}, probe_batch={})
     told = [n.data["probe_batch"] for n in job.notices if n.kind == "checkpoint-saved"]
     assert len(told) == 2 and all(each.get("why") == why for each in told), told
-    assert job.output == bare.wait(bare.start(SAVES, environ={"KIND": kind})).output
+    assert job.output == bare.run(SAVES, environ={"KIND": kind}).output

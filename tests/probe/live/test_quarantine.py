@@ -6,8 +6,6 @@ import pytest
 
 from supervise.store.quarantine_list import Quarantine
 
-pytestmark = pytest.mark.slow
-
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """
 import sys
@@ -166,7 +164,6 @@ def test_without_an_entry_nothing_changes(probed, bare, held, way):
 
 @pytest.mark.parametrize("way", ["batches-of-a-loader", "streams"])
 def test_a_quarantine_of_everything_empties_nothing(probed, held, way):
-    """The data comes all the same, and that is said."""
     held(*(f"data/{n}.tar" for n in range(6)))
     job = probed.run(SETUP + WAYS[way], quarantine=held.path)
 
@@ -190,7 +187,6 @@ end()
 
 
 def test_a_word_puts_a_shard_in_and_lets_it_out_again(probed, held):
-    """In the middle of a run: from the next batch on. The ack names the generation."""
     job = probed.start(SETUP + WORD, quarantine=held.path)
     job.reached()
     held("data/1.tar")
@@ -261,10 +257,8 @@ def test_one_of_several_ranks_passes_over_no_batch(probed, held):
     """The others would wait for it at the end of the epoch; a list is filtered all the same."""
     held("data/1.tar")
     ranks = {"RANK": "0", "WORLD_SIZE": "2"}
-    job = probed.wait(
-        probed.start(SETUP + WAYS["batches-of-a-loader"], ranks, quarantine=held.path)
-    )
-    lists = probed.wait(probed.start(SETUP + WAYS["streams"], ranks, quarantine=held.path))
+    job = probed.run(SETUP + WAYS["batches-of-a-loader"], environ=ranks, quarantine=held.path)
+    lists = probed.run(SETUP + WAYS["streams"], environ=ranks, quarantine=held.path)
 
     assert shards_of(job) == [0, 1, 2, 3, 4, 5] and shards_of(lists) == [0, 2, 3, 4, 5]
     assert any("of 2 ranks none may pass over" in notice.message for notice in job.notices)
@@ -331,7 +325,7 @@ finish(model)
 def test_what_a_person_writes_meanwhile_is_obeyed_and_told(probed, tmp_path):
     """The shortest form, by a job that only asks; what cannot be read is told once."""
     path = str(tmp_path / "quarantine.json")
-    job = probed.wait(probed.start(SETUP + ASKED, {"MANIFEST": path}, quarantine=path))
+    job = probed.run(SETUP + ASKED, environ={"MANIFEST": path}, quarantine=path)
 
     assert job.output[0] == {"first": [], "held": [[1], [1], [1], []]}
     told = [(each.step, each.message) for each in job.notices if each.kind == "quarantine"]

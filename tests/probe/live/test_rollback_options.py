@@ -3,8 +3,6 @@ that what is made again is what was made before."""
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 LOOP = """
 model = nn.Linear(4, 1)
 optimizer = torch.optim.{optimizer}
@@ -28,10 +26,7 @@ KEEP = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
 def rolled_back(server, optimizer=ADAM, held="0", **args):
     """Go back behind step 10 from step 17 or 18; returns the job, what was told again, the ack."""
     job = server.start(LOOP.format(optimizer=optimizer, held=held), savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=12, **args)
-    job.go()
-    ack = job.answer(key)
+    ack = job.order("rollback", before_step=12, **args)
     server.wait(job)
     steps = [row["step"] for row in job.output]
     again = len(steps) - 1 - steps[::-1].index(11)
@@ -94,10 +89,7 @@ def test_a_run_that_does_not_go_on_as_it_was_is_told(probed):
     )
     script = script.replace("dtype=torch.int32)", "dtype=torch.int32).reshape(8, 4) / 2**31")
     job = probed.start(script, savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=12)
-    job.go()
-    assert job.answer(key).ok
+    assert job.order("rollback", before_step=12).ok
     probed.wait(job)
     (told,) = (notice for notice in job.notices if notice.kind == "continuity")
     assert not told.data["ok"] and told.data["fingerprint"] == "other"
@@ -108,18 +100,14 @@ def test_steps_of_a_relaunch_are_skipped_by_number_and_by_batch(probed, tmp_path
     """Without a tape the number decides; with one, another batch is trained on."""
     script = LOOP.format(optimizer=ADAM, held="0")
     config = {"skip": [[13, 15]], "attempt": 2, "first_step": 10}
-    job = probed.start(script, **config)
-    job.go()
-    probed.wait(job)
+    job = probed.straight(script, **config)
     skipped = [f["step"] for f in job.frames if f["update_skipped"]]
     assert skipped == [13, 14, 15] and job.frames[0]["step"] == 10
     same = next(f["batch_fingerprint"] for f in job.frames if f["step"] == 14)
     (tmp_path / "tape.0.json").write_text(
         f"[[13, 0, 7, 1.0, 0.1], [14, 0, {same}, 1.0, 0.1], [15, 0, 9, 1.0, 0.1]]"
     )
-    job = probed.start(script, marks=str(tmp_path), **config)
-    job.go()
-    probed.wait(job)
+    job = probed.straight(script, marks=str(tmp_path), **config)
     assert [f["step"] for f in job.frames if f["update_skipped"]] == [14]
 
 
@@ -159,15 +147,10 @@ def test_a_loader_gives_the_same_batches_again(probed, bare, workers):
     """Within an epoch: shuffled, read by workers or in the process with draws of its own."""
     script = LOADER.format(workers=workers)
     job = probed.start(script, savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=12)
-    job.go()
-    ack = job.answer(key)
+    ack = job.order("rollback", before_step=12)
     assert ack.ok and ack.result["not_restored"] == []
     probed.wait(job)
-    straight = bare.start(script)
-    straight.go()
-    assert job.output == bare.wait(straight).output
+    assert job.output == bare.straight(script).output
     assert [told["ok"] for told in continuity(job)] == [True]
 
 
@@ -175,10 +158,7 @@ def test_a_batch_that_was_written_into_is_not_given_again(probed):
     """It would be another one: going back is refused, before anything is changed."""
     script = LOADER.format(workers=0).replace("next(batches)", "next(batches).mul_(2)")
     job = probed.start(script, savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=12)
-    job.go()
-    ack = job.answer(key)
+    ack = job.order("rollback", before_step=12)
     assert not ack.ok and "the job has modified them" in ack.error
     probed.wait(job)
     assert [frame["step"] for frame in job.frames] == list(range(30))
@@ -201,10 +181,7 @@ EPOCHS = EPOCHS.replace(
 def test_a_pass_that_is_over_is_not_gone_back_into(probed, before, rng, refused):
     """Its batches cannot come again: refused before anything is changed, unless others will do."""
     job = probed.start(EPOCHS, savepoints=KEEP)
-    job.reached()
-    key = job.send("rollback", before_step=before, rng=rng)
-    job.go()
-    ack = job.answer(key)
+    ack = job.order("rollback", before_step=before, rng=rng)
     assert ack.ok is not refused
     assert not refused or "its pass over the data is over" in ack.error
     probed.wait(job)

@@ -4,8 +4,6 @@ import pytest
 
 from .test_attention import compare
 
-pytestmark = pytest.mark.slow
-
 SAMPLING = {"attention": 0, "activations": 0, "routing": 3, "weights": 0, "share": 100}
 
 EXPECTED = """

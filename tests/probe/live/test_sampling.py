@@ -4,8 +4,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 TRAIN = """
 class Attention(nn.Module):
     def __init__(self):

@@ -2,10 +2,6 @@
 
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 SAVES = """
 import io, pathlib, warnings
 from safetensors.torch import save_file, save_model

@@ -7,8 +7,6 @@ import pytest
 from supervise_probe.collectors import shards as collector
 from supervise_probe.data.shard_provenance import name_of
 
-pytestmark = pytest.mark.slow
-
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """
 import sys

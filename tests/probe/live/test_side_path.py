@@ -5,8 +5,6 @@ All kinds are trained one after the other in one process, since loading the comp
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SAMPLING = {"attention": 3, "activations": 3, "routing": 0, "weights": 0, "share": 100}
 
 TRAIN = """

@@ -3,10 +3,6 @@
 import math
 import re
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
 OF_THE_MACHINE = re.compile("time|share|per_sec|probe|mem|load|temp")
 

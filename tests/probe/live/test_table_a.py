@@ -4,8 +4,6 @@ import pytest
 
 from tests.support.probed_job import check_frames
 
-pytestmark = pytest.mark.slow
-
 # A small language model the way people train them: accumulation, a mask, a clip, two groups of
 # parameters and an embedding, a scheduler with a warm-up. `{loop}` is what differs.
 MODEL = """
@@ -247,10 +245,7 @@ while step < 40:
         savepoints={"every": 10, "keep": 2, "max_bytes": 1 << 26},
         sampling={"gradients": 3, "weights": 0, "share": 1e6},
     )
-    job.reached()
-    key = job.send("rollback", before_step=25, rng="restore", rewarm=None)
-    job.go()
-    ack = job.answer(key)
+    ack = job.order("rollback", before_step=25, rng="restore", rewarm=None)
     probed.wait(job)
     assert ack.ok and ack.result["step"] == 20, ack.error
     first = {f["step"]: f for f in job.frames if f["attempt"] == 0}

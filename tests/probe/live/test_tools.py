@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 LOOP = """
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.{optimizer}
@@ -57,15 +55,8 @@ def ordered(server, script, *commands, **config):
     return server.wait(job), acks
 
 
-def untouched(bare, script):
-    job = bare.start(script)
-    job.go()
-    return bare.wait(job)
-
-
 @DEVICES
 def test_a_clip_bounds_the_norm_for_so_many_steps(probed, late):
-    """The gradients left behind are those that the optimizer saw; the metric is of those before."""
     order = ("clip", {"max_norm": 0.01, "factor": None, "steps": 6})
     job, (ack,) = ordered(probed, loop(), order, late=late)
     first = ack.step + 1
@@ -90,7 +81,6 @@ def test_a_factor_becomes_an_absolute_bound(probed, clip):
 
 @DEVICES
 def test_the_bound_is_of_unscaled_gradients(probed, late):
-    """A fused optimizer unscales inside its kernel: what it applies is within the bound."""
     script = loop(12, "SGD(model.parameters(), lr=0.1, fused=True)", SCALER)
     script = script.replace("loss.backward()", "scaler.scale(loss).backward()")
     script = script.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
@@ -108,7 +98,7 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     order = {"update_clip": {"window": 16, "sigma": 2.0, "max_gb": 1.0}}
     job, _ = ordered(probed, script, drills=[spike], safeguards=order, late=late)
     moved = [row["moved"] for row in job.output[:-1]]
-    own = [row["moved"] for row in untouched(bare, script).output[:-1]]
+    own = [row["moved"] for row in bare.straight(script).output[:-1]]
     cut = []
     for step in range(8, 40):
         past = moved[max(0, step - 16) : step]
@@ -142,7 +132,6 @@ def test_an_update_clip_knows_the_past_and_its_memory(probed):
 
 @DEVICES
 def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
-    """One bad gradient: the weights stay finite, the frame counts it, the host says it."""
     order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}
     drill = [{"fault": "nan_grad", "step": 8, "params": {}}]
     job, _ = ordered(probed, loop(), drills=drill, safeguards=order, late=late)
@@ -181,7 +170,6 @@ for step in range(16):
 
 
 def test_the_loss_scale_starts_again(probed):
-    """At the number given, or where it began; the job's own scaler goes on from there."""
     job, acks = probed.start(SCALED), []
     for step, scale in ((5, 64), (10, None)):
         job.reached(f"go{step}")
@@ -199,7 +187,6 @@ def test_the_loss_scale_starts_again(probed):
 
 
 def test_no_more_updates_are_skipped_than_allowed(probed):
-    """Three in 128 steps, counted over commands, unless the runbook says more."""
     job, acks = probed.start(loop(40, before="barrier('more') if step == 20 else 0")), []
     for name, orders in (
         ("go", [{"count": 4}, {"count": 2, "most": 3}]),
@@ -217,7 +204,6 @@ def test_no_more_updates_are_skipped_than_allowed(probed):
 
 
 def test_sampling_is_raised_for_a_while(probed):
-    """Each step, then as before; its cost switches nothing off, and what is never stays never."""
     script = loop(220)
     sets = {"gradients": 50, "activations": 0, "share": 1e-9}
     order = ("raise_sampling", {"every": 1, "steps": 150})
@@ -252,7 +238,7 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     (said,) = [notice for notice in job.notices if notice.kind == "note"]
     assert said.data["path"] == ack.result["path"] and said.data["steps"] == 3
     assert said.data["bytes"] == Path(said.data["path"]).stat().st_size
-    assert job.output[-1] == untouched(bare, script).output[-1]
+    assert job.output[-1] == bare.straight(script).output[-1]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +250,6 @@ def test_a_profile_is_a_trace_of_the_next_steps(probed, bare):
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
-    """And the job goes on as it was."""
     job, (ack,) = ordered(probed, loop(8), (verb, args))
     assert not ack.ok and says in ack.error
     assert len(job.frames) == 8 and "in_force" not in job.segment().status()
@@ -288,5 +273,5 @@ def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
         late=late,
     )
     assert all(ack.ok for ack in acks)
-    assert job.output[-1] == untouched(bare, script).output[-1]
+    assert job.output[-1] == bare.straight(script).output[-1]
     assert job.err == "" and set(job.kinds()) <= {"sampling"}  # less of it on a busy machine

@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.probed_job import check_frames
 
-pytestmark = pytest.mark.slow
-
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}
 
 MODEL = """
@@ -43,49 +41,6 @@ for step in range(30):
 finish(model)
 """
 
-TWO_OPTIMIZERS = """
-model, head = nn.Linear(8, 16), nn.Linear(16, 1)
-first = torch.optim.AdamW(model.parameters(), lr=1e-2)
-second = torch.optim.SGD(head.parameters(), lr=1e-3)
-for step in range(20):
-    x = torch.randn(16, 8)
-    first.zero_grad()
-    second.zero_grad()
-    loss = ((head(model(x).tanh()) - x.sum(1, keepdim=True)) ** 2).mean()
-    loss.backward()
-    both = [*model.parameters(), *head.parameters()]
-    old = [p.detach().clone() for p in both]
-    gradient = norm(p.grad for p in both)
-    first.step()
-    second.step()
-    moved = norm(p - q for p, q in zip(both, old))
-    emit(train_loss_raw=loss.item(), grad_global_norm=gradient, learning_rate=1e-2,
-         **{"learning_rate.1": 1e-3}, update_norm=moved, update_to_weight=moved / norm(old))
-finish(model, head)
-"""
-
-CLIPPED_IN_PARTS = (
-    MODEL
-    + """
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-for step in range(9):
-    x, y = batch()
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    true = norm(gradients())
-    if step % 3 == 0:    # a part only
-        nn.utils.clip_grad_norm_(model[0].parameters(), 1e-3)
-    elif step % 3 == 1:  # both parts, and once more
-        nn.utils.clip_grad_norm_(model[0].parameters(), 1e-3)
-        nn.utils.clip_grad_norm_(model[2].parameters(), 1e-3)
-        nn.utils.clip_grad_norm_(model[2].parameters(), 1e-4)
-    else:                # more than the optimizer has, from a list
-        nn.utils.clip_grad_norm_([*model.parameters(), nn.Parameter(torch.ones(3))], 1e-3)
-    emit(grad_global_norm=true)
-    optimizer.step()
-"""
-)
 
 CLIPPED_OTHERWISE = (
     MODEL
@@ -271,27 +226,6 @@ for step in range(12):
          update_to_weight=change / norm(old))
 """
 
-ONE_LAYER_REPLACED = (
-    MODEL
-    + """
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-for step in range(10):
-    if step == 5:
-        new = nn.Linear(16, 1)
-        with_new = dict(zip(model[2].parameters(), new.parameters()))
-        model[2], params = new, optimizer.param_groups[0]["params"]
-        params[:] = [with_new.get(p, p) for p in params]
-    x, y = batch()
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    true, old = norm(gradients()), [p.detach().clone() for p in model.parameters()]
-    if step % 3 == 0:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
-    emit(train_loss_raw=loss.item(), grad_global_norm=true, **moved(model.parameters(), old))
-"""
-)
 
 TWO_CLOSURES = """
 body, head = nn.Linear(8, 16), nn.Linear(16, 4)
@@ -318,28 +252,9 @@ for step in range(6):       # one half of the weights after the other, each with
              update_norm=change, **{rate: optimizer.param_groups[0]["lr"]})
 """
 
-EMPTY_CLOSURES = (
-    MODEL
-    + """
-first = torch.optim.SGD(model[0].parameters(), lr=0.05)
-second = torch.optim.SGD(model[2].parameters(), lr=0.01)
-for step in range(10):      # as Lightning passes them on; the second optimizer joins at step 4
-    x, y = batch()
-    model.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    measured = model[0] if step <= 4 else model
-    emit(train_loss_raw=loss.item(), grad_global_norm=norm(gradients(measured)))
-    first.step(lambda: None)
-    if step >= 4:
-        second.step(lambda: None)
-"""
-)
 
 LOOPS = {
     "plain": PLAIN,
-    "two-optimizers": TWO_OPTIMIZERS,
-    "clipped-in-parts": CLIPPED_IN_PARTS,
     "clipped-otherwise": CLIPPED_OTHERWISE,
     "groups": GROUPS,
     "closure": CLOSURE,
@@ -349,9 +264,7 @@ LOOPS = {
     "odd-tensors": ODD_TENSORS,
     "nested": NESTED,
     "replaced-in-its-group": REPLACED_IN_ITS_GROUP,
-    "one-layer-replaced": ONE_LAYER_REPLACED,
     "two-closures": TWO_CLOSURES,
-    "empty-closures": EMPTY_CLOSURES,
 }
 
 
@@ -386,7 +299,6 @@ emit(finite=bool(weight.isfinite().all()))
 
 
 def test_the_safeguard_protects_a_weight_that_came_later(probed):
-    """Its gradient is not finite, and does not reach it."""
     job = probed.run(NAN, safeguards={"skip_nonfinite": {"max": 3, "per": 128}})
     assert job.output == [{"finite": True}]
     assert [frame["step"] for frame in job.frames if frame["update_skipped"]] == [7]

@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 TWO_RANKS = """
 import torch.distributed as dist
 

@@ -1,9 +1,5 @@
 """Warnings that a job causes come as often, and are told to come from the same lines, as ever."""
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 WARNS = """
 import warnings
 
@@ -70,7 +66,6 @@ finish(model)
 
 
 def test_each_warning_comes_once_and_from_its_own_line(probed, bare):
-    """Counted by the caller's frames, or by the place: none of the probe's is one of them."""
     job = probed.run(WARNS, sampling={"attention": 2, "share": 100})
     assert job.output == bare.run(WARNS).output
     assert len(job.frames) == 13 and len(job.output) == 9

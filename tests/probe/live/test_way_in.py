@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-INJECT = Path(__file__).parents[3] / "probes/supervise_probe/inject"
+from tests.support import supervised_run
 
-pytestmark = pytest.mark.slow
+INJECT = Path(__file__).parents[3] / "probes/supervise_probe/inject"
+FAST_TORCH = {"PYTHONPATH": os.pathsep.join([str(INJECT), supervised_run.FAST_TORCH])}
 
 TRAIN = """
 import sys, torch
@@ -36,7 +37,7 @@ def test_a_plain_script(launch):
 def test_an_order_that_cannot_be_followed_switches_the_probe_off_whole(launch):
     """No part is left half connected: no frame, the reason in a mark; the job trains on."""
     savepoints = {"every": "often", "keep": 1, "max_bytes": 1 << 20}
-    job = launch(TRAIN + "print(step)", config={"savepoints": savepoints})
+    job = launch(TRAIN + "print(step)", environ=FAST_TORCH, config={"savepoints": savepoints})
     assert (job.folder / "out").read_text() == "4\n" and job.err == ""
     assert job.marks["off"].startswith("probe.json cannot be followed: ValueError: ")
     assert job.frames == [] and job.segment().end() is None
@@ -109,7 +110,6 @@ def test_an_isolated_python_is_not_reached(launch, make_folder):
 
 
 def test_a_job_without_torch_loads_nothing(launch):
-    """Only a boot mark; no module of ours, not one more module than Python has anyway."""
     code = "import sys; print(sorted(m for m in sys.modules))"
     job = launch(code)
     bare = subprocess.run(
@@ -120,7 +120,6 @@ def test_a_job_without_torch_loads_nothing(launch):
 
 
 def test_what_trains_nothing_is_spared(launch):
-    """pip and multiprocessing's resource tracker are not even marked."""
     assert launch(None, "-m", "pip", "--version").marks == {}
     tracker = "from multiprocessing.resource_tracker import main; print(main)"
     assert launch(None, "-c", tracker).marks == {}
@@ -157,14 +156,12 @@ def test_a_forked_child_starts_clean(probed):
 
 
 def test_no_room_in_shared_memory_switches_the_probe_off(probed):
-    """The job trains to its end, and a mark says why nobody sees it."""
     job = probed.run(TRAIN, shm="/proc/1/none")
     assert "no segment in /proc/1/none" in job.marks["off"]
     assert job.err == ""
 
 
 def test_a_torch_that_cannot_be_watched_switches_the_probe_off(launch, make_folder):
-    """A stand-in without an optimizer to watch: a mark says so, the import works."""
     folder = make_folder()
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("answer = 42")
@@ -194,7 +191,7 @@ def test_a_damaged_probe_json_switches_the_probe_off(launch, make_folder, conten
 def test_the_last_words_of_a_job_are_recorded(launch):
     """An uncaught exception in one line, with its place; the job's own hook stays its own."""
     hook = "sys.excepthook = lambda *a: print('own hook')\n"
-    job = launch(TRAIN + hook + "raise ValueError('bad data\\nmore')", code=1)
+    job = launch(TRAIN + hook + "raise ValueError('bad data\\nmore')", environ=FAST_TORCH, code=1)
     assert job.segment().end() == (1, "ValueError: bad data (train.py:9)")
     assert (job.folder / "out").read_text() == "own hook\n" and len(job.frames) == 5
 
@@ -283,7 +280,6 @@ def test_what_is_no_number_is_left_out_alone_and_said_once(probed, late):
 
 
 def test_without_a_supervisor_a_report_does_nothing():
-    """The installed package is a no-op that needs no torch."""
     code = (
         "import supervise_probe; supervise_probe.report(x=1); supervise_probe.shard('a', 3)\n"
         "print(supervise_probe.__all__)"
