@@ -55,7 +55,6 @@ CATALOG = catalog()
 def test_these_are_the_verbs():
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
     verbs += " stop verify quarantine unquarantine checkpoint undo hold"
-
     verbs += " clip loss_scale profile raise_sampling update_clip"
 
     assert sorted(CATALOG) == sorted(verbs.split())

@@ -51,15 +51,6 @@ def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job)
         action.perform(job, action.plan(context()), key="k")
 
 
-def test_values_that_cannot_work_are_named():
-    wrong = Rollback(at_least=-1, start=0.0, rewarm=-5)
-
-    assert [field for field, _ in wrong.check()] == ["at_least", "start", "rewarm"]
-
-    unskippable = Rollback(rng="keep", skip=Around(before=-1))
-    assert [field for field, _ in unskippable.check()] == ["skip", "skip"]
-
-
 ANSWER = {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []}
 
 
@@ -140,12 +131,6 @@ def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, 
     assert action.effect(check) == missing
 
 
-def test_values_of_a_relaunch_that_cannot_work_are_named():
-    wrong = Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1)
-
-    assert [field for field, _ in wrong.check()] == ["at_least", "rewarm", "skip", "start"]
-
-
 ARGS = {"value": 0.5, "rewarm_steps": 0}
 
 
@@ -154,24 +139,21 @@ def shows(used: float | None, asked: float | None, args: dict = ARGS) -> str | N
     return LrScale(set=0.5).effect(EffectCheck(args, {}, frame, 10, 0))
 
 
-def test_a_rate_that_is_really_lower_is_believed():
-    """Used over asked is the scale, whatever the schedule did meanwhile."""
-    assert shows(0.5e-3, 1e-3) is None
-    assert shows(0.4e-3, 0.8e-3) is None
-
-
-def test_a_rate_that_is_not_lower_is_named():
-    assert shows(1e-3, 1e-3) == "the learning rate is 1 of the job's own, not 0.5"
-
-
-@pytest.mark.parametrize(("used", "seen"), [(0.5, True), (0.52, True), (0.7, False)])
-def test_a_rewarm_may_have_begun(used, seen):
-    """A few steps up its ramp it is still the action's effect; far up it is not."""
-    assert (shows(used, 1.0, {"value": 0.5, "rewarm_steps": 100}) is None) == seen
-
-
-def test_a_job_without_a_rate_is_not_judged():
-    assert shows(None, None) is None
+@pytest.mark.parametrize(
+    ("used", "asked", "rewarm", "missing"),
+    [
+        # Used over asked is the scale, whatever the schedule did meanwhile.
+        (0.5e-3, 1e-3, 0, None),
+        (0.4e-3, 0.8e-3, 0, None),
+        (1e-3, 1e-3, 0, "the learning rate is 1 of the job's own, not 0.5"),
+        # A few steps up its ramp it is still the action's effect; far up it is not.
+        (0.52, 1.0, 100, None),
+        (0.7, 1.0, 100, "the learning rate is 0.7 of the job's own, not 0.5"),
+        (None, None, 0, None),
+    ],
+)
+def test_a_scale_shows_in_the_rate_that_is_used(used, asked, rewarm, missing):
+    assert shows(used, asked, {"value": 0.5, "rewarm_steps": rewarm}) == missing
 
 
 def test_a_rollback_shows_in_attempt_step_and_rate():

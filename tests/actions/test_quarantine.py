@@ -120,15 +120,3 @@ def test_undo_releases_what_the_incident_brought_in(context, job):
 
     assert made.calls[0][0]["release"] == {"incident": "inc-1"}
     assert Unquarantine(shards=("a.tar",)).plan(context())["release"] == ["a.tar"]
-
-
-def test_what_selects_nothing_is_no_action():
-    wrong = Quarantine(shards="none"), Quarantine(shards=()), Quarantine(max_fraction=0.0)
-
-    assert [[field for field, _ in each.check()] for each in wrong] == [
-        ["shards"],
-        ["shards"],
-        ["max_fraction"],
-    ]
-    assert [field for field, _ in Unquarantine(shards=("",)).check()] == ["shards"]
-    assert Quarantine().check() == [] == Unquarantine().check()

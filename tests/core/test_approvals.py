@@ -159,20 +159,6 @@ def test_a_rule_may_ask_in_a_policy_that_acts(tell):
     assert story.state.approvals.pending.runbook == "back"
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_a_yes_during_an_order_is_not_lost(tell, well):
-    story = asked(tell, answer=lambda key: None)
-    story.say("pause")
-    order = story.actions()[-1]
-    assert story.say("approve", id="ask-1").data["ok"]
-    assert story.actions() == [order]
-    story.send(Finished(story.at_ns, order, well, {}, None if well else "no"))
-
-    assert story.actions()[1:] == ["inc-1/3/0-reach"]
-    assert [d.data["what"] for d in story.kinds("approval")] == ["approved"]
-    assert story.state.machine == "acting"
-
-
 @pytest.mark.parametrize(
     ("reach", "touch", "found"),
     [

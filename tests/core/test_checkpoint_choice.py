@@ -75,17 +75,6 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     assert story.kinds("verify", "passed")
 
 
-def test_neither_one_of_the_trouble_nor_one_too_near_is_chosen(stopped):
-    """What the policy allows is what it was when the relaunch was intended."""
-    story = stopped
-    told(story, "b", 60)
-    told(story, "c", 55)
-    told(story, "d", 39, ok=False)
-
-    assert choose(story) == []
-    assert story.state.incident.run.intent.args["checkpoint"] == "a"
-
-
 def test_what_people_approved_is_what_is_done(stopping):
     story = stopping(mode="approve")
     story.say("approve", id="ask-1")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from supervise.actions.stop import Stop
 from supervise.core.model.events import (
     Announced,
     Beat,
@@ -20,8 +17,6 @@ from supervise.core.model.events import (
 from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
-
-from .conftest import runbook_of
 
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
@@ -369,24 +364,6 @@ def test_release_lets_a_rule_that_still_fires_act_again(tell):
     story.frames(8.0, times=5)
 
     assert len(story.actions()) == acted + 1
-
-
-@pytest.mark.parametrize(
-    ("ok", "exit_code", "title"), [(True, 78, "stopped by policy"), (True, None, "finished")]
-)
-def test_only_a_stop_that_took_hold_is_called_one(tell, ok, exit_code, title):
-    """A job that ended by itself while it was looked at has finished, and is told so."""
-    book = runbook_of("soften", Stop())
-
-    def answer(action_id):
-        return Finished(0, action_id, ok, {"exit_code": exit_code})
-
-    story = tell(
-        answer=answer, runbooks={**tell().policy.runbooks, "soften": book}, healthy=50, then=8.0
-    )
-    story.send(Exited(story.at_ns, 0))
-
-    assert story.kinds("notify_intent")[-1].data["message"]["title"].startswith(title)
 
 
 def test_what_is_worse_than_an_action_under_way_is_answered_when_that_is_over(tell):

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.core.model.decisions import SEVERITIES
 from supervise.core.model.events import Announced, Beat, Notice, Tick
-from supervise.core.model.policy import Inhibit, Rule, Runbook
+from supervise.core.model.policy import Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
@@ -53,14 +53,6 @@ def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
     assert story.kinds("rule")[-1].data["what"] == "cleared"
     story.frames(6.0, times=2)
     assert story.kinds("incident", "opened")[1:], "what comes back later is news"
-
-
-def test_a_rule_that_acts_is_not_held_by_its_flapping(tell):
-    story = tell(healthy=50)
-    before = len(story.kinds("rule"))
-    story.frames(*[8.0, 2.0] * 20)
-
-    assert len([d for d in story.kinds("rule")[before:] if d.rule == "spike"]) == 40
 
 
 # ── C missing ─────────────────────────────────────────────────────────────────────────────────────
@@ -188,19 +180,6 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     told = [d.data["message"]["title"] for d in story.kinds("notify_intent")[before:]]
     assert any("no longer flaps" in title for title in told)
     assert not story.state.rules.flapping
-
-
-def test_an_advisory_rule_that_mutes_another_clears_as_it_would(tell):
-    muting = (Inhibit(mute=("gone",), by_rule="grad"),)
-    story = tell(inhibit=muting, healthy=20)
-    for _ in range(20):
-        story.frames(2.0, grad=20.0)
-        story.frames(2.0, grad=1.0)
-    story.frames(99.0)
-
-    assert "grad" in story.state.rules.flapping
-    assert [d.rule for d in story.kinds("rule", "fired")][-1] == "gone"
-    assert not [d for d in story.kinds("suppressed") if d.rule == "gone"]
 
 
 def two_ranks(story):

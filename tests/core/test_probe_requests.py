@@ -7,7 +7,7 @@ import pytest
 from supervise.actions.rollback import Rollback
 from supervise.core.incidents import action_planning
 from supervise.core.model.events import Announced, Exited, Notice
-from supervise.core.model.policy import Approval, Budget, Ladder, Runbook
+from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.core.state import rule_scope
 
 from .conftest import NAMES, Verify, above, rule_on
@@ -59,14 +59,6 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
     assert (story.state.machine, spared.now(story)) == ("probation", 40)
     story.frames(2.0, times=60)
     assert (story.state.machine, spared.now(story)) == ("nominal", 0)
-
-
-def test_the_one_that_goes_back_furthest_counts(spared):
-    """Its savepoint serves the nearer ones too; what cannot be so old is left out."""
-    books = {"far": rollback("far", 30), "never": rollback("never", 300)}
-    story = spared(books=books, ladder=Ladder(("soften", "back", "far", "never", "hold")))
-    story.frames(8.0)
-    assert spared.now(story) == 20
 
 
 @pytest.mark.parametrize(

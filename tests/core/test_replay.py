@@ -8,54 +8,45 @@ from supervise.core.model.json_form import plain
 from supervise.core.replay import compare, decisions, record
 
 
-def full_story(tell):
+def recorded(tell):
+    """Return the policy of a story, its events, and its decisions as they are in the log."""
     story = tell(healthy=50)
     story.frames(8.0, 2.0, None, 2.0, float("nan"), times=3)
     story.tick()
     story.frames(99.0, times=2)
     story.frames(2.0, times=60)
-    return story
-
-
-def test_compare_finds_the_first_changed_decision(tell):
-    """One changed number in one record is named; everything before it counts as compared."""
-    story = full_story(tell)
     events = list(enumerate(story.events))
     log = [
         {"seq": i, "event": n, "actor": "engine", **d}
         for i, (n, d) in enumerate(decisions(story.policy, events))
     ]
-    assert compare(story.policy, events, log) == (len(log), [])
+    return story.policy, events, log
+
+
+def test_compare_finds_the_first_changed_decision(tell):
+    """One changed number in one record is named; everything before it counts as compared."""
+    policy, events, log = recorded(tell)
+    assert compare(policy, events, log) == (len(log), [])
     log[5] = {**log[5], "reason": log[5]["reason"] + "!"}
 
-    count, [difference] = compare(story.policy, events, log)
+    count, [difference] = compare(policy, events, log)
 
     assert (count, difference.seq) == (5, 5)
 
 
 def test_a_journal_that_is_ahead_of_the_log_is_no_difference(tell):
     """A supervisor killed between journal and audit log leaves events without decisions."""
-    story = full_story(tell)
-    events = list(enumerate(story.events))
-    log = [
-        {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(decisions(story.policy, events))
-        if n < len(events) - 30
-    ]
+    policy, events, log = recorded(tell)
+    log = [decision for decision in log if decision["event"] < len(events) - 30]
 
-    assert compare(story.policy, events, log) == (len(log), [])
+    assert compare(policy, events, log) == (len(log), [])
 
 
 def test_a_missing_decision_is_a_difference(tell):
-    story = full_story(tell)
-    events = list(enumerate(story.events))
-    log = [
-        {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(decisions(story.policy, events))
-    ]
+    policy, events, log = recorded(tell)
     del log[4]
 
-    assert compare(story.policy, events, log)[1]
+    assert compare(policy, events, log)[1]
 
 
 def test_non_finite_numbers_survive_json():
@@ -67,37 +58,27 @@ def test_non_finite_numbers_survive_json():
 
 def test_a_journal_that_ends_before_the_log_is_incomplete(tell):
     """Its end was lost, or never written: told apart from another decision."""
-    story = full_story(tell)
-    events = list(enumerate(story.events))
-    log = [
-        {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(decisions(story.policy, events))
-    ]
+    policy, events, log = recorded(tell)
     kept = int(log[7]["event"])
 
-    count, [cut] = compare(story.policy, events[:kept], log)
+    count, [cut] = compare(policy, events[:kept], log)
 
     assert (cut.lacking, cut.event, cut.recorded) == (True, kept, log[count])
     assert int(log[count - 1]["event"]) < kept <= int(log[count]["event"])
     unwritten = [{**r, "event": -1} if int(r["event"]) >= kept else r for r in log]
-    assert compare(story.policy, events[:kept], unwritten)[1][0].lacking
+    assert compare(policy, events[:kept], unwritten)[1][0].lacking
     log[2] = {**log[2], "reason": "another"}
-    assert not compare(story.policy, events[:kept], log)[1][0].lacking
+    assert not compare(policy, events[:kept], log)[1][0].lacking
 
 
 def test_a_log_without_the_last_decisions_before_the_journal_was_lost_is_incomplete(tell):
     """Neither could be written; then the log could be again, and speaks of no event."""
-    story = full_story(tell)
-    events = list(enumerate(story.events))
-    log = [
-        {"seq": i, "event": n, "actor": "engine", **d}
-        for i, (n, d) in enumerate(decisions(story.policy, events))
-    ]
+    policy, events, log = recorded(tell)
     last = int(log[7]["event"])
     left = [{**r, "event": -1} if int(r["event"]) > last else r for r in log]
     left = [r for r in left if r["event"] != last]
 
-    count, [cut] = compare(story.policy, events[: last + 1], left)
+    count, [cut] = compare(policy, events[: last + 1], left)
 
     assert (cut.lacking, cut.event, left[count]["event"]) == (True, last + 1, -1)
 

@@ -248,15 +248,6 @@ def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):
     assert story.state.machine == "holding" and not story.state.job.paused
 
 
-def test_a_resume_under_way_is_as_good(waiting):
-    story = waiting("resume")
-    end_pause(story, action="")
-    assert not withdrawal.is_pause_gone(story.state)
-    story.send(Finished(story.at_ns, story.actions()[-1], True, {"resumed": True}))
-
-    assert story.state.machine == "acting" and story.kinds("verify", "started")
-
-
 LOSS_AND_GRADIENT = {"huge": above("train_loss_raw", 50.0), "wild": above("grad_global_norm", 9.0)}
 GO_BACK = runbook_of("back", Rollback(rewarm=0), Verify(within=60))
 

@@ -10,7 +10,7 @@ from supervise.core.model.events import Announced, Exited, Finished, Launched
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 
-from .conftest import NAN, Story, messages
+from .conftest import Story, messages
 
 UNDO = "inc-1/1/undo-conftest"  # verbs are named as their modules are
 OVER = "over: its training session ended after step {}; another one starts"
@@ -152,23 +152,6 @@ def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     story.send(Exited(story.at_ns, -15))
     assert story.state.job.over
     assert messages(story)[-1]["title"] == "stopped by anna at step 39"
-
-
-def test_ranks_begin_one_after_the_other(begun):
-    """The one that leads ends the incident; one that follows ends its own, and no newer one."""
-    story = begun(mode="shadow")
-    story.send(Announced(story.at_ns, 1, 2, 2, story.names))
-    story.frames(8.0, times=3)
-    another(story)
-    story.rank(1, 8.0, 8.0)  # the last of its old ones
-    assert story.state.incident.case.rank == 1
-    story.send(Announced(story.at_ns, 1, 2, 2, story.names, 9))
-    story.frames(NAN, 8.0)
-    assert story.state.incident.case.rank == 0
-    story.send(Announced(story.at_ns, 1, 2, 2, story.names, 10))
-
-    assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1", "inc-2"]
-    assert story.state.incident.id == "inc-3"
 
 
 @pytest.mark.parametrize("error", [None, "a rank refused"])

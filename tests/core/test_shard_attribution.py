@@ -305,9 +305,3 @@ def test_the_batches_reach_to_the_newest_step_in_breach(held):
 
     epochs(held, 384, 420, {})
     assert steps_of(where(held).batches) == [*range(365, 376), 383]
-
-
-def test_the_batches_of_one_trouble_are_bounded(held):
-    epochs(held, 0, EPOCH, range(100, 300))
-
-    assert steps_of(where(held).batches) == [*range(95, 95 + 64)]

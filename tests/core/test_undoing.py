@@ -121,23 +121,6 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
     assert story.state.incident.escalation.level == 1
 
 
-def test_what_did_not_help_does_not_stand_in_again_and_what_helped_does(tell):
-    """The level above cannot work: back to the one below, unless that is what just failed."""
-    for losses, again in (((8.0,) * 60, False), ((2.0,) * 10 + (8.0,) * 3, True)):
-        story = refusing(
-            tell,
-            ladder=Ladder(("back", "mend", "hold")),
-            rules=(rule_on({"high": None}, "high", "SEV1", "back"),),
-        )
-        story.send(Notice(1, "rollback-unavailable", "a for statement drives the step"))
-        story.frames(8.0, *losses)
-
-        (refused,) = story.kinds("abort", "refused")
-        assert refused.data["substitute"] == ("back" if again else "hold")
-        assert labels(story) == ["1/0-touch"] + ["2/0-touch"] * again
-        assert (story.state.machine == "holding") is not again
-
-
 def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
     """The rule is quiet, the loss is back, the updates are three times what they were."""
     names = ("train_loss_raw", "update_norm")

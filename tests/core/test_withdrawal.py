@@ -37,6 +37,10 @@ class Job:
         story.send(Tick(story.at_ns, (Beat(0, story.at_ns, phase),)))
         self._edge(story)
 
+    def seconds(self, count: int, *, step: bool, phase: str = "step") -> None:
+        for _ in range(count):
+            self.second(step=step, phase=phase)
+
     def _edge(self, story: Story) -> None:
         run = story.state.incident.run if story.state.incident is not None else None
         if run is None or not run.intent.awaits("stop") or self.stopped:
@@ -74,8 +78,7 @@ def stalling(tell):
             "answer": answer,
         }
         job = Job(tell(**(made | changes)))
-        for _ in range(40):
-            job.second(step=True)
+        job.seconds(40, step=True)
         return job
 
     return begin
@@ -86,10 +89,8 @@ def test_no_job_that_goes_on_is_stopped(stalling, limit):
     """Stalls of every length up to the end of the idle watch, each followed by training."""
     for length in range(1, limit + IDLE_S):
         job = stalling(float(limit))
-        for _ in range(length):
-            job.second(step=False)
-        for _ in range(60):
-            job.second(step=True)
+        job.seconds(length, step=False)
+        job.seconds(60, step=True)
 
         assert not job.stopped, f"a stall of {length} s"
         assert job.story.state.incident is None and job.story.state.machine != "holding"
@@ -98,20 +99,16 @@ def test_no_job_that_goes_on_is_stopped(stalling, limit):
 @pytest.mark.parametrize("limit", [4, 120])
 def test_a_job_that_stays_hung_is_stopped(stalling, limit):
     job = stalling(float(limit))
-    for _ in range(limit + 3):
-        job.second(step=False)
-    for _ in range(5):
-        job.second(step=True)
-    for _ in range(limit + IDLE_S + 5):
-        job.second(step=False)
+    job.seconds(limit + 3, step=False)
+    job.seconds(5, step=True)
+    job.seconds(limit + IDLE_S + 5, step=False)
 
     assert job.stopped
 
 
 def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):
     job = stalling(answer=lambda key: None)
-    for _ in range(125):
-        job.second(step=False)
+    job.seconds(125, step=False)
     snapshot = job.story.actions()[-1]
     job.second(step=True)
     job.story.send(Finished(job.story.at_ns, snapshot, True))
@@ -123,28 +120,22 @@ def test_before_the_stop_is_even_asked_for_a_frame_is_enough(stalling):
 def test_a_job_that_a_signal_stops_is_suspended_and_not_hung(stalling):
     """Neither while it is stopped, nor when that began in the middle of the idle watch."""
     job = stalling()
-    for _ in range(300):
-        job.second(step=False, phase="suspended")
+    job.seconds(300, step=False, phase="suspended")
     assert job.story.actions() == []
-    for _ in range(125):
-        job.second(step=False)
+    job.seconds(125, step=False)
     assert job.story.actions() != []
-    for _ in range(300):
-        job.second(step=False, phase="suspended")
+    job.seconds(300, step=False, phase="suspended")
 
     assert not job.stopped and job.story.kinds("abort")[0].data["what"] == "withdrawn"
 
 
 def test_a_yes_to_a_stop_is_void_for_a_job_that_makes_steps_again(stalling):
     job = stalling(approvals={"stop": Approval()})
-    for _ in range(125):
-        job.second(step=False)
+    job.seconds(125, step=False)
     request = job.story.state.approvals.pending.id
-    for _ in range(3):
-        job.second(step=True)
+    job.seconds(3, step=True)
     job.story.say("approve", id=request)
-    for _ in range(20):
-        job.second(step=True)
+    job.seconds(20, step=True)
 
     assert not job.stopped and not [key for key in job.story.actions() if key.endswith("stop")]
 

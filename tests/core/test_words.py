@@ -107,20 +107,6 @@ def test_what_this_run_has_not_seen_is_taken_and_said_to_be_unseen(tell, shards,
     )
 
 
-def test_a_paused_job_is_resumed_whatever_became_of_its_incident(tell):
-    """Also when nobody knows what the pause did; once it goes on there is nothing to resume."""
-    story = held(tell)
-    story.answer = lambda key: Finished(0, key, "pause" not in key, {}, "no answer")
-    story.say("pause")
-    story.say("release")
-    assert story.state.incident is None
-    assert story.say("resume").data["ok"]
-    story.frames(2.0, times=60)
-    assert story.state.incident is None
-
-    assert story.say("resume").data["answer"] == "the job is not paused"
-
-
 def test_a_pause_of_a_person_may_end_by_itself_and_people_are_told(tell):
     """It lasts a day at most; nothing fails, and there is nothing to resume."""
     story = tell(healthy=50)
