@@ -10,6 +10,7 @@ import pytest
 from supervise.catalog import PolicyErrors
 from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.inventory import shipped
+from supervise.catalog.scenario_subject import check_file
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"

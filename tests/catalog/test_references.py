@@ -9,8 +9,8 @@ import pytest
 
 from supervise.app.launcher import Launch
 from supervise.catalog.document.diagnostics import Problem
-from supervise.catalog.file_check import check_file
 from supervise.catalog.forms.job_form import PLACEHOLDERS
+from supervise.catalog.scenario_subject import check_file
 
 MARK = "¦"
 HEAD = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.file_check import check_file
+from supervise.catalog.scenario_subject import check_file
 
 HEAD = "version: supervise/v1\npolicy: nano\ntests:\n  - name: one\n"
 SERIES = '    series: {train_loss_raw: "2x9"}\n'

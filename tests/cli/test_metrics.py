@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervise.catalog.inventory import metrics, standard_metrics
+from supervise.catalog.inventory import metrics
 from supervise.checkpoints import notifications
 from supervise.cli._metric_availability import SUPERVISOR_METRICS
 from supervise.inputs import cross_rank_metrics, hardware
@@ -31,7 +31,7 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
-    assert set(SUPERVISOR_METRICS) <= {spec.id for spec in standard_metrics.METRICS}
+    assert set(SUPERVISOR_METRICS) <= {spec.id for spec in metrics.METRICS}
     assert {
         *cross_rank_metrics.METRICS,
         *hardware.METRICS,

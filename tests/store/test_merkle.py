@@ -3,7 +3,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise.store.merkle import Tree, leaf
+from supervise.store.hash_chain import Tree, leaf
 
 # The tree that Certificate Transparency implementations test themselves with.
 RECORDS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from supervise_probe import collectors
 
-from ..catalog.inventory import metrics, standard_metrics
+from ..catalog.inventory import metrics
 from ..checkpoints import notifications
 from ..inputs import cross_rank_metrics, hardware, memory_growth
 from ._probe_check import ProbeCheck
@@ -101,7 +101,7 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
         found[together] = found.get(own, across)
     found |= _hardware()
     found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
-    found |= dict.fromkeys(standard_metrics.AROUND, NOT_MEASURED)
+    found |= dict.fromkeys(metrics.AROUND, NOT_MEASURED)
     return found | {name: REPORTED for name in everything if name not in found}
 
 

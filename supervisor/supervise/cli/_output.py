@@ -1,15 +1,20 @@
-"""What the commands print: tables for people, one plain line per row for pipes, and JSON."""
+"""What commands print (tables, plain lines for pipes, JSON), and how they open a run's records."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from ..inputs import clock
 from ..store import audit
+from ..store.audit import Audit
+from ..store.journal import Journal
+from ..store.recorder import Recorder
+from ..store.run_directory import RunDir
 
 
 def printable(text: str) -> str:
@@ -50,3 +55,24 @@ def _print_rich(cells: Sequence[Sequence[str]], header: Sequence[str]) -> None:
     for row in cells:
         table.add_row(*map(Text, row))
     Console(highlight=False).print(table)
+
+
+PrintLine = Callable[[str], None]
+OpenRecords = Callable[[RunDir, PrintLine], Recorder]
+
+
+def line_printer(*, quiet: bool) -> PrintLine:
+    """Return a function that prints a line on stderr, or drops it; it never blocks."""
+
+    def print_line(line: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"{line}\n")  # no flush, which may block: see `_streams`
+
+    return print_line
+
+
+def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
+    """Open the records of a run as their only writer. Raises StoreError."""
+    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
+    journal = Journal.open(run.journal_path)
+    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), print_line)

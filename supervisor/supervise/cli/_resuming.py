@@ -13,7 +13,7 @@ from ..app.launcher import last_launch
 from ..core.model.json_form import plain
 from ..core.model.policy import Policy
 from ..errors import UsageError
-from ..store.lock import locked
+from ..store.files import locked
 from ..store.policies import path_of
 from ..store.run_directory import RunDir, is_run
 from .adopt import how_run_ended

@@ -15,7 +15,7 @@ import click
 from ..errors import StoreError, UsageError
 from ..inputs import clock, control_inbox
 from ..store import audit
-from ..store.lock import locked
+from ..store.files import locked
 from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir, is_run
 from ._output import printable

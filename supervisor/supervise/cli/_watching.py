@@ -29,7 +29,7 @@ from ..report import receipt
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._records import PrintLine
+from ._output import PrintLine
 from ._streams import leave
 
 _log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._records import OpenRecords, PrintLine, line_printer, open_records
+from ._output import OpenRecords, PrintLine, line_printer, open_records
 from ._watching import log_lines, watch
 
 

@@ -94,7 +94,7 @@ def show(metric: str, as_json: bool) -> None:
 
 def describe(metric: str) -> dict[str, Any]:
     """Return the facts of a standard metric, for `--json`."""
-    from ..catalog.export import metric_readers, origin
+    from ..catalog.export import origin
     from ..catalog.inventory import metrics
     from ._metric_availability import SUPERVISOR_METRICS
 
@@ -109,7 +109,7 @@ def describe(metric: str) -> dict[str, Any]:
         "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
         "measured": by in (origin.PROBE, origin.SUPERVISOR),
         "measured_by": by,
-        "detectors": metric_readers.readers(metric),
+        "detectors": origin.readers(metric),
     }
 
 

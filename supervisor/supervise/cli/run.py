@@ -21,8 +21,8 @@ from ..job.signals import Forwarder
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 from . import _policy_cache
+from ._output import OpenRecords, PrintLine, line_printer, open_records
 from ._params import JobCommand
-from ._records import OpenRecords, PrintLine, line_printer, open_records
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 

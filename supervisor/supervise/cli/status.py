@@ -16,7 +16,7 @@ from ..core.model.events import Exited, Launched
 from ..errors import StoreError, understood
 from ..inputs import clock
 from ..store import audit, journal
-from ..store.lock import locked
+from ..store.files import locked
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
 from ._output import document, print_table

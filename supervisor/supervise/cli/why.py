@@ -13,7 +13,7 @@ import click
 from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import incident_report, render
 from ..store import audit
-from ..store.lock import locked
+from ..store.files import locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir

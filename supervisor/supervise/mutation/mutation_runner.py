@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..catalog.forms.scenario_form import ScenarioForm
-from ..catalog.forms.series_notation import count
+from ..catalog.forms.scenario_form import ScenarioForm, count
 from ..catalog.scenario_subject import Subject
 from ..policytest import assertions, scenario_runner, suite
 from .mutants import Mutant, mutants

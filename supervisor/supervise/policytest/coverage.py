@@ -9,7 +9,7 @@ from typing import Any
 from ..catalog.scenario_subject import Subject
 from ..core.model import state_machine
 from ..core.model.policy import Policy
-from .scenario_result import ScenarioResult
+from .assertions import ScenarioResult
 
 # Transitions that need a person, a command, or a second training session: no scenario makes them.
 EXCLUDED = ("ask", "given_up", "session_started")

@@ -35,8 +35,8 @@ from ..core.model.policy import Policy
 from ..core.runbooks import steps
 from ..core.state.run_state import State
 from ..errors import ActionError
+from .assertions import ScenarioResult, TransitionCoverage
 from .fake_job import FakeJob
-from .scenario_result import ScenarioResult, TransitionCoverage
 from .series_samples import MetricSeries
 
 RATE, SKIPPED, CLIP = "learning_rate", "update_skipped", "clip_bound"  # changed by our own actions

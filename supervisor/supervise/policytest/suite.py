@@ -10,7 +10,7 @@ from ..catalog.document.diagnostics import Problem, Problems
 from ..catalog.forms.scenario_form import ScenarioForm
 from ..catalog.scenario_subject import Subject
 from . import assertions, scenario_runner
-from .scenario_result import ScenarioResult
+from .assertions import ScenarioResult
 
 
 @dataclass(frozen=True, slots=True)

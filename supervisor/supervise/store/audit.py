@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from . import files, lock
+from . import files
+from .files import locked
 from .hash_chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
-from .lock import locked
 
 __all__ = ["Audit", "Report", "decode", "encode", "locked", "read", "verify"]
 
@@ -87,7 +87,7 @@ class Audit:
         fd = -1
         try:
             fd = files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            lock.take(fd, path)
+            files.take(fd, path)
             chain, tail = _scan(path, run_id)
             if not chain.size:
                 files.sync_directory(path.parent)

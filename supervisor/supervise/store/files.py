@@ -11,14 +11,18 @@ directories 0700) whatever the umask, and have an unpredictable name until they 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ..errors import StoreError
 
 FILE, FOLDER = 0o600, 0o700
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -217,3 +221,59 @@ def replace(path: Path, data: bytes, *, durable: bool) -> None:
 
 def _is_ours(uid: int, path: Path) -> bool:
     return uid in (0, os.geteuid()) or uid == path.parent.stat().st_uid
+
+
+_TRIES = 4  # `locked` in another process takes a shared lock briefly
+_WAIT_S = 0.05
+
+
+def take(fd: int, path: Path) -> None:
+    """Lock the open file `fd` for this process.
+
+    Raises:
+        StoreError: another process has it.
+    """
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_WAIT_S)
+    pid = holder(fd)
+    raise StoreError(
+        f"{path.parent} is watched by {'another process' if pid is None else f'process {pid}'}",
+        hint="one run has one supervisor: wait for it to end, or choose another --run-dir",
+    )
+
+
+def holder(fd: int) -> int | None:
+    """Return the pid of the process that has the lock, None if unknown."""
+    found = os.fstat(fd)
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        columns = line.split()
+        kind, pid, inode = columns[1], int(columns[4]), columns[5]
+        if kind == "FLOCK" and inode == f"{device}:{found.st_ino}" and pid > 0:
+            return pid
+    return None
+
+
+def locked(path: Path) -> bool:
+    """Return whether a running supervisor has the audit log `path` open."""
+    try:
+        fd = open_file(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # this file system has no locks
+    finally:
+        os.close(fd)
+    return False

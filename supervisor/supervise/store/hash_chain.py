@@ -25,7 +25,49 @@ from typing import Any, BinaryIO
 
 from ..core.model.json_form import plain as encode
 from ..errors import StoreError, TamperError
-from . import files, merkle
+from . import files
+
+
+def leaf(record: bytes) -> bytes:
+    """Return the 32-byte leaf digest of one record."""
+    return hashlib.sha256(b"\x00" + record).digest()
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class Tree:
+    """A tree of leaves added in order.
+
+    Attributes:
+        size: number of leaves.
+    """
+
+    __slots__ = ("_peaks", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._peaks: list[bytes] = []  # roots of full subtrees, largest first
+
+    def add(self, digest: bytes) -> None:
+        """Add the next leaf digest."""
+        rest = self.size
+        while rest & 1:
+            digest = _node(self._peaks.pop(), digest)
+            rest >>= 1
+        self._peaks.append(digest)
+        self.size += 1
+
+    def root(self) -> str:
+        """Return the root of all leaves so far, 64 hex digits."""
+        if not self._peaks:
+            return hashlib.sha256(b"").hexdigest()
+        digest = self._peaks[-1]
+        for left in reversed(self._peaks[:-1]):
+            digest = _node(left, digest)
+        return digest.hex()
+
 
 VERSION = 1
 MAX_LINE = 16 << 20  # bytes; the largest record is that of a reload, a few hundred kB
@@ -96,7 +138,7 @@ class Chain:
         self.run = run
         self.epoch = 0
         self.offset = 0
-        self.tree = merkle.Tree()
+        self.tree = Tree()
         self._prev = ""
 
     @property
@@ -115,7 +157,7 @@ class Chain:
             encode(record), allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
         body = text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes its JSON escape
-        return merkle.leaf(body).hex().encode() + b" " + body + b"\n"
+        return leaf(body).hex().encode() + b" " + body + b"\n"
 
     def take(self, line: bytes) -> dict[str, Any]:
         """Check one complete line as the next record, and return it.
@@ -124,8 +166,8 @@ class Chain:
             TamperError: it does not continue the chain.
         """
         digest, space, body = line[:64], line[64:65], line[65:-1]
-        leaf = merkle.leaf(body)
-        if space != b" " or line[-1:] != b"\n" or leaf.hex().encode() != digest:
+        hashed = leaf(body)
+        if space != b" " or line[-1:] != b"\n" or hashed.hex().encode() != digest:
             raise self._tampered("its digest does not match its content")
         try:
             record = json.loads(body)
@@ -145,7 +187,7 @@ class Chain:
         if epoch not in (self.epoch, self.epoch + 1) or epoch < 1:
             raise self._tampered(f"its epoch {epoch!r} does not follow {self.epoch}")
         self.epoch, self._prev = epoch, digest.decode()
-        self.tree.add(leaf)
+        self.tree.add(hashed)
         self.offset += len(line)
         return dict(record)
 

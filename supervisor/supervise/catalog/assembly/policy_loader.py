@@ -17,7 +17,7 @@ from ..document.nodes import Mapping, Scalar, Sequence
 from ..forms.file_forms import VERSION, PolicyFile
 from ..inventory import shipped
 from ..schema.dataclass_types import read_form
-from . import freeze, inhibitions, lint, pack, references, rules
+from . import freeze, lint, pack, references, rules
 from .freeze import Draft
 from .pack import Parts
 from .rules import Written
@@ -115,7 +115,7 @@ def assemble(
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     written = rules.read(parts, detectors, broken, problems)
     severities = {rule.entry.name: rule.form.sev for rule in written}
-    inhibited = inhibitions.inhibitions(parts, severities, problems)
+    inhibited = rules.inhibitions(parts, severities, problems)
     library = RunbookCatalog(form.runbooks, path.parent, problems)
     named = _open_runbooks(written, library, problems)
     references.ladder(root, library, problems)

@@ -1,16 +1,19 @@
-"""Where each part of a policy was written, what it reads, and who measures that."""
+"""Where each part of a policy was written, what it reads, who measures that, and what reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import cache
 from typing import Any
 
 from ..assembly.freeze import BuiltRule, Draft
-from ..assembly.pack import Entry
-from ..document.diagnostics import Place
-from ..document.nodes import Mapping
+from ..assembly.pack import PACKS, Entry
+from ..document import yaml_reader
+from ..document.diagnostics import Place, Problems
+from ..document.nodes import Mapping, plain
+from ..document.yaml_writer import inline
 from ..forms.part_types import BASELINE_KEYS
-from ..inventory import metrics, standard_metrics
+from ..inventory import metrics, shipped
 from ..schema.dataclass_types import keys_of
 
 PROBE, SUPERVISOR, JOB, NONE = "probe", "supervisor", "job", "nobody"
@@ -71,7 +74,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         return PROBE
     if metric in beside:
         return SUPERVISOR
-    return NONE if spec is not None and spec.id in standard_metrics.AROUND else JOB
+    return NONE if spec is not None and spec.id in metrics.AROUND else JOB
 
 
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
@@ -105,3 +108,29 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
         "rules": rules,
         "metrics": {name: metric(name, beside) for name in used},
     }
+
+
+def readers(metric: str) -> dict[str, str]:
+    """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
+    found: dict[str, str] = {}
+    for name, detector in _detectors():
+        if detector.get("metric") == metric or metric in detector.get("metrics", ()):
+            keys = {
+                key: value for key, value in detector.items() if key not in ("metric", "metrics")
+            }
+            found[name] = inline(keys).strip("{}")
+    return found
+
+
+@cache
+def _detectors() -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for pack in shipped.names(PACKS):
+        path = shipped.folder(PACKS) / f"{pack}.yaml"
+        root = yaml_reader.read(path, shipped.label(path), problems := Problems())
+        problems.stop()
+        section = root.get("detectors") if root is not None else None
+        if isinstance(section, Mapping):
+            for name, detector in plain(section).items():
+                found.append((f"{pack}.{name}", detector))
+    return found

@@ -6,6 +6,7 @@ or jump they are the job's steps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -18,7 +19,24 @@ from ..document.nodes import Mapping as MappingNode
 from ..document.nodes import Node, Sequence, first_text
 from ..schema.dataclass_types import type_of
 from ..schema.field_types import AtLeast, Doc, ListOf, OneOf, Pattern
-from .series_notation import Series, count
+
+NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+# value, what each step adds (+ or -) or multiplies by (*), for how many steps
+PIECE = re.compile(
+    rf"(?:(_|nan|[+-]?inf)|({NUMBER})(?:([+*-])((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))?)"
+    r"(?:x([0-9]{1,6}))?"
+)
+_PLAIN_PIECE = PIECE.pattern.replace("(?:", "(").replace("(", "(?:")  # nothing captured
+_SERIES = rf"\s*{_PLAIN_PIECE}(?:\s+{_PLAIN_PIECE})*\s*"
+
+
+Series = Annotated[str, Pattern(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", _PLAIN_PIECE)]
+
+
+def count(text: str) -> int:
+    """Return how many samples a series holds."""
+    return sum(int(piece[5] or 1) for piece in PIECE.finditer(text))
+
 
 MAX_SAMPLES = 200_000  # of one series
 

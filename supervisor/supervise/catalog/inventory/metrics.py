@@ -13,7 +13,115 @@ from importlib import import_module
 from supervise_probe import collectors
 from supervise_probe.spec import MetricSpec
 
-from . import standard_metrics
+SIMPLE, SEEDS = "this project", "the stability metrics report"
+MARIN = "Marin 32B retrospective"
+
+# No collector measures these; where nothing reports one, the rules that need it are inactive.
+# id, unit, meaning, source of the definition; grouped as in the packs.
+_ROWS = (
+    # optimization
+    ("train_loss", "nat", "Token-weighted mean loss of the global batch.", "sum(nll) / sum(mask)"),
+    ("train_val_gap", "nat", "val_loss - train_loss_ema on matched weights.", SEEDS),
+    ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
+    ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
+    (
+        "eval_artifact_hash",
+        "1",
+        "Number of the pinned evaluation: tokenizer, prompts, data.",
+        "first 52 bits of a SHA-256 over their canonical JSON",
+    ),
+    ("collapse_residual", "nat", "Normalised loss less a reference run's.", "Celerity report"),
+    ("scaling_law_residual", "nat", "Loss less the one that a fitted scaling law gives.", SEEDS),
+    ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
+    ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
+    ("guard_active", "1", "1 while the job's clip, skip and z-loss are as in its manifest.", SEEDS),
+    # model behaviour
+    ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
+    ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),
+    ("logit_entropy_probe", "nat", "Mean entropy of the output on a pinned batch.", SEEDS),
+    ("topk_mass_probe", "%", "Mean mass of the k likeliest tokens on a pinned batch.", SEEDS),
+    ("output_kl_to_prev", "nat", "KL of the output to that of the last checkpoint.", SEEDS),
+    ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SEEDS),
+    (
+        "qk_d2_spectral_entropy",
+        "1",
+        "Effective rank of the first-order change of Q K^T.",
+        "arXiv:2606.28116",
+    ),
+    (
+        "dw_spectral_entropy",
+        "1",
+        "Effective rank of a weight's change over a window.",
+        "arXiv:2606.28116",
+    ),
+    # data
+    ("source_mix_share", "%", "Token share of one source; append its name: `.web`.", SEEDS),
+    ("pad_fraction", "%", "Padding over all tokens.", SEEDS),
+    ("bytes_per_token", "bytes", "Mean UTF-8 bytes a token.", SEEDS),
+    ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
+    ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
+    # ranks
+    ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
+    ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
+    ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
+    (
+        "param_digest_mismatch",
+        "1",
+        "Runs of replicated weights whose checksums differ.",
+        "BLOOM-176B chronicles",
+    ),
+    ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
+    (
+        "straggler_ratio",
+        "1",
+        "Slowest over median time to the first gradient collective.",
+        "NVIDIA Resiliency Extension",
+    ),
+    ("straggler_rank", "1", "The rank that straggler_ratio refers to.", SIMPLE),
+    ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
+    # compute and hardware
+    ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),
+    ("gpu_util", "%", "Share of time with a kernel running.", "NVML"),
+    ("gpu_mem_used", "%", "Device memory in use.", "NVML"),
+    ("gpu_temperature", "C", "Temperature of the device.", "NVML"),
+    ("gpu_power", "W", "Power draw of the device.", "NVML"),
+    ("gpu_ecc_errors", "1", "Uncorrected ECC errors since boot.", "NVML"),
+    ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
+    ("host_mem_used", "%", "Host memory in use.", "psutil"),
+    (
+        "host_mem_growth",
+        "bytes/h",
+        "Lower bound of the growth of the job's own memory, less "
+        "shared and file pages; see supervise/inputs/memory_growth.py.",
+        "psutil",
+    ),
+    ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
+    ("open_files", "1", "Open file descriptors of the job.", "psutil"),
+    # runs, checkpoints, logs
+    (
+        "checkpoint_ok",
+        "1",
+        "1 when a checkpoint was verified, 0 when it is bad.",
+        "the checkpoint guard",
+    ),
+    (
+        "checkpoint_size",
+        "bytes",
+        "Bytes of the tensors in a verified checkpoint.",
+        "the checkpoint guard",
+    ),
+)
+
+# Of the surroundings of the job: not measured yet, and unknown to the job itself.
+_AROUND = (
+    ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
+    ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
+    ("metrics_ingest_lag", "s", "Age of the newest frame when it is evaluated.", SEEDS),
+    ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
+)
+
+METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
+AROUND = frozenset(row[0] for row in _AROUND)
 
 
 @cache
@@ -30,7 +138,7 @@ def known() -> Mapping[str, MetricSpec]:
 @cache
 def everything() -> Mapping[str, MetricSpec]:
     """Return every metric that has a standard id: measured ones first."""
-    return {**known(), **{spec.id: spec for spec in standard_metrics.METRICS}}
+    return {**known(), **{spec.id: spec for spec in METRICS}}
 
 
 def is_known(metric: str) -> bool:

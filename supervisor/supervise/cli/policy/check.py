@@ -45,7 +45,7 @@ def command(
     """
     from ... import __version__
     from ...catalog.export import sarif
-    from ...catalog.file_check import STDIN, check_file, merged
+    from ...catalog.scenario_subject import STDIN, check_file, merged
 
     text = ""
     if STDIN in files:
