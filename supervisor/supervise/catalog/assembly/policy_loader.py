@@ -138,8 +138,6 @@ def assemble(
     lint.savepoints(root, runnable, ways, problems)
     references.table(root, form, problems)
     references.phases(detectors, parts.detectors, problems)
-    references.planned(root, form, problems)
-    references.handles(library.resolved().values(), detectors.values(), root, problems)
     lint.instead(library, problems)
     lint.approvals(root, library, parts, problems)
     lint.unused(root, form, used, problems)

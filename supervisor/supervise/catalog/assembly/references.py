@@ -7,7 +7,7 @@ detectors, packs and actions are looked up where they are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Mapping as AbstractMapping
 
 from supervise_probe import wire
@@ -15,18 +15,16 @@ from supervise_probe import wire
 from ...core.model import state_machine
 from ...core.model.interfaces import Detector
 from ...core.model.policy import HOLD
-from ..document.diagnostics import Place, Problems, did_you_mean
-from ..document.nodes import Mapping, Node, Scalar, Sequence, first_text, inside
+from ..document.diagnostics import Problems, did_you_mean
+from ..document.nodes import Mapping, Node, Scalar, Sequence, inside
 from ..forms.file_forms import PolicyFile
 from ..forms.job_form import PLACEHOLDERS
 from ..forms.runbook_form import RUNBOOK
-from ..inventory import metrics
 from .pack import Entry
-from .runbook_library import Opened, RunbookCatalog, verbs_of
+from .runbook_library import RunbookCatalog, verbs_of
 
 # `{word}` alone: `${word}`, `{{word}}` and braces around anything else are the job's own.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
-NEAR = 0.8  # minimum similarity at which a text for people was probably meant as a name
 
 
 def levels(root: Mapping) -> list[tuple[str, Node]]:
@@ -145,32 +143,6 @@ def table(root: Mapping, form: PolicyFile, problems: Problems) -> None:
             "machine: no state has a transition for 'session_started'",
             hint,
         )
-
-
-def planned(root: Mapping, form: PolicyFile, problems: Problems) -> None:
-    """Warn where a word that people read looks like a metric that there is not."""
-    section = root.get("planned")
-    for one in form.planned:
-        if section is not None and metrics.known() and not metrics.is_known(one.what):
-            _near(first_text(section, one.what), "planned", one.what, problems)
-
-
-def handles(
-    opened: Iterable[Opened], detectors: Iterable[Detector], root: Mapping, problems: Problems
-) -> None:
-    """Warn of metrics that a runbook of this file is for, and that probably are others."""
-    read = {metric for detector in detectors for metric in detector.metrics}
-    for book in opened:
-        for metric in book.form.handles if book.node.source is root.source else ():
-            if metrics.known() and metric not in read and not metrics.is_known(metric):
-                place = first_text(book.node.place("handles"), metric)
-                _near(place, f"runbook {book.name}", metric, problems)
-
-
-def _near(place: Place, what: str, word: str, problems: Problems) -> None:
-    hint = did_you_mean(word, metrics.near(word), alike=NEAR)
-    if hint is not None and hint.startswith("did you"):
-        problems.warn(place, f"{what}: no metric {word!r}", hint)
 
 
 def _get(root: Mapping, *keys: str) -> Node | None:
