@@ -30,9 +30,6 @@ from .nodes import Mapping, Node, Scalar, Sequence
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
-# Sections whose parts other sections name. For a duplicate section the parts of both are
-# kept: one mistake, without a report for each reference to them.
-LISTS = ("use", "rules", "inhibit", "scenarios", "tests")
 
 # libyaml is ten times faster than the parser in Python, and not everywhere.
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -113,7 +110,6 @@ class _Builder:
         self.root: Node | None = None
         self.open: list[Mapping | Sequence] = []
         self.keys: list[Scalar | None] = []  # per open container: the key that waits for its value
-        self.again: list[tuple[str, Node]] = []  # duplicate sections at the top level
 
     def build(self, events: Iterator[Event]) -> Node | None:
         documents = 0
@@ -131,18 +127,7 @@ class _Builder:
             elif isinstance(event, SequenceEndEvent | MappingEndEvent):
                 self.open.pop()
                 self.keys.pop()
-        self._join()
         return self.root
-
-    def _join(self) -> None:
-        """Merge duplicate sections; the first part of a name wins."""
-        for key, more in self.again:
-            assert isinstance(self.root, Mapping)
-            first = self.root.get(key)
-            if isinstance(first, Mapping) and isinstance(more, Mapping):
-                first.pairs.update({k: v for k, v in more.pairs.items() if k not in first.pairs})
-            elif isinstance(first, Sequence) and isinstance(more, Sequence) and key in LISTS:
-                first.items += more.items
 
     def _start(self, event: Event) -> None:
         if event.anchor is not None:
@@ -190,8 +175,6 @@ class _Builder:
             elif key.text in parent.pairs:
                 first = parent.pairs[key.text][0]
                 self.problems.add(key, f"duplicate key {key.text!r}; first in line {first.line}")
-                if parent is self.root:
-                    self.again.append((key.text, node))
             else:
                 parent.pairs[key.text] = (key, node)
 
