@@ -99,7 +99,7 @@ def differs(what: str, expected: str, actual: str | None) -> str:
 
 def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
     """Compare the policies of the run with their digests."""
-    first = digests.policy or _described(run)
+    first = digests.policy
     if first is None:
         yield Part("policy", UNCHECKED, "the log has no digest of policy.yaml")
     wanted = [(run.policy_path, first)] if first else []
@@ -116,14 +116,6 @@ def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
         count = len(digests.reloaded)
         more = f", and so are {count} reloaded policies" if count else ""
         yield Part("policy", GOOD, f"policy.yaml is unchanged{more}")
-
-
-def _described(run: RunDir) -> str | None:
-    """Return the digest in run.json, for a log of an older version."""
-    try:
-        return _text(run.read_json("run.json").get("policy_digest"))
-    except (StoreError, AttributeError):
-        return None
 
 
 def _bundles(run: RunDir, bundles: Mapping[str, str]) -> Iterator[Part]:
