@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
+from ...core.model.policy import detectors_behind
 from ..assembly.freeze import BuiltRule, Draft
 from ..assembly.pack import PACKS, Entry
 from ..document import yaml_reader
@@ -51,7 +52,7 @@ def detector(draft: Draft, name: str) -> dict[str, Any]:
 
 def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
     """Return what a rule reads, directly and through detectors, and what can mute it."""
-    behind = _behind(draft, made.rule.uses)
+    behind = list(detectors_behind(draft.detectors, made.rule.uses))
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
     mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if made.rule.id in i.mute]
     return {
@@ -82,17 +83,6 @@ def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
     spec = metrics.spec_of(name)
     known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
     return {"measured_by": measured_by(name, beside), **known}
-
-
-def _behind(draft: Draft, uses: Iterable[str]) -> list[str]:
-    found: dict[str, None] = {}
-    todo = list(uses)
-    while todo:
-        name = todo.pop(0)
-        if name not in found:
-            found[name] = None
-            todo += draft.detectors[name].detectors
-    return list(found)
 
 
 def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:

@@ -201,16 +201,3 @@ Event = (
     | Exited
     | Reloaded
 )
-EVENT_TYPES: tuple[type[Any], ...] = (
-    Launched,
-    Announced,
-    Frame,
-    Gap,
-    Tick,
-    Notice,
-    Finished,
-    OperatorCommand,
-    Adopted,
-    Exited,
-    Reloaded,
-)

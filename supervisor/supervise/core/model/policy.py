@@ -5,7 +5,7 @@ The catalog builds it from YAML; tests build small ones by hand. Everything is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -169,11 +169,16 @@ class Policy:
 
     def detectors_of(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of a rule's detectors, those that its couplings read included."""
-        found: dict[str, None] = {}
-        todo = list(rule.uses)
-        while todo:
-            name = todo.pop(0)
-            if name not in found:
-                found[name] = None
-                todo += self.detectors[name].detectors
-        return tuple(found)
+        return detectors_behind(self.detectors, rule.uses)
+
+
+def detectors_behind(detectors: Mapping[str, Detector], uses: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of detectors, each followed by those that it reads."""
+    found: dict[str, None] = {}
+    todo = list(uses)
+    while todo:
+        name = todo.pop(0)
+        if name not in found:
+            found[name] = None
+            todo += detectors[name].detectors
+    return tuple(found)
