@@ -64,7 +64,6 @@ def test_the_percentile_is_of_the_newest_step_times():
     ("phase", "limit"), [("startup", 900), ("eval", 900), ("checkpoint", 600), ("siesta", 600)]
 )
 def test_each_phase_has_its_grace_and_an_unknown_one_the_shortest(phase, limit):
-    """Counted from the change of phase."""
     watch = Absence().start()
     _stepping(watch, 30)
 
@@ -81,7 +80,6 @@ def test_leaving_a_long_phase_is_a_sign_of_life():
 
 
 def test_a_paused_job_is_never_absent_and_starts_afresh():
-    """A thousand seconds of pause, then 120 more."""
     watch = Absence().start()
     _stepping(watch, 30)
 
@@ -131,7 +129,6 @@ def test_rewind_keeps_the_step_times():
 
 
 def test_the_numbers_say_how_long_and_how_long_is_too_long():
-    """In seconds."""
     watch = Absence().start()
     _stepping(watch, 30)
     _wait(watch, 30, 130)

@@ -39,7 +39,6 @@ def test_a_residual_that_lasts_is_a_breach(read):
 
 
 def test_the_margin_holds_where_the_spread_is_nothing(read):
-    """Half a percent of the final loss."""
     thin = tuple((x, level, 0.0) for x, level, _ in KNOTS)
 
     assert "B" not in read(_collapse(knots=thin).start(), _run(worse=0.0049))
@@ -47,7 +46,6 @@ def test_the_margin_holds_where_the_spread_is_nothing(read):
 
 
 def test_huge_samples_are_no_numbers(read):
-    """They would be the scale for ever."""
     run = _run()
     run[300:360] = [1e308, -1e308, math.inf] * 20
     watch = _collapse().start()

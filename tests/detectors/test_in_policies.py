@@ -6,7 +6,6 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.detectors.equal import Equal
-from supervise.errors import PolicyError
 
 POLICY = """version: supervise/v1
 policy: kinds
@@ -46,26 +45,3 @@ def test_what_is_written_is_what_runs(load):
     assert policy.detectors["curve"].knots == ((0.0, 5.0, 0.1), (100.0, 3.0, 0.1))
     again = load(policy.resolved)
     assert (again.detectors, again.digest) == (policy.detectors, policy.digest)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "where", "words"),
-    [
-        ("to: 1}", "to: frist}", ":5:55:", "'first', 'previous'"),
-        ("tolerance", "tolerence", ":6:81:", "did you mean 'tolerance'?"),
-        ("law: non", "law: not", ":7:66:", "did you mean"),
-        ("k: 1.0", "k: -1", ":8:51:", "zero or a positive"),
-        ("[[0, 5, 0.1]", "[[0, 5]", ":9:55:", "should hold 3 items"),
-        ("[[0, 5, 0.1]", "[[100, 5, 0.1]", ":9:54:", "knot 2: step 100 does not come after 100"),
-        ("gt: 0.02", "gt: -1", ":10:72:", "must be above zero"),
-        ("total_steps: 900, ", "", ":11:11:", "needs the key 'total_steps'"),
-    ],
-)
-def test_mistakes_are_told_with_their_place(load, right, wrong, where, words):
-    """Line and column of the value, and what would be right."""
-    assert right in POLICY
-    with pytest.raises(PolicyError) as caught:
-        load(POLICY.replace(right, wrong, 1))
-
-    told = caught.value.render()
-    assert where in told and words in told, told

@@ -219,5 +219,4 @@ def test_what_cannot_work_is_refused(kind, fields, key, words):
 
 @pytest.mark.parametrize(("kind", "fields"), [row[:2] for row in TABLE])
 def test_what_can_work_passes(kind, fields):
-    """Defaults stand for all other keys."""
     assert kind(**fields).check() == []

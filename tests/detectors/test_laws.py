@@ -172,7 +172,6 @@ def test_a_step_that_is_not_newer_is_not_processed(name, data):
 @given(data=st.data())
 @often
 def test_reset_is_a_new_start(name, data):
-    """Nothing is left over."""
     detector = ALL[name]
     watch = detector.start()
     _feed(watch, data.draw(_events(detector, 5, 60)))

@@ -26,7 +26,6 @@ def test_an_excursion_is_no_precedent_of_its_own(read):
 
 
 def test_three_usual_samples_do_not_end_it(read):
-    """It takes four: `calm`."""
     assert read(_watch(), [*NOISE, 10.0, 2.0, 2.0, 2.0, 10.0])[-1] == "B"
     assert read(_watch(), [*NOISE, 10.0, 2.0, 2.0, 2.0, 2.0, 10.0])[-1] == "o"
 
