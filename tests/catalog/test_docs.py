@@ -16,7 +16,6 @@ READMES = ("policies/README.md", "runbooks/README.md", "probes/README.md")
 
 @pytest.mark.parametrize("name", READMES)
 def test_the_tables_of_a_readme_are_current(name: str) -> None:
-    """`make docs` was run after the last change."""
     cog = cogapp.Cog()
     cog.options.prologue = "from supervise.catalog.export import docs"
     text = (ROOT / name).read_text("utf-8")

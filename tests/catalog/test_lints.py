@@ -152,7 +152,6 @@ def test_one_mistake_is_named_where_it_stands(
 
 
 def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None:
-    """Else the test above would prove nothing."""
     warnings: list[object] = []
 
     load(good, warnings=warnings)  # raises what it has to say
@@ -161,7 +160,6 @@ def test_the_good_policy_is_good(good: str, load: Callable[..., object]) -> None
 
 
 def test_detectors_that_read_each_other_are_a_circle(mistakes: Mistakes) -> None:
-    """Named in the order in which they read."""
     found = mistakes(
         HEAD + "detectors:\n"
         "  a: {kind: join, any: [b], within: 1}\n"
@@ -197,7 +195,6 @@ def test_rules_that_mute_each_other_are_a_circle(mistakes: Mistakes) -> None:
     ],
 )
 def test_a_place_inside_folded_text_is_found(mistakes: Mistakes, when: str, place: str) -> None:
-    """However YAML lets one write the text."""
     text = HEAD + ONE + f"rules:\n  - when: {when}\n    id: r\n    sev: SEV2\n"
 
     found = mistakes(text.replace("  - when", "  - when"))
@@ -206,7 +203,6 @@ def test_a_place_inside_folded_text_is_found(mistakes: Mistakes, when: str, plac
 
 
 def test_a_rollback_without_savepoints_is_refused(mistakes: Mistakes) -> None:
-    """There would be nothing to go back to."""
     found = mistakes(
         HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: rollback-and-rewarm}]\n"
         "budgets: {all: {max: 1}, rollback: {max: 1}}\n"

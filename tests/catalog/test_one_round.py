@@ -117,16 +117,6 @@ def test_a_misspelt_key_is_one_mistake(mistakes: Mistakes, key: str) -> None:
     assert f"{key.strip()[:-1]}x'" in found[0]
 
 
-def test_a_misspelt_version_hides_nothing(mistakes: Mistakes) -> None:
-    """Nor does one that is left out."""
-    rules = "rules: [{id: r, when: b, sev: SEV2}]\n"
-    for head in ("verison: supervise/v1\n", "", "version: 1\n"):
-        found = mistakes(head + ONE + rules)
-
-        assert len(found) == 2, found
-        assert any("unknown detector 'b'" in line for line in found)
-
-
 def test_warnings_are_told_beside_mistakes(load: Callable[..., object]) -> None:
     """A misspelt metric is seen in the round in which something else is wrong."""
     warnings: list[Problem] = []

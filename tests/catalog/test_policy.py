@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy, locate
-from supervise.catalog.document.diagnostics import PolicyErrors, Problem
+from supervise.catalog.document.diagnostics import PolicyErrors
 from supervise.catalog.inventory import shipped
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
@@ -55,7 +55,6 @@ def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
 
 
 def test_a_file_wins_over_a_shipped_name(tmp_path: Path) -> None:
-    """A path is a path first."""
     (tmp_path / "nano.yaml").write_text(HEAD)
 
     assert locate(tmp_path / "nano.yaml") == tmp_path / "nano.yaml"
@@ -70,7 +69,6 @@ def test_a_file_wins_over_a_shipped_name(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
-    """Exit status 65, one message, a way out."""
     with pytest.raises(InputError, match="no policy") as raised:
         load_policy(name)
 
@@ -79,7 +77,6 @@ def test_an_unknown_policy_says_what_there_is(name: str, hint: str) -> None:
 
 
 def test_a_policy_without_a_mode_starts_in_shadow(load: Loader) -> None:
-    """Nothing acts before somebody said so."""
     assert load("version: supervise/v1\n").mode == "shadow"
 
 
@@ -230,24 +227,6 @@ def test_the_text_of_a_policy_says_what_was_written_differently_the_same_way(loa
     assert one.digest != different.digest
 
 
-def test_a_metric_that_nobody_measures_is_a_warning(load: Loader) -> None:
-    """A job may report its own; a misspelt one gets a hint."""
-    warnings: list[Problem] = []
-    load(
-        HEAD + "detectors:\n"
-        "  a: {kind: threshold, metric: my_score, gt: 1}\n"
-        "  b: {kind: nonfinite, metrics: [update_norm, grad_globl_norm]}\n"
-        "  c: {kind: threshold, metric: learning_rate.1, gt: 1}\n"
-        "rules: [{id: r, when: a or b or c, sev: SEV2}]\n",
-        warnings=warnings,
-    )
-
-    assert [(w.line, w.col, w.hint) for w in warnings] == [
-        (4, 32, "the job must report it itself"),
-        (5, 47, "did you mean 'grad_global_norm'?"),
-    ]
-
-
 @pytest.mark.slow
 def test_the_same_text_comes_out_under_any_hash_seed() -> None:
     """Nothing depends on the order of a set: replay on another machine needs the same digest."""
@@ -260,7 +239,7 @@ def test_the_same_text_comes_out_under_any_hash_seed() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }
 
     assert len(digests) == 1

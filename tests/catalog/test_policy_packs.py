@@ -40,7 +40,6 @@ def test_a_pack_is_known_by_its_name_from_outside(load: Loader) -> None:
 
 
 def test_a_pack_beside_the_policy_wins_over_a_shipped_one(load: Loader) -> None:
-    """Own packs need no installation."""
     policy = load(HEAD + "use: [hang]\n", {"packs/hang.yaml": PACK.format(name="hang")})
 
     assert "hang.chain" in policy.detectors
@@ -61,7 +60,6 @@ def test_a_policy_can_build_on_what_packs_define(load: Loader) -> None:
 
 
 def test_overrides_change_keys_and_keep_the_rest(load: Loader) -> None:
-    """Of detectors and of rules; mappings are merged."""
     text = HEAD + (
         "use: [mine, hang]\n"
         "override:\n"

@@ -137,17 +137,3 @@ def test_every_placeholder_is_filled_in():
     text = "|".join(f"{{{name}}}" for name in PLACEHOLDERS)
 
     assert launch.fill(text) == "/a/b.pt|/a|42"
-
-
-def test_a_mistake_beside_it_hides_no_name(check):
-    """Every rung, the runbook of a crash and muted rules, though another key is wrong."""
-    text, spots = pointed(
-        HEAD + "escalate: {ladder: [¦softn, ¦Hold, ¦stp], reset_after: ¦5x}\n"
-        "job: {on_crash: ¦restrt, probe_batch: ¦maybe}\n"
-        "inhibit: [{by_rule: hang.stuck, mute: [¦hang.stuk], ¦by_stat: [holding]}]\n"
-        "detectors: {both: {kind: join, all: [¦hang.staled, hang.stalled], within: ¦x}}\n"
-    )
-
-    errors, _ = check(text)
-
-    assert [error.partition(": ")[0] + ": " for error in errors] == spots

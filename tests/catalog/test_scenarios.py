@@ -20,35 +20,24 @@ MISTAKES = [
     (EXPECT + "[{by: 3, state: nominal, severity: SEV1}]\n", "6:48", "give exactly one"),
     (EXPECT + "[{state: nominal}]\n", "6:22", "needs a time: one of at, by, between, end"),
     (EXPECT + "[{at: 1, end: true, state: nominal}]\n", "6:27", "needs a time"),
-    (EXPECT + "[{end: false, state: nominal}]\n", "6:20", "is true or left out"),
     (EXPECT + "[{between: [5, 3], state: nominal}]\n", "6:24", "ends before it begins"),
     (EXPECT + "[{by: 3, state: nominal, is: on}]\n", "6:42", "belongs to a rule"),
-    (EXPECT + "[{by: 3, budget: {all: 1}}]\n", "6:30", "needs a time: at or end"),
     (EXPECT + "[{end: true, budget: {alll: 1}}]\n", "6:35", "no budget 'alll' (did"),
     (EXPECT + "[{by: 3, state: nominal, count: 2}]\n", "6:45", "means nothing with state"),
-    (EXPECT + "[{by: 3, rule: hang.stuck, is: on, count: 2}]\n", "6:55", "with is: on"),
     (EXPECT + "[{by: 3, rule: stuck}]\n", "6:28", "no rule 'stuck' (did you mean 'hang"),
-    (EXPECT + "[{by: 3, state: nominl}]\n", "6:29", "(did you mean 'nominal'?)"),
     (EXPECT + "[{by: 3, rul: hang.stuck}]\n", "6:22", "has no key 'rul' (did you mean"),
-    (EXPECT + "[{by: -3, state: nominal}]\n", "6:19", "should be at least 0, not -3"),
     (INJECT + "[{at: 3}]\n", "7:19", "give exactly one of gap, nan"),
-    (INJECT + "[{gap: 3}]\n", "7:14", "needs the key 'at'"),
     (INJECT + "[{at: 1, gap: 3, for: 2}]\n", "7:35", "means nothing"),
-    (INJECT + "[{at: 1, gap: 3, count: 2}]\n", "7:37", "means nothing"),
     (INJECT + "[{at: 1, nan: [loss]}]\n", "7:28", "no series 'loss'"),
     (INJECT + "[{at: 1, silent_rank: 1}]\n", "7:14", "no rank 1; ranks"),
     (INJECT + "[{at: 1, crash_after: intend}]\n", "7:35", "'intent'"),
     (INJECT + "[{at: 1, clock_jump: 3}]\n", "7:34", "needs a unit"),
-    (INJECT + "[{at: 1, probe_restart: false}]\n", "7:37", "is true or"),
     (NONE + "noise: {loss: 1}\n", "7:13", "noise for 'loss', which has no"),
     (NONE + "every: 0s\n", "7:12", "must be between 1ms and 1h"),
-    (NONE + "ranks: 0\n", "7:12", "should be at least 1"),
     (NONE + 'after_rollback: {a: "1x2", b: "1"}\n', "7:21", "lengths: a 2, b 1"),
     (NONE + 'after_rollback: [{a: "1"}, {a: "1y"}]\n', "7:37", "'1y' is not part"),
-    ("    series: {}\n    expect: []\n", "5:13", "is empty"),
     (LOSS + "2}\n    expect: []\n", "5:30", "should be a series such as '2.4x300 5.0-0.1x20', not"),
     (LOSS + '"2x9 3 4xx"}\n    expect: []\n', "5:37", "'4xx' is not part of one"),
-    (LOSS + '" "}\n    expect: []\n', "5:30", "should be a series"),
     (LOSS + '"1x150000 1x60000"}\n    expect: []\n', "5:13", "is longer than 200000 steps"),
 ]
 
@@ -57,7 +46,6 @@ MISTAKES = [
 def test_a_mistake_is_told_where_it_stands(
     text: str, where: str, said: str, tmp_path: Path
 ) -> None:
-    """One each."""
     (tmp_path / "t.yaml").write_text(HEAD + text, "utf-8")
     (problem,) = check_file(str(tmp_path / "t.yaml")).errors
 
@@ -66,7 +54,6 @@ def test_a_mistake_is_told_where_it_stands(
 
 
 def test_what_is_right_is_right(tmp_path: Path) -> None:
-    """The other side of each line."""
     text = (
         SERIES
         + """\

@@ -45,7 +45,6 @@ def parse(text: str) -> Mapping:
 
 @pytest.mark.parametrize("file", json_schema.FILES)
 def test_the_committed_schema_is_current(file: str) -> None:
-    """`make docs` was run after the last change."""
     assert json_schema.path_of(file).read_text("utf-8") == json_schema.text(file)
 
 
@@ -63,7 +62,6 @@ def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped.names("policies"))
 def test_a_resolved_policy_is_valid(name: str) -> None:
-    """The copy in the run directory too."""
     resolved = plain(parse(load_policy(name).resolved))
 
     assert list(validator("policies").iter_errors(resolved)) == []
@@ -194,13 +192,13 @@ def read_tests(document: object, folder: Path) -> None:
 def test_schema_and_loader_refuse_the_same_forms(
     kind: str, load: Callable[..., object], tmp_path: Path
 ) -> None:
-    """Files with one thing wrong, every seventh of all: where one judge says no, the other does."""
+    """Files with one thing wrong, every fourth of all: where one judge says no, the other does."""
     judge = validator(kind)
     name, text = SUBJECTS[kind]
     if kind == "policies/tests":
         read_tests(plain(parse(text)), tmp_path)  # right, before one thing is made wrong
     disagreements = []
-    for mutant in islice(mutants(plain(parse(text))), 0, None, 7):
+    for mutant in islice(mutants(plain(parse(text))), 0, None, 4):
         if not isinstance(mutant, dict) or not mutant:
             continue
         files = {name: json.dumps(mutant)}

@@ -55,7 +55,6 @@ def test_a_mistake_in_an_announced_change_is_named(
 
 
 def test_it_is_what_the_rule_says_else_what_it_runs_else_its_severity(load: Loader) -> None:
-    """Every rule leads somewhere."""
     assert load(rule("sev: SEV1, run: page-with-evidence, see: hang")).rules[0].see == "hang"
     assert load(rule("sev: SEV1, run: page-with-evidence")).rules[0].see == "page-with-evidence"
     assert load(rule("sev: SEV2")).rules[0].see == "sev2"
@@ -81,7 +80,6 @@ def test_a_misspelt_one_is_told_at_its_place(mistakes: Mistakes) -> None:
 
 
 def test_a_runbook_tells_the_engine_everything_that_people_ask(load: Loader) -> None:
-    """The parts of a page, by name."""
     book = load(rule("sev: SEV1, see: attention-logits")).runbooks["attention-logits"]
 
     assert "max_attn_logit" in book.handles

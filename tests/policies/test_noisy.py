@@ -101,11 +101,6 @@ class Few(Healthy):
         return _classes(8)
 
 
-class OneSample(Healthy):
-    def data(self) -> Batch:
-        return _classes(1)
-
-
 class PlainSgd(Few):
     def optimizer(self, head: float, body: float) -> torch.optim.Optimizer:
         return torch.optim.SGD([*self.head.parameters(), *self.body.parameters()], lr=0.05)
@@ -130,13 +125,6 @@ class Turns(Healthy):
         if self.second(step):
             return F.mse_loss(out[:, 10], 3.0 * x[:, 0] + 3.0 * torch.randn(len(x)))
         return F.cross_entropy(out[:, :10], y)
-
-
-class Rarely(Turns):
-    """The second task for three steps in forty, from step 37 on."""
-
-    def second(self, step: int) -> bool:
-        return step % 40 >= 37
 
 
 class HardBatches(Healthy):
@@ -212,7 +200,6 @@ class Density(Regression):
 NOISY: dict[str, type[Healthy]] = {
     "64-samples": Healthy,
     "8-samples": Few,
-    "one-sample": OneSample,
     "plain-sgd": PlainSgd,
     "learned-by-heart": ByHeart,
     "heavy-tails": Regression,
@@ -220,7 +207,6 @@ NOISY: dict[str, type[Healthy]] = {
 TRAININGS = {
     **NOISY,
     "two-tasks-by-turns": Turns,
-    "a-rare-task": Rarely,
     "hard-batches": HardBatches,
     "thawed": Thawed,
     "rates-of-its-own": OwnRates,

@@ -103,7 +103,6 @@ def _twin(fault: str) -> str:
 
 
 def test_every_back_test_is_the_same() -> None:
-    """Incidents, actions and budgets of each run."""
     assert list(recorded()) == (HERE / "recordings.txt").read_text().splitlines()
 
 
@@ -111,7 +110,6 @@ def test_every_back_test_is_the_same() -> None:
 
 
 def test_no_healthy_row_of_a_public_log_is_paged() -> None:
-    """Hard batches, restarts, heavy tails and schedules included."""
     runs = backtest(LOGS)
 
     assert sum(run["rows"] for run in runs.values()) > 10_000
@@ -185,7 +183,6 @@ def test_what_did_no_harm_is_never_paged(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAULTED if name.startswith(HARMFUL)])
 def test_what_does_damage_is_paged_within_ten_steps(name: str) -> None:
-    """By the loss together with what pushes it."""
     pages = [a["step"] for a in _after(backtest(FAULTS)[name]) if a["severity"] in PAGES]
 
     assert pages

@@ -102,7 +102,6 @@ def verbs(one: Policy) -> set[str]:
 
 
 def test_observe_acts_never() -> None:
-    """By its mode, whatever its packs would run."""
     assert policy("observe").mode == "observe"
     assert policy("observe").savepoints == {}
     assert policy("observe").safeguards == {}
@@ -126,7 +125,6 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
 
 
 def test_moe_is_medium_and_routing() -> None:
-    """It may not fall behind when medium changes."""
     medium, moe = data("policies", "medium"), data("policies", "moe")
 
     assert set(moe["use"]) == {*medium["use"], "routing"}

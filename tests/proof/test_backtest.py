@@ -158,7 +158,6 @@ def test_the_clock_is_the_step_time_or_a_second():
 
 
 def test_a_column_that_is_logged_now_and_then_is_not_missing(tmp_path, write):
-    """One that stops coming is."""
     header, rare, gone = "step,loss,lr\n", "", ""
     for step in range(1200):
         rare += f"{step},2.0,{0.5 if step % 25 == 0 else ''}\n"
@@ -199,7 +198,6 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
 
 @pytest.mark.slow
 def test_processes_give_the_same_in_the_same_order(tmp_path, write):
-    """A worker loads the policies itself."""
     paths = [_losses(tmp_path, f"r{i}", CALM[: 100 + i] + SPIKE) for i in range(4)]
     names = [str(write())]
     alone, left_out = pool.run(paths, names, {}, 1, []), []

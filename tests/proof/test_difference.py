@@ -100,7 +100,6 @@ def test_what_does_nothing_is_no_difference(diff: Diff, small: str) -> None:
 
 
 def test_the_gravest_comes_first(diff: Diff) -> None:
-    """And the order is always the same."""
     found = diff((HIGH, "gt: 8.0, clear: 4.0"), ("for: 2", "for: 2, run: calm"))
     ranks = [ORDER.index(change.effect) for change in found]
 

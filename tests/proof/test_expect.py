@@ -64,7 +64,6 @@ def test_an_expectation(keys: str, said: str | None, outcome: Callable[..., Outc
 
 
 def test_every_failure_is_told_at_its_own_line(outcome: Callable[..., Outcome]) -> None:
-    """Not only the first."""
     found = outcome(f"{STORY}  - {{never: [spike]}}\n  - {{by: 9, rule: dead}}\n")
 
     assert [where.rpartition("p.test.yaml:")[2] for where, _ in found.failures] == ["7:9", "8:9"]

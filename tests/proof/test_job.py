@@ -43,7 +43,6 @@ def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
 
 
 def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
-    """And the ones after it are gone."""
     assert list(job.kept) == [40, 50, 60]
     args = {"before_step": 55, "rng": "keep", "rewarm": {"start": 0.1, "steps": 10}}
 
@@ -73,7 +72,6 @@ def test_a_relaunch_begins_again_behind_the_checkpoint(job: FakeJob) -> None:
 
 
 def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:
-    """As the probe keeps them."""
     job.now_ns = 7
     job.command("pause", {"lease_s": 2.0}, key="k", deadline_s=1)
     assert job.paused_until == 2_000_000_007

@@ -68,7 +68,6 @@ def told(found: list[Mutant]) -> list[tuple[str, str]]:
 def test_everything_that_the_file_says_is_changed_once_each_way(
     subject: Callable[..., Subject],
 ) -> None:
-    """With the place of what was changed."""
     found = mutants(subject(EMPTY, ONLY_RULES))
 
     assert told(found) == ALL
@@ -114,7 +113,6 @@ def test_budgets_ladders_savepoints_and_runbooks_are_changed_too(
 def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
     subject: Callable[..., Subject],
 ) -> None:
-    """A file's scenarios must prove that file."""
     policy = (
         "version: supervise/v1\nmode: observe\nuse: [update_scale]\n"
         "override: {update_scale.lr_jump: {gt: 3}}\n"
@@ -126,7 +124,6 @@ def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
 
 
 def test_strong_scenarios_leave_no_survivor(write: Callable[..., Path]) -> None:
-    """Each of eleven mutants is noticed."""
     found = mutation_runner.run(write(STRONG, ONLY_RULES), jobs=1)
 
     assert (found.total, found.survivors) == (len(ALL), ())

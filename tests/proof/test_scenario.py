@@ -30,7 +30,6 @@ def states(outcome: Outcome) -> list[str]:
 
 
 def test_a_quiet_run_warms_up_and_nothing_else(outcome: Play) -> None:
-    """One frame is one position, counted from 0."""
     found = outcome(QUIET)
 
     assert len(found.result.states) == 60
@@ -41,7 +40,6 @@ def test_a_quiet_run_warms_up_and_nothing_else(outcome: Play) -> None:
 
 
 def test_actions_are_performed_and_verified(outcome: Play) -> None:
-    """The whole way: incident, runbook, probation, recovered."""
     found = outcome(SPIKE)
 
     assert found.result.intents() == [(30, "snapshot"), (30, "lr_scale")]
@@ -77,7 +75,6 @@ def test_an_action_takes_its_time(outcome: Play) -> None:
 
 
 def test_an_action_that_fails_is_answered(outcome: Play) -> None:
-    """`calm` has no plan for it: hold."""
     found = outcome(SPIKE + "inject: [{at: 0, fail_action: lr_scale}]\n")
 
     assert found.result.states[-1] == "holding"
@@ -173,7 +170,6 @@ rules: [{id: stuck, when: still, sev: SEV0}]
 
 
 def test_another_process_starts_from_nothing(outcome: Play) -> None:
-    """What was a baseline is forgotten."""
     policy = """\
 version: supervise/v1
 detectors: {z: {kind: robust_z, metric: train_loss_raw, gt: 6.0, window: 32, min: 16, freeze: 16}}
@@ -187,7 +183,6 @@ rules: [{id: odd, when: z, sev: SEV2}]
 
 
 def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
-    """In-process actions are refused when there are two."""
     two = outcome(SPIKE + "ranks: 2\n")
     silent = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1}]\n")
     back = outcome(SPIKE + "ranks: 2\ninject: [{at: 10, silent_rank: 1, for: 20}]\n")
@@ -199,7 +194,6 @@ def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
 
 
 def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
-    """Nothing is played after the end."""
     found = outcome(
         QUIET + "inject: [{at: 20, step: 500}, {at: 30, notice: no-probe}, {at: 40, exit: 3}]\n"
     )

@@ -12,10 +12,8 @@ from supervise.backtest.score import (
     SLACK,
     Label,
     poisson_interval,
-    read_labels,
     score,
 )
-from supervise.errors import InputError
 
 SPIKE = Label("r", 100, 110, "loss_spike_recovered")
 
@@ -100,7 +98,6 @@ def test_some_trouble_must_be_taken_seriously(kind, severity, found):
     ],
 )
 def test_what_only_looks_like_trouble_is_none(kind):
-    """An alarm there is false."""
     scored = _score(_outcome([(100, "SEV1")], [(100, False)]), Label("r", 100, 100, kind))
 
     assert scored.kinds == {}
@@ -141,34 +138,8 @@ def test_a_run_that_was_stopped_for_nothing_sees_nothing_more():
 
 
 def test_a_score_of_nothing_has_no_rate():
-    """Not zero."""
     line = score("p", [], []).line()
 
     assert line["false_action_rate"]["per_10k"] is None
     assert line["delay"] == {"median": None, "p90": None}
     assert math.isnan(score("p", [], []).rate(0)[0])
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("run,step\nr,1\n", r"l\.csv:1: labels need the columns kind, step_end, step_start"),
-        ("run,step_start,step_end,kind\nr,9,1,nan\n", r"l\.csv:2: ends before it starts"),
-        (
-            "run,step_start,step_end,kind\nr,x,1,nan\n",
-            r"l\.csv:2: step_start 'x' is not a whole number",
-        ),
-        ("run,step_start,step_end,kind\nr,1\n", r"l\.csv:2: "),
-        ("", r"l\.csv:1: labels need"),
-        (None, r"l\.csv: cannot be read"),
-    ],
-)
-def test_broken_labels_are_one_sentence(tmp_path, text, says):
-    """With the line."""
-    path = tmp_path / "l.csv"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(InputError, match=says) as caught:
-        read_labels(path)
-
-    assert "\n" not in str(caught.value)

@@ -34,7 +34,6 @@ def test_a_series_is_its_samples(text: str, wanted: list[float | None]) -> None:
 
 
 def test_nan_is_a_sample_and_absent_is_none() -> None:
-    """They are never the same thing."""
     nan, absent = samples("nan _")
 
     assert nan is not None

@@ -22,7 +22,6 @@ def _named(*paths):
 
 
 def test_files_are_called_by_what_tells_them_apart(tmp_path):
-    """Their common folder is left out."""
     _make(tmp_path, "a/metrics.csv", "b/metrics.csv")
 
     assert _named(tmp_path / "a/metrics.csv", tmp_path / "b/metrics.csv") == [
@@ -40,7 +39,6 @@ def test_a_collection_with_labels_has_names_of_its_own(tmp_path):
 
 
 def test_a_folder_is_searched_once_and_links_are_not_followed(tmp_path):
-    """W&B's `latest-run` is a link to its neighbour."""
     _make(tmp_path, "run-1/a.csv", "run-1/notes.txt", ".cache/b.csv")
     (tmp_path / "latest-run").symlink_to(tmp_path / "run-1")
 
@@ -50,7 +48,6 @@ def test_a_folder_is_searched_once_and_links_are_not_followed(tmp_path):
 
 
 def test_a_folder_of_events_is_a_run_and_so_are_those_in_it(tmp_path, event_file):
-    """As TensorBoard shows them."""
     pytest.importorskip("tensorboard")
     event_file([("loss", 1, 2.0)], tmp_path / "exp")
     event_file([("loss", 1, 2.0)], tmp_path / "exp" / "eval")
@@ -60,7 +57,6 @@ def test_a_folder_of_events_is_a_run_and_so_are_those_in_it(tmp_path, event_file
 
 
 def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path):
-    """With the path, and what would do."""
     with pytest.raises(InputError, match="no such file or directory"):
         sources([tmp_path / "none"])
     with pytest.raises(InputError, match="holds no recording") as caught:

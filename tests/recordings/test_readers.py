@@ -42,7 +42,6 @@ def test_csv(tmp_path, name):
     ],
 )
 def test_a_broken_csv_is_one_sentence(tmp_path, name, content, says):
-    """Whatever gzip and the decoder raise."""
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -85,7 +84,6 @@ def test_tensorboard(event_file):
 
 @pytest.mark.parametrize("content", [b"nothing of the kind, but long enough", b"\x00" * 64])
 def test_a_broken_event_file_is_one_sentence(tmp_path, content):
-    """What TensorBoard itself passes over in silence."""
     pytest.importorskip("tensorboard")
     (tmp_path / "events.out.tfevents.1.host").write_bytes(content)
     with pytest.raises(InputError, match="is no event file") as caught:
@@ -157,7 +155,6 @@ def test_a_broken_offline_run_is_one_sentence(offline_file, tmp_path):
 def test_a_missing_package_is_named_with_the_way_to_get_it(
     monkeypatch, tmp_path, reader, name, package
 ):
-    """One clear sentence, not a stack of imports."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=f"needs the package '{package.split('.')[0]}'") as caught:
         reader.read(tmp_path / name)

@@ -153,7 +153,6 @@ def test_rows_with_a_step_alone_are_nan_where_there_always_was_a_value():
     ],
 )
 def test_a_broken_table_is_one_sentence(columns, row, says):
-    """With the line, where there are lines."""
     with pytest.raises(InputError) as caught:
         _read(columns, row)
 
