@@ -114,9 +114,7 @@ def _stall(case: Case, stall: int, limit: float | None) -> None:
     job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:{stall}", exit=4)
     case.patience_s = 120 + stall
     case.start("--policy", _limited(case, limit), job=job)
-    case.ends(4, done=None)
-    case.clean()
-    case.readable()
+    case.fine(4, done=None)
     stops = [r for r in case.records("intent") if r["data"]["action"]["verb"] == "stop"]
     done = [r["reason"] for r in case.records("commit") if "stop" in r["reason"]]
     assert case.text("result") and not done, f"{len(stops)} stops asked for, done: {done}"
@@ -137,19 +135,13 @@ for _stall_s in STALLS:
     _enter(_stall_s, short=True)
 
 
-def _hang(case: Case, limit: float | None, patience_s: float) -> None:
-    job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:ever")
-    case.patience_s = patience_s
-    case.start("--policy", _limited(case, limit), job=job)
-    case.ends(78, done=None)
-    case.clean()
-    case.readable()
-
-
 @scenario("liveness", seeds=2, idle=True)
 def hang_is_stopped_as_shipped(case: Case) -> None:
-    """The same, with the limit as shipped."""
-    _hang(case, None, 280)
+    """A job that stays hung is stopped, with the limit as shipped."""
+    job = case.train(BEFORE + AFTER, sleep=EVERY_S, stall=f"{BEFORE}:ever")
+    case.patience_s = 280
+    case.start("--policy", _limited(case, None), job=job)
+    case.fine(78, done=None)
 
 
 @scenario("liveness", seeds=2)

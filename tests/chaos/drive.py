@@ -5,8 +5,9 @@
 Every scenario starts a real `supervise` on a real job, and insists: the exit code is the job's; the
 job came to the end that it comes to without us; we end soon after it; nothing of ours is left; the
 records can be read. It runs with seeds 0, 1, ... as often as its row says; `--seed` picks one. Two
-run at a time; those that mostly wait run beside them, more at once. At the end: the table of areas,
-and for every failure its reason and the command that repeats it. Exit code 1: something failed.
+run at a time; those that mostly wait run beside them, more at once. At the end: for
+every failure its reason and the command that repeats it, and a line for each area. Exit code 1:
+something failed.
 
 What cannot be done here (mounting without rights) is skipped and counted as such.
 """
@@ -87,46 +88,35 @@ def judge(scenario: Scenario, seed: int) -> Outcome:
     return Outcome(scenario, seed, how, why, time.monotonic() - began)
 
 
-def show(outcome: Outcome, lock: threading.Lock) -> Outcome:
-    """Print one line, and for a failure what it was."""
-    scenario, seed, how, why, seconds = outcome
-    with lock:
-        print(f"{how:8}{seconds:6.1f} s  {scenario.area}: {scenario.name} {seed}", flush=True)
-        if why:
-            print(f"          {' '.join(why.split())[:600]}", flush=True)
-    return outcome
-
-
 def rounds(pairs: Iterable[tuple[Scenario, int]], at_once: int, idle: int) -> list[Outcome]:
-    """Run all of it; those that mostly wait beside the others."""
-    lock, pairs = threading.Lock(), list(pairs)
+    """Run all of it, a line for each; those that mostly wait beside the others."""
+    lock = threading.Lock()
+
+    def run(scenario: Scenario, seed: int) -> Outcome:
+        outcome = judge(scenario, seed)
+        with lock:
+            seconds = f"{outcome.seconds:6.1f} s"
+            print(f"{outcome.how:8}{seconds}  {scenario.area}: {scenario.name} {seed}", flush=True)
+        return outcome
+
     with ThreadPoolExecutor(at_once) as busy, ThreadPoolExecutor(idle) as waiting:
-        futures = [
-            (waiting if scenario.idle else busy).submit(
-                lambda scenario=scenario, seed=seed: show(judge(scenario, seed), lock)
-            )
-            for scenario, seed in pairs
-        ]
+        futures = [(waiting if s.idle else busy).submit(run, s, seed) for s, seed in pairs]
         return [future.result() for future in futures]
 
 
 def report(outcomes: list[Outcome]) -> None:
-    """Print the failures and the table."""
+    """Print the failures, the reasons of what was skipped, and a line for each area."""
     for outcome in outcomes:
         if outcome.how == "failed":
             repeat = f"--scenario {outcome.scenario.name} --seed {outcome.seed}"
             print(f"\nFAILED  {sys.executable} {sys.argv[0]} {repeat}")
             print(f"        {' '.join(outcome.why.split())[:900]}")
-    print(f"\n{'area':16}{'scenarios':>10}{'tried':>8}{'failed':>8}{'skipped':>9}")
-    counts = {area: Counter(o.how for o in outcomes if o.scenario.area == area) for area in AREAS}
-    for area, count in counts.items():
-        names = {o.scenario.name for o in outcomes if o.scenario.area == area}
-        if names:
-            cells = count.total() - count["skipped"], count["failed"], count["skipped"]
-            print(f"{area:16}{len(names):10}{cells[0]:8}{cells[1]:8}{cells[2]:9}")
-    total, names = Counter(o.how for o in outcomes), {o.scenario.name for o in outcomes}
-    cells = total.total() - total["skipped"], total["failed"], total["skipped"]
-    print(f"{'all':16}{len(names):10}{cells[0]:8}{cells[1]:8}{cells[2]:9}")
+    for why in {outcome.why for outcome in outcomes if outcome.how == "skipped"}:
+        print(f"\nskipped: {why}")
+    for area in AREAS:
+        counts = Counter(o.how for o in outcomes if o.scenario.area == area)
+        if counts:
+            print(f"{area:16}", *(f"{how} {count}" for how, count in sorted(counts.items())))
 
 
 def main() -> int:

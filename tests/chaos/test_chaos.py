@@ -18,19 +18,21 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_a_short_scenario(name):
+def drive(*names: str, seed: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DRIVE), "--scenario", *names, "--seed", str(seed)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_short_scenarios():
     """The job is not harmed, its code comes out, and nothing is left behind."""
-    command = [sys.executable, str(DRIVE), "--scenario", name, "--seed", "0"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = drive(*SHORT, seed=0)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_scenario_that_fails_is_told_with_what_repeats_it():
     """Exit code 1, the reason, and the command to paste."""
-    command = [sys.executable, str(DRIVE), "--scenario", "always_fails", "--seed", "3"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = drive("always_fails", seed=3)
 
     assert done.returncode == 1
     assert "exit code 7, not 8" in done.stdout

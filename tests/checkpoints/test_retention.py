@@ -164,7 +164,7 @@ def test_half_written_copy_is_not_bad(driver):
     driver.open()
     driver.guard.start()
     with Overwriter(driver, word="torn") as job:
-        time.sleep(2.0)
+        time.sleep(1.5)
         assert job.run_until(events=0) == [] and driver.guard.poll() == []
     (last,) = job.run_until(events=1)
 

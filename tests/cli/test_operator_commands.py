@@ -19,25 +19,6 @@ from supervise.store.policies import Reloader
 from supervise.store.recorder import Recorder
 
 
-def test_a_word_arrives_once_with_its_speaker(tmp_path):
-    """ReadCursor in order, removed once taken; what is no word is dropped."""
-    post(tmp_path, "release", "anna", {}, at_ns=2)
-    post(tmp_path, "ack", "bo", {"incident": "inc-1"}, at_ns=1)
-    (tmp_path / "control" / "9-9.json").write_text("no JSON")
-    (tmp_path / "control" / "9-8.json").write_text('{"command": "lr", "operator": 3, "args": [1]}')
-    nan = '{"command": "lr", "operator": "bo", "args": {"value": NaN}}'
-    (tmp_path / "control" / "9-7.json").write_text(nan)
-    words = ControlInbox(tmp_path, lambda: 7)
-
-    told = words.poll()
-    assert [(t.command, t.operator, t.args) for t in told] == [
-        ("ack", "bo", {"incident": "inc-1"}),
-        ("release", "anna", {}),
-    ]
-    assert words.poll() == []
-    assert not list((tmp_path / "control").iterdir())
-
-
 def test_a_word_survives_a_supervisor_that_dies_with_it(tmp_path):
     """It stays until it is in the journal; what is there already is not taken again."""
     post(tmp_path, "approve", "anna", {"key": "1-1"}, at_ns=1)

@@ -116,16 +116,6 @@ def test_nothing_stops_at_the_first_file(supervise, files):
     assert said["runbooks/mine.yaml", 5]["hint"] == "did you mean 'verify'?"
 
 
-def test_a_wrong_test_file_is_found_where_it_is_wrong(supervise, files):
-    _, out, _ = supervise("policy", "check", "tests/nano.yaml")
-
-    assert "5:13: 'one': series has series of different lengths" in out
-    assert "6:28: no rule 'loss_spike.coupld' (did you mean 'loss_spike.coupled'?)" in out
-    assert "6:66: no verb 'rolback' (did you mean 'rollback'?)" in out
-    assert "6:86: no rule, verb, severity or state 'SEV9'" in out
-    assert "7:35: there is no verb 'paus' (did you mean 'pause'?)" in out
-
-
 def test_warnings_are_allowed_unless_strict(supervise, files):
     code, out, _ = supervise("policy", "check", "odd.yaml")
     assert code == 0

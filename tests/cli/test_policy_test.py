@@ -127,21 +127,6 @@ def test_a_policy_is_tested_with_its_packs(supervise, files):
     assert out.splitlines()[-1].startswith("all: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (TESTS.replace("spike, acting", "spiek"), "tests/p.yaml:12:23: no rule, verb"),
-        (TESTS.replace("2x40", "2y40"), "tests/p.yaml:11:31: tests[1].series"),
-    ],
-)
-def test_a_wrong_test_file_is_exit_65(text, said, supervise, files):
-    (files / "tests" / "p.yaml").write_text(text, "utf-8")
-    code, out, err = supervise("policy", "test", "tests/p.yaml")
-
-    assert (code, out) == (65, "")
-    assert said in err
-
-
 @pytest.mark.slow
 def test_a_real_process_hunts_with_several(supervise, files):
     """Workers import the main module again; that must not start the command in them."""

@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -35,19 +34,6 @@ def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
     assert first.startswith("NONDETERMINISM at record ")
     assert '"severity": "SEV0"' in recorded_
     assert '"severity": "SEV1"' in replayed
-
-
-def test_a_killed_run_can_be_replayed(supervise, recorded):
-    """It died after the job's end was seen and before it was judged: no difference."""
-    run = recorded(end=None)
-    (segment,) = run.journal_path.iterdir()
-    lines = run.audit_path.read_bytes().splitlines(keepends=True)
-    last = json.loads(lines[-1][65:])["event"]
-    judged = [line for line in lines if json.loads(line[65:]).get("event") != last]
-    run.audit_path.write_bytes(b"".join(judged) + lines[len(judged)][:-9])
-    segment.write_bytes(segment.read_bytes() + b"half an event")
-
-    assert supervise("replay", run.path)[0] == 0
 
 
 def test_a_journal_that_lost_its_end_is_called_incomplete(supervise, recorded):

@@ -137,24 +137,6 @@ def test_after_seven_days_it_is_dropped_on_record(hook, environ, kept):
     assert len(hook.requests) == 1
 
 
-def test_two_that_flush_at_once_send_no_page_twice(hook, environ, kept):
-    """The first pages of both are under way at the same time."""
-    both = threading.Barrier(2)
-    first = iter([both.wait] * 2)
-    hook.before = lambda: next(first, lambda: None)()
-    kept(*"abcdefgh")
-    came: list[str] = []
-    threads = [threading.Thread(target=lambda: came.extend(flush(environ))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert came == ["delivered"] * 8
-    assert len({headers["webhook-id"] for _, headers, _ in hook.requests}) == 8
-    assert len(hook.requests) == 8
-
-
 def test_the_claim_of_a_process_that_died_is_released(hook, environ, kept, outbox):
     """While it lives nobody else sends its page; afterwards it is sent under the same id."""
     arrived = threading.Event()

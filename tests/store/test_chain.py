@@ -50,15 +50,14 @@ def test_a_log_as_written_is_good(tmp_path):
     assert json.loads(lines[0][65:])["prev"] == genesis(RUN)
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_flipping_any_byte_names_the_record(tmp_path, mask):
+def test_flipping_any_byte_names_the_record(tmp_path):
     """Digest, space, json or line end: whichever byte changes, its record is named."""
     lines = log()
     whole = b"".join(lines)
     owner = [seq for seq, line in enumerate(lines) for _ in line]
 
     for at in range(len(whole)):
-        report = check(tmp_path, whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+        report = check(tmp_path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
 
         last = at == len(whole) - 1  # without its line end the log is torn, not tampered
         assert (report.status, report.bad_seq) == (
@@ -171,6 +170,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(data=st.dictionaries(st.text(), JSON, max_size=4), reason=st.text())
 def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
     """Non-finite numbers, lone surrogates, line ends: the bytes are one line of strict JSON."""

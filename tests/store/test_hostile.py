@@ -24,7 +24,6 @@ from supervise.errors import StoreError
 from supervise.checkpoints import registry
 from supervise.store import audit, journal
 from supervise.store.audit import Audit
-from supervise.store.quarantine_list import Quarantine
 from supervise.store.run_directory import RunDir
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (300 << 20),) * 2)
@@ -81,20 +80,6 @@ def test_a_journal_that_ends_in_a_hole_is_torn_there(kept):
     assert path.stat().st_size == size
 
 
-def test_a_hole_within_the_journal_is_damage(kept):
-    """A good event behind 6 GB is where no writer puts one; the other segment names the damage."""
-    path = kept.journal_path / "00000.jrn"
-    with path.open("r+b") as file:
-        (kept.journal_path / "00001.jrn").write_bytes(file.read(16))
-        file.truncate(HOLE)
-
-    out = say(kept.path, "print(told(lambda: list(journal.read(path / 'journal'))))")
-
-    assert "event 9 in" in out
-    assert "00000.jrn (byte " in out
-    assert "restore the file from a copy" in out
-
-
 @pytest.mark.parametrize(("ending", "status"), [(b"", "truncated"), (b"\n{}\n", "tampered")])
 def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
     """One line of 6 GB: without its end it is a torn tail, of which the next writer keeps 1 MB."""
@@ -123,16 +108,14 @@ def test_an_endless_line_in_the_log_takes_no_memory(kept, ending, status):
         assert "audit record 3 (byte" in out
 
 
-@pytest.mark.parametrize("name", ["run.json", "state.json", "checkpoints.json", "quarantine.json"])
+@pytest.mark.parametrize("name", ["run.json", "checkpoints.json"])
 def test_a_document_that_is_a_hole_is_named(kept, name):
     """What is larger than any of ours is not read."""
     with (kept.path / name).open("ab") as file:
         file.truncate(HOLE)
     calls = {
         "run.json": "RunDir.open(path)",
-        "state.json": "RunDir.open(path).read_json('state.json')",
         "checkpoints.json": "registry.Register(path)",
-        "quarantine.json": "Quarantine(path / 'quarantine.json').read()",
     }
 
     out = say(kept.path, f"print(told(lambda: {calls[name]}))")

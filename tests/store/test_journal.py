@@ -56,7 +56,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=st.lists(EVENTS, max_size=10), segment_bytes=st.sampled_from([1, 300, 1 << 20]))
 def test_every_event_comes_back_as_it_was(tmp_path_factory, events, segment_bytes):
     """Same events, same order, numbered from 0, however many segments they take."""
@@ -103,7 +103,7 @@ def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
     whole = segment.read_bytes()
     size = (len(whole) - 16) // len(STEPS)
 
-    for cut in range(16, len(whole)):
+    for cut in range(16, len(whole), 3):
         for tail in (b"", bytes(50)):
             segment.write_bytes(whole[:cut] + tail)
             good = (cut - 16) // size
@@ -116,8 +116,7 @@ def test_a_journal_cut_anywhere_ends_at_its_last_whole_event(tmp_path):
         assert [event for _, event in read(tmp_path / "j")][len(events) :] == [Exited(1, 0)]
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path, mask):
+def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path):
     """Only the last event may be taken for a torn tail; nothing wrong is ever returned."""
     write(tmp_path / "j", STEPS)
     segment = tmp_path / "j" / "00000.jrn"
@@ -125,7 +124,7 @@ def test_damage_before_the_tail_is_an_error_that_names_the_event(tmp_path, mask)
     size = (len(whole) - 16) // len(STEPS)
 
     for at in range(16, len(whole)):
-        segment.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+        segment.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         bad = (at - 16) // size
         seen = []
         if bad == len(STEPS) - 1:
