@@ -24,6 +24,7 @@ from supervise.core.model.events import (
     OperatorCommand,
     Tick,
 )
+from supervise.core.model.interfaces import Detector
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Policy, Rule, Runbook
 from supervise.detectors.threshold import Threshold
 
@@ -90,6 +91,14 @@ def runbook_of(name: str, *steps: Action, **more: Any) -> Runbook:
         for step in steps
     )
     return Runbook(name, steps, tuple(verbs), **more)
+
+
+def one_rule(
+    detector: Detector, severity: str, runbook: str | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return what makes a policy of one rule, `only`, that fires when the detector does."""
+    rules = (rule_on(("only",), "only", severity, runbook, **more),)
+    return {"detectors": {"only": detector}, "rules": rules, "inhibit": ()}
 
 
 @dataclass
@@ -227,8 +236,9 @@ def tell() -> Callable[..., Story]:
     return begin
 
 
-def save(story: Story, name: str, step: int, ok: bool = True) -> None:
-    data = {"id": name, "step": step, "attempt": story.attempt, "path": f"/c/{name}", "ok": ok}
+def save(story: Story, name: str, step: int, ok: bool = True, attempt: int | None = None) -> None:
+    attempt = story.attempt if attempt is None else attempt
+    data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": ok}
     story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 
 

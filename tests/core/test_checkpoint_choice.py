@@ -14,11 +14,6 @@ from .conftest import Verify, good, messages, runbook_of, save
 ACTION = "inc-1/1/0-relaunch"
 
 
-def told(story, name, step, ok=True, attempt=0):
-    data = {"id": name, "step": step, "attempt": attempt, "path": f"/{name}.pt", "ok": ok}
-    story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
-
-
 def choose(story):
     story.send(Notice(story.at_ns, "checkpoint-choice", "what it left was looked at"))
     return [d.data["action"]["args"]["checkpoint"] for d in story.kinds("note", "replanned")]
@@ -39,7 +34,7 @@ def stopping(tell):
             **changes,
             healthy=60,
         )
-        told(story, "a", 19)
+        save(story, "a", 19)
         story.frames(8.0)
         return story
 
@@ -57,7 +52,7 @@ def stopped(stopping):
 def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     """On record, under the same action; its effect is looked for behind the newer one."""
     story = stopped
-    told(story, "b", 39)
+    save(story, "b", 39)
 
     assert choose(story) == ["b"]
     (note,) = story.kinds("note", "replanned")
@@ -80,7 +75,7 @@ def test_what_people_approved_is_what_is_done(stopping):
     story.say("approve", id="ask-1")
     assert story.actions()[-1].endswith("relaunch")
     story.send(Exited(story.at_ns, -2))
-    told(story, "b", 39)
+    save(story, "b", 39)
 
     assert choose(story) == []
 
@@ -148,13 +143,13 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     evidence(story)
     story.frames(8.0, times=30)
     assert story.state.machine != "holding"
-    told(story, "near", 55)
-    told(story, "after", 70)
-    told(story, "bad", 39, ok=False)
+    save(story, "near", 55)
+    save(story, "after", 70)
+    save(story, "bad", 39, ok=False)
     assert story.actions() == [FIRST]
-    told(story, "a", 39)
+    save(story, "a", 39)
     story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
-    told(story, "b", 45)
+    save(story, "b", 45)
 
     assert story.actions() == [FIRST, "inc-1/2/0-snapshot", AGAIN]
     assert story.state.incident.run.intent.args["checkpoint"] == "a"
@@ -174,7 +169,7 @@ def test_a_trouble_that_is_over_is_not_answered_late(refused):
     evidence(story)
     story.frames(2.0, times=3)
     assert story.state.incident is not None
-    told(story, "a", 39)
+    save(story, "a", 39)
 
     assert story.actions() == [FIRST]
 
@@ -191,7 +186,7 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
         assert "tried again" not in messages(story)[0]["next"]
         evidence(story)
         if "portable" not in story.state.job.unavailable:
-            told(story, "a", 0)
+            save(story, "a", 0)
         assert story.actions() == [FIRST]
 
 
@@ -201,10 +196,10 @@ def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
         story.send(Exited(story.at_ns, -9))
         assert story.actions() == [FIRST]
         if not late:
-            told(story, "a", 39)
+            save(story, "a", 39)
         evidence(story)
         if late:
-            told(story, "a", 39)
+            save(story, "a", 39)
 
         assert (story.actions() == [FIRST]) == late
         assert story.state.job.over == late

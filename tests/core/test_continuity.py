@@ -9,7 +9,7 @@ from supervise.actions.rollback import Rollback
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 
-from .conftest import Verify
+from .conftest import Verify, good, messages, save
 
 NAN = float("nan")
 NAMES = ("train_loss_raw", "grad_global_norm", "learning_rate", "learning_rate_scheduled")
@@ -34,8 +34,7 @@ def back(tell):
         }
         story = tell(answer=answer, names=NAMES, **changes)
         steps(story, 2.0, 60)
-        data = {"id": "a", "step": 40, "attempt": 0, "path": "/c/a", "ok": True}
-        story.send(Notice(story.at_ns, "checkpoint", "a was verified", data=data))
+        save(story, "a", 40)
         steps(story, 8.0, 1)
         (action_id,) = story.actions()
         story.attempt, story.step = 1, 40
@@ -99,8 +98,7 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(back, action, told, hold
         "step 41 was made again" for _ in range(not holds)
     ]
     assert story.state.machine == ("probation" if holds else "holding")
-    messages = [d.data["message"] for d in story.kinds("notify_intent")]
-    news = [m["severity"] for m in messages if m["title"] == "step 41 was made again"]
+    news = [m["severity"] for m in messages(story) if m["title"] == "step 41 was made again"]
     assert news == ["SEV2"] * bool(told)
 
 
@@ -125,19 +123,14 @@ def test_a_first_loss_far_above_the_band_is_a_launch_that_began_anew(back, actio
     steps(story, 2.0, 1)
     compared(story, **{"proof": "not judged", **told})
     steps(story, 2.0, 1)
-    data = {"id": "b", "step": 41, "attempt": 1, "path": "/c/b", "ok": True}
-    story.send(Notice(story.at_ns, "checkpoint", "b was verified", data=data))
+    save(story, "b", 41)
 
     assert story.state.checkpoints.wrong_checkpoint is anew
     assert (story.state.checkpoints.suspects() == {"b"}) is anew
     assert [d.reason.split("; ")[0] for d in story.kinds("verify", "failed")] == [
         "step 41 was made again" for _ in range(anew)
     ]
-    (message,) = (
-        d.data["message"]
-        for d in story.kinds("notify_intent")
-        if d.data["message"]["title"].startswith("step 41")
-    )
+    (message,) = (each for each in messages(story) if each["title"].startswith("step 41"))
     assert (message["severity"], "it did not load all of its checkpoint" in message["title"]) == (
         ("SEV1", True) if anew else ("SEV2", False)
     )
@@ -162,36 +155,27 @@ def test_a_job_that_begins_anew_has_not_recovered(back):
 
     assert [d.reason for d in story.kinds("verify", "failed")] == [REFUSED]
     assert story.state.machine == "holding"
-    message = next(
-        d.data["message"]
-        for d in story.kinds("notify_intent")
-        if d.data["message"]["title"] == REFUSED
-    )
+    message = next(message for message in messages(story) if message["title"] == REFUSED)
     assert message["severity"] == "SEV1"
 
 
 def test_what_a_job_that_began_anew_saves_is_suspect(back):
     """Of this launch only, before and after the notice, whoever verifies; a person may take it."""
     story = back(RELAUNCH, "relaunch")
-
-    def saved(name, step, attempt):
-        data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": True}
-        story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
-
     steps(story, 2.0, 21)
     assert story.state.machine == "probation"
-    saved("b", 45, 1)
+    save(story, "b", 45, attempt=1)
     story.send(Notice(story.at_ns, "resume-refused", REFUSED, 0, 0, {"path": "/c/a"}))
     steps(story, 2.0, 60)
     assert story.state.incident is None
-    saved("c", 90, 1)
-    saved("d", 95, 2)  # after a rollback
+    save(story, "c", 90, attempt=1)
+    save(story, "d", 95, attempt=2)  # after a rollback
     known = story.state.copy().checkpoints
 
     assert known.suspects() == {"b", "c", "d"}
     assert [c.id for c in known.good()] == ["a"]
     story.send(Exited(story.at_ns, 0))
     story.send(Launched(story.at_ns, 3, 3))
-    saved("e", 99, 2)
-    saved("f", 45, 3)
-    assert [c.id for c in story.state.checkpoints.good()] == ["a", "f"]
+    save(story, "e", 99, attempt=2)
+    save(story, "f", 45, attempt=3)
+    assert good(story) == ["a", "f"]

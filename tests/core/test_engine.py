@@ -18,6 +18,8 @@ from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
+from .conftest import one_rule
+
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
     story = tell(healthy=100)
@@ -153,11 +155,7 @@ def test_a_metric_that_is_sampled_does_not_go_missing_between_samples(tell):
 def test_a_metric_that_becomes_rarer_is_not_missing(tell):
     """A collector may stretch its interval while a detector still gathers its samples."""
     story = tell(
-        detectors={"z": RobustZ("train_loss_raw", gt=6.0)},
-        rules=(Rule("far", lambda codes: codes[0], "z", ("z",), "SEV2"),),
-        runbooks={},
-        inhibit=(),
-        blind_after_steps=30,
+        **one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV2"), runbooks={}, blind_after_steps=30
     )
     story.frames(2.0, times=4)
     for _ in range(10):
@@ -168,7 +166,7 @@ def test_a_metric_that_becomes_rarer_is_not_missing(tell):
     assert story.kinds("blind") == []
     story.frames(None, times=40)
     story.tick()
-    assert [d.rule for d in story.kinds("blind")] == ["far"]
+    assert [d.rule for d in story.kinds("blind")] == ["only"]
 
 
 def test_a_metric_that_never_existed_makes_its_rule_inactive(tell):
@@ -202,9 +200,7 @@ def test_a_job_that_ends_closes_everything(tell):
 
 def test_a_new_baseline_is_no_recovery(tell):
     """A level that stays up becomes the baseline; its incident ends late, and not as recovered."""
-    detectors = {"z": RobustZ(metric="train_loss_raw", gt=6.0)}
-    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV2"),)
-    story = tell(detectors=detectors, rules=rules)
+    story = tell(**one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV2"))
     story.frames(2.0, 2.1, 1.9, times=60)
     story.frames(5.0, 5.1, 4.9, times=60)
     assert len(story.kinds("rebaseline")) == 1
@@ -300,9 +296,7 @@ def test_ranks_without_rank_0_have_a_pace(tell):
 
 def test_a_long_warm_up_is_not_blindness(tell):
     """Six seconds a step: 64 samples take longer than the limit, and nothing went missing."""
-    detectors = {"z": RobustZ(metric="train_loss_raw", gt=6.0)}
-    rules = (Rule("up", lambda codes: codes[0], "z", ("z",), "SEV1"),)
-    story = tell(detectors=detectors, rules=rules)
+    story = tell(**one_rule(RobustZ("train_loss_raw", gt=6.0), "SEV1"))
     for _ in range(60):
         story.frames(2.0)
         story.tick(6)

@@ -17,9 +17,9 @@ from supervise.actions.skip_step import SkipStep
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.core.model.events import Finished, OperatorCommand
-from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
+from supervise.core.model.policy import Budget, Inhibit, Ladder
 
-from .conftest import Verify, above, rule_on
+from .conftest import Verify, above, one_rule, runbook_of
 
 # ── F actions ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -39,16 +39,11 @@ ALL_STEPS = [
 
 
 def mending(name):
-    verbs = tuple(type(step).__module__.rpartition(".")[2] for step in BOOKS[name])
-    verbs = tuple("verify" if verb.endswith("conftest") else verb for verb in verbs)
-    detectors = {"high": above("train_loss_raw", 5.0)}
     return {
-        "detectors": detectors,
-        "rules": (rule_on(detectors, "high", "SEV1", name),),
-        "runbooks": {name: Runbook(name, BOOKS[name], verbs)},
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", name),
+        "runbooks": {name: runbook_of(name, *BOOKS[name])},
         "ladder": Ladder((name, "hold")),
         "budgets": {"all": Budget(9), "rollback": Budget(9), "lr_scale": Budget(9)},
-        "inhibit": (),
     }
 
 
@@ -177,6 +172,3 @@ def test_a_mute_by_state_ends_with_the_state(tell):
 
     assert story.state.machine == "suspect"
     assert story.state.incident.rules == ["grad"]
-
-
-# ── S cascades ────────────────────────────────────────────────────────────────────────────────────

@@ -6,13 +6,11 @@ import pytest
 
 from supervise.core.model.decisions import SEVERITIES
 from supervise.core.model.events import Announced, Beat, Notice, Tick
-from supervise.core.model.policy import Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
-from supervise.detectors.threshold import Threshold
 
-from .conftest import NAMES, NAN, Reach, above, index_of, messages, rule_on
+from .conftest import NAMES, NAN, Reach, above, messages, one_rule, rule_on, runbook_of
 
 # ── A storm ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -41,8 +39,7 @@ def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(te
 
 def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
     """It is one incident, and a few records in a hundred steps, however often it would change."""
-    rules = (rule_on({"cap": None}, "cap", "SEV2"),)
-    story = tell(detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=rules, healthy=20)
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2"), healthy=20)
     story.frames(*[4.9, 5.1] * 500)
     records = [*story.kinds("rule"), *story.kinds("incident")]
     story.frames(2.0, times=600)
@@ -62,9 +59,7 @@ def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
 @pytest.mark.parametrize("frames", [1, 3])
 def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
     """`for: 4` with samples missing in the middle fires on the fourth bad one that was seen."""
-    detectors = {"high": above("train_loss_raw", 5.0)}
-    rules = (rule_on(detectors, "high", "SEV2", for_steps=4),)
-    story = tell(detectors=detectors, rules=rules, healthy=20)
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2", for_steps=4), healthy=20)
     story.frames(8.0, 8.0)
     story.frames(hole, times=frames)
     story.frames(8.0)
@@ -96,9 +91,7 @@ def test_a_hole_is_no_recovery_while_it_is_verified(tell):
 
 def test_a_silent_rank_is_a_stall_of_its_own(tell):
     """Rank 3 of 4 stops sending: its clock fires, and names the rank."""
-    detectors = {"stalled": Absence(signal="step", after={"min": 30.0})}
-    rules = (rule_on(detectors, "stalled", "SEV1"),)
-    story = tell(detectors=detectors, rules=rules)
+    story = tell(**one_rule(Absence(signal="step", after={"min": 30.0}), "SEV1"))
     for rank in range(1, 4):
         story.send(Announced(0, rank, 4, rank + 1, story.names))
     for step in range(80):
@@ -109,9 +102,6 @@ def test_a_silent_rank_is_a_stall_of_its_own(tell):
         story.send(Tick(story.at_ns, beats))
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [3]
-
-
-# ── D contamination ───────────────────────────────────────────────────────────────────────────────
 
 
 # ── E clocks ──────────────────────────────────────────────────────────────────────────────────────
@@ -130,8 +120,7 @@ def test_a_clock_that_goes_back_gives_no_decision(tell):
 
 def test_a_suspended_machine_is_no_stall(tell):
     """Ten hours between two ticks, and a notice that it slept: the deadline begins anew."""
-    detectors = {"stalled": Absence(signal="step", after={"min": 120.0})}
-    story = tell(detectors=detectors, rules=(rule_on(detectors, "stalled", "SEV0"),), healthy=30)
+    story = tell(**one_rule(Absence(signal="step", after={"min": 120.0}), "SEV0"), healthy=30)
     story.at_ns += 36_000 * 10**9
     story.send(Notice(story.at_ns, "suspended", "the machine slept for 10 hours"))
     story.send(Tick(story.at_ns, (Beat(0, story.at_ns, "step"),)))
@@ -160,18 +149,9 @@ def test_step_ids_that_jump_are_survived(tell, jump):
     assert not story.kinds("incident")
 
 
-# ── T blindness ───────────────────────────────────────────────────────────────────────────────────
-
-
-def alone(severity: str, runbook: str | None = None) -> tuple[Rule, ...]:
-    return (Rule("cap", index_of("cap", ["cap"]), "cap", ("cap",), severity, runbook),)
-
-
 def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     """What fires without a change for as long as it takes to flap is no noise."""
-    story = tell(
-        detectors={"cap": Threshold("train_loss_raw", gt=5.0)}, rules=alone("SEV2"), healthy=20
-    )
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2"), healthy=20)
     story.frames(*[4.9, 5.1] * 100)
     before = len(story.kinds("notify_intent"))
     story.frames(6.0, times=900)
@@ -182,14 +162,12 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
     assert not story.state.rules.flapping
 
 
-def two_ranks(story):
-    story.send(Announced(story.at_ns, 1, 2, 2, NAMES))
-    return story
-
-
 def test_one_trouble_seen_by_two_ranks_is_answered_once(tell):
     """The other rank's firing neither climbs the ladder nor runs the runbook again."""
-    story = two_ranks(tell(runbooks=only_reach(), rules=spike(50)))
+    books = {"soften": runbook_of("soften", Reach())}
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", "soften", cooldown_steps=50)
+    story = tell(runbooks=books, **rule)
+    story.send(Announced(story.at_ns, 1, 2, 2, NAMES))
     story.frames(2.0, times=20)
     story.rank(1, *[2.0] * 20)
     story.frames(8.0)
@@ -198,13 +176,3 @@ def test_one_trouble_seen_by_two_ranks_is_answered_once(tell):
     assert len(story.actions()) == 1
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["answered"]
     assert story.state.machine != "holding"
-
-
-def spike(cooldown: int) -> tuple[Rule, ...]:
-    when = index_of("high", ["high", "wild", "huge"])
-    return (Rule("spike", when, "high", ("high",), "SEV1", "soften", cooldown_steps=cooldown),)
-
-
-def only_reach() -> dict[str, Runbook]:
-    steps = (Reach(),)
-    return {name: Runbook(name, steps, ("reach",)) for name in ("soften", "back")}

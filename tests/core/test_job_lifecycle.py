@@ -19,7 +19,7 @@ from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import SECOND, crashing, messages, relaunched, rule_on, save
+from .conftest import SECOND, crashing, messages, one_rule, relaunched, save
 
 
 def test_a_crash_is_answered_and_the_run_goes_on(tell):
@@ -183,8 +183,7 @@ def test_a_crash_may_have_to_be_asked_for(tell):
 def test_processes_that_are_gone_are_not_silent(tell):
     """From their end to the first word of the new ones nothing is judged, whatever beats say."""
     stalled = Absence(signal="heartbeat", after={"min": 30.0})
-    rules = (rule_on({"stalled": stalled}, "stalled", "SEV0", unknown="breach"),)
-    story = crashing(tell, detectors={"stalled": stalled}, rules=rules, inhibit=())
+    story = crashing(tell, **one_rule(stalled, "SEV0", unknown="breach"))
     story.send(Exited(story.at_ns, 1))
     old, before = story.at_ns, len(story.kinds("rule", "fired"))
     story.send(Launched(story.at_ns, 2, 1))
@@ -198,13 +197,10 @@ def test_processes_that_are_gone_are_not_silent(tell):
 
 def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     """The band is the incident's; a rule without enough samples is neither blind nor a relapse."""
-    detectors = {"z": RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)}
-    rules = (rule_on(detectors, "z", "SEV1", "again"),)
+    z = RobustZ("train_loss_raw", gt=6.0, window=64, min_=48)
     story = crashing(
         tell,
-        detectors=detectors,
-        rules=rules,
-        inhibit=(),
+        **one_rule(z, "SEV1", "again"),
         probation_steps=5,
         ladder=Ladder(("again", "hold")),
     )
@@ -307,18 +303,13 @@ def test_a_start_may_be_over_before_its_relaunch_is_reported(tell):
     assert "code 2 before its first step" in story.kinds("incident", "closed")[0].reason
 
 
-STALLED = {"stalled": Absence(after={"min": 30.0})}
-
-
 @pytest.fixture
 def stuck(tell):
     """A job of 50 steps that is started again when it makes no step for 30 seconds."""
 
-    def begin(runbook="again", **changes):
+    def begin(**changes):
         made = {
-            "detectors": STALLED,
-            "rules": (rule_on(STALLED, "stalled", "SEV0", runbook),),
-            "inhibit": (),
+            **one_rule(Absence(after={"min": 30.0}), "SEV0", "again"),
             "budgets": {"restart": Budget(9), "all": Budget(99)},
             "answer": lambda key: (
                 None if {"relaunch", "stop"} & set(key.split("-")) else Finished(0, key, True)

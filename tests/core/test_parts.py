@@ -72,13 +72,7 @@ def test_a_headline_names_what_breached():
     """Metric, value, how far out and the limit; what is OK and what only couples is left out."""
     numbers = {
         "chain": {"code": "BREACH", "value": 151, "threshold": 5},
-        "u": {
-            "code": "BREACH",
-            "metric": "update_norm",
-            "value": 6.46,
-            "z": 19.2,
-            "threshold": 6.0,
-        },
+        "u": {"code": "BREACH", "metric": "update_norm", "value": 6.46, "z": 19.2, "threshold": 6},
         "l": {"code": "OK", "metric": "train_loss_raw", "value": 3.3, "z": 1.0, "threshold": 6.0},
         "n": {"code": "BREACH", "nonfinite": ["grad_global_norm"]},
     }

@@ -10,9 +10,9 @@ from supervise.actions.rollback import Rollback
 from supervise.core.analysis import spike_classifier
 from supervise.core.analysis.loss_band import median, spread
 from supervise.core.model.events import Announced, Notice, OperatorCommand
-from supervise.core.model.policy import Budget, Ladder, Planned, Rule
+from supervise.core.model.policy import Budget, Ladder, Planned
 
-from .conftest import Touch, Verify, above, index_of, messages, rule_on, runbook_of
+from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
 HOT = (8.0,) * 3
 FULL = (
@@ -62,9 +62,7 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
 
 
 def test_trouble_without_a_loss_has_no_class(tell):
-    detectors = {"wild": above("grad_global_norm", 9.0)}
-    rules = (Rule("grad", index_of("wild", detectors), "wild", ("wild",), "SEV2"),)
-    story = tell(names=("grad_global_norm",), detectors=detectors, rules=rules)
+    story = tell(names=("grad_global_norm",), **one_rule(above("grad_global_norm", 9.0), "SEV2"))
     story.rows(*[{"grad_global_norm": 1.0}] * 50, {"grad_global_norm": 99.0})
     story.rows(*[{"grad_global_norm": 1.0}] * 30)
 
@@ -214,10 +212,9 @@ def test_what_is_still_in_breach_after_the_plan_speaks(tell):
 
 
 def test_a_plan_does_not_hide_what_it_cannot_move(tell):
-    detectors = {"odd": above("batch_token_entropy", 5.0)}
-    rules = (Rule("batch", index_of("odd", detectors), "odd", ("odd",), "SEV1"),)
     plan = Planned(0, 1000, "new data mix", "either")
-    story = watch_only(tell, detectors=detectors, rules=rules, planned=(plan,))
+    rule = one_rule(above("batch_token_entropy", 5.0), "SEV1")
+    story = watch_only(tell, **rule, planned=(plan,))
     story.rows(*[row(2.0)] * 50, row(2.0, batch_token_entropy=6.0))
 
     assert story.state.incident is not None
@@ -237,14 +234,10 @@ def test_the_questions_are_asked_of_the_rank_that_breached(tell):
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):
     """The last level cannot work here, and the numbers say structural after 350 frames."""
-    book = runbook_of("mend", Rollback(), Verify())
-    rule = Rule("spike", lambda codes: codes[0], "high", ("high",), "SEV1", "mend")
     story = tell(
         names=FULL,
-        detectors={"high": above("train_loss_raw", 5.0)},
-        rules=(rule,),
-        inhibit=(),
-        runbooks={"mend": book},
+        **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
+        runbooks={"mend": runbook_of("mend", Rollback(), Verify())},
         ladder=Ladder(("mend", "hold")),
         budgets={"rollback": Budget(2)},
     )

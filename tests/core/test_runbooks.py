@@ -15,7 +15,7 @@ from supervise.core.incidents import withdrawal
 from supervise.core.model.events import Exited, Finished, Frame, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 
-from .conftest import Touch, Verify, above, messages, rule_on, runbook_of
+from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
 DETECTORS = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 
@@ -187,7 +187,6 @@ def test_nobody_is_asked_and_shadow_only_says_it(wrong):
 
 
 STEPS = (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify())
-VERBS = ("pause", "snapshot", "rollback", "resume", "verify")
 BACK = {"step": 30, "attempt": 0}
 
 
@@ -199,14 +198,11 @@ def waiting(tell):
         def answer(action):
             return None if action.endswith(verb) else Finished(0, action, True, BACK)
 
-        detectors = {"high": above("train_loss_raw", 5.0)}
         return tell(
             answer=answer,
-            detectors=detectors,
-            inhibit=(),
+            **one_rule(above("train_loss_raw", 5.0), "SEV1", "mend"),
             ladder=Ladder(("mend", "hold")),
-            rules=(rule_on(detectors, "high", "SEV1", "mend"),),
-            runbooks={"mend": Runbook("mend", STEPS, VERBS)},
+            runbooks={"mend": runbook_of("mend", *STEPS)},
             budgets={"all": Budget(9), "rollback": Budget(9)},
             healthy=50,
             then=8.0,

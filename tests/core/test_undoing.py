@@ -9,9 +9,8 @@ from supervise.actions.rollback import Rollback
 from supervise.actions.undo import Undo
 from supervise.core.model.events import Finished, Notice
 from supervise.core.model.policy import Budget, Ladder
-from supervise.detectors.threshold import Threshold
 
-from .conftest import Touch, Verify, above, rule_on, runbook_of
+from .conftest import Touch, Verify, above, one_rule, rule_on, runbook_of
 
 
 def easing(tell, **changes):
@@ -100,13 +99,8 @@ def refusing(tell, **changes):
         "mend": runbook_of("mend", Rollback(), Verify(), if_refused="back"),
         "back": runbook_of("back", Touch(), Verify(), if_refused="mend"),
     }
-    detectors = {"high": above("train_loss_raw", 5.0)}
-    made = {
-        "runbooks": books,
-        "rules": (rule_on(detectors, "high", "SEV1", "mend"),),
-        "detectors": detectors,
-        "ladder": Ladder(("mend", "back", "hold")),
-    }
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", "mend")
+    made = {"runbooks": books, **rule, "ladder": Ladder(("mend", "back", "hold"))}
     return easing(tell, **(made | changes))
 
 
@@ -124,15 +118,13 @@ def test_what_cannot_work_here_gives_way_to_what_can(tell):
 def test_a_recovery_needs_the_update_norm_where_its_rules_read_it(tell):
     """The rule is quiet, the loss is back, the updates are three times what they were."""
     names = ("train_loss_raw", "update_norm")
-    detectors = {"wild": Threshold("update_norm", gt=9.0)}
     book = runbook_of("ease", LrScale(set=0.5), Verify(within=30, clear_for=5))
     for norm, passed in ((3.0, False), (1.2, True)):
         story = easing(
             tell,
             names=names,
-            detectors=detectors,
+            **one_rule(above("update_norm", 9.0), "SEV1", "ease"),
             runbooks={"ease": book},
-            rules=(rule_on(detectors, "wild", "SEV1", "ease"),),
             ladder=Ladder(("ease", "hold")),
         )
         story.rows({"train_loss_raw": 2.0, "update_norm": 20.0})

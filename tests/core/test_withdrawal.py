@@ -14,7 +14,7 @@ from supervise.core.model.events import Beat, Finished, Frame, Tick
 from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.detectors.absence import Absence
 
-from .conftest import SECOND, Story, Touch, Verify, rule_on, runbook_of
+from .conftest import SECOND, Story, Touch, Verify, one_rule, rule_on, runbook_of
 
 IDLE_S = 10  # the idle watch of `stop-and-page`
 
@@ -67,13 +67,10 @@ def stalling(tell):
     """A job under a policy that stops what stands still for `limit` seconds."""
 
     def begin(limit=120.0, **changes):
-        detectors = {"stalled": Absence(after={"min": limit})}
         book = runbook_of("end", Snapshot(), Stop(if_idle=IDLE_S))
         made = {
-            "detectors": detectors,
-            "rules": (rule_on(detectors, "stalled", "SEV0", "end"),),
+            **one_rule(Absence(after={"min": limit}), "SEV0", "end"),
             "runbooks": {**tell().policy.runbooks, "end": book},
-            "inhibit": (),
             "budgets": {"all": Budget(99)},
             "answer": answer,
         }
