@@ -168,38 +168,6 @@ def test_nothing_is_inferred_where_it_would_be_wrong(pair, name):
     assert "steps" not in job.segment().status() and job.kinds() == []
 
 
-SWITCH = (
-    MODEL
-    + UNDER_NO_GRAD.replace("range(60)", "range(50)")
-    + """
-optimizer = torch.optim.SGD(params, lr=0.1)
-for _ in range(10):
-    x, y = batch()
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    told_norm, old = norm(p.grad for p in params), [p.detach().clone() for p in params]
-    optimizer.step()
-    step_told(loss.item(), old, 6)
-finish(model)
-"""
-)
-
-
-def test_the_first_optimizer_ends_it_for_good(pair):
-    untouched = pair.bare.run(SWITCH)
-    job = pair.probed.run(SWITCH)
-    assert job.output == untouched.output and job.err == ""
-    seen = job.column("step")
-    assert seen == list(range(seen[0], 60))
-    for frame in job.frames:
-        row = job.output[frame["step"]]
-        for metric in ("train_loss_raw", "grad_global_norm", "update_norm", "tokens_per_update"):
-            assert math.isclose(frame[metric], row[metric], rel_tol=1e-5), (metric, frame, row)
-        assert ("learning_rate" in frame) == (frame["step"] >= 50)
-    assert "steps" not in job.segment().status()
-
-
 COMMANDED = (
     MODEL
     + UNDER_NO_GRAD.replace("    x, y", "    if count == 50: barrier('go')\n    x, y")

@@ -162,35 +162,6 @@ def test_a_program_that_replaces_itself_is_watched_again(pair, ranks, segments, 
     assert segments(job.folder) == [0, 1, 2, *range(8)]
 
 
-CHILDREN = (
-    TRAIN
-    + """
-import subprocess
-os.environ["SUPERVISE_PROBE"] = os.path.abspath("probe.json")
-if "child" in sys.argv:
-    train(4)
-    sys.stdin.read()
-    raise SystemExit
-train(2)
-child = subprocess.Popen(
-    [sys.executable, os.path.abspath("train.py"), "child"], stdin=subprocess.PIPE)
-train(told="told")
-child.communicate(b"")
-subprocess.run(["true"], check=True)
-subprocess.run([sys.executable, "-c", "print(end='')"], check=True)
-"""
-)
-
-
-def test_a_child_that_trains_has_a_segment_of_its_own(pair, ranks, expected):
-    job = pair.probed.run(CHILDREN)
-    mine, childs = sorted(ranks(job.folder), key=lambda each: -len(each.frames))
-    assert mine.column("step") == list(range(10)) and childs.column("step") == list(range(4))
-    assert mine.segment().pid != childs.segment().pid
-    digest, rows = json.loads((job.folder / "told").read_text())
-    assert [digest, rows] == expected and job.err == ""
-
-
 WORKERS = """
 import multiprocessing as mp, sys, time
 

@@ -16,10 +16,6 @@ def here(*_, **__):
     return 1
 
 
-class Thing:
-    value = 0
-
-
 def in_while():
     n = 0
     while n < 2:
@@ -102,13 +98,6 @@ def test_a_position_says_what_the_stack_holds(function, reachable, in_for, in_lo
         assert place.in_loop is in_loop
         if waits_for is not None:
             assert {value.name for value in place.pending} == waits_for
-
-
-def test_the_line_of_a_for_is_that_of_its_head():
-    """The reason that people read points at the `for`, not at the call inside."""
-    seen.clear()
-    in_for()
-    assert seen[0].for_line == in_for.__code__.co_firstlineno + 1
 
 
 def test_an_offset_inside_a_cache_belongs_to_its_instruction():

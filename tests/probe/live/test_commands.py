@@ -63,36 +63,6 @@ def test_the_scale_composes_with_any_schedule(probed, bare, name):
     )
 
 
-TWICE = """if step == 18: barrier("more")
-    if step == 14 and os.path.exists("more"): barrier("mid")"""
-
-
-def test_a_scale_and_a_rewarm_are_two_factors(probed):
-    """What is held outlives a rollback; set anew while the ramp rises, it is what was asked for."""
-    job = probed.start(loop(before=TWICE), savepoints=KEEP)
-    first = job.order("lr_scale", value=0.25)
-    job.reached("more")
-    back = job.send("rollback", before_step=12, rewarm={"start": 0.1, "steps": 20})
-    job.go("more")
-    job.reached("mid")
-    keys = [job.send("lr_scale", value=1.0), job.send("lr_scale", value=0.5)]
-    job.go("mid")
-    taken_back, half = (job.answer(key) for key in keys)
-    probed.wait(job)
-
-    assert first.result == {"lr_scale": 0.25, "learning_rate_before": pytest.approx(0.1)}
-    assert job.answer(back).ok
-    assert (taken_back.result["lr_scale"], half.result["lr_scale"]) == (1.0, 0.5)
-    assert half.result["lr_rewarm"] == pytest.approx(0.28)  # four steps up the ramp
-    again = [f for f in job.frames if f["attempt"] == 1]
-    for k, frame in enumerate(again):
-        ramp, held = 0.1 + 0.9 * k / 20, 0.25 if frame["step"] <= half.step else 0.5
-        assert frame["lr_rewarm"] == pytest.approx(ramp)
-        assert frame["lr_scale"] == pytest.approx(ramp * held)
-        assert frame["learning_rate"] == pytest.approx(0.1 * ramp * held)
-    assert len(again) == 19 and set(job.column("lr_rewarm")[:11]) == {None}
-
-
 @pytest.mark.parametrize(
     ("orders", "first_step", "held"),
     [

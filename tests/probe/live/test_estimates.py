@@ -4,13 +4,16 @@ import math
 
 import pytest
 
-SAMPLED = """
+THINNED = """
 model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 updates = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.updates
-for step in range(6):
+for step in range(60):
     if step == 2:
         updates.relax()
+        updates.relax()
+    if step == 40:
+        optimizer.param_groups[0]['lr'] *= 3
     optimizer.zero_grad()
     model(torch.randn(2, 256)).pow(2).mean().backward()
     old = [p.detach().clone() for p in model.parameters()]
@@ -18,24 +21,6 @@ for step in range(6):
     moved = norm(p - q for p, q in zip(model.parameters(), old))
     emit(update_norm=moved, update_to_weight=moved / norm(old))
 """
-
-
-def test_a_sampled_update_is_close_to_the_exact_one(probed):
-    job = probed.run(SAMPLED)
-    for frame, row in zip(job.frames, job.output, strict=True):
-        rel = 1e-6 if frame["step"] < 2 else 0.05
-        for metric, value in row.items():
-            assert math.isclose(frame[metric], value, rel_tol=rel)
-    assert job.segment().status()["update_to_weight"] == "sampled"
-    exact = [row["update_norm"] for row in job.output]
-    assert job.column("update_norm")[5] != pytest.approx(exact[5], rel=1e-6)
-
-
-THINNED = SAMPLED.replace("range(6)", "range(60)").replace(
-    "    if step == 2:\n        updates.relax()\n",
-    "    if step == 2:\n        updates.relax()\n        updates.relax()\n"
-    "    if step == 40:\n        optimizer.param_groups[0]['lr'] *= 3\n",
-)
 
 
 def test_a_costly_update_is_measured_in_every_fourth_step_until_something_changes(probed):

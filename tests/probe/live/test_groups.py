@@ -191,41 +191,6 @@ for step in range(6):
     emit(**row, **rates)
 """
 
-# Two ranks, one of which speaks: the gradients are those that the ranks have averaged.
-RANKS = (
-    TWO
-    + """
-import atexit
-import torch.distributed as dist
-
-os.environ.update(RANK="0", WORLD_SIZE="2")
-child = os.fork()
-rank = 0 if child else 1
-os.environ["RANK"] = str(rank)
-dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank,
-                        world_size=2)
-inner, model = model, nn.parallel.DistributedDataParallel(model)
-torch.manual_seed(rank + 1)
-for step in range(8):
-    backward()
-    watch(members)
-    if step % 4 == 1:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    if step % 4 == 2:
-        nn.utils.clip_grad_value_(inner.parameters(), 0.001)
-    first.step()
-    second.step()
-    model.zero_grad()
-    if child:
-        told(members)
-dist.destroy_process_group()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-else:
-    atexit._run_exitfuncs()
-    os._exit(0)
-"""
-)
 
 LOOPS = {
     "one-clip-over-two": ONE_CLIP_OVER_TWO,
@@ -235,7 +200,6 @@ LOOPS = {
     "a-group-more": A_GROUP_MORE,
     "tied": TIED,
     "many": MANY,
-    "ranks": RANKS,
 }
 
 
@@ -258,27 +222,3 @@ def test_each_group_is_measured_as_the_job_would(probed, bare, name, late):
         for metric, value in row.items():
             near = math.isclose(frame[metric], value, rel_tol=1e-5, abs_tol=1e-9)
             assert near, (metric, frame["step"], frame[metric], value)
-
-
-TAKEN_OVER = """
-model = nn.Linear(8, 1)
-first = torch.optim.AdamW(model.parameters(), lr=0.1)
-second = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.01)
-for step in range(12):
-    optimizer = first if step < 5 else second
-    model(torch.randn(4, 8)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-def test_an_optimizer_that_takes_parameters_over_takes_their_numbers(probed):
-    """The one before is kept by the job and steps no more: its groups stand behind."""
-    job = probed.run(TAKEN_OVER)
-    rates = [
-        {name: value for name, value in frame.items() if name.startswith("learning_rate")}
-        for frame in job.frames
-    ]
-    alone = {"learning_rate": 0.1, "learning_rate_scheduled": 0.1}
-    assert rates[:5] == [alone] * 5
-    assert rates[5:] == [dict.fromkeys((*alone, "learning_rate.1"), 0.01)] * 7

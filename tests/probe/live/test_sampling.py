@@ -53,13 +53,6 @@ def test_intervals_are_those_of_the_step_number(probed):
     }
 
 
-def test_never_in_the_first_two_steps_and_never_at_all(probed):
-    assert sampled(probed.run(TRAIN + "steps(5)", sampling=ALL)) == [2, 3, 4]
-    never = dict.fromkeys(ALL, 0)
-    job = probed.run(TRAIN + "steps(5)", sampling=never)
-    assert sampled(job) == sampled(job, "residual_rms") == []
-
-
 def test_the_supervisor_makes_samples_denser_for_a_while(probed):
     script = (
         TRAIN

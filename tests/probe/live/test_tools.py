@@ -111,25 +111,6 @@ def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
     assert job.frames[-1]["update_clip_rate"] == pytest.approx(100 * len(cut) / 40)
 
 
-def test_an_update_clip_knows_the_past_and_its_memory(probed):
-    """A command finds norms of the steps before it; a copy that is too large is refused."""
-    spike = {"fault": "lr_spike", "step": 7, "params": {"factor": 100, "steps": 1}}
-    rule = {"window": 4, "sigma": 2.0, "max_gb": 1.0}
-    job, (small, ack) = ordered(
-        probed,
-        loop(),
-        ("update_clip", {**rule, "max_gb": 1e-9}),
-        ("update_clip", {**rule, "steps": 10}),
-        drills=[spike],
-    )
-    assert not small.ok and "a copy of the weights takes" in small.error
-    assert ack.result == {"update_clip": {"window": 4, "sigma": 2.0}, "bytes": 4 * 49}
-    moved = [row["moved"] for row in job.output[:-1]]
-    assert moved[7] < 4 * max(moved[:7])
-    on = [step for step, rate in enumerate(job.column("update_clip_rate")) if rate is not None]
-    assert on == list(range(ack.step + 1, ack.step + 11))
-
-
 @DEVICES
 def test_what_is_not_finite_is_zeroed_and_the_rest_applied(probed, late):
     order = {"zero_nonfinite": {"max": 2, "per": 100}, "skip_nonfinite": {"max": 3, "per": 100}}

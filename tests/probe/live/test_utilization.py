@@ -180,55 +180,22 @@ def test_waiting_for_data_is_told_as_a_share(probed):
 
 
 MODEL = """
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-WIDTH, HEADS, VOCABULARY = 24, 3, 40
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.n_head = HEADS
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x):
-        n, t, _ = x.shape
-        q, k, v = (
-            part.view(n, t, HEADS, -1).transpose(1, 2) for part in self.qkv(x).split(WIDTH, dim=2)
-        )
-        mixed = (q @ k.transpose(2, 3)).softmax(-1) @ v
-        return self.out(mixed.transpose(1, 2).reshape(n, t, WIDTH))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Parameter(torch.zeros(1, 32, WIDTH))
-        self.layers = nn.ModuleList(Attention() for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, ids):
-        x = self.tokens(ids) + self.positions[:, : ids.shape[1]]
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(self.norm(x))
-
-
-model = Model()
+layer = nn.TransformerEncoderLayer(24, 3, 32, dropout=0.0, batch_first=True)
+blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+model = nn.Sequential(nn.Embedding(40, 24), blocks, nn.Linear(24, 40, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for lengths in ((8, 8), (8, 20), (5,), (20, 8)):
     for length in lengths:
-        ids = torch.randint(VOCABULARY, (2, length))
+        ids = torch.randint(40, (2, length))
         targets = ids.clone()
         targets[:, :3] = -100
         F.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()
     optimizer.step()
 for length in (5, 8, 20):
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(torch.zeros(2, length, dtype=torch.int64)).sum().backward()
     emit(length=length, flops=counter.get_total_flops())
 """
