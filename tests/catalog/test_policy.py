@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import load_policy, locate
+from supervise.catalog import load_policy
 from supervise.catalog.document.diagnostics import PolicyErrors
 from supervise.catalog.inventory import shipped
 from supervise.core.model import state_machine
@@ -52,12 +52,6 @@ def test_nano_is_found_by_name_and_by_path(tmp_path: Path) -> None:
         os.chdir(here)
 
     assert digests == {load_policy(shipped.folder("policies") / "nano.yaml").digest}
-
-
-def test_a_file_wins_over_a_shipped_name(tmp_path: Path) -> None:
-    (tmp_path / "nano.yaml").write_text(HEAD)
-
-    assert locate(tmp_path / "nano.yaml") == tmp_path / "nano.yaml"
 
 
 @pytest.mark.parametrize(

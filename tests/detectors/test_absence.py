@@ -60,10 +60,19 @@ def test_the_percentile_is_of_the_newest_step_times():
     assert len(watch.ordered) == TIMES
 
 
+def test_a_percentile_of_few_is_not_believed():
+    """The first steps are slow: compilation, warming caches."""
+    watch = Absence().start()
+    _stepping(watch, 10, every_s=25.0)
+
+    assert watch.p99_ns() is None
+
+
 @pytest.mark.parametrize(
     ("phase", "limit"), [("startup", 900), ("eval", 900), ("checkpoint", 600), ("siesta", 600)]
 )
 def test_each_phase_has_its_grace_and_an_unknown_one_the_shortest(phase, limit):
+    """Counted from the change of phase."""
     watch = Absence().start()
     _stepping(watch, 30)
 
@@ -79,7 +88,37 @@ def test_leaving_a_long_phase_is_a_sign_of_life():
     assert _wait(watch, 830, 130)[0] == 830 + 121
 
 
+def test_the_time_of_an_evaluation_is_no_step_time():
+    """Else one evaluation per hundred steps would make it patient for good."""
+    watch = Absence().start()
+    at = _stepping(watch, 60)
+    for _ in range(3):
+        _wait(watch, at, 50, "eval")
+        at = _stepping(watch, 20, begin_s=at + 50, first=watch.last + 1)
+
+    assert watch.p99_ns() == S
+
+
+def test_the_time_over_lost_frames_is_no_step_time():
+    """Fifty seconds between steps 59 and 109 were fifty steps."""
+    watch = Absence().start()
+    at = _stepping(watch, 60)
+    for _ in range(3):
+        at = _stepping(watch, 20, begin_s=at + 50, first=watch.last + 50)
+
+    assert watch.p99_ns() == S
+
+
+def test_grace_never_shortens_the_limit():
+    """Steps of 25 seconds allow for 200; a grace of 60 does not take that away."""
+    watch = Absence(grace={"startup": 60.0, "checkpoint": 60.0, "eval": 60.0}).start()
+    at = _stepping(watch, 30, every_s=25.0)
+
+    assert _wait(watch, at, 300, "eval")[0] == at + 201
+
+
 def test_a_paused_job_is_never_absent_and_starts_afresh():
+    """A thousand seconds of pause, then 120 more."""
     watch = Absence().start()
     _stepping(watch, 30)
 
@@ -129,6 +168,7 @@ def test_rewind_keeps_the_step_times():
 
 
 def test_the_numbers_say_how_long_and_how_long_is_too_long():
+    """In seconds."""
     watch = Absence().start()
     _stepping(watch, 30)
     _wait(watch, 30, 130)

@@ -82,6 +82,13 @@ def test_rate_a_share_needs_the_least_count_that_reaches_it(share, window, event
     assert Rate("skip", window=window, share_gte=share).events(share) == events
 
 
+def test_rate_a_run_that_begins_late_has_lost_nothing():
+    """A resumed run starts at step 5000 with a clean record."""
+    watch = Rate("skip", window=200, count_gte=1).start()
+
+    assert watch.feed(0.0, 5000) == OK
+
+
 def test_rate_a_gap_of_a_million_steps_costs_no_memory():
     watch = Rate("skip", window=10, count_gte=1).start()
     watch.feed(0.0, 0)

@@ -26,6 +26,7 @@ def test_an_excursion_is_no_precedent_of_its_own(read):
 
 
 def test_three_usual_samples_do_not_end_it(read):
+    """It takes four: `calm`."""
     assert read(_watch(), [*NOISE, 10.0, 2.0, 2.0, 2.0, 10.0])[-1] == "B"
     assert read(_watch(), [*NOISE, 10.0, 2.0, 2.0, 2.0, 2.0, 10.0])[-1] == "o"
 
@@ -39,6 +40,18 @@ def test_what_is_older_than_the_window_is_forgotten(read):
 def test_two_levels_by_turns_are_both_usual(read):
     """Blocks of five steps: a robust z of either is beyond any bound."""
     assert "B" not in read(_watch(), ([2.0] * 5 + [14.0] * 5) * 8)[10:]
+
+
+def test_it_needs_no_sign(read):
+    """A log-likelihood below zero is judged like any other loss."""
+    assert read(_watch(), [*[x - 9.0 for x in NOISE], -3.0])[-1] == "B"
+
+
+def test_a_falling_loss_has_no_rises(read):
+    """Its samples lie below their median, and the first one above it is a record."""
+    falling = [5.0 - 0.05 * step for step in range(40)]
+
+    assert read(_watch(), [*falling, 5.5])[8:] == "o" * 32 + "B"
 
 
 def test_the_numbers_say_what_was_the_limit(read):

@@ -38,19 +38,6 @@ def test_a_lasting_level_becomes_the_baseline_and_says_so(read):
     assert watch.feed(20.0, 23) == OK
 
 
-def test_after_a_rollback_it_still_answers(read):
-    """Thirty steps back in a window of 128: the window is as full as it was then."""
-    watch = RobustZ("loss", gt=4.0).start()
-    read(watch, QUIET * 20)
-
-    watch.rewind(269)
-    first = watch.feed(10.0, 270)
-
-    assert first == OK
-    assert watch.numbers()["samples"] == 128
-    assert watch.numbers()["steps"] == [142, 269]
-
-
 def test_a_rollback_deeper_than_the_ring_leaves_it_unknown(read):
     """It does not judge by what it no longer holds."""
     watch = _small().start()
@@ -69,18 +56,3 @@ def test_a_rollback_past_a_rebaseline_brings_the_old_baseline_back(read):
     watch.rewind(14)
 
     assert read(watch, [10.0, 20.0], first=15) == "oB"
-
-
-def test_copies_may_go_back_past_a_rebaseline_each_for_itself(read):
-    """What one of them is fed after its return does not show in the other."""
-    watch = _small().start()
-    read(watch, [*QUIET, *[20.0] * 10])
-    twin = watch.copy()
-
-    twin.rewind(14)
-    read(twin, [5.0] * 30, first=15)
-    watch.rewind(14)
-
-    assert watch.feed(10.0, 15) == OK
-    assert watch.numbers()["median"] == 10.0
-    assert watch.numbers()["samples"] == 15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -42,16 +41,11 @@ SAME = {
 NO_TOUCH = {"snapshot", "notify"}
 # For ladders, rules and crashes of one's own.
 OFFERED = {"tighten-clip", "closer-look", "restart", "hold-for-config"}
-A_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?(?![\w.])")
 
 
 def data(kind: str, name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(text(kind, name))
+    loaded: dict[str, Any] = yaml.safe_load((shipped.folder(kind) / f"{name}.yaml").read_text())
     return loaded
-
-
-def text(kind: str, name: str) -> str:
-    return (shipped.folder(kind) / f"{name}.yaml").read_text("utf-8")
 
 
 @cache
@@ -153,26 +147,6 @@ def test_a_pack_works_in_any_policy(pack: str, tmp_path: Any) -> None:
 
     for rule in load_policy(path).rules:
         assert rule.see in RUNBOOKS
-
-
-@pytest.mark.parametrize("pack", PACKS)
-def test_a_number_says_where_it_is_from(pack: str) -> None:
-    """A comment stands above every detector, or behind it; detectors may share the one above."""
-    assert unexplained(text("policies/packs", pack)) == []
-
-
-def unexplained(pack: str) -> list[str]:
-    """Return the detectors with a number of their own and no comment at it or above it."""
-    section = pack.partition("detectors:\n")[2].partition("\nrules:")[0]
-    wrong, said, name = [], False, ""
-    for line in section.splitlines():
-        body, _, comment = line.partition("#")
-        said = said or bool(comment.strip())
-        start = re.match(r"  ([A-Za-z_]\w*):", body)
-        name = start[1] if start else name
-        if A_NUMBER.search(body) and not said and name not in wrong:
-            wrong.append(name)
-    return wrong
 
 
 @pytest.mark.parametrize("pack", PACKS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.relaunch import Relaunch
 from supervise.catalog.inventory import discover
 from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
@@ -57,18 +56,6 @@ def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob
     assert job.lr_factor() == 1.0
     with pytest.raises(ActionError, match="no savepoint before step 40"):
         job.command("rollback", {"before_step": 40}, key="k", deadline_s=1)
-
-
-def test_a_relaunch_begins_again_behind_the_checkpoint(job: FakeJob) -> None:
-    """Another process: what the old one kept in memory is gone, and so is its pause."""
-    job.command("pause", {}, key="k", deadline_s=1)
-    action = Relaunch(start=0.5, rewarm=10)
-
-    seen = action.perform(job, action.plan(AIM), key="k")
-
-    assert (seen["attempt"], seen["checkpoint"]) == (1, "ckpt-1")
-    assert (job.next_step, job.attempt, job.launches) == (41, 1, 2)
-    assert (list(job.kept), job.paused_until, job.lr_factor()) == ([], None, 0.5)
 
 
 def test_a_pause_has_a_lease_and_a_skip_has_an_end(job: FakeJob) -> None:

@@ -74,13 +74,6 @@ def test_an_action_takes_its_time(outcome: Play) -> None:
     assert [at for at, _ in paused.result.intents()] == [30, 40, 40, 40]
 
 
-def test_an_action_that_fails_is_answered(outcome: Play) -> None:
-    found = outcome(SPIKE + "inject: [{at: 0, fail_action: lr_scale}]\n")
-
-    assert found.result.states[-1] == "holding"
-    assert "failed on purpose" in kinds(found, "abort")[0][1].reason
-
-
 def test_an_action_without_an_outcome_is_in_doubt(outcome: Play) -> None:
     """Its deadline is 120 s and 30 s more; the late words of operators end the hold."""
     found = outcome(
@@ -191,18 +184,6 @@ def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
     assert len(silent.result.changes("spike", "fired")) == 1
     assert len(back.result.changes("spike", "fired")) == 2
     assert {verb for _, verb in two.result.intents()} == {"snapshot"}
-
-
-def test_steps_jump_notices_come_and_jobs_end(outcome: Play) -> None:
-    found = outcome(
-        QUIET + "inject: [{at: 20, step: 500}, {at: 30, notice: no-probe}, {at: 40, exit: 3}]\n"
-    )
-
-    assert found.result.last == 39 or found.result.last == 40
-    assert found.result.states[-1] == "halted"
-    assert found.result.log[-1][1].step == 519
-    assert "code 3" in found.result.log[-1][1].reason
-    assert any(d.data.get("what") == "no-probe" for _, d in kinds(found, "note"))
 
 
 AGAIN = """
