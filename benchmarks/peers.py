@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from supervise.backtest import compare, pool, score
-from supervise.backtest.outcome import Outcome
+from supervise.backtest.score import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "policies" / "peers"

@@ -10,7 +10,7 @@ from supervise.catalog import load_policy
 from supervise.catalog.inventory import shipped
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap
-from supervise.explain import conditions, gates
+from supervise.explain import conditions, why_not
 
 SECOND = 1_000_000_000
 NAN = float("nan")
@@ -186,4 +186,4 @@ def test_every_kind_of_detector_can_be_explained(name):
                 for one in conditions.missing(rule, policy, state.monitors[0]):
                     assert one["text"] and one["code"] != one["wanted"], rule.id
                     assert "None" not in one["text"], one["text"]
-                gates.blocking(rule, policy, gates.if_fired(rule, policy, state, "nominal", 0))
+                why_not.blocking(rule, policy, why_not.if_fired(rule, policy, state, "nominal", 0))

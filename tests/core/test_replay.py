@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from supervise.core.model.decisions import Decision
+from supervise.core.model.decisions import Decision, plain
 from supervise.core.model.events import Adopted, Finished
-from supervise.core.model.json_form import plain
 from supervise.core.replay import compare, decisions, record
 
 

@@ -6,11 +6,13 @@ import math
 
 import pytest
 
-from supervise.backtest.outcome import Act, Alarm, Outcome
 from supervise.backtest.score import (
     LEAD,
     SLACK,
+    Act,
+    Alarm,
     Label,
+    Outcome,
     poisson_interval,
     score,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import engine, replay
 from ..core.incidents.withdrawal import ENDED
-from ..core.model.decisions import Decision
+from ..core.model.decisions import Decision, record
 from ..core.model.events import (
     Announced,
     Event,
@@ -24,7 +24,6 @@ from ..core.model.events import (
     OperatorCommand,
     Reloaded,
 )
-from ..core.model.json_form import record
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, understood

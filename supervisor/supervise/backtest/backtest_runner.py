@@ -21,8 +21,8 @@ from ..core.model.policy import HOLD, Policy
 from ..core.state.run_state import State
 from ..recordings.find import Source, readers
 from ..recordings.table import Recording, recordings
-from .outcome import Act, Alarm, Outcome
 from .playback import RUN, events_of, events_of_run
+from .score import Act, Alarm, Outcome
 
 
 def shadowed(name_or_path: str | Path) -> Policy:

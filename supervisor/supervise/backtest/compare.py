@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.model.decisions import SEVERITIES
-from .outcome import Alarm, Outcome
-from .score import CAVEAT, SLACK, Label, Score, quantile, score
+from .score import CAVEAT, SLACK, Alarm, Label, Outcome, Score, quantile, score
 
 MOST = 40  # lines of a list in the text report; JSON has all
 Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy

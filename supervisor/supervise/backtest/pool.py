@@ -13,8 +13,8 @@ from ..errors import InputError
 from ..recordings.find import Source, sources
 from ..recordings.table import NoStepsError
 from .backtest_runner import outcomes, shadowed
-from .outcome import Outcome
 from .playback import RUN, RunReader
+from .score import Outcome
 
 LEAST_BYTES = 1 << 20  # per process; below that a process costs more than it saves
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..app.launcher import last_launch
-from ..core.model.json_form import plain
+from ..core.model.decisions import plain
 from ..core.model.policy import Policy
 from ..errors import UsageError
 from ..store.files import locked

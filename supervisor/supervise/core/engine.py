@@ -15,7 +15,6 @@ from dataclasses import replace
 from .analysis.spike_classifier import SCHEDULE, STRUCTURAL, Verdict
 from .detection.rank_monitor import RankMonitor
 from .handlers import (
-    adoption,
     approval_answers,
     job_lifecycle,
     operator_commands,
@@ -86,7 +85,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Launched):
         job_lifecycle.on_launched(ctx, event)
     elif isinstance(event, Adopted):
-        adoption.on_adopted(ctx, event)
+        job_lifecycle.on_adopted(ctx, event)
     elif isinstance(event, Exited):
         job_lifecycle.on_exited(ctx, event)
     elif isinstance(event, Reloaded):

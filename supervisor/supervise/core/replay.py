@@ -8,9 +8,8 @@ from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
 from . import engine
-from .model.decisions import Decision
+from .model.decisions import Decision, record
 from .model.events import Event, Reloaded
-from .model.json_form import record
 from .model.policy import Policy
 from .state.run_state import State
 

@@ -1,7 +1,8 @@
 """Why a rule did not fire, or did not act, at a step of a recorded run.
 
 The journal is replayed through the policies of the run up to that frame, with the code that ran
-live; then the detectors and the rule are read. The run is not changed.
+live; then the detectors and the rule are read. What would block the runbook the engine itself answers,
+in a copy of the state. The run is not changed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,67 @@ from typing import Any
 from ..catalog.document.diagnostics import did_you_mean
 from ..core import replay
 from ..core.detection.rank_monitor import RankMonitor
-from ..core.model.decisions import BREACH, CODE_NAMES, UNKNOWN, Decision
-from ..core.model.events import Event, Frame, Gap
+from ..core.handlers import rule_fired
+from ..core.model.decisions import ACTING_MODES, BREACH, CODE_NAMES, UNKNOWN, Decision
+from ..core.model.events import Event, Frame, Gap, Tick
 from ..core.model.policy import Policy, Rule
-from ..core.state.run_state import State
+from ..core.state.run_state import State, StepContext
 from ..errors import UsageError
-from . import gates
 from .conditions import missing
+
+
+def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[dict[str, str]]:
+    """Return `{"by", "text"}` for everything in the way of a rule's runbook.
+
+    Args:
+        decisions: what the engine decided when the rule fired, or would have (`if_fired`).
+    """
+    found = {by: text for by, text in _decided(rule, decisions) if not by.startswith("mode:")}
+    found.update(_static(rule, policy))
+    return [{"by": by, "text": text} for by, text in found.items()]
+
+
+def if_fired(
+    rule: Rule, policy: Policy, state: State, machine_before: str, rank: int
+) -> list[Decision]:
+    """Return what the engine would decide if the rule fired on a rank; `state` stays as it is.
+
+    Args:
+        state: after the event of the moment. machine_before: state of the machine before that
+            event.
+    """
+    state = state.copy()
+    state.machine = machine_before
+    ctx, monitor = StepContext(policy, state, Tick(state.at_ns)), state.monitors[rank]
+    place = policy.rules.index(rule)
+    monitor.rules[place].firing, monitor.rules[place].answered = True, False
+    rule_fired.on_rules_changed(ctx, monitor, rank, [(place, True)])
+    return ctx.decisions
+
+
+def _decided(rule: Rule, decisions: Iterable[Decision]) -> Iterator[tuple[str, str]]:
+    for decision in decisions:
+        data = decision.data
+        if decision.rule not in (None, rule.id):
+            continue
+        if decision.kind == "suppressed":
+            yield str(data["suppressed_by"]), decision.reason
+        elif decision.kind == "abort" and data.get("what") == "refused":
+            yield "refused", decision.reason
+        elif decision.kind == "incident" and data.get("what") == "held":
+            yield "hold", decision.reason
+
+
+def _static(rule: Rule, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield what the policy says about the rule at any moment."""
+    if rule.runbook is None:
+        yield "runbook", "it has no runbook: when it fires it only notifies people"
+        return
+    mode = policy.mode_of(rule)
+    if mode not in ACTING_MODES:
+        whose = "the rule's own mode" if mode != policy.mode else "the policy's mode"
+        yield f"mode:{mode}", f"{whose} is {mode}: {rule.runbook} is not run"
+
 
 SHOWN = 8  # spans of steps in a message
 AFTERWARDS = ("incident", "suppressed", "state", "intent", "abort")  # what a firing rule leads to
@@ -90,7 +145,7 @@ def answer(
         "record": None,
         "missing": [] if watch.code == BREACH else missing(rule, policy, monitor),
         "inactive": inactive(monitor, place),
-        "obstacles": gates.blocking(rule, policy, _answered(moment, rule, question, now)),
+        "obstacles": blocking(rule, policy, _answered(moment, rule, question, now)),
         "then": [] if now is None else _then(moment, rule, now, records),
     }
     if now is not None:
@@ -108,7 +163,7 @@ def _answered(
     """Return what the engine decided when the rule fired; else what it would have decided."""
     if fired is not None:
         return [decision for _, decision in moment.made]
-    return gates.if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
+    return if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
 
 
 def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, int, list[int]]:

@@ -1,11 +1,12 @@
-"""The interface of a notifier's file."""
+"""The interface of a notifier's file, and how text from a job is fitted into a channel's limits."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from ..core.model.interfaces import Message
@@ -76,3 +77,29 @@ def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
     if scheme == "http" and host not in _LOOPBACK and not allow_http:
         raise UnsetError(f"{name} holds an http URL; use https, or set `allow_http: true`")
     return url
+
+
+_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits of each field
+
+
+def clean(text: str) -> str:
+    """Return `text` on one line, without control or direction characters (no escape sequences)."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def clip(text: str, limit: int) -> str:
+    """Return at most `limit` characters, the last one an ellipsis if any were cut."""
+    return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"
+
+
+def fit(payload: Callable[[float], Any], max_bytes: int) -> bytes:
+    """Return the JSON of `payload(share)` for the largest share of its limits that fits.
+
+    A lone surrogate becomes its JSON escape.
+    """
+    for share in _SHARES:
+        text = json.dumps(payload(share), ensure_ascii=False)
+        content = text.encode("utf-8", "backslashreplace")
+        if len(content) <= max_bytes:
+            break
+    return content

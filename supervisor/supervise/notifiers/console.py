@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..core.model.interfaces import Message, NotifyError
-from ._settings import Sender, Settings, Severity
-from ._text import clean, clip
+from ._settings import Sender, Settings, Severity, clean, clip
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not

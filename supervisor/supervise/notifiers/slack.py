@@ -15,8 +15,7 @@ from typing import Any
 
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
-from ._settings import Sender, Settings, Severity, address
-from ._text import clip, fit
+from ._settings import Sender, Settings, Severity, address, clip, fit
 
 MAX_BYTES = 8000
 

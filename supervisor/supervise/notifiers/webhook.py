@@ -19,8 +19,7 @@ from typing import Any
 
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
-from ._settings import Sender, Settings, Severity, UnsetError, address, variable
-from ._text import clip, fit
+from ._settings import Sender, Settings, Severity, UnsetError, address, clip, fit, variable
 
 MAX_BYTES = 20_000
 

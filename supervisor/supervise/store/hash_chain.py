@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..core.model.json_form import plain as encode
+from ..core.model.decisions import plain as encode
 from ..errors import StoreError, TamperError
 from . import files
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..core.model.decisions import Decision
+from ..core.model.decisions import Decision, record
 from ..core.model.events import Event, Frame
-from ..core.model.json_form import record
 from ..core.model.redaction import Redactor
 from ..errors import StoreError
 from .audit import Audit

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..core.model.json_form import plain
+from ..core.model.decisions import plain
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError

@@ -9,10 +9,10 @@ from __future__ import annotations
 from ..incidents import approvals, closing, opening, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
-from ..model.events import Exited, Launched, Notice
+from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.policy import HOLD, Policy, Runbook
 from ..model.redaction import Redactor
-from ..runbooks import checkpoint_choice, effect_verification, runner
+from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
@@ -336,3 +336,26 @@ def conclude(ctx: StepContext) -> None:
         ctx.notify(
             "SEV1", how + where, verdict=why, then="check the end of its output", replace=True
         )
+
+
+def on_adopted(ctx: StepContext, event: Adopted) -> None:
+    """Say so, and let every deadline begin anew: nobody listened meanwhile."""
+    job = "the job runs" if event.alive else "the job ended meanwhile"
+    text = (
+        f"process {event.pid} took over from a supervisor that died, "
+        f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
+    )
+    ctx.record("note", text, what="adopted", alive=event.alive)
+    ctx.notify("INFO", "the run is monitored again", verdict=text)
+    state = ctx.state
+    for monitor in state.monitors.values():
+        monitor.reset_deadlines(event.at_ns)
+    pending = state.approvals.pending
+    if pending is not None:
+        pending.deadline_ns += event.unwatched_ns
+    run = state.run()
+    if run is not None:
+        run.verification.frame_ns = event.at_ns
+        if run.intent.action_id is not None:
+            within_s = steps.awaited_action(state).limit_s(run.intent.args) + steps.OVERDUE_S
+            run.intent.deadline_ns = event.at_ns + int(within_s * 1e9)

@@ -1,9 +1,11 @@
-"""Decisions: all that leaves the engine, and the codes and words in them."""
+"""Decisions: all that leaves the engine, the codes and words in them, and their form as JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
@@ -39,3 +41,20 @@ class Decision:
     rule: str | None = None
     severity: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON holds it: lists for tuples, "NaN" "+Inf" "-Inf" for non-finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def record(decision: Decision) -> dict[str, Any]:
+    """Return a decision as its audit record holds it."""
+    found: dict[str, Any] = json.loads(json.dumps(plain(asdict(decision)), allow_nan=False))
+    return found
