@@ -1,8 +1,8 @@
 """Why a rule did not fire, or did not act, at a step of a recorded run.
 
 The journal is replayed through the policies of the run up to that frame, with the code that ran
-live; then the detectors and the rule are read. What would block the runbook the engine itself answers,
-in a copy of the state. The run is not changed.
+live; then the detectors and the rule are read. What would block the runbook the engine itself
+answers, in a copy of the state. The run is not changed.
 """
 
 from __future__ import annotations
