@@ -50,17 +50,6 @@ def test_a_contract_is_broken_by_an_import_that_runs_up(tmp_path):
     assert "collectors.loss -> supervise_probe.probe" in re.sub(r"\s+", " ", found.stdout)
 
 
-def test_the_whole_probe_is_named_where_it_is_made():
-    """Parts are given what they need: only the package itself makes a `Probe`."""
-    naming = {
-        module.name
-        for module in read_modules()
-        for _, target, _ in module.imports()
-        if target == "supervise_probe.probe"
-    }
-    assert naming == {"supervise_probe"}
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_has_a_circle(package):
     """Neither its modules nor its rooms import each other in one."""

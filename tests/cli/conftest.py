@@ -60,7 +60,7 @@ def recorded(tmp_path):
         recorder = Recorder(
             Journal.open(run.journal_path), audit, lambda: (next(ticks), WALL), print
         )
-        recorder.note("run_start", -1, "the job was started", {})
+        recorder.note("run_start", -1, "the job was started", {"policy_digest": policy.digest})
         state = engine.start(policy)
         for at, event in enumerate(story() if events is None else events):
             if at == fails_at:

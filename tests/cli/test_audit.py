@@ -17,21 +17,6 @@ def test_a_directory_that_is_no_run_is_refused_with_a_way_out(
     assert f"did you mean {tmp_path / 'run'}?" in supervise(*looking, tmp_path)[2]
 
 
-def test_a_good_log_is_exit_0(supervise, recorded):
-    """And its head is printed, to be compared with those in messages."""
-    run = recorded()
-    report = check(run.audit_path)
-
-    code, out, err = supervise("audit", "verify", run.path)
-
-    assert (code, err) == (0, "")
-    assert out.splitlines()[:2] == [
-        f"good: {report.records} records are unchanged",
-        f"head: {report.records} {report.root}",
-    ]
-    assert "not checked: records removed from the end" in out
-
-
 def test_a_changed_byte_is_exit_1_and_names_the_record(supervise, recorded):
     run = recorded()
     data = bytearray(run.audit_path.read_bytes())
@@ -93,15 +78,9 @@ def test_a_copy_of_a_log_can_be_checked_alone(supervise, recorded, tmp_path):
     assert "belongs to the run" in out
 
 
-def test_show_tells_what_happened_and_why(supervise, recorded):
-    """One line a record for people, one JSON object a line for programs, nothing else on stdout."""
+def test_show_prints_the_records_as_json(supervise, recorded):
+    """One object a line, as stored, and nothing else on stdout."""
     run = recorded()
-
-    code, out, err = supervise("audit", "show", run.path)
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0] == "    0  10:11:12.345  step -1  run_start  the job was started"
-    assert any("SEV0" in line and "nonfinite." in line for line in lines)
 
     code, out, err = supervise("audit", "show", "--json", run.path)
     assert (code, err) == (0, "")

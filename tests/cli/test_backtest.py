@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -146,53 +144,6 @@ def test_a_broken_label_is_one_sentence(tmp_path, policy, supervise, row, says):
 
     assert (code, out) == (65, "")
     assert err == f"supervise: {tmp_path}/{says}\n"
-
-
-# Root may look into closed folders by CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: without them from
-# the next program on, as anybody else from the beginning.
-CLOSED = """
-import ctypes, os, sys
-for capability in (1, 2):
-    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
-os.execv(sys.executable, [sys.executable, "-m", "supervise", *sys.argv[1:]])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no capabilities")
-@pytest.mark.parametrize(
-    "words",
-    [
-        "backtest --policy nano open",
-        "backtest --policy closed/x.yaml open/a.csv",
-        "backtest --policy nano closed/a.csv",
-        "policy check closed/x.yaml",
-        "why closed/run",
-    ],
-)
-def test_what_is_closed_is_one_message(tmp_path, words):
-    """Exit 64 or 65, and which path it is; never a traceback."""
-    shut = [tmp_path / "open" / "within", tmp_path / "closed"]
-    for folder in shut:
-        folder.mkdir(parents=True)
-    _csv(tmp_path / "open")
-    for folder in shut:
-        folder.chmod(0)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", CLOSED, *words.split()],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=100,
-        )
-    finally:
-        for folder in shut:
-            folder.chmod(0o700)
-
-    text = done.stdout + done.stderr  # a check prints its findings, and how many there are
-    (line,) = [s for s in text.splitlines() if not s.startswith(("    try: ", "1 file: 1 error"))]
-    assert done.returncode in (64, 65)
-    assert line.endswith(": Permission denied") and ("closed" in line or "within" in line)
 
 
 def test_a_column_may_be_named(tmp_path, policy, supervise):

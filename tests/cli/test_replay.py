@@ -6,18 +6,6 @@ from supervise.store import journal
 from supervise.store.audit import read
 
 
-def test_the_decisions_of_a_run_follow_from_what_was_seen(supervise, recorded):
-    """A run with an incident, folded again under its own policy: the same, exit code 0."""
-    run = recorded()
-    decisions = [r for r in read(run.audit_path) if r["actor"] == "engine"]
-    assert {"rule", "incident"} <= {r["kind"] for r in decisions}
-
-    code, out, err = supervise("replay", run.path)
-
-    assert (code, err) == (0, "")
-    assert out == f"same: {len(decisions)} decisions follow from the journal\n"
-
-
 def test_another_policy_is_a_difference_that_is_shown(supervise, recorded):
     """Exit code 1, the number of the first record that differs, and both decisions."""
     run = recorded()

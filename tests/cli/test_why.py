@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from supervise.store.audit import Audit
 
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 40)
-
-
-def test_the_newest_incident_is_told_under_a_table_of_all(supervise, keep_run, make_frames):
-    """Without an id: what there was, then the story of the last one."""
-    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
-
-    code, out, err = supervise("why", run.path)
-
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0] == f"run {run.id}: the run ended at step 202, exit code 0"
-    assert lines[1].startswith("inc-1    SEV1  step 40..") and "1 action on the job" in lines[1]
-    assert lines[3].startswith("inc-2    SEV1  step 142..")
-    assert "inc-2  SEV1  spike: train_loss_raw 8 (limit 5)" in lines
-    headings = [
-        "observed",
-        "rules that fired",
-        "actions",
-        "messages",
-        "end",
-    ]
-    assert [line for line in lines if line in headings] == headings
-    assert "\033" not in out
-
-
-def test_json_is_one_document(supervise, keep_run, make_frames):
-    """For a script: the table, what was watched, and the story."""
-    run = keep_run(make_frames(0, *SPIKE))
-
-    code, out, _ = supervise("why", "--json", run.path)
-
-    assert code == 0
-    found = json.loads(out)
-    assert found["run"] == run.id
-    assert [row["incident"] for row in found["incidents"]] == ["inc-1"]
-    assert found["report"]["end"]["how"] == "closed"
-    assert found["report"]["seen"]["readings"][0]["metric"] == "train_loss_raw"
 
 
 def test_a_run_without_an_incident_says_what_was_watched(supervise, keep_run, make_frames):
