@@ -62,6 +62,7 @@ class Story:
     mode: str | None = None
     after_rollback: Any = ()
     ranks: int = 1
+    every: float = 0.1
 
 
 def command(at: int, word: str, **args: Any) -> InjectForm:
@@ -107,8 +108,9 @@ STORIES = (
     Story(
         "approval: nobody answers",
         "nano",
-        {"train_loss_raw": "2.4x200 nanx9200", "update_norm": "0.1x9400"},
+        {"train_loss_raw": "2.4x200 nanx920", "update_norm": "0.1x1120"},
         mode="approve",
+        every=1.0,
     ),
     Story(
         "an incident is acknowledged, its rule is silenced, SEV0 is not",
@@ -246,6 +248,7 @@ def played(story: Story) -> list[tuple[int, Decision]]:
         inject=story.inject,
         after_rollback=story.after_rollback,
         ranks=story.ranks,
+        every=story.every,
     )
     return scenario_runner.run(policy_of(story.policy, story.mode), form).log
 
