@@ -26,7 +26,7 @@ def stopping(tell):
     def begin(**changes):
         book = runbook_of("soften", Relaunch(rewarm=0, skip=30), Verify(clear_for=5))
         changes = {"ladder": Ladder(("soften", "hold")), **changes}
-        changes["runbooks"] = {"calm": book, "soften": book, **changes.get("runbooks", {})}
+        changes["runbooks"] = {"soften": book, "back": book}
         story = tell(
             answer=lambda key: None,
             budgets={name: Budget(3) for name in ("restart", "all")},

@@ -39,13 +39,8 @@ def test_a_spike_is_softened_verified_and_closed(tell):
     assert story.actions() == ["inc-1/1/0-reach"]
     assert [d.data["what"] for d in story.kinds("incident")] == ["opened", "closed"]
     assert [d.data["what"] for d in story.kinds("verify")] == ["started", "passed"]
-    assert [d.data["after"] for d in story.kinds("state")] == [
-        "warming",
-        "nominal",
-        "acting",
-        "probation",
-        "nominal",
-    ]
+    states = [d.data["after"] for d in story.kinds("state")]
+    assert states == ["warming", "nominal", "acting", "probation", "nominal"]
     assert story.state.incident is None
 
 

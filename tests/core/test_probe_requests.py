@@ -7,17 +7,12 @@ import pytest
 from supervise.actions.rollback import Rollback
 from supervise.core.incidents import action_planning
 from supervise.core.model.events import Announced, Exited, Notice
-from supervise.core.model.policy import Approval, Budget, Runbook
+from supervise.core.model.policy import Approval, Budget
 from supervise.core.state import rule_scope
 
-from .conftest import NAMES, Verify, above, rule_on
+from .conftest import NAMES, Verify, above, rule_on, runbook_of
 
 BREACH = 50
-
-
-def rollback(name, at_least=10, **more):
-    steps = (Rollback(at_least=at_least), Verify())
-    return Runbook(name, steps, ("rollback", "verify"), **more)
 
 
 @pytest.fixture
@@ -25,8 +20,10 @@ def spared(tell, make_policy):
     """Start a run that goes back on its second level; `spared(story)` is what is spared by now."""
 
     def begin(**changes):
-        books = {**make_policy().runbooks, "back": rollback("back")}
-        books |= changes.pop("books", {})
+        books = {
+            **make_policy().runbooks,
+            "back": runbook_of("back", Rollback(at_least=10), Verify()),
+        }
         budgets = {"all": Budget(9), "rollback": Budget(9), "touch": Budget(9)}
         story = tell(**({"runbooks": books, "budgets": budgets} | changes))
         story.frames(2.0, times=BREACH)

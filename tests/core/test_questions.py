@@ -20,6 +20,7 @@ FULL = (
     "grad_global_norm",
     "update_norm",
     "learning_rate",
+    "learning_rate_scheduled",
     "val_loss",
     "batch_token_entropy",
     "update_skipped",
@@ -35,6 +36,11 @@ def row(loss, **others):
     return made | {"learning_rate": 1e-3, "batch_token_entropy": 3.0} | others
 
 
+def rated(loss=2.0, rate=1e-3, asked=None, update=0.1, **others):
+    rates = {"learning_rate": rate, "learning_rate_scheduled": asked or rate}
+    return row(loss, update_norm=update, **rates, **others)
+
+
 def watch_only(tell, **changes):
     return tell(mode="observe", names=FULL, **changes)
 
@@ -48,12 +54,7 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
     found = record.data["spike"]
 
     assert found["class"] == "recoverable spike"
-    assert list(found["questions"]) == [
-        "rejoined",
-        "eval_shifted",
-        "norms_stayed",
-        "else_happened",
-    ]
+    assert list(found["questions"]) == ["rejoined", "eval_shifted", "norms_stayed", "else_happened"]
     assert found["questions"]["rejoined"]["peak"] == 8.0
     assert found["questions"]["rejoined"]["rejoined_step"] == 103
     message = next(d for d in reversed(story.log) if d.kind == "notify_intent")
@@ -126,13 +127,8 @@ def test_question_four_knows_what_happened(tell):
     story.rows(*[row(2.0, learning_rate=3e-2)] * 60)
     events = closed(story).data["spike"]["questions"]["else_happened"]["events"]
 
-    assert [event["kind"] for event in events] == [
-        "planned",
-        "operator",
-        "drill",
-        "rate",
-        "skipped",
-    ]
+    kinds = [event["kind"] for event in events]
+    assert kinds == ["planned", "operator", "drill", "rate", "skipped"]
     assert events[3]["text"] == "learning rate 0.001 to 0.03"
 
 
@@ -271,20 +267,7 @@ def test_a_verification_follows_the_trend(tell, left, passes):
     assert bool(story.kinds("verify", "passed")) is passes
 
 
-NAMES = (
-    "train_loss_raw",
-    "grad_global_norm",
-    "update_norm",
-    "learning_rate",
-    "learning_rate_scheduled",
-    "val_loss",
-)
 ONSET = 300
-
-
-def rated(loss=2.0, rate=1e-3, asked=None, update=0.1, **others):
-    made = {"train_loss_raw": loss, "grad_global_norm": 1.0, "update_norm": update}
-    return made | {"learning_rate": rate, "learning_rate_scheduled": asked or rate} | others
 
 
 @pytest.fixture
@@ -295,7 +278,7 @@ def begun(tell):
         detectors = {"high": above("train_loss_raw", 5.0), "lr": above("learning_rate", 5e-3)}
         rules = (rule_on(detectors, "high", "SEV1", "mend"), rule_on(detectors, "lr", "SEV2"))
         made = {
-            "names": NAMES,
+            "names": FULL,
             "detectors": detectors,
             "rules": rules,
             "inhibit": (),

@@ -20,23 +20,17 @@ def test_values_are_replaced_by_the_name_of_their_variable():
             "OMP_NUM_THREADS": "1",
             "PWD": "/home/me",
             "EMPTY_TOKEN": "",
+            "http_proxy": "http://me:hunter2hunter2@proxy:8080/",
         }
     )
 
     assert clean["OMP_NUM_THREADS"] == "1"
     assert clean["PWD"] == "/home/me"
     assert clean["EMPTY_TOKEN"] == ""
-    assert redactor.names == ["DB_PASSWORD", "SLACK_URL", "WANDB_API_KEY", "hf_token"]
-    assert {clean[name] for name in redactor.names} == {REDACTED}
-
-
-def test_a_login_in_a_url_is_a_secret_under_any_name():
-    redactor = Redactor()
-
-    clean = redactor.environment({"http_proxy": "http://me:hunter2hunter2@proxy:8080/"})
-
-    assert clean == {"http_proxy": f"http://{REDACTED}@proxy:8080/"}
-    assert redactor.names == ["http_proxy"]
+    assert clean.pop("http_proxy") == f"http://{REDACTED}@proxy:8080/"
+    secret = [name for name, value in sorted(clean.items()) if value == REDACTED]
+    assert secret == ["DB_PASSWORD", "SLACK_URL", "WANDB_API_KEY", "hf_token"]
+    assert redactor.names == [*secret, "http_proxy"]
 
 
 S = "s3cr3t-V4lue"
@@ -96,7 +90,7 @@ def test_a_secret_that_nobody_named_is_known_by_its_form(text):
 
 
 @pytest.mark.parametrize(
-    "word",
+    "words",
     [
         "--max-tokens=100000",
         "--tokenizer=gpt2-large",
@@ -109,25 +103,18 @@ def test_a_secret_that_nobody_named_is_known_by_its_form(text):
         "data/monkey.bin",
         "tokens=5000000",
         "--forward-passes=3",
-    ],
-)
-def test_words_of_language_models_are_no_secrets(word):
-    """They have tokens, keys and values in plenty, and people need these numbers."""
-    assert Redactor().command(["train", word]) == ["train", word]
-    assert Redactor().text(f"ran with {word} to step 100000") == f"ran with {word} to step 100000"
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
         "train_loss_raw 7.31 exceeds 5.0 (z=8.2, threshold=6.0) at step 120",
         "supervise: the job ended with exit code=7; next: supervise why runs/20260105-1 inc-1",
         "KeyError: 'model'; the batch has keys: input_ids, labels",
         "job.relaunch.args --init_from=resume; see http://localhost:5000/run/1",
     ],
 )
-def test_plain_sentences_stay_as_they_are(sentence):
-    assert Redactor({"OMP_NUM_THREADS": "1", "HOME": "/home/me"}).text(sentence) == sentence
+def test_words_of_language_models_and_plain_sentences_are_no_secrets(words):
+    """They have tokens, keys and values in plenty, and people need these numbers."""
+    redactor = Redactor({"OMP_NUM_THREADS": "1", "HOME": "/home/me"})
+
+    assert redactor.command(["train", words]) == ["train", words]
+    assert redactor.text(f"ran with {words} to step 100000") == f"ran with {words} to step 100000"
 
 
 def test_what_a_policy_names_is_secret_whatever_it_is_called():

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from supervise.core import engine
 from supervise.core.handlers.policy_reload import differences
 from supervise.core.model.events import (
-    Announced,
     Finished,
     OperatorCommand,
     Reloaded,
 )
-from supervise.core.model.policy import Budget, Inhibit, Ladder, Rule, Runbook
+from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
 from supervise.core.replay import compare, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
@@ -27,12 +26,9 @@ from supervise.detectors.sequence import Sequence
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import Trend
 
+from .conftest import rule_on
+
 NAN = float("nan")
-
-
-def rule(name, detectors, severity="SEV2", runbook=None, **more):
-    place = list(detectors).index(name)
-    return Rule(name, lambda codes: codes[place], name, (name,), severity, runbook, **more)
 
 
 def detectors():
@@ -53,14 +49,14 @@ def detectors():
 def rich(make_policy, **changes):
     found = detectors()
     rules = (
-        rule("z", found, keep_steps=5),
-        rule("up", found, "SEV1", "soften", cooldown_steps=20),
-        rule("bad", found, "SEV0", "back", for_steps=2),
-        rule("both", found, "SEV1", "soften"),
-        rule("then", found),
-        rule("drift", found),
-        rule("x", found, unknown="breach"),
-        rule("still", found, "SEV1"),
+        rule_on(found, "z", "SEV2", keep_steps=5),
+        rule_on(found, "up", "SEV1", "soften", cooldown_steps=20),
+        rule_on(found, "bad", "SEV0", "back", for_steps=2),
+        rule_on(found, "both", "SEV1", "soften"),
+        rule_on(found, "then", "SEV2"),
+        rule_on(found, "drift", "SEV2"),
+        rule_on(found, "x", "SEV2", unknown="breach"),
+        rule_on(found, "still", "SEV1"),
     )
     return make_policy(
         **{"detectors": found, "rules": rules, "inhibit": (Inhibit(mute=("z",), by_rule="bad"),)}
@@ -157,7 +153,7 @@ def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
     story.frames(9.0, times=2)
     assert bank_of(story).rules[1].firing
     found = {**detectors(), "low": Threshold("grad_global_norm", gt=0.5)}
-    rules = (*(r for r in rich(make_policy).rules if r.id != "up"), rule("low", found))
+    rules = (*(r for r in rich(make_policy).rules if r.id != "up"), rule_on(found, "low", "SEV2"))
     made = load(story, rich(make_policy, detectors=found, rules=rules, digest="sha256:1"))
 
     assert [d.rule for d in made if d.data.get("what") == "cleared"] == ["up"]
@@ -221,19 +217,6 @@ def test_a_rule_that_may_act_from_now_on_has_to_fire_again(tell):
     story.frames(8.0)
 
     assert story.actions() == ["inc-1/1/0-reach"]
-
-
-def test_every_rank_is_rebound(tell):
-    """Also one whose metrics are others; one that comes later takes the new policy."""
-    story = tell()
-    story.send(Announced(0, 1, 2, 2, ("grad_global_norm",)))
-    story.frames(2.0, times=5)
-    new = replace(story.policy, digest="sha256:1")
-    load(story, new)
-
-    assert [monitor.policy.digest for monitor in story.state.monitors.values()] == ["sha256:1"] * 2
-    story.send(Announced(0, 2, 3, 3, ("train_loss_raw",)))
-    assert story.state.monitors[2].policy is new
 
 
 def test_a_refused_reload_changes_nothing_and_is_told(tell):

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.core.incidents import withdrawal
 from supervise.core.model.decisions import UNKNOWN
-from supervise.core.model.events import Announced, Exited, Finished, Launched
+from supervise.core.model.events import Announced, Exited, Finished
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 
@@ -122,19 +122,6 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     assert not [one for one in story.actions() if "undo" in one]
 
 
-def test_a_new_launch_goes_on_with_its_incident(begun):
-    """A relaunch under way ended that other training, and went back to the one in trouble."""
-    story = begun(answer=lambda key: None)
-    story.frames(8.0, 8.0)
-    another(story)
-    story.send(Launched(story.at_ns, 7, 1))
-    (waiting,) = story.actions()
-    story.send(Finished(story.at_ns, waiting, True, {"ack_step": 41}))
-
-    assert not story.kinds("incident", "closed")
-    assert story.kinds("verify", "started")
-
-
 def test_what_an_operator_asked_for_ends_with_it_but_for_stop(begun):
     """A stop is about the job; the rest was said of the training before, and is told not done."""
     story = begun(answer=lambda key: None)
@@ -193,11 +180,3 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
     assert made[0].data["last_step"] == 39
     assert "another program of rank 0 started after step 39 in the same launch" in made[0].reason
     assert again == [] and not story.kinds("gap")
-
-
-def test_the_same_program_may_announce_again(tell):
-    story = tell(healthy=40)
-    made = story.send(Announced(story.at_ns, 0, 1, 1, (*story.names, "late")))
-
-    assert made == []
-    assert story.state.monitors[0].step == 39

@@ -158,50 +158,11 @@ def test_a_copy_is_independent_and_memory_is_bounded():
 
 
 METRICS = ("train_loss_raw", "grad_global_norm", "batch_shard", "batch_fingerprint")
-LENGTH, SHARDS = 10, 1100  # steps of a shard
-
-
-def feed(story, first, last, bad=(), shard=lambda step: step // LENGTH):
-    for step in range(first, last):
-        story.at_ns += 1_000_000
-        loss = 9.0 if step in bad else 1.0
-        values = (loss, 1.0, float(shard(step)), float(1000 + step))
-        story.send(Frame(story.at_ns, 0, story.attempt, step, values))
-    story.step = last - 1
-
-
-@pytest.fixture
-def story(tell):
-    made = tell(mode="observe", names=METRICS)
-    for first in range(0, SHARDS, 6):
-        names = {str(n): f"{n}.tar" for n in range(first, first + 6)}
-        made.send(Notice(0, "shard", "new shards", 0, first, {"shards": names}))
-    return made
+LENGTH = 10  # steps of a shard
 
 
 def where(story):
     return action_planning.plan_context(story.state, story.state.incident)
-
-
-def test_two_troubles_in_a_shard_make_it_a_suspect(story):
-    """In the same shard, in an attempt each: named in the aim and, with its numbers, in the log."""
-    feed(story, 0, 10060, bad=(9606,))
-    story.attempt = 1
-    feed(story, 9580, 9607, bad=(9606,))
-
-    assert story.state.incident.id == "inc-2"
-    assert where(story).suspects == ("960.tar",)
-    (note,) = story.kinds("note", "shard-suspects")
-    told = note.data["suspects"]["960.tar"]
-    assert (told["blamed"], told["troubles"]) == (2, 2) and told["p"] < 0.01 / 1000
-    assert "960.tar (2 of 2" in note.reason
-
-
-def test_two_troubles_in_two_shards_make_none(story):
-    feed(story, 0, 10060, bad=(5005, 9606))
-
-    assert story.state.history.opened == 2
-    assert story.state.context.attribution.suspects() == ()
 
 
 # ── onsets of one incident ────────────────────────────────────────────────────────────────────────

@@ -46,13 +46,8 @@ def test_a_lower_rate_that_did_not_help_is_taken_back_before_the_next_rung(tell)
     story = easing(tell)
     story.frames(8.0, times=35)
 
-    assert labels(story) == [
-        "1/0-pause",
-        "1/1-lr_scale",
-        "1/2-resume",
-        "1/undo-lr_scale",
-        "2/0-touch",
-    ]
+    steps = "1/0-pause 1/1-lr_scale 1/2-resume 1/undo-lr_scale 2/0-touch"
+    assert labels(story) == steps.split()
     undo = story.kinds("intent")[3].data["action"]
     assert undo["args"] == {"value": 1.0, "rewarm_steps": 0}
     order = [d.kind for d in story.log if d.kind in ("verify", "intent")]
