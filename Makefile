@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test test-fast unit integration journeys matrix coverage lint graph docs style chaos \
+.PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
   fuzz bench soak clean
 .NOTPARALLEL:
 
@@ -27,7 +27,6 @@ help:
 	@echo 'make matrix      frameworks, optimizers, loops and launchers'
 	@echo 'make coverage    what the unit lane covers, line by line'
 	@echo 'make lint        ruff, mypy and the contracts between the rooms'
-	@echo 'make graph       which room imports which, and that none do so in a circle'
 	@echo 'make docs        write the generated tables of the READMEs and the JSON schemas'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
@@ -60,9 +59,6 @@ coverage: .venv/installed-dev
 lint: style
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-graph: .venv/installed-dev
-	$(BIN)/python -m tests.import_graph
 
 docs: .venv/installed-dev
 	$(BIN)/python -m supervise.catalog.export.json_schema

@@ -6,7 +6,6 @@ Each rule is a function from one parsed module to the sentences to print.
 from __future__ import annotations
 
 import ast
-import graphlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -269,33 +268,6 @@ def test_the_house_is_in_order(rule):
     sentences = [sentence for module in read_modules() for sentence in rule(module)]
 
     assert not sentences, "\n" + "\n".join(sentences)
-
-
-def circle(modules: list[Module], home: Callable[[str], str] = str) -> list[str]:
-    """Return the modules of a circle of imports, or their homes; none when there is none."""
-    names = {module.name for module in modules}
-    graph: dict[str, set[str]] = {}
-    for module in modules:
-        targets = {home(target) for _, target, _ in module.imports() if target in names}
-        graph.setdefault(home(module.name), set()).update(targets - {home(module.name)})
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def test_a_circle_for_types_alone_is_found():
-    """Or the rule would hold because it sees nothing."""
-    known = frozenset({"supervise.app.a", "supervise.app.b"})
-    there = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import B"
-    back = "def f():\n    from . import a"
-    modules = [
-        Module("supervise.app.a", "app/a.py", there, known=known),
-        Module("supervise.app.b", "app/b.py", back, known=known),
-    ]
-
-    assert set(circle(modules)) == known
 
 
 def crowded(modules: list[Module]) -> list[str]:
