@@ -145,7 +145,6 @@ def test_an_answer_without_an_effect_is_a_failure(verb, context, fake_job):
 
 @pytest.mark.parametrize("verb", ANSWERS)
 def test_a_refusal_of_the_probe_is_passed_on(verb, context, fake_job):
-    """The probe's sentence is the error, and retryable is what it said."""
     action = CATALOG[verb](**NEEDED.get(verb, {}))
     refusal = ActionError("rank 0 refused", retryable=False)
 

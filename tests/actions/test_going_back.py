@@ -199,7 +199,6 @@ def test_a_scale_during_a_rewarm_is_judged_without_it():
 
 
 def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():
-    """A tenth of a quarter is a tenth; the quarter alone is no re-warm."""
     assert goes_back(during(0.025, 0.25, 0.1)) == {None}
     said = {"the learning rate is 0.25 of the job's own, not 0.1 times 0.25"}
     assert goes_back(during(0.25, 0.25)) == said

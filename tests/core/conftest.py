@@ -34,7 +34,6 @@ NAN = float("nan")
 
 
 def above(metric: str, gt: float) -> Threshold:
-    """Return the smallest detector there is."""
     return Threshold(metric, gt=gt)
 
 
@@ -243,7 +242,6 @@ def save(story: Story, name: str, step: int, ok: bool = True, attempt: int | Non
 
 
 def good(story: Story) -> list[str]:
-    """Return the checkpoints that may be gone back to, oldest first."""
     return [found.id for found in story.state.checkpoints.good()]
 
 

@@ -165,7 +165,6 @@ def test_a_metric_that_becomes_rarer_is_not_missing(tell):
 
 
 def test_a_metric_that_never_existed_makes_its_rule_inactive(tell):
-    """No loss in this job: its rules are not blind, they do not apply."""
     story = tell(blind_after_steps=30)
     story.send(Announced(0, 0, 1, 1, ("other", "grad_global_norm")))
     story.frames(1.0, times=100)
@@ -311,7 +310,6 @@ def test_blindness_is_an_incident_and_ends(tell):
 
 
 def test_a_verification_waits_for_the_effect(tell):
-    """An action whose effect no frame could show yet is not verified."""
 
     def answer(action_id):
         return Finished(0, action_id, True, {"attempt": 1, "step": 40})

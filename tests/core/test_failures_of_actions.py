@@ -21,9 +21,6 @@ from supervise.core.model.policy import Budget, Inhibit, Ladder
 
 from .conftest import Verify, above, one_rule, runbook_of
 
-# ── F actions ─────────────────────────────────────────────────────────────────────────────────────
-
-
 BOOKS = {
     "mend": (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify()),
     "ease": (Snapshot(), LrScale(set=0.5), SkipStep(), Verify()),
@@ -112,11 +109,7 @@ def test_an_undo_without_an_outcome_is_asked_for_once(tell):
     assert story.state.incident.severity == "SEV0"
 
 
-# ── I budget ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_release_does_not_refund_a_budget(tell):
-    """What a person says lets the engine go on; it gives no intent back."""
     story = tell(budgets={"touch": Budget(1), "all": Budget(9)}, healthy=50)
     story.frames(99.0, times=60)
     spent = [a for a in story.actions() if a.endswith("touch")]
@@ -126,9 +119,6 @@ def test_a_release_does_not_refund_a_budget(tell):
 
     assert len(spent) == 1
     assert [a for a in story.actions() if a.endswith("touch")] == spent
-
-
-# ── J escalation ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("calm", "second"), [(100, "touch"), (560, "reach")])
@@ -145,9 +135,6 @@ def test_the_ladder_resets_only_after_clean_steps(tell, calm, second):
 
     begun = [action for action in story.actions() if "undo" not in action]
     assert begun[2].endswith(second)
-
-
-# ── K inhibition ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("flip", [False, True])

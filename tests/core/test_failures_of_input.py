@@ -12,8 +12,6 @@ from supervise.detectors.robust_z import RobustZ
 
 from .conftest import NAMES, NAN, Reach, above, messages, one_rule, rule_on, runbook_of
 
-# ── A storm ───────────────────────────────────────────────────────────────────────────────────────
-
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(tell, order):
@@ -34,9 +32,6 @@ def test_a_hundred_rules_in_one_step_are_one_incident_one_runbook_one_message(te
     assert messages(story)[-1]["severity"] == "SEV0"
 
 
-# ── B flapping ────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
     """It is one incident, and a few records in a hundred steps, however often it would change."""
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV2"), healthy=20)
@@ -50,9 +45,6 @@ def test_an_advisory_rule_that_flaps_does_not_fill_the_record(tell):
     assert story.kinds("rule")[-1].data["what"] == "cleared"
     story.frames(6.0, times=2)
     assert story.kinds("incident", "opened")[1:], "what comes back later is news"
-
-
-# ── C missing ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("hole", [None, NAN])
@@ -102,9 +94,6 @@ def test_a_silent_rank_is_a_stall_of_its_own(tell):
         story.send(Tick(story.at_ns, beats))
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [3]
-
-
-# ── E clocks ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_clock_that_goes_back_gives_no_decision(tell):

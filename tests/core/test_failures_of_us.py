@@ -22,8 +22,6 @@ from supervise.detectors.sequence import Sequence
 
 from .conftest import NAN, above, rule_on
 
-# ── G crash, O replay ─────────────────────────────────────────────────────────────────────────────
-
 
 def everything(tell):
     """A story with every kind of event and nearly every kind of decision in it."""
@@ -90,9 +88,6 @@ def test_a_run_can_be_cut_after_every_event(tell):
         state, made = engine.step(story.policy, state, event)
         done += len(made)
     assert done == len(whole)
-
-
-# ── all (state, event) pairs ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("state", state_machine.STATES)

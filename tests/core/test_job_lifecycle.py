@@ -124,7 +124,6 @@ def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
 
 
 def test_a_crash_joins_the_incident_that_is_open(tell):
-    """It goes back to before the trouble, not to the newest checkpoint."""
     story = crashing(tell)
     story.frames(8.0)
     save(story, "ckpt-2", 50)

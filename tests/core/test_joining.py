@@ -75,9 +75,6 @@ def replays(story):
     return told == [record(d) for d in story.log]
 
 
-# ── a crash in an advisory incident ───────────────────────────────────────────────────────────────
-
-
 def from_before(breach):
 
     class Before(Again):
@@ -89,7 +86,6 @@ def from_before(breach):
 
 
 def test_a_slow_host_does_not_stand_between_a_crash_and_its_checkpoint(slow):
-    """The trouble began at the crash: as if no incident had been open."""
     story = slow(runbooks={"again": from_before(200)})
     story.send(Exited(story.at_ns, 137))
     last = story.kinds("intent")[-1].data["action"]
@@ -116,11 +112,7 @@ def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow,
     assert story.state.incident.breach_step == 200
 
 
-# ── another kind of trouble ───────────────────────────────────────────────────────────────────────
-
-
 def test_another_kind_of_trouble_is_told_when_it_joins(slow):
-    """At its own step; another rule of a pack that was told of is not."""
     story = slow()
     before = len(messages(story))
     story.rows(row(step_time=9.0))
@@ -159,7 +151,6 @@ def test_a_step_that_was_kept_from_the_weights_has_not_damaged_them(slow):
     ],
 )
 def test_what_was_applied_may_have_damaged_them(slow, bad):
-    """Also where something was skipped and the update tells otherwise."""
     story = slow()
     story.rows(skipped(NAN), bad, *[row()] * 60)
     story.send(Exited(story.at_ns, 0))

@@ -163,7 +163,6 @@ def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
 
 
 def test_one_that_left_again_is_not_back():
-    """It was in the band once, which is told; the newest frames decide."""
     first = spike_classifier.rejoined(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5))))
 
     assert (first["answer"], first["rejoined_step"]) == ("no", ONSET + 5)

@@ -67,7 +67,6 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
     ],
 )
 def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
-    """As the probe says, with several ranks, or in a job that has ended."""
     story = spared(mode="approve")
     story.frames(60.0)
     assert spared.now(story) == 40
@@ -76,7 +75,6 @@ def test_where_nothing_can_go_back_nothing_is_spared(spared, event):
 
 
 def test_only_for_what_may_act(spared):
-    """An advisory rule may stand for long; in shadow nothing goes back."""
     story = spared()
     story.frames(2.0, grad=20.0)
     assert story.state.incident is not None

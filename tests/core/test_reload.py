@@ -26,13 +26,12 @@ from supervise.detectors.sequence import Sequence
 from supervise.detectors.threshold import Threshold
 from supervise.detectors.trend import Trend
 
-from .conftest import rule_on
+from .conftest import Story, above, one_rule, rule_on
 
 NAN = float("nan")
 
 
 def detectors():
-    """Made anew at each call: equality is what counts, not identity."""
     return {
         "z": RobustZ("train_loss_raw", gt=6.0, window=16, min_=8, freeze=8),
         "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4, clear=1.2, freeze=16),
@@ -98,8 +97,7 @@ GRAD = st.sampled_from([1.0, 1.1, 0.9, 8.0, None])
 def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm, part):
     """Wherever it comes: in a window, between intent and outcome, in a hold."""
     base = rich(make_policy)
-    story = tell()
-    story.__init__(base)
+    story = Story(base)
     story.frames(*[2.0 + 0.01 * (i % 5) for i in range(calm)])
     for loss, grad in rows:
         story.frames(loss, grad=grad)
@@ -111,9 +109,8 @@ def test_the_same_policy_again_changes_no_decision(make_policy, tell, rows, calm
     assert follow(base, story.events, at, again) == [record(d) for d in story.log]
 
 
-def warm(tell, policy, steps=40):
-    story = tell()
-    story.__init__(policy)
+def warm(policy, steps=40):
+    story = Story(policy)
     story.frames(*[2.0 + 0.01 * (i % 5) for i in range(steps)])
     return story
 
@@ -128,9 +125,8 @@ def bank_of(story, rank=0):
 
 
 def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, tell):
-    """So do the couplings that read it; the record names all of them."""
     base = rich(make_policy)
-    story = warm(tell, base)
+    story = warm(base)
     changed = {**detectors(), "g": RobustZ("grad_global_norm", gt=7.0, window=16, min_=8, freeze=8)}
     new = rich(make_policy, detectors=changed, digest="sha256:1")
 
@@ -147,9 +143,8 @@ def test_a_changed_detector_starts_anew_and_its_neighbour_does_not(make_policy, 
 
 
 def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
-    """From the next frame on; what still fired is said to have cleared."""
     base = rich(make_policy)
-    story = warm(tell, base)
+    story = warm(base)
     story.frames(9.0, times=2)
     assert bank_of(story).rules[1].firing
     found = {**detectors(), "low": Threshold("grad_global_norm", gt=0.5)}
@@ -163,9 +158,9 @@ def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
 
 def test_no_reload_refunds_a_budget(tell):
     """Two of two were spent: also after a reload, and under a class that is new to the policy."""
-    story = tell(budgets={"touch": Budget(2, per_steps=1000)}, ladder=Ladder(("back", "hold")))
-    rules = (replace(story.policy.rules[2], runbook="back"),)
-    story.__init__(replace(story.policy, rules=rules, inhibit=()))
+    budgets = {"touch": Budget(2, per_steps=1000)}
+    rule = one_rule(above("train_loss_raw", 50.0), "SEV0", "back")
+    story = tell(budgets=budgets, ladder=Ladder(("back", "hold")), **rule)
     for _ in range(2):
         story.frames(2.0, times=40)
         story.frames(99.0)
@@ -233,7 +228,7 @@ def test_a_refused_reload_changes_nothing_and_is_told(tell):
 
 def test_replay_follows_a_reload(make_policy, tell):
     """With the policies at hand it is the same; without them the first difference is shown."""
-    story = warm(tell, rich(make_policy))
+    story = warm(rich(make_policy))
     first = story.policy
     new = replace(first, rules=first.rules[1:], digest="sha256:1")
     load(story, new, changes=differences(first, new, first))

@@ -23,7 +23,6 @@ def another(story: Story, rank: int = 0, segment: int = 9):
 
 @pytest.fixture
 def begun(tell):
-    """Start a run that is well; what it came to is the same in a replay."""
     stories = []
 
     def make(**changes):

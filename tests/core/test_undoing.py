@@ -64,7 +64,6 @@ def test_what_helped_stays(tell):
 
 
 def test_an_undo_that_fails_holds_instead_of_climbing(tell):
-    """Two interventions at once would be neither judged nor taken back."""
 
     def answer(key):
         return Finished(0, key, "undo" not in key, {}, "gone" if "undo" in key else None)
