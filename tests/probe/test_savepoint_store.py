@@ -1,12 +1,19 @@
-"""Where savepoints are kept: in memory and on disk within their budgets, one of them retained."""
+"""Where savepoints are kept: in memory and on disk within their budgets, one of them retained; and
+files of savepoints: whole or not there, whatever the disk or the end of the process does."""
+
+import hashlib
+from pathlib import Path
 
 import pytest
 
+from supervise_probe.savepoints import files
 from tests.support.savepoint_jobs import back, of_kind
 
 from .test_savepoint_refusals import PREAMBLE, WHILE
 
 pytestmark = pytest.mark.slow
+
+torch = pytest.importorskip("torch")
 
 JOB = ("module_loop.py", "adamw")  # 30 steps
 
@@ -125,3 +132,39 @@ def test_a_disk_without_room_leaves_the_spared_one_in_memory(jobs, tmp_path):
     events = jobs.run(*JOB, **plan, max_disk_bytes=one // 2, spare={"7": 9})[1]
     assert events[-1]["end"] == [5]
     assert len(of_kind(events, "busy")) == 4
+
+
+DOCUMENT = {"what": "a savepoint", "model": torch.arange(1 << 19)}  # 4 MiB: several pieces
+
+
+def test_what_is_written_is_read_back_and_its_hash_is_that_of_the_file(tmp_path):
+    path = files.path_of(str(tmp_path / "new"), 7)
+    files.write(torch.save, DOCUMENT, path, lambda: False)
+    told = (tmp_path / "new" / "savepoint-000000007.pt.sha256").read_text().split()
+    found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    assert told == [found, "savepoint-000000007.pt"]
+    assert torch.equal(files.read(torch.load, path)["model"], DOCUMENT["model"])
+
+
+@pytest.mark.parametrize("pieces", [0, 2, 5, 8])
+def test_what_is_called_off_leaves_what_was_there(tmp_path, pieces):
+    """At any piece, in the middle of a tensor too; the thread is out of torch at once."""
+    path = tmp_path / "savepoint-000000007.pt"
+    path.write_text("of before")
+    looks = iter([False] * pieces)
+    with pytest.raises(files.Stopped):
+        files.write(torch.save, DOCUMENT, str(path), lambda: next(looks, True))
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["of before"]
+
+
+def test_those_behind_a_step_are_removed(tmp_path):
+    for step in (5, 10, 15):
+        for end in ("", files.HASH):
+            (tmp_path / f"savepoint-{step:09d}.pt{end}").touch()
+    (tmp_path / "z").touch()
+    files.remove_after(str(tmp_path), 10)
+    files.remove_after(str(tmp_path / "not-there"), 10)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        *(f"savepoint-{step:09d}.pt{end}" for step in (5, 10) for end in ("", files.HASH)),
+        "z",
+    ]

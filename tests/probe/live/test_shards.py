@@ -184,7 +184,6 @@ def test_each_step_names_the_shards_that_it_trained_on(probed, way):
 
 
 def test_the_job_is_the_same_with_and_without(probed, bare):
-    """A supervisor that is not there hears nothing; the weights are bit-identical."""
     assert bare.run(SETUP + CALLS).output[-1] == probed.run(SETUP + CALLS).output[-1]
 
 

@@ -143,7 +143,6 @@ def compare(job, rel=1e-5):
 
 @pytest.mark.parametrize("late", [False, True], ids=["cpu", "as-on-a-device"])
 def test_values_under_accumulation_mask_and_clip(probed, bare, late):
-    """All values of the table, sampled ones in their steps only; final weights bit-identical."""
     job = probed.run(PLAIN, late=late, sampling=OFTEN)
     compare(job)
     assert job.output[-1] == bare.run(PLAIN).output[-1]
@@ -221,7 +220,6 @@ def test_a_scaler_changes_no_value(probed, bare, optimizer, late, clip):
 
 
 def test_a_rollback_takes_everything_back_exactly(probed):
-    """The steps that are run again have the same numbers, to the last bit."""
     script = """
 model = nn.Linear(6, 5)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -66,7 +66,6 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_phase_follows_the_rate(name):
-    """Each phase begins where it does; nothing flutters."""
     rates, expected = SCHEDULES[name]
     assert changes(rates) == expected
 

@@ -91,7 +91,6 @@ def test_the_bound_is_of_unscaled_gradients(probed, late):
 
 @DEVICES
 def test_an_update_far_above_its_past_is_cut_to_the_rule(probed, bare, late):
-    """By a computation of its own over the norms that were applied; before it, nothing changes."""
     spike = {"fault": "lr_spike", "step": 24, "params": {"factor": 100, "steps": 2}}
     before = "optimizer.param_groups[0]['lr'] = 1e-2"
     script = loop(40, "AdamW(model.parameters(), lr=1e-2)", before=before)
@@ -238,7 +237,6 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
 
 @DEVICES
 def test_a_tool_that_never_binds_changes_no_bit(probed, bare, late):
-    """All of them in force, none has anything to do: the weights are those of a run without."""
     script = loop(60, "AdamW(model.parameters(), lr=1e-3)", clip=OWN_CLIP)
     orders = {
         "zero_nonfinite": {"max": 3, "per": 128},

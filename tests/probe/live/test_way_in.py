@@ -35,7 +35,6 @@ def test_a_plain_script(launch):
 
 
 def test_an_order_that_cannot_be_followed_switches_the_probe_off_whole(launch):
-    """No part is left half connected: no frame, the reason in a mark; the job trains on."""
     savepoints = {"every": "often", "keep": 1, "max_bytes": 1 << 20}
     job = launch(TRAIN + "print(step)", environ=FAST_TORCH, config={"savepoints": savepoints})
     assert (job.folder / "out").read_text() == "4\n" and job.err == ""
@@ -197,7 +196,6 @@ def test_the_last_words_of_a_job_are_recorded(launch):
 
 
 def test_a_job_that_leaves_no_words_still_leaves_its_frames(probed):
-    """After `os._exit` there is no end record; everything up to then was published."""
     job = probed.run(TRAIN + "import os; os._exit(9)", code=9)
     assert job.segment().end() is None and len(job.frames) == 5
 

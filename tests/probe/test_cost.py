@@ -1,7 +1,9 @@
-"""How often a costly value of a short step is taken."""
+"""What the probe may cost: how often a costly value of a short step is taken; what is too dear is
+switched off, unless somebody asked for it or a profiler makes it so."""
 
 import pytest
 
+from supervise_probe.runtime.guard import WINDOW, Guard
 from supervise_probe.sampling.pace import SAMPLES, Pace, Unrest
 
 
@@ -20,7 +22,6 @@ class Reporter:
     ],
 )
 def test_the_interval_follows_the_median_cost(least, first, costs_us, every):
-    """Doubled above the share, halved well below it; 1 again where that is affordable."""
     pace = Pace(Reporter(), first, share=0.005, floor_ns=1000, least=least)
     found = []
     for cost_us in costs_us:
@@ -57,3 +58,56 @@ def test_a_frame_far_from_those_before_it_is_unusual(change, unusual):
     for number in range(100):
         assert not unrest.look({**CALM, "train_loss_raw": 2.0 + 0.02 * (-1) ** number})
     assert unrest.look({**CALM, **change}) == unusual
+
+
+WORK = range(3000)  # some 30 us
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def steps(told):
+    """Makes `number` steps of 1 us in which a part works for much longer."""
+    guard = Guard(lambda part, reason: told.append((part.name, reason)))
+    part = guard.part("dear", floor_us=0)
+
+    def make(number):
+        for _ in range(number):
+            guard.run(part, sum, WORK)
+            guard.judge(1000)
+            guard.turn()
+        return guard, part
+
+    return make
+
+
+def test_what_costs_more_than_its_share_is_switched_off(steps, told):
+    """After a window of steps, with the cost and the allowance."""
+    _, part = steps(3 * WINDOW)
+
+    assert not part.on and told[0][0] == "dear" and "are allowed" in told[0][1]
+
+
+def test_an_excused_part_stays(steps, told):
+    """Raised sampling was asked for; when that is over it is judged like any other."""
+    _, part = steps(0)
+    part.excused = True
+    steps(3 * WINDOW)
+    assert part.on and told == []
+    part.excused = False
+    steps(3 * WINDOW)
+    assert not part.on
+
+
+def test_nothing_is_weighed_under_a_profiler(steps, told):
+    """It makes everything dear; afterwards only steps without it count."""
+    guard, part = steps(0)
+    guard.blind = True
+    steps(3 * WINDOW)
+    assert part.on and part.costs == [] and told == []
+    guard.blind = False
+    steps(3 * WINDOW)
+    assert not part.on
