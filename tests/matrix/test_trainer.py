@@ -32,16 +32,13 @@ class Book(TrainerCallback):
     def on_optimizer_step(self, args, state, control, **kwargs):
         self.book.after()
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        pass_by(state.global_step)
-
 counts = []
 arguments = TrainingArguments(
     "saved", per_device_train_batch_size=4, per_device_eval_batch_size=4,
     gradient_accumulation_steps=2, num_train_epochs=2, learning_rate=1e-2, warmup_steps=4,
     lr_scheduler_type="cosine", max_grad_norm=0.8, logging_steps=1, eval_strategy="steps",
     eval_steps=6, save_strategy="steps", save_steps=8, report_to=[], disable_tqdm=True,
-    use_cpu=True, seed=3, dataloader_num_workers=WORKERS,
+    use_cpu=True, seed=3,
 )
 trainer = Counting(model, arguments, train_dataset=data, callbacks=[Book()],
                    eval_dataset=data[:8])
@@ -55,7 +52,7 @@ finish(model)
 
 def test_the_trainer(library_pair):
     """Its own log says the same of every step; epochs, evaluations and saves are heard of."""
-    job = library_pair.run(TRAIN.replace("WORKERS", "0"))
+    job = library_pair.run(TRAIN)
     log = [row["note"] for row in job.output if "note" in row]
     steps = [row for row in log if "grad_norm" in row]
     assert len(steps) == len(job.frames) == 20
@@ -79,18 +76,16 @@ def test_the_trainer(library_pair):
     assert job.notices[-1].data["val_loss"] == last
 
 
-RESUMED = (
-    TRAIN.replace("WORKERS", "0")
-    .replace("eval_dataset=data[:8]", 'eval_dataset={"code": data[:8], "text": data[8:16]}')
-    .replace(
-        "trainer.train()",
-        """trainer.train()
+RESUMED = TRAIN.replace(
+    "eval_dataset=data[:8]", 'eval_dataset={"code": data[:8], "text": data[8:16]}'
+).replace(
+    "trainer.train()",
+    """trainer.train()
 library = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.framework
 emit(note={"total": library.total_steps, "before": library.steps_before})
 trainer.train(resume_from_checkpoint="saved/checkpoint-16")
 emit(note={"total": library.total_steps, "before": library.steps_before})
 """,
-    )
 )
 
 
