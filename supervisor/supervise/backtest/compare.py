@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -95,7 +96,10 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     for i, other in enumerate(totals[1:], 1):
         yield ""
         differences = [
-            line for outcomes in found for line in _difference_lines(outcomes[0], outcomes[i])
+            f"  {left.run} {alarm.step} {alarm.severity} {alarm.rule}: {left.policy} only"
+            for outcomes in found
+            for left, right in itertools.permutations((outcomes[0], outcomes[i]))
+            for alarm in only_in(left, right)
         ]
         both = f"{totals[0].policy} and {other.policy}"
         yield f"{both} differ:" if differences else f"{both} raise the same alarms"
@@ -124,12 +128,6 @@ def _incident_lines(outcome: Outcome) -> Iterator[str]:
         steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)
         runs = f"; would have run {', '.join(would[incident])}" if incident in would else ""
         yield f"  {outcome.run} {incident}: {steps}{runs}"
-
-
-def _difference_lines(first: Outcome, other: Outcome) -> Iterator[str]:
-    for left, right in ((first, other), (other, first)):
-        for alarm in only_in(left, right):
-            yield f"  {left.run} {alarm.step} {alarm.severity} {alarm.rule}: {left.policy} only"
 
 
 def _limited(texts: Iterator[str]) -> Iterator[str]:

@@ -116,8 +116,10 @@ def _print_story(console: Console, records: list[dict[str, Any]], run: RunDir) -
     last = fmean(list(losses.values())[-25:])
     back = band is not None and last < band["limit"]
     if band is not None:
+        reach = range(FAULT_STEP, FAULT_STEP + NOTICE_STEPS)
+        worst = max(loss for (_, step), loss in losses.items() if step in reach)
         console.print(
-            f"  loss {band['level']:.2f} before, {max(_after_fault(losses)):.2f} at worst, "
+            f"  loss {band['level']:.2f} before, {worst:.2f} at worst, "
             f"{last:.2f} over the last 25 steps"
         )
     answers = {
@@ -185,11 +187,6 @@ def _losses(run: RunDir) -> dict[tuple[int, int], float]:
         for rank, attempt, step, _, values in history.frames(run)
         if rank == 0 and "train_loss_raw" in values
     }
-
-
-def _after_fault(losses: Mapping[tuple[int, int], float]) -> list[float]:
-    reach = range(FAULT_STEP, FAULT_STEP + NOTICE_STEPS)
-    return [loss for (_, step), loss in losses.items() if step in reach]
 
 
 def _sparks(losses: Mapping[tuple[int, int], float]) -> Iterator[tuple[int, str]]:

@@ -45,7 +45,10 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
     from ..catalog import load_policy
     from ..core import replay
 
-    edited = _edited(found, log)
+    parts = record_check.policy_parts(found, record_check.taken(log))
+    edited = [
+        f"edited policy: {part.text}" for part in parts if part.status == record_check.CHANGED
+    ]
     for line in edited:
         click.echo(printable(line))
     count, differences = replay.compare(
@@ -75,12 +78,6 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
         click.echo(f"  recorded: {_shown(difference.recorded)}")
         click.echo(f"  replayed: {_shown(difference.replayed)}")
     ctx.exit(1)
-
-
-def _edited(found: RunDir, log: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each policy file that was edited after the run used it."""
-    parts = record_check.policy_parts(found, record_check.taken(log))
-    return [f"edited policy: {part.text}" for part in parts if part.status == record_check.CHANGED]
 
 
 def _shown(decision: Mapping[str, Any] | None) -> str:

@@ -233,7 +233,8 @@ def _fold(
     def wanted() -> Iterator[tuple[int, Event]]:
         for number, event in events:
             later = number > target and moment is not None
-            if later and (_is_frame(event, question) or not _by_clock(question.rule, moment)):
+            framed = isinstance(event, Frame) and event.rank == question.rank
+            if later and (framed or not _by_clock(question.rule, moment)):
                 return
             yield number, event
 
@@ -248,10 +249,6 @@ def _fold(
         machine_before = state.machine
     assert moment is not None
     return moment
-
-
-def _is_frame(event: Event, question: Question) -> bool:
-    return isinstance(event, Frame) and event.rank == question.rank
 
 
 def _by_clock(rule_id: str, moment: Moment | None) -> bool:

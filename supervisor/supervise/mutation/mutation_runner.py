@@ -69,15 +69,11 @@ def _frames(form: ScenarioForm) -> int:
     return max(map(count, form.series.values()), default=0)
 
 
-def _metrics(form: ScenarioForm) -> set[str]:
-    return {name for series in (form.series, *form.sequels) for name in series}
-
-
 def _detected_by(subject: Subject, mutant: Mutant, scenarios: Sequence[ScenarioForm]) -> int | None:
     """Return the index of a scenario that fails under the mutant, None when all pass."""
     policy = mutant.build()
     for i, form in enumerate(scenarios):
-        if mutant.metrics and mutant.metrics.isdisjoint(_metrics(form)):
+        if mutant.metrics and mutant.metrics.isdisjoint(set().union(form.series, *form.sequels)):
             continue  # it cannot differ in this scenario
         try:
             result = scenario_runner.run(policy, form)

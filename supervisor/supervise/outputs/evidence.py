@@ -162,7 +162,11 @@ class Evidence:
             _confirm(bundle, rank, answers.get(rank))
         breach = onset.breach_step if onset is not None and onset.id == incident else None
         bundle.source("shards", lambda: _shards(bundle, ranks, window, breach))
-        confirmed = {view["pid"] for rank, view in ranks.items() if _has_stacks(bundle, rank)}
+        confirmed = {
+            view["pid"]
+            for rank, view in ranks.items()
+            if (bundle.path / f"rank-{rank}-stacks.txt").exists()
+        }
         wanted = {view["pid"] for view in ranks.values()}
         for process in members:
             if process.pid not in confirmed:
@@ -258,10 +262,6 @@ def _shards(
 
 def _json(path: Path) -> Any:
     return json.loads(files.read(path))
-
-
-def _has_stacks(bundle: Bundle, rank: int) -> bool:
-    return (bundle.path / f"rank-{rank}-stacks.txt").exists()
 
 
 def _patience_s(ranks: Mapping[int, Mapping[str, Any]], left_s: float) -> float:

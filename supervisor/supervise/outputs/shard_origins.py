@@ -45,7 +45,12 @@ def trace(
         `breach_step`, `steps` (rank, attempt, step, fingerprint, shards with their offsets) and
         `shards`: name -> its steps, as text.
     """
-    rows = [row for rank, tape in tapes.items() for row in _of_tape(rank, tape)]
+    rows = [
+        {"rank": rank, "attempt": int(batch.get("attempt", 0)), **batch}
+        for rank, tape in tapes.items()
+        for batch in (tape if isinstance(tape, list) else ())
+        if isinstance(batch, dict) and isinstance(batch.get("step"), int) and batch.get("shards")
+    ]
     recorded = {row["rank"] for row in rows}
     rows += [row for row in _of_frames(window, ranks) if row["rank"] not in recorded]
     if not rows:
@@ -54,12 +59,6 @@ def trace(
     rows = [row for row in rows if last - BEFORE <= row["step"] <= last]
     rows.sort(key=lambda row: (row["attempt"], row["step"], row["rank"]))
     return {"breach_step": breach_step, "steps": rows, "shards": _summary(rows)}
-
-
-def _of_tape(rank: int, tape: Any) -> Iterable[Row]:
-    for batch in tape if isinstance(tape, list) else ():
-        if isinstance(batch, dict) and isinstance(batch.get("step"), int) and batch.get("shards"):
-            yield {"rank": rank, "attempt": int(batch.get("attempt", 0)), **batch}
 
 
 def _of_frames(window: Window, ranks: Mapping[int, Mapping[str, Any]]) -> Iterable[Row]:

@@ -177,7 +177,9 @@ def _pieces(
                 raise InputError(f"{_place(sheet, bad.place)}: {what}")
             texts.append(name)
         elif kinds != {NoneType}:
-            kept[name] = columns[i] if factor == 1.0 else _scaled(columns[i], factor)
+            kept[name] = columns[i]
+            if factor != 1.0:
+                kept[name] = tuple(None if cell is None else cell * factor for cell in columns[i])
     if texts:
         remarks.append(f"columns of text left out: {', '.join(sorted(texts))}")
     if not kept:
@@ -200,10 +202,6 @@ def _pieces(
                 for r, v in piece
             ]
             yield Recording(run, names, made, remarks)
-
-
-def _scaled(column: Iterable[Any], factor: float) -> tuple[float | None, ...]:
-    return tuple(None if cell is None else cell * factor for cell in column)
 
 
 Values = tuple[float | None, ...]
@@ -240,10 +238,9 @@ def _split(rows: list[Read]) -> Iterator[list[Read]]:
         before = last.get(row.rank)
         if before is not None and before[0].attempt == row.attempt:
             ahead = row.step - before[0].step
-            if ahead == 0 and piece and piece[-1] is before and _disjoint(before[1], values):
-                merged = tuple(
-                    a if b is None else b for a, b in zip(before[1], values, strict=True)
-                )
+            pairs = list(zip(before[1], values, strict=True)) if ahead == 0 else []
+            if piece and piece[-1] is before and pairs and all(None in pair for pair in pairs):
+                merged = tuple(a if b is None else b for a, b in pairs)
                 piece[-1] = last[row.rank] = (row, merged)
                 continue
             if ahead <= 0 or ahead > far:
@@ -269,7 +266,3 @@ def _usual(rows: list[Read]) -> int:
             spacings.append(row.step - before.step)
         last[row.rank] = row
     return median_low(spacings) if spacings else 1
-
-
-def _disjoint(left: tuple[float | None, ...], right: tuple[float | None, ...]) -> bool:
-    return all(a is None or b is None for a, b in zip(left, right, strict=True))

@@ -24,6 +24,7 @@ ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaselin
 
 DONE, FAILED, DOUBT = "done", "failed", "in doubt"
 _ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
+WOULD = ("runbook", "would", "used", "max")  # what a suppressed record tells of the runbook
 COUNTS = {DONE: "actions", FAILED: "failed", DOUBT: "in_doubt"}  # keys of a row
 
 
@@ -126,7 +127,9 @@ def collect(
         "seen": _seen(opened, fired),
         "rules": fired,
         "suppressed": [
-            _short(r) | {"by": r["data"].get("suppressed_by"), **_would(r)}
+            _short(r)
+            | {"by": r["data"].get("suppressed_by")}
+            | {key: r["data"][key] for key in WOULD if key in r["data"]}
             for r in mine
             if r["kind"] == "suppressed"
         ],
@@ -304,10 +307,6 @@ def _moment(r: Record, opened: Record) -> dict[str, Any]:
     since_s = (r["mono_ns"] - opened["mono_ns"]) / 1e9
     kind = r["kind"] if not (what := r["data"].get("what")) else f"{r['kind']} {what}"
     return _short(r) | {"kind": kind, "since_s": round(since_s, 3)}
-
-
-def _would(r: Record) -> dict[str, Any]:
-    return {key: r["data"][key] for key in ("runbook", "would", "used", "max") if key in r["data"]}
 
 
 def _eras(records: Sequence[Record]) -> list[tuple[int, str]]:

@@ -117,7 +117,10 @@ class Reloader:
         source, mode = aim(command.args, self.source, self.mode)
         event = Reloaded(command.at_ns, command.operator, "", source, "", policy.digest)
         try:
-            _refuse_while_relaunching(state)
+            if (run := state.run()) is not None and run.intent.awaits("relaunch"):
+                # It must use the policy that decided it.
+                hint = "repeat the reload once it runs"
+                raise UsageError("the job is being relaunched", hint=hint)
             new = self._load(source, mode)
             event = replace(
                 event,
@@ -151,13 +154,6 @@ class Reloader:
             return []
         self.missing.append(NO_SAVEPOINTS)
         return [Notice(at_ns, "rollback-unavailable", NO_SAVEPOINTS)]
-
-
-def _refuse_while_relaunching(state: State) -> None:
-    """Raise UsageError during a relaunch: it must use the policy that decided it."""
-    run = state.run()
-    if run is not None and run.intent.awaits("relaunch"):
-        raise UsageError("the job is being relaunched", hint="repeat the reload once it runs")
 
 
 def _sentence(error: SuperviseError) -> str:

@@ -47,7 +47,12 @@ def detectors(
         else:
             built[name] = _qualified(detector, entry.scope)
     for name, detector in (built | partly).items():
-        _check_inputs(name, detector, parts, problems)
+        entry = parts.detectors[name]
+        for read in detector.detectors:
+            if read not in parts.detectors and not parts.may_exist(read, "detectors", entry.node):
+                near = did_you_mean(read, _usable(entry.scope, parts.detectors))
+                message = f"{name} reads an unknown detector {read!r}"
+                problems.add(first_text(entry.node, read), message, near)
     return _ordered(built, parts, problems), broken
 
 
@@ -67,17 +72,6 @@ def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector
             if candidate.detectors != detector.detectors:
                 detector = candidate
     return detector
-
-
-def _check_inputs(name: str, detector: Detector, parts: Parts, problems: Problems) -> None:
-    entry = parts.detectors[name]
-    for input_name in detector.detectors:
-        if input_name not in parts.detectors and not parts.may_exist(
-            input_name, "detectors", entry.node
-        ):
-            place = first_text(entry.node, input_name)
-            near = did_you_mean(input_name, _usable(entry.scope, parts.detectors))
-            problems.add(place, f"{name} reads an unknown detector {input_name!r}", near)
 
 
 def _ordered(

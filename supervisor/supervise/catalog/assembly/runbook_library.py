@@ -12,7 +12,6 @@ from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ...core.model.action import Action
 from ...core.model.policy import HOLD, Runbook
 from ..document import yaml_reader
 from ..document.diagnostics import Place, Problems, did_you_mean
@@ -227,10 +226,6 @@ def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
     if HOLD in verbs and opened.form.if_it_fails != HOLD:
         at = opened.node.place("if_it_fails")
         yield at, "it holds, whatever fails before that", "leave if_it_fails out"
-    if verbs[-1] != "verify" and "stop" not in verbs and any(map(_touches, steps)):
+    if verbs[-1] != "verify" and "stop" not in verbs and any(step.touches_job for step in steps):
         hint = "end with verify, which checks the effect"
         yield opened.place(len(steps) - 1), "touches the job and does not verify", hint
-
-
-def _touches(step: Action) -> bool:
-    return step.touches_job

@@ -65,7 +65,9 @@ def keys_of(form: type) -> dict[str, Key]:
         required = default is MISSING
         hint = hints[field.name]
         value = None if required else default
-        keys[name] = Key(name, field.name, type_of(hint), required, value, _doc(hint))
+        marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+        doc = next((mark.text for mark in marks if isinstance(mark, Doc)), "")
+        keys[name] = Key(name, field.name, type_of(hint), required, value, doc)
     return keys
 
 
@@ -114,11 +116,6 @@ def type_of(hint: Any) -> FieldType:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return Record(hint)
     raise TypeError(f"no type of YAML value fits the type hint {hint!r}")
-
-
-def _doc(hint: Any) -> str:
-    marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return next((mark.text for mark in marks if isinstance(mark, Doc)), "")
 
 
 @dataclass(frozen=True, slots=True)

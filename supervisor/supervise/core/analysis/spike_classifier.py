@@ -162,7 +162,9 @@ def judge(case: Evidence) -> Verdict:
     if kind == SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
     elif kind == CONTAINED:
-        advice = f"{_skipped_steps(case.skipped)} kept from the weights; {advice}"
+        first, last = case.skipped[0], case.skipped[-1]
+        what = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
+        advice = f"{what} was kept from the weights; {advice}"
     elif kind == NUMERIC and _own_rate(case):
         advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
@@ -199,12 +201,6 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
 def _own_rate(case: Evidence) -> bool:
     """Return whether the job itself raised its learning rate just before: that explains it."""
     return any(happened.kind == OWN_RATE for happened in case.happened)
-
-
-def _skipped_steps(steps: Sequence[int]) -> str:
-    first, last = steps[0], steps[-1]
-    which = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
-    return f"{which} was"
 
 
 def rejoined(case: Evidence) -> Answer:

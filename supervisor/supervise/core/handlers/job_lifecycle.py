@@ -130,9 +130,9 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     state.job.returncode = event.returncode
     if incident is not None:
         incident.recovery.undos.clear()  # it ended with the process
-    if _relaunch_id(state) is not None and not (
-        state.job.end_requested or _relaunch_started(state)
-    ):
+    run = state.run()
+    started = run is not None and run.intent.args.get("attempt") == state.job.launched
+    if _relaunch_id(state) is not None and not (state.job.end_requested or started):
         ctx.record("note", f"the job {_exit_text(state.job)}, to be restarted", what="relaunching")
     else:
         _on_job_ended(ctx)
@@ -142,12 +142,6 @@ def _relaunch_id(state: State) -> str | None:
     """Return the id of the relaunch that is under way."""
     run = state.run()
     return run.intent.action_id if run is not None and run.intent.verb == "relaunch" else None
-
-
-def _relaunch_started(state: State) -> bool:
-    """Return whether what the relaunch under way starts runs already, or did."""
-    run = state.run()
-    return run is not None and run.intent.args.get("attempt") == state.job.launched
 
 
 def start_failed(state: State) -> bool:

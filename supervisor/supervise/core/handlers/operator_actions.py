@@ -8,7 +8,7 @@ mode limits what the policy does by itself. While an action is under way orders 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,14 +134,12 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
     strange = [name for name in names if name not in known] if known else []
     if not strange:
         return ""
-    told = ", ".join(name + _meant(name, known) for name in strange[:NAMED])
+    told = ""
+    for name in strange[:NAMED]:
+        near = next((each for each in sorted(known) if _near(name, each)), None)
+        told += f", {name}" + (f" (did you mean {near}?)" if near else "")
     more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
-    return f"; not among the {len(known)} shards seen so far: {told}{more}"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = next((each for each in sorted(known) if _near(name, each)), None)
-    return f" (did you mean {near}?)" if near else ""
+    return f"; not among the {len(known)} shards seen so far: {told[2:]}{more}"
 
 
 def _near(name: str, other: str) -> bool:

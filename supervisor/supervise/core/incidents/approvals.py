@@ -31,21 +31,18 @@ def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Appr
     steps, silence means no if it does for any of them, and after the shortest time of those.
     """
     always = policy.mode == "approve" or incident.trigger.asks
-    asked = []
+    rank, asked = SEVERITIES.index, []
     for verb, step in zip(book.verbs, book.steps, strict=True):
         names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
         terms = next((policy.approvals[name] for name in names), Approval() if always else None)
-        if step.touches_job and terms is not None and (always or not _excused(terms, incident)):
+        if not step.touches_job or terms is None:
+            continue
+        if always or not terms.unless or rank(incident.severity) > rank(terms.unless):
             asked.append(terms)
     denying = [terms for terms in asked if terms.on_timeout == DENY]
     if denying:
         return min(denying, key=lambda terms: terms.timeout_s)
     return max(asked, key=lambda terms: terms.timeout_s, default=None)
-
-
-def _excused(terms: Approval, incident: Incident) -> bool:
-    rank = SEVERITIES.index
-    return bool(terms.unless) and rank(incident.severity) <= rank(terms.unless)
 
 
 def request(

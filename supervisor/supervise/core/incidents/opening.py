@@ -205,7 +205,8 @@ def record_baseline(
 ) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if monitor is not None:
-        diagnosis.open_case(policy, state, monitor, _rank_of(state.monitors, monitor), incident)
+        rank = next(rank for rank, one in state.monitors.items() if one is monitor)
+        diagnosis.open_case(policy, state, monitor, rank, incident)
     mark_suspect(state, incident)
 
 
@@ -246,7 +247,3 @@ def on_checkpoint(state: State, data: Mapping[str, Any]) -> None:
     elif incident is not None and tainted and saved > min(tainted):
         trial = incident.id
     state.checkpoints.notice(data, suspect, trial)
-
-
-def _rank_of(monitors: Mapping[int, RankMonitor], monitor: RankMonitor) -> int:
-    return next(rank for rank, one in monitors.items() if one is monitor)

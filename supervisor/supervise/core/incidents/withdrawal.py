@@ -76,7 +76,11 @@ def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
     if trigger.still:
         frames = {} if place is None else _silent(state.monitors, policy.rules[place], place)
         return Reason((trigger.asked_by,), frames)
-    return Reason(tuple(_acting(policy, state, incident))) if place is not None else None
+    if place is None:
+        return None
+    firing = set(state.firing(policy)) & set(incident.rules)
+    rules = (rule for rule in policy.rules if rule.id in firing and rule.runbook is not None)
+    return Reason(tuple(rule.id for rule in rules if policy.mode_of(rule) in ACTING_MODES))
 
 
 def set_trigger(trigger: Trigger, rule: Rule, *, still: bool) -> None:
@@ -122,16 +126,6 @@ def answers_stall(state: State) -> bool:
     """Return whether the runbook under way answers a job that stands still."""
     run = state.run()
     return run is not None and run.terms.reason is not None and run.terms.reason.frames is not None
-
-
-def _acts(policy: Policy, rule: Rule) -> bool:
-    return policy.mode_of(rule) in ACTING_MODES
-
-
-def _acting(policy: Policy, state: State, incident: Incident) -> list[str]:
-    firing = set(state.firing(policy)) & set(incident.rules)
-    rules = (rule for rule in policy.rules if rule.id in firing and rule.runbook is not None)
-    return [rule.id for rule in rules if _acts(policy, rule)]
 
 
 def _silent(monitors: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict[int, int]:
