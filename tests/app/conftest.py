@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -15,6 +14,10 @@ import pytest
 
 from supervise.job.controller import Control
 from supervise.job.process import Process
+
+from ..job.conftest import start
+
+__all__ = ["start"]  # the fixture
 
 
 @pytest.fixture
@@ -38,21 +41,6 @@ def sleeper() -> Iterator[Callable[[Mapping[str, str]], int]]:
     for popen in started:
         popen.kill()
         popen.communicate()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    """Start a command in this process; every process of it is killed at the end."""
-    started: list[Process] = []
-
-    def begin(*argv: str) -> Process:
-        started.append(Process.start(argv, os.environ))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.tree.end(signal.SIGKILL, 5.0)
-        process.wait(60.0)
 
 
 @pytest.fixture

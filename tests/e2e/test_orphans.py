@@ -51,21 +51,6 @@ def _memory(run) -> list[Path]:
     return [path for path in Path("/dev/shm").iterdir() if run.records[0]["run"] in path.name]
 
 
-def test_a_rank_that_trains_on_is_watched_to_its_end(orphaned, supervise, tmp_path):
-    """Its shell ended before it had begun; the shell's exit code is the result."""
-    _, err = (popen := orphaned("10m", "--steps", 80, "--sleep", 0.01)).communicate(timeout=200)
-
-    (rank,) = _pids(tmp_path / "rank")
-    run = supervise.run_of()
-    assert popen.returncode == 3
-    assert re.search(rf"process {rank}( \(rank 0\))? goes on without it", err)
-    assert f"kill {rank}" in err
-    assert "exit code 3 at step 79" in err
-    assert len(run.kinds("note", "orphans")) == 1 and not run.kinds("note", "orphans-left")
-    assert _memory(run) == []
-    run.prove()
-
-
 def test_a_rank_that_is_left_running_is_reported_and_keeps_its_segment(
     orphaned, supervise, tmp_path
 ):
@@ -111,7 +96,8 @@ def test_a_signal_ends_the_ranks_that_train_on(orphaned, supervise, tmp_path, be
 def test_a_launcher_that_is_killed_is_relaunched_only_when_its_rank_fails(
     supervise, comes_back, resuming_job, well, tmp_path
 ):
-    """A rank that lives is not killed for it, and a training that came to its end is over."""
+    """A rank that lives is not killed for it, but watched to its end, and people are told how to
+    end it; a training that came to its end is over."""
     drill = [] if well else ["--drill", "crash@160"]
     job = ["sh", "-c", 'echo $$ > first; "$@"; exit $?', "sh", *resuming_job("--max_iters=200")]
     options = ("--policy", comes_back, "--run-dir", "run", *drill)
@@ -119,8 +105,11 @@ def test_a_launcher_that_is_killed_is_relaunched_only_when_its_rank_fails(
     run = supervise.run_of()
     wait_until(lambda: run.state.get("step", -1) > 60, "step 60")  # at 150 the job waits
     os.kill(_pids(tmp_path / "first")[0], signal.SIGKILL)
-    popen.communicate(timeout=250)
+    _, err = popen.communicate(timeout=250)
 
     assert len(run.kinds("note", "launched")) == (0 if well else 1)
     assert popen.returncode == (137 if well else 0)
+    assert re.search(r"process \d+( \(rank 0\))? goes on without it", err) and "kill " in err
+    assert len(run.kinds("note", "orphans")) == 1 and not run.kinds("note", "orphans-left")
+    assert _memory(run) == []
     run.prove()

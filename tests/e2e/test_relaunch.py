@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -80,34 +79,15 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     run.prove()
 
 
-def test_a_start_that_has_nothing_left_to_do_ends_well(supervise, comes_back, resuming_job):
-    """No step of it is seen, and none was needed."""
-    comes_back.write_text(
-        comes_back.read_text().replace('resume"', 'resume", "--max_iters=0", "--wait_file="')
-    )
-    job = resuming_job()
-    script = supervise.home / "resuming.py"
-    text = Path(job[1]).read_text()
-    script.write_text(text.replace('print(f"done at {iter_num} loss {loss.item():.4f}")', ""))
-    run = supervise.run("--policy", comes_back, "--drill", HIT, job=[job[0], str(script), *job[2:]])
-
-    assert run.returncode == 0, run.stderr
-    assert run.actions == ["relaunch"] and not run.kinds("verify", "failed")
-    assert run.kinds("notify_intent")[-1]["data"]["message"]["title"].startswith("finished")
-
-
-@pytest.mark.parametrize("moment", ['"verb":"relaunch"', '"what":"relaunching"'])
-def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job, moment):
-    """TERM when the job is to be started again, or what it left is looked at: nothing is launched.
-
-    People are told how the run ended, whenever that was.
-    """
+def test_who_ends_the_run_ends_it_for_good(supervise, comes_back, resuming_job):
+    """TERM while what the stopped job left is looked at: nothing is launched, and people are told
+    how the run ended."""
     job = resuming_job("--max_iters=9999")
     options = ("--policy", comes_back, "--run-dir", "run", "--drill", HIT)
     watcher = supervise.start(*options, "--", *job)
     run = supervise.run_of()
     log = run.directory / "audit.log"
-    ready = lambda: log.exists() and moment in log.read_text()  # noqa: E731
+    ready = lambda: log.exists() and '"what":"relaunching"' in log.read_text()  # noqa: E731
     wait_until(ready, "the relaunch", every_s=0.002)
     watcher.send_signal(signal.SIGTERM)
     _, stderr = watcher.communicate(timeout=60)

@@ -30,6 +30,7 @@ def controlled(start, fake_segments, looping):
     def build(*ranks, argv=("sleep", "60"), **loop):
         segments = fake_segments({rank.rank: rank for rank in ranks})
         control = Control(start(*argv), segments, *edges())
+        build.segments = segments
         looping(control, control.process, **loop)
         return control
 
@@ -55,20 +56,6 @@ def test_the_ack_of_rank_0_comes_back_with_its_step_and_the_number_of_ranks(cont
         assert (key, verb, args["a"]) == ("k1", "x", 1)
         assert args["until_ns"] > time.monotonic_ns()  # after it the probe would refuse
     assert control.world_size == 2
-
-
-def test_the_same_key_is_carried_out_once(controlled, fake_rank):
-    """After a crash the order may be sent again; the probe answers what it answered."""
-    done = []
-    rank = fake_rank(answer={"x": lambda args: done.append(1) or {"n": len(done)}})
-    control = controlled(rank)
-
-    for _ in range(2):
-        assert control.command("x", {}, key="same", deadline_s=10) == {
-            "n": 1,
-            "ranks": 1,
-            "ack_step": 7,
-        }
 
 
 def test_a_refusal_is_the_actions_error(controlled, fake_rank):
@@ -140,7 +127,7 @@ def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, fake_rank
     while not rank.letters:
         time.sleep(0.001)
 
-    control._segments.ranks[0] = fake_rank(pid=pid)
+    controlled.segments.ranks[0] = fake_rank(pid=pid)
 
     assert asked.wait(10) == {}
     assert asked.lost == {0: "rank 0 went away"}
