@@ -180,7 +180,7 @@ class Parts:
 
     def appeared(self, optimizer: Any) -> None:
         """An optimizer is known from now on: look which modules it trains."""
-        self.context.registry.saw_optimizer(optimizer)
+        self.context.registry.optimizers.add(optimizer)  # it may be older than the probe
         self._life.attach()
 
     def _steps_first(self, optimizer: Any) -> None:

@@ -59,7 +59,7 @@ class Driver:
 
     def boundary(self, optimizer, loss):
         """Returns what the step shall return: after a rollback, the closure's loss of that step."""
-        self.registry.saw_optimizer(optimizer)
+        self.registry.optimizers.add(optimizer)
         if self.last not in (None, type(optimizer).__name__):
             return loss
         if self.step in self.spare:

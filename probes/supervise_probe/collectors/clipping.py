@@ -76,7 +76,7 @@ class Collector(Base):
                 limit = self._number(limit)
             values.setdefault("clip_threshold", limit)
             over = clip.norm - limit
-            excess = over if excess is None else self._larger(excess, over)
+            excess = over if excess is None else self.scalars.larger(excess, over)
         if excess is not None:
             values[EXCESS] = excess
 
@@ -95,11 +95,6 @@ class Collector(Base):
 
     def _number(self, limit: object) -> Number:
         return self.scalars.value(limit) if isinstance(limit, self.torch.Tensor) else float(limit)  # type: ignore[arg-type]
-
-    def _larger(self, one: Number, other: Number) -> Number:
-        if self.scalars.on_host(one) and self.scalars.on_host(other):
-            return max(one, other)
-        return self.torch.maximum(*map(self.torch.as_tensor, (one, other)))
 
     def state(self) -> Dict[str, float]:
         state = {"grad_clip_rate.known": float(self._clips)}

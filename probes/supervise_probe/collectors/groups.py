@@ -115,7 +115,7 @@ class Collector(Base):
         total: Number = 0.0
         for gradients, scale in ((plain, 1.0), (scaled, update.scale), (now, left)):
             if gradients:
-                norm = self._norm_of(gradients) / scale
+                norm = self._gradient.norm_of(gradients) / scale
                 total = total + norm * norm
         return total
 
@@ -133,10 +133,10 @@ class Collector(Base):
     def after_update(self, update: Update) -> None:
         before, self._before = self._before, []
         for label, pieces, old in before:
-            weight = self._norm_of(old)
+            weight = self._gradient.norm_of(old)
             moved: Number = 0.0
             if not update.skip:
-                moved = self._norm_of(self.torch._foreach_sub(pieces, old))
+                moved = self._gradient.norm_of(self.torch._foreach_sub(pieces, old))
             squares = self._moved.get(label, (0.0, 0.0))
             self._moved[label] = squares[0] + moved * moved, squares[1] + weight * weight
 
@@ -192,7 +192,3 @@ class Collector(Base):
             return [tensor.view(-1)[: max(1, size // every)]]
         at = tensor.storage_offset() + self._turn % every * RUN
         return [self.torch.as_strided(tensor, (runs, RUN), (RUN * every, 1), at)]
-
-    def _norm_of(self, tensors: List[Any]) -> Number:
-        norm: Number = self._gradient.norm_of(tensors)
-        return norm

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
 from ..torch_state.ema import Average
@@ -104,7 +104,7 @@ class Collector(Base):
                 grads = [grad for grad in grads if grad is not None]
                 if grads:
                     with self.torch.no_grad():
-                        self._first[id(optimizer)] = self._norm_of(grads)
+                        self._first[id(optimizer)] = self._gradient.norm_of(grads)
 
     def forget(self) -> None:
         self._step = -1
@@ -168,10 +168,6 @@ class Collector(Base):
             own = own + self.scalars.value(square)
         large: Number = self._groups.square(update, [p for _, p in known])
         return own, large
-
-    def _norm_of(self, tensors: List[Any]) -> Number:
-        norm: Number = self._gradient.norm_of(tensors)
-        return norm
 
     def state(self) -> Dict[str, float]:
         state: Dict[str, float] = {}

@@ -73,7 +73,7 @@ class Collector(Base):
             self._sound = sound if self._sound is None else self._sound * sound
         ratio = self._surprise(update)
         if ratio is not None:
-            self._ratio = ratio if self._ratio is None else self._larger(self._ratio, ratio)
+            self._ratio = ratio if self._ratio is None else self.scalars.larger(self._ratio, ratio)
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         sound, self._sound = self._sound, None
@@ -166,11 +166,6 @@ class Collector(Base):
             if not isinstance(steps, float) or steps > 0.0:
                 wide = self.torch.float32
                 yield gradient.view(-1)[run].to(wide), moment.view(-1)[run].to(wide), steps
-
-    def _larger(self, one: Number, other: Number) -> Number:
-        if self.scalars.on_host(one) and self.scalars.on_host(other):
-            return max(one, other)
-        return self.torch.maximum(*map(self.torch.as_tensor, (one, other)))
 
 
 def _state_of(update: Update, param: Any) -> Iterator[Tuple[str, Any]]:

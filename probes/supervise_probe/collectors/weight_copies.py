@@ -1,4 +1,4 @@
-"""What follows from the copies of a few matrices; see sampling/snapshots.py for which and how."""
+"""What follows from copies of the routers' matrices; see sampling/snapshots.py for how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
 
-COST = "on a sampled step, a copy of at most 64 MB"
+COST = "on a sampled step, a copy of at most 32 MB"
 EVERY = DEFAULTS["weights"]
 
 METRICS = (

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import faults
+from ..runtime import files
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -138,13 +139,7 @@ class FaultInjector:
     def _first_time(self, drill: ScheduledFault) -> bool:
         mark = f"drilled.{drill.index}.{self._context.position.rank}"
         try:
-            os.close(
-                os.open(
-                    os.path.join(self._context.config.marks, mark),
-                    os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC,
-                    0o600,
-                )
-            )
+            os.close(files.create(os.path.join(self._context.config.marks, mark)))
         except FileExistsError:
             return False
         except OSError:  # no mark can be left: this process still fires it only once

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from . import Fault, Params
 
-HOW = ("flip", "truncate", "remove")
-
 
 class BadCheckpoint(Fault):
     """Acts once, at the first checkpoint that the job saves while it acts."""

@@ -10,6 +10,7 @@ Call it from the training thread, except `beat`, which any thread may call.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -24,9 +25,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 from .. import wire
 from ..runtime import files
 from .bounded_json import to_json
-from .segment_names import link, start_ticks
 
 LAST_WORDS_CHARS = 512
+PROGRAMS = 1000  # segments of one rank and pid
 PATTERNS = 64  # of absent values, that are remembered
 _HEAD = wire.HEAD_AT // 8
 _COMMANDS_HEAD = wire.COMMANDS_HEAD_AT // 8
@@ -51,7 +52,7 @@ class Writer:
         self._closed = False
         self._lock = RLock()
         self._seq = self._letters = self._generation = self._status_seq = 0
-        self._at_supervisor = self._at_lease = self._at_tight = 0
+        self._at_lease = self._at_tight = 0
         self._at_spare = self._at_spare_until = 0
         self._names: List[str] = []
         self._expect(0)
@@ -87,7 +88,7 @@ class Writer:
                 wire.MAGIC,
                 *wire.layout(slots, capacity),
                 pid,
-                start_ticks(),
+                _start_ticks(),
                 created_ns,
                 rank,
                 world_size,
@@ -106,7 +107,7 @@ class Writer:
             memory[: len(packed)] = packed
             writer = cls(fresh, header, memory)
             writer.beat(created_ns, wire.PHASES.index("startup"))
-            writer.path = link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
+            writer.path = _link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
         finally:
             os.close(descriptor)
             os.unlink(fresh)
@@ -276,11 +277,6 @@ class Writer:
         at = wire.COMMANDS_AT + index * wire.LETTER_SIZE
         return self._map[at : at + wire.LETTER_SIZE]
 
-    def supervisor_ns(self) -> int:
-        """Return when the supervisor last stamped the segment (CLOCK_MONOTONIC), 0 for never."""
-        self._at_supervisor = self._checked(wire.SUPERVISOR_AT, self._at_supervisor)
-        return self._at_supervisor
-
     def lease_until_ns(self) -> int:
         """Return until when a pause may last (CLOCK_MONOTONIC), 0 if none was ever granted."""
         self._at_lease = self._checked(wire.LEASE_AT, self._at_lease)
@@ -323,6 +319,27 @@ class Writer:
         self._nothing = [None] * count
         self._patterns: Dict[bytes, int] = {}  # what is present, a bit each, by what is absent
         self._low, self._high = present & wire.ALL_ONES, present >> 64
+
+
+def _link(fresh: str, stem: str) -> str:
+    """Give the file its name; never that of another one, as a rename would."""
+    for number in range(PROGRAMS):
+        path = f"{stem}.{number}.seg" if number else f"{stem}.seg"
+        try:
+            os.link(fresh, path)
+            return path
+        except FileExistsError:
+            pass
+    raise OSError(errno.EEXIST, f"{PROGRAMS} programs with one pid are enough", stem)
+
+
+def _start_ticks() -> int:
+    """Return when this process began, in clock ticks since boot; 0 where /proc does not say."""
+    try:
+        with open("/proc/self/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _forget_in_child() -> None:

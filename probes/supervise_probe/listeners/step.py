@@ -129,7 +129,7 @@ class StepListener:
     def before_clip(self, params: List[Any]) -> None:
         """The gradients of `params` are about to be clipped."""
         sets = self._sets
-        if sets.is_due("gradients"):
+        if "gradients" in sets.due:
             before = self._groups.before_clip
             sets.run("gradients", self._gate.without_grad, before, params)
 

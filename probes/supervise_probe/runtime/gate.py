@@ -65,10 +65,6 @@ class Gate:
         """Whether a hook must do nothing: as `absent`, or inside a functorch transform."""
         return self.absent() or bool(self._transforming())
 
-    def set_grad_enabled(self, enabled: bool) -> None:
-        """As `torch.set_grad_enabled`, in this thread."""
-        self._set_grad_enabled(enabled)
-
     def without_grad(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
         enabled = self._is_grad_enabled()

@@ -44,6 +44,12 @@ class Scalars:
         """Whether `value` is a number that can be looked at now."""
         return not isinstance(value, self._torch.Tensor)
 
+    def larger(self, one: Number, other: Number) -> Number:
+        """Return the larger of two numbers, wherever they are."""
+        if self.on_host(one) and self.on_host(other):
+            return max(one, other)
+        return self._torch.maximum(*map(self._torch.as_tensor, (one, other)))
+
     def pack(self, values: Mapping[str, Number]) -> Optional[Pending]:
         """Start to bring `values` to the host; None if all of them are there."""
         if self._torch.Tensor not in set(map(type, values.values())):

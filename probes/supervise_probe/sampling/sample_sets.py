@@ -52,10 +52,6 @@ class SampleSets:
         self.paces: Dict[str, Pace] = {}
         self.dense_until = 0
 
-    def is_due(self, name: str) -> bool:
-        """Whether the step under way is one in which `name` is sampled."""
-        return name in self.due
-
     def run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)` for the set `name`; guarded, and its cost is the set's."""
         began = thread_time_ns()

@@ -173,7 +173,7 @@ class SamplingSchedule:
             self._begin_calls(sets.due)
             sets.waiting = sets.wanted or bool(sets.due & IN_FORWARD)
             if "weights" in due:
-                self._snapshots.take(step)
+                self._snapshots.take()
         if self._snapshots.arriving:
             self._next = min(self._next, step + 1)
             self._snapshots.look()

@@ -162,11 +162,11 @@ def _undone(
             yield saved
     finally:
         gate.in_forward = inside
-        gate.set_grad_enabled(False)
+        torch._C._set_grad_enabled(False)
         changed = saved.put_back()
         moved = weights.put_back()
         lost = [attempt(each.name, rng.restore, [each]) for each in chance]
-        gate.set_grad_enabled(enabled)
+        torch._C._set_grad_enabled(enabled)
     changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
     if changed:
         raise NeverError(f"a forward of the model changes {changed}")

@@ -84,10 +84,6 @@ class Registry:
             if "GradScaler" in vars(home):
                 _call_after(home.GradScaler, "__init__", self.scalers.add)
 
-    def saw_optimizer(self, optimizer: Any) -> None:
-        """An optimizer stepped that may have been made before `install`."""
-        self.optimizers.add(optimizer)
-
     def saw(self, thing: Any) -> None:
         """Note a training object that came by in some other way."""
         torch = self._torch

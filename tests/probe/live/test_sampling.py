@@ -162,17 +162,13 @@ def test_checkpointed_models_train_as_they_would(probed, bare, reentrant, more, 
 
 
 COPIES = """
-import sys
-import weakref
 model.add_module("moe", nn.Module())
 model.moe.num_experts = 4
 model.moe.gate = nn.Linear(16, 4, bias=False)
 first = nn.Sequential(*[m for m in model][:2])
 model.forward = lambda x: first(x) + model.moe.gate(x).sum()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-snapshots = sys.modules["_supervise_probe"]._probe.parts.snapshots
 weights = {}
-names = ["moe.gate.weight", *(f"{i}.{n}_proj.weight" for i in (0, 1) for n in "qk")]
 for step in range(7):
     weights[step] = {n: p.detach().clone() for n, p in model.named_parameters()}
     steps(1)
@@ -181,12 +177,6 @@ for step in range(7):
     emit(step=step,
          router_weight_similarity=(cosines.sum() - 4).item() / 12,
          router_conditioning=((w - w.mean(0)).norm(dim=1).max() / w.mean(0).norm()).item())
-assert sorted(snapshots.names()) == sorted(names), snapshots.names()
-for name in names:
-    pair = snapshots.pair(name)
-    assert (pair.older_step, pair.newer_step) == (4, 6)
-    assert pair.older.equal(weights[4][name]) and pair.newer.equal(weights[6][name])
-assert snapshots.pair("0.q_proj.bias") is None
 """
 
 
