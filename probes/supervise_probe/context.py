@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .torch_state.registry import Registry
 
 
+@dataclass(eq=False)
 class ProbeContext:
     """One for each process: a forked child gets another.
 
@@ -28,29 +30,11 @@ class ProbeContext:
         reporter: beats, notices, status.
     """
 
-    __slots__ = (
-        "config",
-        "gate",
-        "guard",
-        "position",
-        "registry",
-        "reporter",
-        "scalars",
-        "torch",
-    )
-
-    def __init__(
-        self,
-        torch: Any,
-        config: Config,
-        guard: Guard,
-        gate: Gate,
-        registry: Registry,
-        scalars: Scalars,
-        position: Position,
-        reporter: Reporter,
-    ) -> None:
-        self.torch, self.config = torch, config
-        self.guard, self.gate = guard, gate
-        self.registry, self.scalars = registry, scalars
-        self.position, self.reporter = position, reporter
+    torch: Any
+    config: Config
+    guard: Guard
+    gate: Gate
+    registry: Registry
+    scalars: Scalars
+    position: Position
+    reporter: Reporter

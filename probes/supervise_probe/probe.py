@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 from threading import Lock
 from typing import Any, Dict, Mapping
 
 from . import config as settings
 from .context import ProbeContext
-from .control import evidence, status
+from .control import evidence
 from .listeners.current import Listeners
 from .patches import forward, install
 from .runtime import exit_status, files
@@ -42,10 +43,8 @@ class Probe:
         self._report_part = self.guard.part("report", share=1.0)
         self._registry, self._times = Registry(), Times()
         self.parts = self._fresh(config)
-        parts = self.parts
-        self._listeners = Listeners(
-            parts.steps, parts.forward, parts.loader, parts.saves, parts.trainer
-        )
+        self._listeners = Listeners()
+        self._put_listeners()
         self._around = forward.around(torch, self.gate, self._times, self._listeners)
 
     def _fresh(self, config: settings.Config) -> Parts:
@@ -70,8 +69,14 @@ class Probe:
         self.gate.reset()
         self.guard.reset()
         self._times.reset()
-        parts = self.parts = self._fresh(config)
-        self._listeners.put(parts.steps, parts.forward, parts.loader, parts.saves, parts.trainer)
+        self.parts = self._fresh(config)
+        self._put_listeners()
+
+    def _put_listeners(self) -> None:
+        """Have the patched functions call those of this process."""
+        parts, put = self.parts, self._listeners
+        put.step, put.forward, put.loader = parts.steps, parts.forward, parts.loader
+        put.saves, put.trainer = parts.saves, parts.trainer
 
     def install(self) -> None:
         """Patch torch, and register for forks and the exit. Call it once."""
@@ -177,25 +182,39 @@ class Probe:
             self.parts.context.reporter.notice("collector-off", message, {"collector": part.name})
 
     def _describe(self) -> Dict[str, Any]:
-        """Return the status."""
-        parts, rank, safeguards = self.parts, self.parts.rank, self.parts.safeguards
+        """Return the status, which the supervisor shows to people: one small JSON object.
+
+        `self_us` is what the probe cost from the last frame to the one before, in microseconds.
+        """
+        parts, safeguards, guard = self.parts, self.parts.safeguards, self.guard
+        rollbacks = None if parts.rank is None else parts.rank.rollbacks
+        steps = [] if rollbacks is None else rollbacks.steps
+        rollback = "ready" if steps else "none yet"
+        if rollbacks is not None and rollbacks.why_not:
+            rollback = f"unavailable: {rollbacks.why_not}"
+        collectors = {name: guard.part(name) for name in parts.collectors.by_name}
         why = parts.no_optimizer()
+        if_any = {
+            "steps": why and f"inferred from backward: {why}",
+            "shards": parts.wired.shards.newest(),
+            "quarantine": parts.wired.quarantine.describe(),
+            "safeguards": safeguards.standing(),
+            "in_force": safeguards.describe(),
+        }
         return {
-            "tier": status.tier(self.gate.on, parts.reports.adapted),
-            **status.of_process(parts.context, parts.collectors.by_name),
+            "tier": "T0" if not self.gate.on else "T2" if parts.reports.adapted else "T1",
+            "torch": str(self._torch.__version__),
+            "python": platform.python_version(),
+            "collectors": {n: "on" if p.on else f"off: {p.reason}" for n, p in collectors.items()},
+            "self_us": round(guard.newest_ns / 1e3, 1),
             "update_to_weight": parts.wired.updates.mode,
             "mfu": parts.wired.flops.description,
-            **status.of_savepoints(None if rank is None else rank.rollbacks),
+            "savepoints": steps,
+            "rollback": rollback,
             "paused": parts.context.reporter.held,
             "drills": parts.drills.names(),
             "sampling": parts.sampling.describe(),
-            **status.known(
-                steps=why and f"inferred from backward: {why}",
-                shards=parts.wired.shards.newest(),
-                quarantine=parts.wired.quarantine.describe(),
-                safeguards=safeguards.standing(),
-                in_force=safeguards.describe(),
-            ),
+            **{name: value for name, value in if_any.items() if value},
         }
 
     # ── what the job says itself ──────────────────────────────────────────────────────────────
@@ -210,7 +229,7 @@ class Probe:
 
     def is_quarantined(self, name: Any) -> bool:
         """See the package's `is_quarantined`."""
-        return bool(self.guard.run(self._report_part, self.parts.reports.is_quarantined, name))
+        return bool(self.guard.run(self._report_part, self.parts.wired.quarantine.asks, name))
 
     # ── the ends of a process ─────────────────────────────────────────────────────────────────
 

@@ -17,11 +17,11 @@ from .control.commands import Commands
 from .control.fault_injector import FaultInjector
 from .control.reporting import JobReports
 from .ipc.publisher import Publisher
+from .listeners.current import TrainerListener
 from .listeners.forward import ForwardListener
 from .listeners.loader import LoaderListener
 from .listeners.saves import SaveListener
 from .listeners.step import Measured, StepListener, Steps
-from .listeners.trainer import TrainerListener
 from .runtime.active_safeguards import InForce
 from .runtime.background import Background
 from .safeguards.around_step import Safeguards
@@ -38,11 +38,11 @@ from .stepping.batch_observer import BatchObserver
 from .stepping.between_steps import BetweenSteps
 from .stepping.discarded_gradients import DiscardedGradients
 from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
-from .stepping.step_tracker import Changers, Outlets, Process, Readers, StepTracker
+from .stepping.step_tracker import Changers, Process, Readers, StepTracker
 from .stepping.training_thread import TrainingThread
 from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
-from .torch_state.optimizers import Optimizers
+from .torch_state.records import Optimizers
 
 if TYPE_CHECKING:
     from .context import ProbeContext
@@ -99,11 +99,12 @@ class Parts:
         sources = _wiring.Sources(
             self.optimizers, self.scaling, self.rate, self._times, self.sets, in_force, self.extra
         )
-        wired = self.wired = _wiring.make(
+        self.wired, made = _wiring.make(
             context, sources, self._life.attach_inside, self._step_is_over
         )
+        wired = self.wired
         plan = Plan(context.guard, self.sets)
-        self.collectors = Collectors(context, plan, _wiring.beside(context, sources, wired))
+        self.collectors = Collectors(context, plan, made)
         self.batches = BatchObserver(
             context.guard, wired.batch, wired.tokens, wired.flops, wired.batch_sanity
         )
@@ -174,7 +175,7 @@ class Parts:
         )
         self.resume = Resume(context, self._life.open, self.appeared, self._from_its_start)
         self.trainer = TrainerListener(wired.framework, self.resume)
-        self.reports = JobReports(context, self.extra, shards, wired.quarantine)
+        self.reports = JobReports(context, self.extra, shards)
 
     # ── what parts learn of each other ──────────────────────────────────────────────────────
 
@@ -263,7 +264,7 @@ class RankParts:
         """Become the rank of the process."""
         parts, reporter = self._parts, self._parts.context.reporter
         parts.rank = self
-        parts.tracker.connect(Outlets(self.publisher, self.commands, self._skips, self._handover))
+        parts.tracker.connect(self.publisher, self.commands, self._skips, self._handover)
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.forward.connect(self.probe_batch.observe)
         parts.loader.connect(self.rollbacks)

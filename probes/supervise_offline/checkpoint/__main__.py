@@ -5,19 +5,21 @@ answer is `{"environment": {...}}`, followed by one line of `verify.verify` per 
 crash loses no earlier result. Exit status 3: torch cannot be imported.
 """
 
+import hashlib
 import json
 import os
+import platform
 import signal
 import site
 import sys
-from importlib import import_module
-from typing import Any
+from importlib import import_module, metadata
+from typing import Any, Dict
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline.checkpoint import environment, verify
+    from supervise_offline.checkpoint import verify
 finally:
     sys.path.remove(ROOT)
 
@@ -41,6 +43,23 @@ def yield_memory() -> None:
         pass
 
 
+def describe_environment(torch: Any) -> Dict[str, Any]:
+    """Return the versions of the packages that are installed here.
+
+    `lock` is the SHA-256 over all `name==version`, sorted.
+    """
+    installed = {f"{d.metadata['Name']}=={d.version}".lower() for d in metadata.distributions()}
+    lock = "\n".join(sorted(installed))
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "packages": len(installed),
+        "lock": "sha256:" + hashlib.sha256(lock.encode()).hexdigest(),
+    }
+
+
 def main() -> None:
     """Answer the request."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job
@@ -52,7 +71,7 @@ def main() -> None:
         print(json.dumps({"error": f"torch cannot be imported: {error}"}), flush=True)
         raise SystemExit(3) from None
     torch.set_num_threads(1)
-    print(json.dumps({"environment": environment.describe(torch)}), flush=True)
+    print(json.dumps({"environment": describe_environment(torch)}), flush=True)
     for path in request["paths"]:
         print(json.dumps(verify.verify(torch, path, request)), flush=True)
 

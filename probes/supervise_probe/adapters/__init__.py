@@ -1,6 +1,6 @@
 """What only a training library knows: epoch, evaluation, checkpoints, how long the run will be.
 
-An adapter stands beside functions that the library calls anyway, and says to `TrainerEvents` what
+An adapter stands beside functions that the library calls anyway, and says to `TrainerListener` what
 passes by. One file per library; none is read before the job imports the library. Everything that
 the probe measures itself comes from torch, with or without an adapter.
 """

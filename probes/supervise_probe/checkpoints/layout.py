@@ -2,7 +2,7 @@
 
 Each entry is matched with its source: the `state_dict()` of a module, an optimizer, a schedule or a
 scaler; one parameter or buffer; a generator's state; the count of steps; a variable of the job; a
-literal in its code. An entry without a source makes the layout unusable, and is named. Noowner is
+literal in its code. An entry without a source makes the layout unusable, and is named. No object is
 copied: modules and optimizers are referenced weakly, variables by name.
 """
 
@@ -81,7 +81,9 @@ class Learner:
             return self._container(path, value, depth)
         if type(value) in PLAIN:
             return Layout(self._plain(path, key, value), False, set())
-        return Layout(build_held(path, self._variables.holders(value)), False, set())
+        return Layout(
+            build_first(self._variables.holders(value), build_unknown(path)), False, set()
+        )
 
     def _container(self, path: str, value: Any, depth: int) -> Layout:
         pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
@@ -112,7 +114,9 @@ class Learner:
                         if each is not None and _same_memory(each, tensor):
                             found = build_member(path, weakref.ref(module), table, name)
                             return Layout(found, True, {"module"})
-        return Layout(build_held(path, self._variables.holders(tensor)), False, set())
+        return Layout(
+            build_first(self._variables.holders(tensor), build_unknown(path)), False, set()
+        )
 
     def _generator(self, value: Any) -> Optional[Build]:
         for read, state in self._generators:
@@ -132,15 +136,16 @@ class Learner:
             kind, several = "module", [m for m in registry.modules if _contains(m, value)]
         else:
             kind, several = "other", [*registry.schedulers, *registry.scalers]
-        found = [(_shared(owner, value), owner) for owner in several if self._is_of(owner, value)]
+        found = [
+            (_shared(owner, value), owner)
+            for owner in several
+            if same(self._torch, owner.state_dict(), value)
+        ]
         best = max((shared for shared, _ in found), default=-1)
         owners = [owner for shared, owner in found if shared == best]
         if len(owners) == 1 or (owners and kind == "module"):
             return kind, owners[0]
         return None
-
-    def _is_of(self, owner: Any, value: Dict[Any, Any]) -> bool:
-        return same(self._torch, owner.state_dict(), value)
 
     def _plain(self, path: str, key: str, value: Any) -> Build:
         """A literal may equal a count by accident, so an unnamed int counts as no literal."""
@@ -268,11 +273,6 @@ def build_first(holders: List[Name], otherwise: Build) -> Build:
         return otherwise(now)
 
     return build
-
-
-def build_held(path: str, holders: List[Name]) -> Build:
-    """Return what builds an object that a variable holds."""
-    return build_first(holders, build_unknown(path))
 
 
 def build_variable(path: str, names: List[Name], otherwise: Build) -> Build:

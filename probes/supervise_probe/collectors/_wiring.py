@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Dict, NamedTuple
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Tuple
 
 from . import (
     batch,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
     from . import Collector
 
 
@@ -79,11 +79,14 @@ def make(
     sources: Sources,
     look_inside: Callable[[], None],
     step_is_over: Callable[[], None],
-) -> Wired:
-    """Make them; for the two callables see `batch` and `framework`."""
+) -> Tuple[Wired, Dict[str, Collector]]:
+    """Make them, and by name all that need more than the context.
+
+    For the two callables see `batch` and `framework`.
+    """
     gradients = gradient.Collector(context, sources.scaling)
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
-    return Wired(
+    wired = Wired(
         batch=batches,
         batch_sanity=batch_sanity.Collector(context, sources.sets),
         counters=counters.Collector(context),
@@ -98,12 +101,8 @@ def make(
         tokens=tokens.Collector(context),
         updates=updates.Collector(context, sources.sets),
     )
-
-
-def beside(context: ProbeContext, sources: Sources, wired: Wired) -> Dict[str, Collector]:
-    """Return those by name, and the others that need more than the context."""
     sketches = sketch.Collector(context, sources.optimizers, sources.sets)
-    return {
+    return wired, {
         **wired._asdict(),
         "clipping": clipping.Collector(context, wired.gradient),
         "loss_scale": loss_scale.Collector(context, sources.scaling),

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..runtime.times import Times
-    from ..torch_state.optimizers import Optimizers
-    from ..torch_state.records import Step, Update
+    from ..torch_state.records import Optimizers, Step, Update
     from .gradient import Collector as GradientCollector
     from .groups import Collector as GroupsCollector
     from .sketch import Collector as SketchCollector

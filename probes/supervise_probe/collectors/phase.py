@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.optimizers import Optimizers
-    from ..torch_state.records import Step
+    from ..torch_state.records import Optimizers, Step
     from .framework import Collector as FrameworkCollector
 
 METRICS = (

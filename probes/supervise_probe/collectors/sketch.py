@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..sampling.sample_sets import SampleSets
-    from ..torch_state.optimizers import Optimizers
-    from ..torch_state.records import Step, Update
+    from ..torch_state.records import Optimizers, Step, Update
 
 METRICS = (
     MetricSpec(

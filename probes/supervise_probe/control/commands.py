@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.mailbox import Mailbox
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
 
 Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 

@@ -15,7 +15,7 @@ from ..runtime import files
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.publisher import Publisher
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
 
 
 class ScheduledFault:

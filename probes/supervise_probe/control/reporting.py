@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Set
 from ..runtime.guard import from_signal_handler
 
 if TYPE_CHECKING:
-    from ..collectors.quarantine import Collector as QuarantineCollector
     from ..context import ProbeContext
     from ..data.shard_tracker import ShardTracker
     from ..runtime.scalars import Number
@@ -36,16 +35,12 @@ class JobReports:
     """
 
     def __init__(
-        self,
-        context: ProbeContext,
-        extra: Dict[str, Number],
-        shards: ShardTracker,
-        quarantine: QuarantineCollector,
+        self, context: ProbeContext, extra: Dict[str, Number], shards: ShardTracker
     ) -> None:
         self._torch, self._scalars = context.torch, context.scalars
         self._gate, self._reporter = context.gate, context.reporter
         self._room, self._extra = context.config.capacity, extra
-        self._shards, self._quarantine = shards, quarantine
+        self._shards = shards
         self.adapted = False
         # What is reported before the first step waits until the process is a rank.
         self._waiting: Dict[str, str] = {}  # name -> why it is left out
@@ -109,10 +104,6 @@ class JobReports:
         """The next batch comes from there; one of an evaluation is no step's."""
         if self._torch.is_grad_enabled() and not self._gate.off_duty():
             self._shards.report(name, offset)
-
-    def is_quarantined(self, name: Any) -> bool:
-        """Whether a shard of this name is in quarantine."""
-        return self._quarantine.asks(name)
 
     def end(self) -> None:
         """The process ends: what was reported for a frame that never came is listed in a notice."""

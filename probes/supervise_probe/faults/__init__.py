@@ -1,13 +1,14 @@
 """Faults that a drill can inject, one per file; only the supervisor switches them on.
 
-Adding a fault is adding a file with a `FAULT`. `MEANING` and `PARAMS` are plain data: the command
-line lists them without torch. Nothing here draws from the job's random generators.
+Adding a fault is adding a file with a subclass of `Fault`. `MEANING` and `PARAMS` are plain data:
+the command line lists them without torch. Nothing here draws from the job's random generators.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
 from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
 Value = Union[int, float, str]
@@ -66,7 +67,12 @@ class Fault:
 def catalog() -> Dict[str, Type[Fault]]:
     """Return every fault by its name."""
     names = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
-    return {name: importlib.import_module(f"{__name__}.{name}").FAULT for name in names}
+    return {name: _fault_in(importlib.import_module(f"{__name__}.{name}")) for name in names}
+
+
+def _fault_in(module: ModuleType) -> Type[Fault]:
+    own = (kind for kind in vars(module).values() if isinstance(kind, type))
+    return next(k for k in own if issubclass(k, Fault) and k.__module__ == module.__name__)
 
 
 def complete(name: str, given: Mapping[str, Any]) -> Dict[str, Value]:

@@ -74,6 +74,3 @@ def _attention(torch: Any, original: Callable[..., Any], bits: int) -> Callable[
         return Biased.apply(query, key, value, causal, scale)
 
     return attention
-
-
-FAULT = AttentionBias

@@ -34,6 +34,3 @@ class BadBatch(Fault):
             size, tuple(like.shape), generator=self._generator, dtype=like.dtype, device="cpu"
         )
         return noise.to(like.device)
-
-
-FAULT = BadBatch

@@ -34,6 +34,3 @@ class BadCheckpoint(Fault):
                 byte = file.read(1)[0]
                 file.seek(size // 2)
                 file.write(bytes((byte ^ 0x40,)))
-
-
-FAULT = BadCheckpoint

@@ -30,6 +30,3 @@ class BatchCut(Fault):
             return value[:kept] if whole and value.shape[0] == rows else value
 
         return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
-
-
-FAULT = BatchCut

@@ -42,6 +42,3 @@ class BitFlip(Fault):
 
     def before_update(self, params: List[Any]) -> None:
         self.after_backward(params)
-
-
-FAULT = BitFlip

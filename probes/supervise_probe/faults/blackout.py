@@ -13,6 +13,3 @@ class Blackout(Fault):
     MEANING = "publish no frames for some steps"
     PARAMS: ClassVar[Params] = {"steps": (100, "for so many steps")}
     silent = True
-
-
-FAULT = Blackout

@@ -16,6 +16,3 @@ class Crash(Fault):
 
     def block(self) -> None:
         os.kill(os.getpid(), int(self.params["signal"]))
-
-
-FAULT = Crash

@@ -19,6 +19,3 @@ class Hang(Fault):
         end = time.monotonic() + seconds
         while not seconds or time.monotonic() < end:
             time.sleep(0.05)
-
-
-FAULT = Hang

@@ -18,6 +18,3 @@ class LrSpike(Fault):
 
     def lr_factor(self) -> float:
         return float(self.params["factor"])
-
-
-FAULT = LrSpike

@@ -19,6 +19,3 @@ class MemoryCreep(Fault):
     def block(self) -> None:
         kept: List[bytes] = self.__dict__.setdefault("kept", [])
         kept.append(b"\1" * int(float(self.params["megabytes"]) * (1 << 20)))
-
-
-FAULT = MemoryCreep

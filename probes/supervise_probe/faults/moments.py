@@ -47,6 +47,3 @@ class Moments(Fault):
         state[SECOND].zero_()
         if how == "restart" and isinstance(state.get("step"), self.torch.Tensor):
             state["step"].zero_()
-
-
-FAULT = Moments

@@ -24,6 +24,3 @@ class NanGrad(Fault):
 
     def before_update(self, params: List[Any]) -> None:
         self.after_backward(params)
-
-
-FAULT = NanGrad

@@ -32,6 +32,3 @@ class OverflowStorm(Fault):
         if int(self._count) > before and victim is not None:
             with self.torch.no_grad():
                 victim.grad[(0,) * victim.grad.dim()] = float("inf")
-
-
-FAULT = OverflowStorm

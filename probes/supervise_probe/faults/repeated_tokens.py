@@ -23,6 +23,3 @@ class RepeatedTokens(Fault):
             raise ValueError("repeated_tokens found no whole numbers among the model's inputs")
         token = int(self.params["token"])
         return change(args, kwargs, where, lambda t: self.torch.full_like(t, token))
-
-
-FAULT = RepeatedTokens

@@ -47,6 +47,3 @@ class Router(Fault):
         if self.params["how"] == "common":
             return weight * 0.5 + mean
         return mean + (weight - mean) * (6.0 if self.params["how"] == "sharp" else 0.05)
-
-
-FAULT = Router

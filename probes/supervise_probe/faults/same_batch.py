@@ -25,6 +25,3 @@ class SameBatch(Fault):
             return copy
 
         return change(args, kwargs, places(self.torch, args, kwargs), shared)
-
-
-FAULT = SameBatch

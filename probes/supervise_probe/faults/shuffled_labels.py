@@ -30,6 +30,3 @@ class ShuffledLabels(Fault):
     def _shuffle(self, labels: Any) -> Any:
         order = self.torch.randperm(labels.shape[-1], generator=self._generator)
         return labels[..., order.to(labels.device)]
-
-
-FAULT = ShuffledLabels

@@ -32,6 +32,3 @@ class SlowCompute(Fault):
 
     def _sleep(self, module: Any, args: Any) -> None:
         time.sleep(float(self.params["seconds"]))
-
-
-FAULT = SlowCompute

@@ -20,6 +20,3 @@ class SlowInput(Fault):
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         time.sleep(float(self.params["seconds"]))
         return args, kwargs
-
-
-FAULT = SlowInput

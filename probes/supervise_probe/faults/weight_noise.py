@@ -32,6 +32,3 @@ class WeightNoise(Fault):
             noise = self.torch.randn(tuple(victim.shape), generator=generator)
             victim.add_(noise.to(victim) * (size * float(self.params["std"])))
         self._done = True
-
-
-FAULT = WeightNoise

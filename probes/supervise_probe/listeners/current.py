@@ -1,15 +1,29 @@
-"""The listeners that the patched functions call."""
+"""The listeners that the patched functions and the adapters call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..checkpoints.resume import Resume
+    from ..collectors.framework import Collector as FrameworkCollector
     from .forward import ForwardListener
     from .loader import LoaderListener
     from .saves import SaveListener
     from .step import StepListener
-    from .trainer_events import TrainerEvents
+
+
+class TrainerListener:
+    """What an adapter may report of the library whose loop trains.
+
+    All is called between two steps, in the thread that trains.
+    """
+
+    def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
+        self.trained_by, self.length = library.trained_by, library.length
+        self.epoch, self.report = library.epoch, library.report
+        self.take_order = library.take_order
+        self.steer, self.began = resume.steer, resume.began
 
 
 class Listeners:
@@ -22,24 +36,8 @@ class Listeners:
 
     __slots__ = ("forward", "loader", "saves", "step", "trainer")
 
-    def __init__(
-        self,
-        step: StepListener,
-        forward: ForwardListener,
-        loader: LoaderListener,
-        saves: SaveListener,
-        trainer: TrainerEvents,
-    ) -> None:
-        self.put(step, forward, loader, saves, trainer)
-
-    def put(
-        self,
-        step: StepListener,
-        forward: ForwardListener,
-        loader: LoaderListener,
-        saves: SaveListener,
-        trainer: TrainerEvents,
-    ) -> None:
-        """Call these from now on."""
-        self.step, self.forward, self.loader = step, forward, loader
-        self.saves, self.trainer = saves, trainer
+    step: StepListener
+    forward: ForwardListener
+    loader: LoaderListener
+    saves: SaveListener
+    trainer: TrainerListener

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..collectors.framework import Collector as FrameworkCollector
     from ..context import ProbeContext
     from ..control.fault_injector import FaultInjector
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
 
 ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default
 LOOKS = 100_000  # objects that are looked at before a file is none
@@ -25,7 +25,11 @@ OPTIMIZER = {"state", "param_groups"}  # the keys of an optimizer's state
 
 
 class SaveListener:
-    """Hears of every save. One for each process: a forked child gets another."""
+    """Hears of every save. One for each process: a forked child gets another.
+
+    Attributes:
+        reports: sets the phase during a save, and reports those that are checkpoints.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class SaveListener:
         self._torch, self._registry = context.torch, context.registry
         self._guard, self._reporter = context.guard, context.reporter
         self._position = context.position
-        self._optimizers, self._drills, self._reports = optimizers, drills, reports
+        self._optimizers, self._drills, self.reports = optimizers, drills, reports
         self._library = library
         self._reported: Dict[str, Reported] = {}  # by the way of saving
         self._learn: Callable[[Any, str], None] = _forget
@@ -46,19 +50,6 @@ class SaveListener:
     def connect(self, learn: Callable[[Any, str], None]) -> None:
         """The process is a rank: `learn` is given what `torch.save` saved, and the path."""
         self._learn = learn
-
-    @property
-    def saving(self) -> bool:
-        """Whether a save is under way; one inside another is part of that."""
-        return self._reports.saving
-
-    def begins(self) -> None:
-        """A save begins."""
-        self._reports.begins()
-
-    def ends(self) -> None:
-        """It is over, or raised."""
-        self._reports.ends()
 
     @property
     def active(self) -> bool:
@@ -71,7 +62,7 @@ class SaveListener:
         if path and how == "torch.save":
             self._learn(thing, path)
         if path and self._holds_the_model(thing):
-            self._reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
+            self.reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
             self._drills.saved(path)
 
     def saved_by_library(self, seconds: float, what: Callable[[], Tuple[str, int]]) -> None:

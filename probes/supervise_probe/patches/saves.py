@@ -89,9 +89,9 @@ def in_phase(
     @uncounted
     def save(*args: Any, **kwargs: Any) -> Any:
         listener = listeners.saves
-        if listener.saving or gate.off_duty():
+        if listener.reports.saving or gate.off_duty():
             return original(*args, **kwargs)
-        listener.begins()
+        listener.reports.begins()
         began = monotonic_ns()
         try:
             result = original(*args, **kwargs)
@@ -100,6 +100,6 @@ def in_phase(
                 guard.run(part, saved, seconds, args, kwargs)
             return result
         finally:
-            listener.ends()
+            listener.reports.ends()
 
     return save

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
     from ..runtime.active_safeguards import InForce
-    from ..torch_state.optimizers import Optimizers
-    from ..torch_state.records import Update
+    from ..torch_state.records import Optimizers, Update
 
 
 class Safeguards:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.active_safeguards import InForce
     from ..runtime.scalars import Number
-    from ..torch_state.optimizers import Optimizers
-    from ..torch_state.records import Update
+    from ..torch_state.records import Optimizers, Update
 
 WINDOW, SIGMA, MAX_GB = 128, 2.0, 4.0
 

@@ -10,7 +10,6 @@ import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from ..capture import optimizer_reset
 from ..errors import Refused
 from ..torch_state.learning_rate import Warmup
 from . import skip_ranges
@@ -22,10 +21,19 @@ if TYPE_CHECKING:
     from ..ipc.publisher import Publisher
     from ..runtime.background import Background
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
     from .cross_process import CrossProcessResume
     from .reference_batch import ReferenceBatch
     from .step_history import StepHistory
+
+# State that starts at zero: Adam and variants, SGD, Muon, RMSprop, Adadelta, Adamax, Adafactor.
+# Others (Rprop's step sizes, L-BFGS's history) do not start at zero.
+STARTS_AT_ZERO = frozenset(
+    (
+        *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
+        *("square_avg", "grad_avg", "acc_delta", "row_var", "col_var", "variance"),
+    )
+)
 
 
 class RollbackParts(NamedTuple):
@@ -209,10 +217,10 @@ class RollbackController:
         if steps is not None and rng != "restore":
             raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
-            optimizer_reset.check(self._optimizers.living())
+            _check_moments(self._optimizers.living())
         result = self.roll_back(int(args["before_step"]), rng)
         if zero:
-            optimizer_reset.zero(self._torch, self._optimizers.living())
+            _zero_moments(self._torch, self._optimizers.living())
         if steps is not None:
             self._skips.add(*steps)
         if rewarm:
@@ -268,3 +276,25 @@ class RollbackController:
 
     def _next_multiple(self, step: int) -> int:
         return (step // self._every + 1) * self._every
+
+
+def _check_moments(optimizers: List[Any]) -> None:
+    """Raise Refused unless `_zero_moments` can reset all state."""
+    for optimizer in optimizers:
+        for held in optimizer.state.values():
+            unknown = set(held) - STARTS_AT_ZERO if isinstance(held, dict) else {type(held)}
+            if unknown:
+                name = type(optimizer).__name__
+                raise Refused(f"moments cannot be zeroed: {name} holds {sorted(map(str, unknown))}")
+
+
+def _zero_moments(torch: Any, optimizers: List[Any]) -> None:
+    """Set first and second moments and the count of steps to zero, in place."""
+    with torch.no_grad():
+        for optimizer in optimizers:
+            for held in optimizer.state.values():
+                for key, value in held.items():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
+                    elif value is not None:
+                        held[key] = type(value)(0)

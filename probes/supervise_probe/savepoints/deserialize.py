@@ -73,7 +73,7 @@ def apply_savepoint(torch: ModuleType, saved: Dict[str, Any], live: Savepoint) -
             program.functions[i] = reader.fields(kept, program.functions[i])
     missing = _apply_globals(saved["globals"], program, reader)
     live.rng = _apply_rng(saved["rng"], live.rng)
-    live.extra = constants(saved["extra"])
+    live.extra = unpacked(saved["extra"])
     live.step, live.attempt = saved["step"], saved["attempt"]
     return missing
 
@@ -166,7 +166,7 @@ def _apply_rng(saved: List[Tuple[str, Any]], live: List[State]) -> List[State]:
     if missing:
         raise CannotRestore(f"the generator of {missing[0]} is not in use here")
     return [
-        State(name, set_back, rng_state(kept[name]) if name in kept else content)
+        State(name, set_back, unpacked(kept[name]) if name in kept else content)
         for name, set_back, content in live
     ]
 
@@ -373,7 +373,7 @@ class Reader:
     def _rng(self, saved: Any, live: Optional[Value], path: str) -> Value:
         if not isinstance(live, RngState) or live.type != saved[2]:
             raise CannotRestore(f"{path} is a {saved[2]} that this process does not have")
-        live.state = rng_state(saved[3])
+        live.state = unpacked(saved[3])
         return live
 
     def _other(self, saved: Any, live: Optional[Value], path: str) -> Value:
@@ -383,21 +383,12 @@ class Reader:
         return live if stamp == saved[4] else Unrestorable()
 
 
-def constants(saved: Any) -> Any:
-    """Return the dicts and tuples that `Writer.constants` was given."""
-    if isinstance(saved, tuple) and saved[0] == "dict":
-        return {key: constants(value) for key, value in saved[1]}
-    if isinstance(saved, tuple) and saved[0] == "tuple":
-        return tuple(constants(value) for value in saved[1])
-    return saved
-
-
-def rng_state(saved: Any) -> Any:
-    """Return the state that `plain_state` was given."""
+def unpacked(saved: Any) -> Any:
+    """Return the dicts, tuples and arrays that `Writer.constants` or `plain_state` was given."""
     if isinstance(saved, tuple) and saved[0] == "array":
         return sys.modules["numpy"].array(saved[2], dtype=saved[1])
     if isinstance(saved, tuple) and saved[0] == "dict":
-        return {key: rng_state(value) for key, value in saved[1]}
+        return {key: unpacked(value) for key, value in saved[1]}
     if isinstance(saved, tuple) and saved[0] == "tuple":
-        return tuple(rng_state(value) for value in saved[1])
+        return tuple(unpacked(value) for value in saved[1])
     return saved

@@ -13,7 +13,7 @@ from ..errors import Refused
 if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
     from ..context import ProbeContext
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
     from .step_history import StepHistory
 
 RANGES_MAX = 64

@@ -10,11 +10,10 @@ Knows no metric: it calls the collectors.
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional
 
 from ..torch_state.optimizer_rounds import Round
 from ..torch_state.records import OptimizerInfo, Step, Update, in_order, is_phantom, rate_of
-from . import training_session
 
 if TYPE_CHECKING:
     from ..collectors import Plan
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from ..savepoints.skip_ranges import SkipRanges
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
-    from ..torch_state.optimizers import Optimizers
+    from ..torch_state.records import Optimizers
     from .batch_observer import BatchObserver
     from .discarded_gradients import DiscardedGradients
 
+LEAST = 64  # steps of a training; a shorter one says too little. As the warm-up of `nano`
 REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
 
 
@@ -53,15 +53,6 @@ class Changers(NamedTuple):
     rate: LearningRate
     drills: FaultInjector
     safeguards: Safeguards
-
-
-class Outlets(NamedTuple):
-    """What there is once the process is a rank."""
-
-    publisher: Publisher
-    commands: Commands
-    skips: SkipRanges
-    handover: CrossProcessResume
 
 
 class Process(NamedTuple):
@@ -126,9 +117,16 @@ class StepTracker:
         self._undecided = False  # a backward in the closure of `current` begins a step of its own
         self._ended_ns = self._mark_ns = 0
 
-    def connect(self, outlets: Outlets) -> None:
+    def connect(
+        self,
+        publisher: Publisher,
+        commands: Commands,
+        skips: SkipRanges,
+        handover: CrossProcessResume,
+    ) -> None:
         """The process is a rank from now on."""
-        self._publisher, self._commands, self._skips, self._handover = outlets
+        self._publisher, self._commands = publisher, commands
+        self._skips, self._handover = skips, handover
 
     def before_step(
         self, optimizer: Any, closure: bool, overflow: bool = False
@@ -324,7 +322,7 @@ class StepTracker:
     def _appeared(self, key: int, known: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted again."""
         before, step = self._optimizers.known, self._position.step
-        if training_session.another(before.values(), known, step - self._began):
+        if _another_training(before.values(), known, step - self._began):
             self.close(on_time=False)
             self._round, self._began, self._mark_ns = Round(), self._position.step, 0
             self._process.another()
@@ -346,3 +344,19 @@ class StepTracker:
         """The run stands again right behind `step`, in a new attempt."""
         self._position.step, self._position.attempt = step + 1, attempt
         self.accumulates = False
+
+
+def _another_training(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:
+    """Whether `new` is of another training than the optimizers `before` it, `steps` long.
+
+    As in a sweep or a cross-validation: none of the old optimizers lives, and the new one shares no
+    parameter with them. While an old one lives it looks like a second optimizer. To the supervisor
+    the next training is another program of the same rank, as behind an `exec`: a segment of its
+    own, and every baseline from nothing. Step numbers go on. Stages of one model count too.
+    """
+    old = list(before)
+    return (
+        steps >= LEAST
+        and bool(old)
+        and not any(each.reference() is not None or new.ids & each.ids for each in old)
+    )

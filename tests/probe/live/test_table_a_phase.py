@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from supervise_probe.collectors import derived, phase
 from supervise_probe.torch_state.ema import Average, Window
 from supervise_probe.torch_state.learning_rate import Warmup
-from supervise_probe.torch_state.optimizers import Optimizers
+from supervise_probe.torch_state.records import Optimizers
 
 
 def collector(kind=phase):
