@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..patches import saves
 from ..runtime.guard import describe
-from . import fsdp, lightning, pipelining, transformers
+from . import lightning, torch_parallel, transformers
 
 if TYPE_CHECKING:
     from .wrap import Hold
@@ -15,8 +15,8 @@ ADAPTERS = {
     "transformers": transformers.listen,
     "lightning": lightning.listen,
     "pytorch_lightning": lightning.listen,
-    "torch.distributed.fsdp.fully_sharded_data_parallel": fsdp.listen,
-    "torch.distributed.pipelining.stage": pipelining.listen,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": torch_parallel.listen_fsdp,
+    "torch.distributed.pipelining.stage": torch_parallel.listen_pipeline,
 }
 SAVES = ("safetensors", "torch.distributed.checkpoint.state_dict_saver")
 

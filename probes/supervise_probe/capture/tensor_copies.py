@@ -129,7 +129,7 @@ class TensorCopies:
 
     def copy(self, pool: BufferPool) -> None:
         """Make all copies. Afterwards no tensor of the job is held."""
-        torch = self._torch
+        torch: Any = self._torch
         targets, sources, devices = [], [], set()
         for slot, tensor in zip(self.slots, self._sources):
             if slot.buffer is not None:
@@ -144,7 +144,8 @@ class TensorCopies:
             if slot.key[-1]:
                 devices.add(slot.device)
         with torch.no_grad():
-            _copy_all(torch, targets, sources, non_blocking=bool(devices))
+            if targets:
+                torch._foreach_copy_(targets, sources, non_blocking=bool(devices))
         for device in devices:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
@@ -222,8 +223,9 @@ class TensorCopies:
             if tensor is not None:
                 targets.append(tensor)
                 sources.append(slot.buffer)
-        with self._torch.no_grad():
-            _copy_all(self._torch, targets, sources, non_blocking=False)
+        if targets:
+            with self._torch.no_grad():
+                self._torch._foreach_copy_(targets, sources, non_blocking=False)
 
     def shape_changed(self, number: int) -> bool:
         """Whether the job's tensor exists but has another shape or type."""
@@ -267,18 +269,6 @@ class TensorCopies:
 
 def _no_owner() -> None:
     """Stand for the weak reference to a tensor of another process."""
-
-
-def _copy_all(
-    torch: ModuleType, targets: List[Any], sources: List[Any], non_blocking: bool
-) -> None:
-    if not targets:
-        return
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
-        return
-    for target, source in zip(targets, sources):
-        target.copy_(source, non_blocking=non_blocking)
 
 
 def same_bits(torch: ModuleType, a: Any, b: Any) -> bool:

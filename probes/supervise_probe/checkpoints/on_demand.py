@@ -178,7 +178,8 @@ class OnDemand:
         began = monotonic_ns()
         self._reports.begins()
         try:
-            _write(self._torch, self._build(saved, place, frame), path)
+            with files.replacing(path, shared=True, sync=True) as file:
+                self._torch.save(self._build(saved, place, frame), file)
         except Exception as problem:
             self._end(str(problem) if isinstance(problem, Refused) else describe(problem))
         else:
@@ -195,17 +196,3 @@ class OnDemand:
             self._context.reporter.notice(
                 "checkpoint-refused", f"no checkpoint was written: {why_not}"
             )
-
-
-def _write(torch: Any, checkpoint: Any, path: str) -> None:
-    """Write to another name, then rename: the file is complete or absent."""
-    partial = f"{path}.{files.token()}.partial"
-    try:
-        with os.fdopen(files.create(partial, shared=True), "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)

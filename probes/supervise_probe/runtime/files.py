@@ -85,13 +85,20 @@ def token() -> str:
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[Any]:
-    """Yield a binary file that takes the place of `path` when all of it was written."""
+def replacing(path: str, shared: bool = False, sync: bool = False) -> Iterator[Any]:
+    """Yield a binary file that takes the place of `path` when all of it was written.
+
+    Args:
+        shared: see `create`. sync: wait until the bytes are on the disk.
+    """
     folder, name = os.path.split(path)
     fresh = os.path.join(folder, f".{name}.{token()}")
     try:
-        with os.fdopen(create(fresh), "wb") as file:
+        with os.fdopen(create(fresh, shared), "wb") as file:
             yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(fresh, path)
     except BaseException:
         try:

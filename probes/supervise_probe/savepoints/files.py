@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict
 
 from ..runtime import files
 
-PREFIX, SUFFIX, NEW, HASH = "savepoint-", ".pt", ".new", ".sha256"
+PREFIX, SUFFIX, HASH = "savepoint-", ".pt", ".sha256"
 PIECE = 1 << 20  # bytes that are written or hashed at a time
 
 
@@ -53,36 +53,22 @@ def write(
         After an error the previous file is still there.
     """
     files.make_directory(os.path.dirname(path))
-    new = f"{NEW}.{files.token()}"
-    try:
-        with os.fdopen(files.create(path + new), "wb") as file:
-            out = _Out(file, stopped)
-            try:
-                save(document, out)
-            except RuntimeError:  # torch wraps the exception, in the middle of a record
-                if stopped():
-                    raise Stopped from None
-                raise
-        with os.fdopen(files.create(path + HASH + new), "w", encoding="ascii") as file:
-            file.write(f"{out.hash.hexdigest()}  {os.path.basename(path)}\n")
-        for name in (path + HASH, path):
-            descriptor = files.open_file(name + new)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(name + new, name)
-    except BaseException:
-        for name in (path + HASH + new, path + new):
-            if os.path.exists(name):
-                os.unlink(name)
-        raise
+    with files.replacing(path, sync=True) as file:
+        out = _Out(file, stopped)
+        try:
+            save(document, out)
+        except RuntimeError:  # torch wraps the exception, in the middle of a record
+            if stopped():
+                raise Stopped from None
+            raise
+        with files.replacing(path + HASH, sync=True) as beside:
+            beside.write(f"{out.hash.hexdigest()}  {os.path.basename(path)}\n".encode())
 
 
 def keep_newest(directory: str, keep: int) -> None:
     """Remove all savepoints of a directory but the newest `keep`; incomplete ones too."""
-    names = [name for name in os.listdir(directory) if name.startswith(PREFIX)]
-    whole = sorted(name for name in names if name.endswith(SUFFIX))
+    names = [name for name in os.listdir(directory) if name.lstrip(".").startswith(PREFIX)]
+    whole = sorted(n for n in names if n.startswith(PREFIX) and n.endswith(SUFFIX))
     stay = {kept + end for kept in whole[-max(1, keep) :] for end in ("", HASH)}
     for name in names:
         if name not in stay:

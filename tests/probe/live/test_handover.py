@@ -93,7 +93,7 @@ def first_life(server, folder, kind, death=17):
     """Run until step `death`; returns the paths of the savepoints by step."""
     environ = {"KIND": kind, "DEATH": str(death)}
     (folder / "savepoints").mkdir()
-    (folder / "savepoints" / "savepoint-000000000.pt.new").touch()  # of one that was killed
+    (folder / "savepoints" / ".savepoint-000000000.pt.0123").touch()  # of one that was killed
     job = server.start(SCRIPT, environ=environ, **portable(folder))
     job.reached("written")
     job.go("written")
