@@ -42,7 +42,7 @@ def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Liste
     patch_optimizer(torch, gate, times, listeners, hidden)
     _patch_backward(torch, gate, times, listeners, hidden)
     _patch_zero_grad(torch, gate, listeners)
-    _patch_scaler(torch, gate, listeners)
+    _patch_scaler(torch, gate, listeners, hidden)
     _patch_clips(torch, gate, listeners)
     dataloader.patch_loader(torch, gate, times, listeners, hidden)
     _patch_losses(torch, gate, listeners)
@@ -124,19 +124,21 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
     module.zero_grad = wrap(module.zero_grad)
 
 
-def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners) -> None:
+def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) -> None:
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
 
-    @functools.wraps(scale)
+    @hidden
+    def scaled(self: Any, outputs: Any, result: Any) -> None:
+        if not gate.off_duty():
+            listeners.step.scaled(self, outputs, result)
+
     @uncounted
     def scale_(self: Any, outputs: Any) -> Any:
         result = scale(self, outputs)
-        if not gate.off_duty():
-            listeners.step.scaled(self, outputs, result)
+        scaled(self, outputs, result)
         return result
 
-    @functools.wraps(unscale)
     @uncounted
     def unscale_(self: Any, optimizer: Any) -> Any:
         result = unscale(self, optimizer)
@@ -144,7 +146,6 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners) -> None:
             listeners.step.unscaled(optimizer)
         return result
 
-    @functools.wraps(step)
     @uncounted
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.inside or gate.off_duty() or not self._enabled:
@@ -157,7 +158,9 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners) -> None:
             listeners.step.scaler_left()
         return listeners.step.boundary.cross(result)
 
-    scaler.scale, scaler.unscale_, scaler.step = scale_, unscale_, step_
+    for original, ours in ((scale, scale_), (unscale, unscale_), (step, step_)):
+        name = original.__name__
+        setattr(scaler, name, functools.wraps(original)(hidden(ours, recursive=False)))
 
 
 def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
