@@ -53,3 +53,32 @@ def test_compiled(pair):
     from the second step on: which model is trained is known when its optimizer first steps.
     """
     pair.run(LOOP)
+
+
+SCALED = """
+from torch._dynamo.utils import counters
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+def train(x):
+    loss = model(x).pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss
+
+fast = torch.compile(train, backend="aot_eager")
+for step in range(5):
+    loss = fast(torch.randn(16, 8))
+    emit(train_loss_raw=loss.item(), loss_scale=8.0)
+    model.zero_grad()
+emit(note=[counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())])
+finish(model)
+"""
+
+
+def test_a_compiled_step_with_a_scaler(pair):
+    """No frame of ours is compiled, and torch says nothing of one on standard error."""
+    pair.run(SCALED)

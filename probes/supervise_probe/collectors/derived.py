@@ -4,7 +4,7 @@ Plain arithmetic on the host once all values of a step are there; a rollback tak
 Values that are not finite enter no average: one of them would stay in it for ever.
 
 Source: the stability metrics report, rows of the same ids. A gradient that overflowed under a
-GradScaler is no spike.
+GradScaler is no spike, and not counted as not finite: the weights never saw it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ METRICS = (
         "tokens",
         "Sum of tokens_per_update over the steps whose update was applied; a rollback takes it "
         "back.",
+        "this project",
+    ),
+    MetricSpec(
+        "nan_inf_events",
+        "1",
+        "How many of loss, gradient norm and update norm are NaN or Inf in this step; an overflow "
+        "that a GradScaler caught counts 0.",
         "this project",
     ),
 )
@@ -89,6 +96,11 @@ class Collector(Base):
             if not skipped:
                 self._applied += tokens
             values["tokens_applied"] = self._applied
+        finite = isfinite(known("train_loss_raw", 0.0)) + isfinite(known("update_norm", 0.0))
+        # NaN and Inf spread through a 2-norm, so the norms stand for all gradients and weights.
+        caught = "loss_scale" in values and known("update_skipped")
+        finite += bool(caught or isfinite(known("grad_global_norm", 0.0)))
+        values["nan_inf_events"] = float(3 - finite)
 
     def state(self) -> Dict[str, float]:
         state = {"tokens_applied": self._applied}

@@ -44,16 +44,6 @@ class Clip:
         counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
-    __slots__ = (
-        "backwards",
-        "counted_by",
-        "limit",
-        "norm",
-        "own",
-        "params",
-        "unscaled",
-    )
-
     def __init__(
         self,
         params: List[Any],

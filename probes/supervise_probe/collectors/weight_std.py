@@ -1,4 +1,7 @@
-"""Spread of the weights, matrix by matrix: what drifts slowly, and layers that swing together."""
+"""Spread of the weights, matrix by matrix: what drifts slowly, and layers that swing together.
+
+What follows from copies of the routers' matrices is in `sampling/snapshots.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,22 @@ if TYPE_CHECKING:
     from ..torch_state.records import Step, Update
 
 METRICS = (
+    MetricSpec(
+        "router_weight_similarity",
+        "1",
+        "Mean pairwise cosine of a router's expert rows, mean over routers.",
+        "(E |mean w/|w||^2 - 1) / (E - 1), arXiv:2606.28116",
+        "on a sampled step, a copy of at most 32 MB",
+        500,
+    ),
+    MetricSpec(
+        "router_conditioning",
+        "1",
+        "Largest centred expert row over the mean row, of the worst router.",
+        "max |w - mean w| / |mean w|, arXiv:2606.28116",
+        "",
+        500,
+    ),
     MetricSpec(
         "layer_weight_std.<i>",
         "1",

@@ -156,30 +156,26 @@ class Writer:
         if self._closed:
             return
         seq = self._seq
-        scratch = self._scratch
         try:
             row = self._fill(values) if self._absent else values
-            self._pack(
-                scratch,
-                0,
-                0,
-                self._count,
-                seq,
-                step,
-                attempt,
-                0,
-                at_ns,
-                self._low,
-                self._high,
-                *row,
-            )
+            self._pack_row(step, attempt, at_ns, row)
         except _UNPACKABLE:
-            self._pack_anew(step, attempt, values, at_ns)
+            row = self._learn(values)
+            try:
+                self._pack_row(step, attempt, at_ns, row)
+            except _UNPACKABLE as error:
+                raise wire.WireError(f"step {step} cannot be published: {error}") from error
         self._crc[0] = zlib.crc32(self._body, seq)
         at = self._first_slot + seq % self._slots * self._slot_size
         self._map[at : at + self._size] = self._head
         self._seq = seq = seq + 1
         self._words[_HEAD] = seq
+
+    def _pack_row(
+        self, step: int, attempt: int, at_ns: int, row: Sequence[Optional[float]]
+    ) -> None:
+        head = (0, 0, self._count, self._seq, step, attempt, 0, at_ns, self._low, self._high)
+        self._pack(self._scratch, *head, *row)
 
     def _fill(self, values: Sequence[Optional[float]]) -> Sequence[Optional[float]]:
         # What is absent changes from frame to frame, but comes in a few patterns.
@@ -201,28 +197,6 @@ class Writer:
             self._patterns.clear()
         self._patterns[pattern] = present
         return [0.0 if value is None else value for value in values]
-
-    def _pack_anew(
-        self, step: int, attempt: int, values: Sequence[Optional[float]], at_ns: int
-    ) -> None:
-        row = self._learn(values)
-        try:
-            self._pack(
-                self._scratch,
-                0,
-                0,
-                self._count,
-                self._seq,
-                step,
-                attempt,
-                0,
-                at_ns,
-                self._low,
-                self._high,
-                *row,
-            )
-        except _UNPACKABLE as error:
-            raise wire.WireError(f"step {step} cannot be published: {error}") from error
 
     def beat(self, at_ns: int, phase: int) -> None:
         """Say that the job lives; `phase` is an index into `wire.PHASES`."""

@@ -16,20 +16,6 @@ class Gate:
         has_cuda: this torch was built for such devices.
     """
 
-    __slots__ = (
-        "_is_grad_enabled",
-        "_set_grad_enabled",
-        "_torch",
-        "_tracing",
-        "_transforming",
-        "has_cuda",
-        "in_backward",
-        "in_forward",
-        "inside",
-        "on",
-        "thread",
-    )
-
     def __init__(self, torch: Any) -> None:
         self.on = True
         self.has_cuda = bool(torch.version.cuda or getattr(torch.version, "hip", None))

@@ -39,20 +39,6 @@ class Part:
         excused: not switched off for its cost: the supervisor asked for it, for a while.
     """
 
-    __slots__ = (
-        "costs",
-        "errors",
-        "excused",
-        "floor_ns",
-        "name",
-        "on",
-        "reason",
-        "relax",
-        "share",
-        "spent_ns",
-        "vital",
-    )
-
     def __init__(
         self,
         name: str,

@@ -97,20 +97,6 @@ class Savepoint:
         loaders: where the loaders stood.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "attempt",
-        "copies",
-        "extra",
-        "loaders",
-        "pinned",
-        "program",
-        "rng",
-        "spill",
-        "step",
-        "training",
-    )
-
     def __init__(self, step: int, attempt: int, extra: Any, copies: TensorCopies) -> None:
         self.step, self.attempt, self.extra = step, attempt, extra
         self.copies = copies

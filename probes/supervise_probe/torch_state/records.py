@@ -33,19 +33,6 @@ class OptimizerInfo:
         shared: ids of parameters that another one holds too.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "clipped_as",
-        "everyone",
-        "first_group",
-        "groups",
-        "ids",
-        "params",
-        "real",
-        "reference",
-        "shared",
-    )
-
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
         self.first_group = self.groups = 0
