@@ -23,7 +23,7 @@ class SavedSource(IdentityRef):
     def __init__(self, value: Any, stamp: Callable[[Any], Any], torch: Any) -> None:
         super().__init__(value, stamp=stamp)
         self._torch = torch
-        self._is_data = self._holds_data(value)
+        self._is_data = _holds_data(value, torch)
 
     def obstacle(self, live: Any, keep: bool) -> str:
         """See `iterators.SavedIterator.obstacle`."""
@@ -33,12 +33,9 @@ class SavedSource(IdentityRef):
         now, then = self.stamp[0](value), self.stamp[1]
         if now is None or then is None or now == then:
             return ""
-        if not self._is_data and not self._holds_data(value):
+        if not self._is_data and not _holds_data(value, self._torch):
             return ""
         return f"the {self.type} was read since the savepoint, and it cannot be rewound"
-
-    def _holds_data(self, live: Any) -> bool:
-        return type(live) in FILES or _holds_data(live, self._torch)
 
 
 def saved_source(value: Any, kinds: TypeClasses, torch: Any) -> Optional[SavedSource]:
@@ -62,7 +59,9 @@ def file_position(file: Any) -> Optional[int]:
 
 
 def _holds_data(live: Any, torch: Any) -> bool:
-    """Whether the next item of a queue holds tensors or arrays."""
+    """Whether it is a file, or a queue whose next item holds tensors or arrays."""
+    if type(live) in FILES:
+        return True
     try:
         first = live.queue[0]
     except IndexError:

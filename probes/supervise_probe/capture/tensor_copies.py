@@ -116,7 +116,7 @@ class TensorCopies:
     def add_host_tensor(self, buffer: Any, device: Any, array: bool, requires_grad: bool) -> int:
         """Use a host tensor as the copy of one that no longer exists; return its number."""
         slot = _Slot(buffer, buffer, array, bulk=False, fresh=False)
-        slot.owner, slot.buffer = _no_owner, buffer
+        slot.owner, slot.buffer = lambda: None, buffer
         slot.device, slot.requires_grad = device, requires_grad
         self.slots.append(slot)
         return len(self.slots) - 1
@@ -265,10 +265,6 @@ class TensorCopies:
         except (RuntimeError, TypeError):  # inference tensors, overlapping memory, read-only arrays
             return False
         return True
-
-
-def _no_owner() -> None:
-    """Stand for the weak reference to a tensor of another process."""
 
 
 def same_bits(torch: ModuleType, a: Any, b: Any) -> bool:

@@ -67,7 +67,7 @@ class Collector:
         self.torch = context.torch
         self.scalars = context.scalars
         self.asleep = self.ASLEEP
-        self._wake: Callable[[], None] = _not_yet
+        self._wake: Callable[[], None] = lambda: None  # it may wake while the plan is made
 
     def wake(self) -> None:
         """There is something to do: be called from now on."""
@@ -106,10 +106,6 @@ class Collector:
 
     def rewind(self, state: Mapping[str, float]) -> None:
         """Put back what `state` returned at an earlier step."""
-
-
-def _not_yet() -> None:
-    """Stands for the plan in a collector that wakes while it is made."""
 
 
 class Plan:

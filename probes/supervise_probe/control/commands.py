@@ -35,7 +35,6 @@ CHANGE_TRAINING = (
     "update_clip",
     "loss_scale",
 )
-NEED_OPTIMIZER = CHANGE_TRAINING
 ALONE_ONLY = (*CHANGE_TRAINING, "pause")
 
 
@@ -118,7 +117,7 @@ class Commands:
                         f"{command.verb} on one of {ranks} ranks needs step-fenced "
                         "commands, which this version does not have"
                     )
-                why = self._no_optimizer() if command.verb in NEED_OPTIMIZER else ""
+                why = self._no_optimizer() if command.verb in CHANGE_TRAINING else ""
                 if why:
                     raise Refused(f"{command.verb} needs an optimizer: {why}")
                 result = verb(command.args)

@@ -45,7 +45,7 @@ class SaveListener:
         self._optimizers, self._drills, self.reports = optimizers, drills, reports
         self._library = library
         self._reported: Dict[str, Reported] = {}  # by the way of saving
-        self._learn: Callable[[Any, str], None] = _forget
+        self._learn: Callable[[Any, str], None] = lambda thing, path: None
 
     def connect(self, learn: Callable[[Any, str], None]) -> None:
         """The process is a rank: `learn` is given what `torch.save` saved, and the path."""
@@ -122,7 +122,3 @@ class SaveListener:
             if local is not None:
                 shapes.add(tuple(local.shape))
         return shapes, sum(p.numel() for p in parameters.values())
-
-
-def _forget(thing: Any, path: str) -> None:
-    """Nothing is learned before the process is a rank."""

@@ -177,7 +177,7 @@ class Savepoints:
         before = self._store.saved[-1:]
         copies = TensorCopies(self._torch, before[0].copies if before else None)
         new = Savepoint(step, attempt, extra, copies)
-        replayed = _tracks_none if self._replay is None else self._replay.tracks
+        replayed = (lambda _: False) if self._replay is None else self._replay.tracks
         walk = VariableWalker(self._torch, self._kinds, copies, self._registry.saw, replayed)
         new.training = TrainingState(
             self._torch, self._registry, walk, copies, self._optimizer_died
@@ -286,11 +286,6 @@ class Savepoints:
 
     def _drop_without_optimizer(self) -> None:
         self._store.keep_only(lambda saved: saved.training.is_alive())
-
-
-def _tracks_none(iterator: Any) -> bool:
-    """Stands for `BatchReplay.tracks` where no batches are recorded."""
-    return False
 
 
 def _drop_dead_optimizer(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:

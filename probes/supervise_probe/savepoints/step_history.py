@@ -9,12 +9,12 @@ with it, or by itself where no step is compared.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..runtime import files
+from ..sampling.trial import equal
 
 if TYPE_CHECKING:
     from ..collectors.shards import Collector as ShardsCollector
@@ -173,11 +173,7 @@ class StepHistory:
 
 def _equal(was: Optional[float], now: Optional[float], close: float) -> bool:
     """Whether two numbers agree, or one of them is unknown. NaN agrees with NaN."""
-    if was is None or now is None or was == now:
-        return True
-    return (was != was and now != now) or (
-        close > 0 and math.isfinite(was) and abs(was - now) <= close * abs(was)
-    )
+    return was is None or now is None or equal(was, now, close)
 
 
 def _write(path: str, rows: List[Row]) -> None:

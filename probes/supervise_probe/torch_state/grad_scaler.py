@@ -28,7 +28,7 @@ class GradScalerState:
 
     def __init__(self, scalars: Scalars) -> None:
         self.scaler: Any = None
-        self.appeared: Callable[[], None] = _nobody_asks
+        self.appeared: Callable[[], None] = lambda: None
         self._scalars = scalars
         self._losses: Dict[int, Tuple[weakref.ref[Any], Any]] = {}
         self._scale: Any = None  # set while scaled losses wait for their backward
@@ -77,7 +77,3 @@ class GradScalerState:
         self._losses.clear()
         self.unscaled = NOBODY
         self._scale = None
-
-
-def _nobody_asks() -> None:
-    """Stands for who wants to know of a scaler."""
