@@ -8,7 +8,6 @@ Source: torch/_compile.py and torch/_dynamo/eval_frame.py.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Callable, Optional
 
 from .warning_stacklevel import uncounted
@@ -39,11 +38,9 @@ def hidden(
 
     @uncounted
     def quick(*args: Any, **kwargs: Any) -> Any:
-        if watcher() is None:
-            return unwatched(*args, **kwargs)
-        _skip(quick)
-        return slow(*args, **kwargs)
+        return unwatched(*args, **kwargs) if watcher() is None else slow(*args, **kwargs)
 
+    _skip(torch._C._dynamo.eval_frame, quick)
     vars(quick)["_torchdynamo_disable"] = True  # torch's own mark: not to be inlined
     return quick
 
@@ -53,13 +50,18 @@ def as_it_is(function: Function) -> Function:
     return function
 
 
-def _skip(function: Function) -> None:
+def _skip(compiler: Any, function: Function) -> None:
     """Have the compiler run the frames of `function` as they are. Once for all of one `def`."""
-    skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
     code = function.__code__
-    if skip_code is not None and code not in _skipped:
-        _skipped.add(code)
-        skip_code(code)
+    if code in _skipped:
+        return
+    _skipped.add(code)
+    if hasattr(compiler, "set_code_exec_strategy"):  # as torch._dynamo.eval_frame.skip_code does
+        action = compiler._FrameAction
+        strategy = compiler._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        compiler.set_code_exec_strategy(code, strategy)
+    elif hasattr(compiler, "skip_code"):
+        compiler.skip_code(code)
 
 
 _skipped: "set[Any]" = set()
