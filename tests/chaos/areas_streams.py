@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from world import Case, Skip, eventually, limit, scenario
+from world import Case, Skip, limit, scenario
 
 Popen = Callable[..., Any]
 
@@ -32,35 +32,6 @@ def quiet(case: Case) -> list[str]:
 
 # ── stdio ─────────────────────────────────────────────────────────────────────────────────────────
 
-SAYS = (
-    "for n in range({lines}):\n    print('line', n, flush=True)\n"
-    "    if {both}: print('err', n, file=sys.stderr, flush=True)\n    time.sleep(0.005)"
-)
-
-
-def _talker(case: Case, both: bool | None = None) -> list[str]:
-    both = case.draw.choice([True, False]) if both is None else both
-    body = SAYS.format(lines=case.draw.randrange(2, 80), both=both)
-    return case.plain(body, case.draw.randrange(60))
-
-
-@scenario("stdio")
-def full_device(case: Case) -> None:
-    """stdout, stderr or both are /dev/full."""
-    names = case.draw.choice([["stderr"], ["stdout"], ["stdout", "stderr"]])
-    job = case.plain("time.sleep(0.3)", case.draw.randrange(1, 60))
-    if case.draw.random() < 0.5:
-        job = _talker(case)
-
-    def run(popen: Popen) -> Any:
-        full = os.open("/dev/full", os.O_WRONLY)
-        try:
-            return popen(**dict.fromkeys(names, full))
-        finally:
-            os.close(full)
-
-    alike(case, job, run, *quiet(case))
-
 
 @scenario("stdio", seeds=12)
 def closed_descriptors(case: Case) -> None:
@@ -73,25 +44,6 @@ def closed_descriptors(case: Case) -> None:
             os.close(fd)
 
     alike(case, job, lambda popen: popen(preexec_fn=before), *quiet(case))
-
-
-@scenario("stdio")
-def head(case: Case) -> None:
-    """`| head -1`, of stdout alone or of both."""
-    names = case.draw.choice([["stdout"], ["stdout", "stderr"]])
-    job = case.plain("for n in range(400):\n    print(n, flush=True)\n    time.sleep(0.005)", 3)
-    if case.draw.random() < 0.5:
-        job = case.plain("print(1, flush=True)\ntime.sleep(1)", 3)
-
-    def run(popen: Popen) -> Any:
-        reader, writer = os.pipe()
-        started = popen(**dict.fromkeys(names, writer))
-        os.close(writer)
-        eventually(lambda: b"\n" in os.read(reader, 1), "a line")
-        os.close(reader)
-        return started
-
-    alike(case, job, run, *quiet(case))
 
 
 @scenario("stdio", seeds=12)
