@@ -164,16 +164,6 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
     assert story.actions()[-1] == AGAIN
 
 
-def test_a_trouble_that_is_over_is_not_answered_late(refused):
-    story = refused()
-    evidence(story)
-    story.frames(2.0, times=3)
-    assert story.state.incident is not None
-    save(story, "a", 39)
-
-    assert story.actions() == [FIRST]
-
-
 def test_what_no_checkpoint_helps_is_not_waited_for(refused):
     """It cannot be started again, or saves none, or is too young for one that is old enough."""
     resume = {"relaunch": {"resume": "savepoint"}}
