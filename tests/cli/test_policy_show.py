@@ -57,16 +57,6 @@ def test_every_part_says_where_it_is_from(supervise, mine):
     assert "  # muted by acting\n" in block
 
 
-def test_one_rule_is_shown_with_what_it_reads(supervise, mine):
-    code, out, _ = supervise("policy", "show", mine, "--rule", "r")
-
-    assert code == 0
-    for part in ("odd:", "high:", "- {id: r,", "by_state", "lr_scale"):
-        assert part in out
-    assert "throughput" not in out
-    assert "budgets" not in out
-
-
 def test_json_holds_the_same(supervise, mine):
     _, out, _ = supervise("policy", "show", mine, "--json")
     found = json.loads(out)

@@ -9,7 +9,7 @@ from supervise.core.model.interfaces import NotifyError
 from supervise.outputs.outbox import Outbox, Result
 from tests.support.waiting import wait_until
 
-from .senders import FakeSender, Gate, message, outcome
+from .senders import FakeSender, Gate, message
 
 
 def test_failed_try_is_repeated_with_the_same_key(outbox):
@@ -80,19 +80,6 @@ def test_tried_message_is_never_changed(outbox):
     box.close()
 
     assert [(key, m.title) for key, m in sender.sent] == [("a", "opened"), ("b", "closed")]
-
-
-def test_close_does_not_wait_for_a_late_retry(outbox):
-    sender = FakeSender(NotifyError("429", retry_after_s=3600.0))
-    box = outbox(sender)
-    box.post(message("a"), key="a")
-    wait_until(lambda: sender.tried)
-    began = time.monotonic()
-
-    box.close(60.0)
-
-    assert time.monotonic() - began < 30
-    assert outcome(box) == {"a": False}
 
 
 def failing(tries=99):
