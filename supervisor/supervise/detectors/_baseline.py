@@ -59,7 +59,6 @@ class Freeze:
         return drained
 
     def copy(self) -> Freeze:
-        """Return an independent copy."""
         twin = Freeze(self.span, self.most)
         twin.flags, twin.newest = self.flags, self.newest.copy()
         return twin
@@ -150,7 +149,6 @@ class Baseline:
         self._ordered = None
 
     def copy(self) -> Baseline:
-        """Return an independent copy."""
         twin = Baseline.__new__(Baseline)
         twin._size = self._size
         twin._freeze, twin._replaced = self._freeze.copy(), self._replaced.copy()

@@ -45,7 +45,6 @@ class Memory(Watch):
         self.reset()
 
     def copy(self) -> Self:
-        """Return an independent copy."""
         twin = object.__new__(type(self))
         twin.raw = self.raw
         for name, value in vars(self).items():

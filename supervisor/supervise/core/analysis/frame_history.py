@@ -36,7 +36,6 @@ class History:
         self.probed: tuple[tuple[str, int], ...] = ()
 
     def copy(self) -> History:
-        """Return an independent copy."""
         twin = History()
         twin.frames, twin.evaluations = self.frames.copy(), self.evaluations.copy()
         twin.names, twin.probed = self.names, self.probed

@@ -153,7 +153,6 @@ class ShardAttribution:
         self._forgotten = 0
 
     def copy(self) -> ShardAttribution:
-        """Return an independent copy."""
         twin = ShardAttribution()
         twin.__dict__.update(self.__dict__)
         twin._seen = {key: replace(seen) for key, seen in self._seen.items()}

@@ -145,7 +145,6 @@ class Checkpoints:
         return frozenset(name for name, found in self._known.items() if found.trial)
 
     def copy(self) -> Checkpoints:
-        """Return an independent copy."""
         return Checkpoints(self._known, self._wrong_starts)
 
 

@@ -42,7 +42,6 @@ class RuleMemory:
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def copy(self) -> RuleMemory:
-        """Return an independent copy."""
         flips = {key: deque(counts, maxlen=counts.maxlen) for key, counts in self.flips.items()}
         return RuleMemory(
             flips, set(self.flapping), dict(self.noted), dict(self.muted), dict(self.silenced)
@@ -78,7 +77,6 @@ class Restarts:
     hangs: list[int] = field(default_factory=list)
 
     def copy(self) -> Restarts:
-        """Return an independent copy."""
         return Restarts(list(self.crashes), list(self.hangs))
 
     @staticmethod
@@ -121,7 +119,6 @@ class JobLife:
     unavailable: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> JobLife:
-        """Return an independent copy."""
         return replace(self, restarts=self.restarts.copy(), unavailable=dict(self.unavailable))
 
 
@@ -145,7 +142,6 @@ class IncidentHistory:
     tried: dict[str, bool] = field(default_factory=dict)
 
     def copy(self) -> IncidentHistory:
-        """Return an independent copy."""
         return IncidentHistory(
             self.opened, self.session_start, self.last_level, dict(self.cooldown), dict(self.tried)
         )
@@ -180,7 +176,6 @@ class LossContext:
     attribution: ShardAttribution = field(default_factory=ShardAttribution)
 
     def copy(self) -> LossContext:
-        """Return an independent copy."""
         return LossContext(self.happened.copy(), self.onsets.copy(), self.attribution.copy())
 
 
@@ -226,7 +221,6 @@ class ApprovalLog:
     settled: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> ApprovalLog:
-        """Return an independent copy."""
         return ApprovalLog(copy.deepcopy(self.pending), self.asked, dict(self.settled))
 
     def settle(self, pending: ApprovalRequest, outcome: str) -> None:
