@@ -388,3 +388,15 @@ def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
 
     assert len([d for d in story.kinds("notify_intent") if "still held" in d.reason]) == 1
     assert story.state.machine == "holding"
+
+
+def test_a_yes_to_what_has_changed_meanwhile_is_asked_for_again(tell):
+    story = asked(tell)
+    story.state.approvals.pending.plan = [{"verb": "reach", "args": {"far": 1}}]
+    story.state.approvals.pending.sha = "sha256:0"
+    said = story.say("approve", id="ask-1")
+
+    assert not said.data["ok"] and "the action's arguments have changed" in said.data["answer"]
+    assert story.kinds("approval")[0].data["what"] == "expired"
+    assert story.say("approve", id="ask-2").data["ok"]
+    assert story.actions()[-1].endswith("0-reach")
