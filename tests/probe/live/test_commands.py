@@ -211,6 +211,7 @@ def test_a_rollback_repeats_the_steps_and_the_counters(probed, late):
     assert job.frames[11]["train_loss_raw"] == again[11]["train_loss_raw"]
     ramp = [again[step]["lr_scale"] for step in range(11, 16)]
     assert ramp == pytest.approx([0.1, 0.325, 0.55, 0.775, 1])
+    assert [again[step]["lr_phase"] for step in range(11, 15)] == [3, 3.25, 3.5, 3.75]
     assert job.frames[-1]["steps_seen"] == 30
     assert job.frames[-1]["tokens_seen"] == 2 * 29  # those of the last step come behind it
     assert job.segment().status()["rollback"] == "ready"

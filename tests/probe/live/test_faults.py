@@ -321,6 +321,15 @@ def test_skip_nonfinite_leaves_the_state_of_a_closure_optimizer_alone(probed):
     assert [frame["update_skipped"] for frame in job.frames] == [0] * 4 + [1] * 6
 
 
+def test_on_a_device_the_order_says_that_it_cannot_act(probed):
+    """A value that the host does not have is not waited for."""
+    order = {"skip_nonfinite": {"max": 3, "per": 128}}
+    job = probed.run(loop(), drills=[drill("nan_grad")], safeguards=order, late=True)
+    assert not job.output[-2]["finite"]
+    assert "live on a device" in job.segment().status()["safeguards"]["skip_nonfinite"]
+    assert next(s for s, n in enumerate(job.column("nan_inf_events")) if n) == 8
+
+
 def test_bad_batch_feeds_random_tokens(probed):
     """Other tokens for so many steps, from a generator of its own; the job's draws are the same."""
     job = probed.run(loop(), drills=[drill("bad_batch", steps=3)])

@@ -66,6 +66,34 @@ def test_training_that_goes_on_in_another_thread_is_followed(probed, bare):
     assert set(job.segment().status()["collectors"].values()) == {"on"}
 
 
+IN_TURN = (
+    TRAINING
+    + """
+one = training(1)
+threads = []
+for name in ("first", "second", "third"):  # none has the identity of one before
+    gate = threading.Event()
+    threads.append((gate, threading.Thread(
+        target=lambda gate=gate: (gate.wait(), steps(10, *one, 6)), name=name)))
+for _, thread in threads:
+    thread.start()
+for gate, thread in threads:
+    gate.set()
+    thread.join()
+finish(one[0])
+"""
+)
+
+
+def test_a_thread_that_ended_is_followed_by_the_next(probed):
+    """Nobody is left to wait for: only the step that showed it has no frame."""
+    job = probed.run(IN_TURN)
+    *rows, _ = job.output
+    del rows[20], rows[10]
+    assert job.column("step") == list(range(28))
+    same(job.frames, rows)
+
+
 AT_ONCE = (
     TRAINING
     + """
