@@ -29,7 +29,6 @@ REFUSED = [
 NOT_STARTED = [
     ("--run-dir run -- pythn-no-such-command train.py", 127, ["command not found"]),
     ("--run-dir empty -- pythn-no-such-command", 127, ["command not found"]),
-    ("-- ./train.py", 126, [r"python \./train\.py"]),
 ]
 
 
@@ -40,7 +39,6 @@ def home(supervise):
         (supervise.home / name).mkdir()
     for name, text in (("file", ""), ("mine/notes.txt", "mine"), ("bad.yaml", BROKEN)):
         (supervise.home / name).write_text(text)
-    (supervise.home / "train.py").write_text("print(1)\n")
     return supervise.home
 
 

@@ -68,7 +68,7 @@ def test_an_edit_of_the_policy_file_takes_effect_by_itself(supervise, tmp_path):
     """With --watch-policy; the supervisor notices it without being asked."""
     policy = tmp_path / "mine.yaml"
     policy.write_text(POLICY)
-    job = tiny("--sleep", 0.02)
+    job = tiny("--steps", 120, "--sleep", 0.02)
     words = ("--policy", "mine.yaml", "--watch-policy", "--run-dir", "run", "--", *job)
     watcher = supervise.start(*words)
     assert watcher.stdout.readline().startswith("step 50")
