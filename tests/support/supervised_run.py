@@ -63,14 +63,14 @@ class Records:
     def state(self) -> dict[str, Any]:
         """The content of `state.json`, empty where there is none yet."""
         path = self.directory / "state.json"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return found
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
         """The entries of `checkpoints.json`."""
         path = self.directory / "checkpoints.json"
-        return json.loads(path.read_text())["checkpoints"] if path.exists() else []
+        return json.loads(path.read_text())["checkpoints"] if path.is_file() else []
 
     def events(self, kind: type) -> list[Any]:
         """The journal's events of a kind."""

@@ -119,7 +119,8 @@ class Register:
         self.entries: list[Entry] = []
         self.before: dict[str, Stamp] = {}
         self._next = 1
-        self.fresh = not self._path.exists()
+        # A FIFO that the job's user put there is replaced at the first write, not read.
+        self.fresh = not self._path.is_file()
         if not self.fresh:
             known = read(run)
             self._next = int(known["next"])
