@@ -56,12 +56,15 @@ def _skip(compiler: Any, function: Function) -> None:
     if code in _skipped:
         return
     _skipped.add(code)
-    if hasattr(compiler, "set_code_exec_strategy"):  # as torch._dynamo.eval_frame.skip_code does
-        action = compiler._FrameAction
-        strategy = compiler._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        compiler.set_code_exec_strategy(code, strategy)
-    elif hasattr(compiler, "skip_code"):
-        compiler.skip_code(code)
+    try:
+        if hasattr(compiler, "skip_code"):  # an older torch
+            compiler.skip_code(code)
+        else:  # as torch._dynamo.eval_frame.skip_code does
+            action = compiler._FrameAction
+            strategy = compiler._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            compiler.set_code_exec_strategy(code, strategy)
+    except (AttributeError, TypeError):  # another version: then such a frame is traced once
+        pass
 
 
 _skipped: "set[Any]" = set()
