@@ -118,6 +118,16 @@ def job_dies_of(case: Case) -> None:
 
 
 @scenario("signals", seeds=16)
+def term_at_the_start(case: Case) -> None:
+    """TERM while we start: the job was not started, or it got it; nothing is left."""
+    watcher = case.start(job=case.plain("time.sleep(60)"))
+    time.sleep(case.draw.uniform(0, 1.5))
+    watcher.send_signal(signal.SIGTERM)
+    case.ends((143, -signal.SIGTERM), done=False)
+    case.clean()
+
+
+@scenario("signals", seeds=16)
 def signals_at_the_end(case: Case) -> None:
     """Second signals, while we end: neither the code nor the last record is lost."""
     code = case.draw.randrange(60)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from world import Case, eventually, scenario
+from world import Case, Skip, eventually, scenario
 
 # ── disks ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -56,6 +56,32 @@ def disk_fills_up(case: Case) -> None:
     if case.draw.random() < 0.5:
         time.sleep(case.draw.uniform(0.2, 2))
         filler.unlink()
+    case.survived(code)
+
+
+@scenario("disks", seeds=4)
+def few_inodes(case: Case) -> None:
+    """No more files can be made."""
+    disk = case.tmpfs("disk", f"size=8m,nr_inodes={case.draw.randrange(8, 30)}")
+    case.run = disk / "run"
+    job, code = _job(case)
+    case.start("--policy", "nano", job=job)
+    case.ends((code, 64), done=None)
+    case.clean()
+    if case.watcher is not None and case.watcher.returncode == code:
+        case.readable(replay=(0, 2), verify=(0, 2))
+
+
+@scenario("disks", seeds=6)
+def becomes_immutable(case: Case) -> None:
+    """Nothing in the run directory can be written any more."""
+    job, code = _job(case, 3.0)
+    case.start("--policy", "nano", job=job)
+    case.up()
+    time.sleep(case.draw.uniform(0, 1.5))
+    locked = subprocess.run(["chattr", "-R", "+i", str(case.run)], capture_output=True, text=True)
+    if locked.returncode:
+        raise Skip(f"chattr +i is not permitted here: {locked.stderr.strip()[:80]}")
     case.survived(code)
 
 
@@ -188,6 +214,19 @@ def little_shared_memory(case: Case) -> None:
     (case.shm / "filler").unlink(missing_ok=True) if case.draw.random() < 0.5 else case.up()
     case.ends(3, done=None)
     (case.shm / "filler").unlink(missing_ok=True)
+    case.unharmed(3)
+
+
+@scenario("shared memory", seeds=6)
+def odd_shared_memory(case: Case) -> None:
+    """SUPERVISE_SHM names nothing, a file, or a folder that is read-only."""
+    kind = case.draw.choice(["nothing", "file", "read-only"])
+    if kind == "file":
+        (case.home / "shm").touch()
+    case.env["SUPERVISE_SHM"] = str(case.home / "shm")
+    if kind == "read-only":
+        case.env["SUPERVISE_SHM"] = str(case.tmpfs("shm", "size=1m,ro"))
+    case.start("--policy", "nano", job=case.train(60, sleep=0.01, exit=3))
     case.unharmed(3)
 
 

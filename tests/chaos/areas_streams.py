@@ -87,6 +87,54 @@ def few_files(case: Case) -> None:
     _limited(case, job, *quiet(case), nofile=case.draw.choice([16, 20, 24, 32, 48, 64, 256]))
 
 
+def _soft_fsize(size: int) -> Callable[[], None]:
+    import resource
+
+    def before() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    return before
+
+
+@scenario("limits")
+def small_files(case: Case) -> None:
+    """RLIMIT_FSIZE: the records cannot grow beyond it."""
+    size = case.draw.choice([0, 1000, 4096, 10_000, 40_000, 1 << 20])
+    job = case.plain("time.sleep(1.2)" if size else "os.unlink('pid'); time.sleep(1)", 7)
+    case.start(
+        job=["sh", "-c", 'ulimit -f unlimited 2>/dev/null; "$0" "$@"', *job],
+        preexec_fn=_soft_fsize(size),
+    )
+    case.follow = list
+    case.ends(7 if size > 10_000 else (7, 64, 73, 74), done=None)
+    case.clean()
+
+
+def _kind(case: Case) -> list[str]:
+    """A job that waits, computes, or trains."""
+    code = case.draw.randrange(60)
+    if case.draw.random() < 0.3:
+        return case.train(80, sleep=0.005, exit=code)
+    return case.plain(case.draw.choice(["time.sleep(1.2)", "sum(range(10**7))"]), code)
+
+
+@scenario("limits")
+def odd_limits(case: Case) -> None:
+    """A small stack, no locked memory, no core, little CPU time for the job."""
+    name, value = case.draw.choice(
+        [
+            ("stack", 512 << 10),
+            ("memlock", 0),
+            ("core", 0),
+            ("cpu", 30),
+            ("sigpending", 4),
+            ("nice", 0),
+            ("msgqueue", 0),
+        ]
+    )
+    _limited(case, _kind(case), *quiet(case), **{name: value})
+
+
 @scenario("limits")
 def little_memory(case: Case) -> None:
     """RLIMIT_AS."""
@@ -128,22 +176,40 @@ HOOKS = {
     "signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
     "end = time.time() + 1\nwhile time.time() < end: pass\nassert len(n) > 50\n"
     "signal.setitimer(signal.ITIMER_REAL, 0)",  # else it may end Python's end
+    "profiling_timer": "signal.signal(27, lambda *_: None)\n"
+    "signal.setitimer(signal.ITIMER_PROF, 0.005, 0.005)\nsum(range(10**7))\n"
+    "signal.setitimer(signal.ITIMER_PROF, 0)",
     "wakeup_fd": "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
     "signal.signal(10, lambda *_: None); os.kill(os.getpid(), 10); os.read(r, 1)",
     "excepthook": "sys.excepthook = lambda *e: print('hooked', e[0].__name__)\n1 / 0",
+    "thread_excepthook": "threading.excepthook = lambda a: print('hooked', a.exc_type)\n"
+    "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
     "atexit_order": "import atexit\n[atexit.register(print, n, flush=True) for n in range(5)]",
+    "atexit_ends_it": "import atexit\natexit.register(os._exit, 9)",
+    "atexit_raises": "import atexit\natexit.register(lambda: 1 / 0)",
     "faulthandler_on": "import faulthandler\nfaulthandler.enable()\n"
     "faulthandler.dump_traceback_later(60)\nfaulthandler.register(10)\n"
     "os.kill(os.getpid(), 10); faulthandler.cancel_dump_traceback_later()",
+    "faulthandler_at_a_crash": "import faulthandler\nfaulthandler.enable()\n"
+    "os.kill(os.getpid(), 11)",
     "tracing": "sys.settrace(lambda *a: None)\nimport json; json.loads('[1]')\nsys.settrace(None)",
+    "profiler": "sys.setprofile(lambda *a: None)\nimport json; json.loads('[1]')",
+    "audit_hook": "sys.addaudithook(lambda e, a: None)\nopen(os.devnull).close()",
+    "no_gc": "import gc\ngc.disable(); assert not gc.isenabled(); gc.set_debug(0)",
+    "own_stdout": "import io\nsys.stdout = io.StringIO(); print(1); sys.stdout = sys.__stdout__",
+    "exit_with_text": "sys.exit('a reason')",
+    "exit_with_nothing": "sys.exit()",
     "hard_exit": "os._exit(11)",
     "uncaught": "raise RuntimeError('mine')",
     "keyboard_interrupt": "raise KeyboardInterrupt",
+    "recursion": "def f(): f()\nf()",
     "late_thread": "threading.Thread(target=lambda: (time.sleep(0.7), print('late'))).start()",
+    "daemon_thread": "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
     "fork_and_exit": "if os.fork() == 0: sys.exit(3)\nprint(os.wait()[1])",
     "import_hook": "class F:\n    def find_spec(self, *a): return None\n"
     "sys.meta_path.insert(0, F())\nimport json, csv",
     "closes_all_files": "os.closerange(3, 256)\nprint('still here')",
+    "changes_directory": "os.chdir('/')\ntime.sleep(1.2)",
     "clears_environment": "os.environ.clear()\nsubprocess.run([sys.executable, '-c', 'print(1)'])",
     "own_sleep": "time.sleep = lambda s: None\ntime.time = lambda: 0\ntime.monotonic = lambda: 0",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -94,6 +95,20 @@ def watcher_stopped(case: Case) -> None:
     case.unharmed(4)
 
 
+@scenario("pauses")
+def job_stopped(case: Case) -> None:
+    """Somebody stops the job for a while, alone or with us."""
+    watcher = case.start("--policy", "nano", job=case.train(200, sleep=0.02, exit=4))
+    case.steps(case.draw.randrange(5, 50))
+    pids = [case.job_pid, *case.draw.choice([[], [watcher.pid]])]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(case.draw.uniform(0.3, 6))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    case.unharmed(4)
+
+
 # ── liveness ──────────────────────────────────────────────────────────────────────────────────────
 
 STALLS = (7, 9, 15, 30, 60, 121, 122, 130)
@@ -142,6 +157,18 @@ def hang_is_stopped_as_shipped(case: Case) -> None:
     case.patience_s = 280
     case.start("--policy", _limited(case, None), job=job)
     case.fine(78, done=None)
+
+
+@scenario("liveness", seeds=3, idle=True)
+def hang_after_a_stall(case: Case) -> None:
+    """A job that stood still once, went on, and then hangs is stopped."""
+    then = "time.sleep(1e6)"
+    job = case.train(900, sleep=EVERY_S, stall=f"{BEFORE}:9", at=BEFORE + 150, then=then)
+    case.patience_s = 150
+    case.start("--policy", _limited(case, 4.0), job=job)
+    case.ends(78, done=None)
+    case.clean()
+    case.readable()
 
 
 @scenario("liveness", seeds=2)

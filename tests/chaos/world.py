@@ -359,6 +359,7 @@ class Case:
                 self.watcher.wait(10.0)
         for mount in reversed(self._mounts):
             subprocess.run(["umount", "-l", str(mount)], capture_output=True, check=False)
+        subprocess.run(["chattr", "-R", "-i", str(self.run)], capture_output=True, check=False)
         shutil.rmtree(self.shm, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)
 
