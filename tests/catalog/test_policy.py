@@ -13,7 +13,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.catalog.document.diagnostics import PolicyErrors
-from supervise.catalog.inventory import shipped
+from supervise.catalog.inventory import metrics, shipped
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.policy import Policy
@@ -237,3 +237,13 @@ def test_the_same_text_comes_out_under_any_hash_seed() -> None:
     }
 
     assert len(digests) == 1
+
+
+def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
+    """As the collectors declare it: a rule that reads one is not blind in between."""
+    known = metrics.known()
+    costly = {name: spec.sparsest for name, spec in known.items() if spec.sparsest}
+
+    assert "update_norm" in costly
+    assert load_policy("nano").sparsest.items() <= costly.items()
+    assert load_policy("nano").sparsest["update_norm"] == costly["update_norm"]
