@@ -1,6 +1,6 @@
 """What is sent when, to whom, and as how many messages."""
 
-from supervise.outputs.outbox import Result
+from supervise.outputs.outbox import Result, with_run
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome
@@ -172,3 +172,9 @@ def test_close_is_bounded(outbox):
     box.post(message("too late"), key="c")
     assert box.results[-1] == Result("fake", ("c",), False, "the supervisor is ending", 0)
     assert outcome(box) == {"a": False, "b": False, "c": False}
+
+
+def test_commands_in_a_message_name_the_run_directory() -> None:
+    """They can be pasted as they are; a word RUN elsewhere stays."""
+    found = with_run("RUN: supervise approve RUN ask-1, see RUN/incidents/", "/a b/run")
+    assert found == "RUN: supervise approve '/a b/run' ask-1, see '/a b/run'/incidents/"

@@ -214,7 +214,9 @@ class EventProcessor:
 
     def message(self, decision: Decision) -> Message:
         """Return what people are told by a decision to notify them."""
-        return self._redactor.message(message_of(decision, self._run.id, self.recorder.head))
+        directory = str(self._run.path.absolute())
+        message = message_of(decision, self._run.id, self.recorder.head, directory)
+        return self._redactor.message(message)
 
     def action_key(self, action_id: str) -> str:
         """Return the key under which the job knows an action, whoever performs it."""

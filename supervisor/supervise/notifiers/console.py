@@ -16,6 +16,7 @@ from ._settings import Sender, Settings, Severity, clean, clip
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
+LONG = 1000  # of commands, which must stay whole: each names the run directory
 
 _COLOURS = {"SEV0": "1;31", "SEV1": "31", "SEV2": "33"}
 
@@ -78,8 +79,9 @@ def render(message: Message, *, colour: bool) -> str:
     severity = message.severity
     if colour and severity in _COLOURS:
         severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
+    title = clip(clean(message.title), WIDTH)
     where = f"step {message.step}" if message.step >= 0 else "before the first step"
-    lines = [f"{severity} {clip(clean(message.title), WIDTH)} ({where})"]
+    lines = [f"{severity} {title}" + ("" if f"at {where}" in title else f" ({where})")]
     rest = (
         ("what", message.verdict),
         ("why", message.why),
@@ -88,5 +90,6 @@ def render(message: Message, *, colour: bool) -> str:
     )
     for head, text in rest:
         if text:
-            lines.append(f"  {clean(head):4}  {clip(clean(text), WIDTH)}")
+            width = LONG if head == "next" else WIDTH
+            lines.append(f"  {clean(head):4}  {clip(clean(text), width)}")
     return "".join(f"{PREFIX}{line}\n" for line in lines)

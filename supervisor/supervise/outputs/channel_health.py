@@ -6,6 +6,7 @@ It has recovered with the next message that is delivered.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 
 from ..core.model.interfaces import Message
@@ -75,7 +76,8 @@ def failed(trouble: Trouble, last: Message, now: float) -> Message:
         title=f"{trouble.channel}: {_messages(count)} not delivered",
         verdict=f"{since}last error: {trouble.error}",
         why="notifications are not reaching this channel; the run itself goes on as before",
-        next=f"check the settings and the service of {trouble.channel}; supervise status RUN",
+        next=f"check the settings and the service of {trouble.channel}; state of the channels: "
+        f"supervise status {shlex.quote(last.directory)}",
         facts=(),
     )
 
@@ -90,7 +92,7 @@ def recovered(trouble: Trouble, last: Message) -> Message:
         title=f"{trouble.channel} works again",
         verdict=lost or "the waiting messages are being delivered",
         why="",
-        next="read the lost ones with: supervise why RUN" if lost else "",
+        next=f"read them with: supervise why {shlex.quote(last.directory)}" if lost else "",
         facts=(),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shlex
 import threading
 import traceback
 from collections import deque
@@ -340,7 +341,8 @@ class ChannelQueue:
             title=f"digest of {count} messages",
             verdict=" · ".join(titles),
             why=f"more than {self._sender.per_hour} messages in an hour",
-            next="list all of them with: supervise audit show RUN",
+            next="list all of them with: supervise audit show "
+            + shlex.quote(held[0].message.directory),
             facts=(),
         )
         self._number += 1

@@ -6,6 +6,8 @@ message for the audit log; a failed delivery changes nothing else.
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,11 +24,13 @@ CONSOLE = "console"
 DRAIN_S = 5.0
 CONSOLE_SHARE = 0.1  # of the draining time: it reports the failures of the others
 BACKOFF_S = 1.0
+RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/incidents/)")
 
 
-def message_of(decision: Decision, run: str, audit_head: str) -> Message:
-    """Return the message of a `notify_intent`."""
+def message_of(decision: Decision, run: str, audit_head: str, directory: str = "RUN") -> Message:
+    """Return the message of a `notify_intent`; its commands name `directory` in place of RUN."""
     text = decision.data["message"]
+    text = text | {key: with_run(text[key], directory) for key in ("verdict", "why", "next")}
     return Message(
         run=run,
         incident=decision.incident,
@@ -37,7 +41,14 @@ def message_of(decision: Decision, run: str, audit_head: str) -> Message:
         next=text["next"],
         step=text["step"],
         audit_head=audit_head,
+        directory=directory,
     )
+
+
+def with_run(text: str, directory: str) -> str:
+    """Replace RUN in the commands and paths of a text, so that they can be pasted into a shell."""
+    named = shlex.quote(directory)
+    return RUN.sub(lambda found: f"{found[1] or ''}{named}", text)
 
 
 class Outbox:

@@ -124,6 +124,7 @@ class Message:
     step: int
     audit_head: str = ""  # "size root" of the audit log: every receiver becomes a witness
     facts: Sequence[tuple[str, str]] = ()
+    directory: str = "RUN"  # of the run, as commands in the texts name it
 
 
 class Notifier(Protocol):
