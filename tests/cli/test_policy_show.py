@@ -89,3 +89,14 @@ def test_the_schema_of_nothing_is_exit_64(supervise):
     """And without a sort it is that of policies."""
     assert supervise("policy", "schema", "pakc")[0] == 64
     assert supervise("policy", "schema")[1] == supervise("policy", "schema", "policy")[1]
+
+
+def test_a_runbook_is_printed_as_messages_name_it(supervise, tmp_path):
+    """From the resolved policy in a run directory, also one that only people read."""
+    (tmp_path / "policy.yaml").write_text(load_policy("nano").resolved, "utf-8")
+    code, out, err = supervise("policy", "show", tmp_path / "policy.yaml", "--runbook", "nan")
+
+    assert (code, err) == (0, "")
+    assert "Is it one rank only?" in out and "pack" not in out
+    code, _, err = supervise("policy", "show", "nano", "--runbook", "nam")
+    assert code == 64 and "no runbook 'nam'" in err

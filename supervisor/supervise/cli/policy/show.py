@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,10 @@ Facts = dict[str, Any]
 @click.option(
     "--rule", "rule_id", metavar="R", help="Show only this rule and the detectors it reads."
 )
-def command(policy: str, as_json: bool, rule_id: str | None) -> None:
+@click.option(
+    "--runbook", "book", metavar="B", help="Print only this runbook: what people check, and steps."
+)
+def command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -> None:
     """Show a policy with packs and defaults merged.
 
     P is a path, or the name of a shipped policy. The output is itself a policy with the same
@@ -33,9 +37,10 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
     Examples:
       supervise policy show nano > whole.yaml
       supervise policy show nano --rule loss_spike.coupled
+      supervise policy show nano --runbook nan
       supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
 
-    Exit codes: 0; 64 no such rule; 65 the policy is invalid.
+    Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
     """
     from ...catalog.assembly import freeze
     from ...catalog.assembly.policy_loader import compose
@@ -49,6 +54,9 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
         hint = did_you_mean(rule_id, facts["rules"])
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
     document = freeze.document(draft)
+    if book is not None:
+        _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
+        return
     if rule_id is not None:
         document, facts = _only(rule_id, document, facts, draft)
     if as_json:
@@ -61,6 +69,18 @@ def command(policy: str, as_json: bool, rule_id: str | None) -> None:
         from ...catalog.document import yaml_writer
 
         click.echo("\n".join(_commented(yaml_writer.dump(document).splitlines(), facts)))
+
+
+def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
+    from ...catalog.document import yaml_writer
+    from ...catalog.document.diagnostics import did_you_mean
+
+    if name not in books:
+        raise UsageError(f"policy {policy} has no runbook {name!r}", hint=did_you_mean(name, books))
+    if as_json:
+        click.echo(json.dumps(books[name], ensure_ascii=False, indent=2))
+    else:
+        click.echo(yaml_writer.dump(books[name]).rstrip())
 
 
 def _only(
