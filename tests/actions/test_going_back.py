@@ -87,7 +87,7 @@ def test_what_is_skipped_ends_with_the_first_breach(skip, steps, context):
 
 
 def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
-    said = "started at step 80, and no good checkpoint is 10 steps older \\(2 good in all\\)"
+    said = "no good checkpoint from before step 70 \\(2 good in all\\)"
     with pytest.raises(Refused, match=said):
         Relaunch().plan(context(breach_step=80))
 

@@ -86,7 +86,7 @@ def supervised(keep_run, make_frames, small, monkeypatch):
         (("deny", "RUN", "ask-1"), 1, "no request 'ask-1' is waiting"),
         (("ack", "RUN", "--incident", "inc-1"), 1, "no incident is open"),
         (("silence", "RUN", "nix"), 1, "there is no rule 'nix'"),
-        (("release", "RUN"), 1, "nothing is held"),
+        (("release", "RUN"), 1, "nothing to release"),
         (("release", "RUN", "--shard", "a.tar"), 0, "unquarantine"),
         (("quarantine", "RUN", "a.tar"), 1, "the job does not report which shards"),
         (("stop", "RUN", "--requeue"), 0, "inc-1/1/0-stop done"),

@@ -62,7 +62,7 @@ def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
     assert story.state.job.over
     assert story.state.machine == "halted"
     message = messages(story)[-1]
-    assert "not restarted: inc-1/1/1-relaunch failed: the checkpoint" in message["verdict"]
+    assert "not restarted: the relaunch failed: the checkpoint" in message["verdict"]
 
 
 def test_a_crash_at_the_same_step_again_is_not_answered_again(tell):
@@ -267,12 +267,10 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
     assert [d.reason for d in story.kinds("verify", "failed")] == [why]
     assert story.state.job.over and start_failed(story.state)
     message = messages(story)[-1]
-    assert message["title"] == (
-        "the job was restarted, and ended with code 2 before its first step"
-    )
+    assert message["title"] == ("the restarted job ended with code 2 before its first step")
     assert "it already ended at step 49 before" in message["verdict"]
     assert message["why"] == f"it was started with {given}"
-    assert message["next"] == "check the end of its output, and job.relaunch"
+    assert message["next"].startswith("check job.relaunch in the policy")
 
 
 @pytest.mark.parametrize("code", [0, -2, -15, 130])
@@ -385,4 +383,6 @@ def test_a_job_that_works_without_a_step_is_left_to_a_person(stuck):
 
     assert story.state.machine == "holding"
     assert works in messages(story)[-1]["verdict"]
-    assert messages(story)[-1]["next"].endswith("; the job is stalled at step 49")
+    assert messages(story)[-1]["next"].endswith(
+        "then: supervise release RUN (automatic actions on again)"
+    )

@@ -137,7 +137,7 @@ def test_a_spike_that_comes_back_is_recoverable():
     assert first["residual"] == pytest.approx(0.0, abs=1e-12)
     assert first["band"] == pytest.approx(WIDTH)
     assert (first["window"], first["frames"], first["peak"]) == (50, 72, 5.0)
-    assert verdict.questions["eval_shifted"]["text"] == "no probe available"
+    assert verdict.questions["eval_shifted"]["text"] == "no evaluation to compare"
     assert all(question["text"] in verdict.text for question in verdict.questions.values())
 
 
@@ -228,7 +228,7 @@ SERIES = "3 excursions within 900 steps"
         (replace(PLATEAU, norms=WILD), spike_classifier.STRUCTURAL, "no optimizer-level knob"),
         (replace(PLATEAU, probes={"val_loss": probes(0.0)}), spike_classifier.ARTEFACT, ""),
         # No evaluation, or one that changed itself: never guessed, also where the norms would fit.
-        (replace(PLATEAU, probes={}), spike_classifier.UNDECIDED, "no probe available"),
+        (replace(PLATEAU, probes={}), spike_classifier.UNDECIDED, "no evaluation to compare"),
         (replace(PLATEAU, probes={}, norms=WILD), spike_classifier.UNDECIDED, ""),
         (replace(PLATEAU, probes={"val_loss": probes(0.3)[:10]}), spike_classifier.UNDECIDED, ""),
         (replace(PLATEAU, artefact="changed"), spike_classifier.UNDECIDED, "itself changed"),

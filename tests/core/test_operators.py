@@ -29,7 +29,7 @@ def test_nothing_touches_the_job_before_a_person_said_yes(tell):
     assert request["args_sha256"].startswith("sha256:")
     message = story.kinds("notify_intent")[-1].data["message"]
     assert "supervise approve RUN ask-1" in message["next"]
-    assert "the job continues meanwhile" in message["next"]
+    assert "the job keeps training meanwhile" in message["next"]
     assert story.state.machine == "suspect"
     story.frames(8.0, times=5)
     assert len(story.kinds("approval_requested")) == 1
@@ -207,7 +207,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("lr", {"value": float("nan")}, "needs `value`, a number"),
         ("lr", {"value": 10**400}, "needs `value`, a number, not 1000"),
         ("lr", {"value": 0.5, "rewarm": 10**400}, "needs `rewarm`, a whole number, not 1000"),
-        ("lr", {"value": 3.0}, "lr_scale: set must be above 0"),
+        ("lr", {"value": 3.0}, "lr_scale: the factor must be above 0"),
         ("lr", {"value": 0.5, "rewarm": True}, "needs `rewarm`, a whole number"),
         ("skip", {"steps": 0}, "skip_step: count must be between"),
         ("quarantine", {"shards": []}, "at least one name"),
@@ -218,7 +218,7 @@ def test_a_rate_is_set_in_an_incident_of_its_own(tell):
         ("silence", {"rule": "gone"}, "gone is SEV0"),
         ("silence", {"rule": "spike", "for": -1}, "needs `for`"),
         ("ack", {}, "no incident is open"),
-        ("release", {}, "nothing is held; the run is nominal"),
+        ("release", {}, "nothing to release: automatic actions are on"),
         ("approve", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
         ("deny", {"id": "ask-1"}, "no request 'ask-1' is waiting"),
     ],
@@ -380,13 +380,13 @@ def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
     """`ack` ends the reminders of a hold, and nothing else."""
     story = held(tell, hold_reminder_s=100.0)
     story.tick(200)
-    reminded = [d for d in story.kinds("notify_intent") if "still held" in d.reason]
+    reminded = [d for d in story.kinds("notify_intent") if "still off" in d.reason]
     assert len(reminded) == 1
     assert not story.say("ack", incident="inc-7").data["ok"]
     assert story.say("ack").data["ok"]
     story.tick(200)
 
-    assert len([d for d in story.kinds("notify_intent") if "still held" in d.reason]) == 1
+    assert len([d for d in story.kinds("notify_intent") if "still off" in d.reason]) == 1
     assert story.state.machine == "holding"
 
 

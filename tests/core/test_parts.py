@@ -78,7 +78,7 @@ def test_a_headline_names_what_breached():
     }
 
     assert headline(numbers, "chain") == (
-        "update_norm 6.46, z 19.2 (limit 6); grad_global_norm is not finite"
+        "update_norm 6.46, z 19.2 (limit 6); grad_global_norm is NaN or Inf"
     )
     assert headline({}, "chain") == "chain"
     silent = {"code": "BREACH", "signal": "step", "value": 130.2, "threshold": 120.0}

@@ -58,7 +58,7 @@ def test_an_incident_that_nobody_acted_on_ends_with_a_class(tell):
     assert found["questions"]["rejoined"]["peak"] == 8.0
     assert found["questions"]["rejoined"]["rejoined_step"] == 103
     message = next(d for d in reversed(story.log) if d.kind == "notify_intent")
-    assert "recoverable spike: back in its band" in message.data["message"]["verdict"]
+    assert "the loss is back to normal since step 103" in message.data["message"]["verdict"]
     assert message.data["message"]["next"] == found["advice"]
 
 
@@ -82,7 +82,7 @@ def test_a_quiet_incident_waits_for_its_loss_and_not_for_ever(tell):
     assert len(told) == 1
     assert told[0].step == 300 + 350
     assert told[0].data["spike"]["class"] == "undecided"
-    assert "no probe available" in told[0].reason
+    assert "no evaluation to compare" in told[0].reason
     assert closed(story).data["spike"]["class"] == "undecided"
 
 
@@ -158,13 +158,13 @@ def test_a_relapse_after_the_ladder_holds_with_the_advice(tell):
     story.frames(8.0, times=80)
     held = story.kinds("incident", "held")[0]
     told = story.kinds("notify_intent")
-    message = next(d.data["message"] for d in told if "held" in d.reason)
+    message = next(d.data["message"] for d in told if "automatic actions are off" in d.reason)
 
     assert story.state.machine == "holding"
     assert held.data["spike"]["class"] == "structural instability"
     assert "no optimizer-level knob will fix it" in held.data["spike"]["advice"]
-    assert "no optimizer-level knob will fix it" in message["next"]
-    assert "structural instability: not back in its band" in message["verdict"]
+    assert "the training is unstable" in message["verdict"]
+    assert message["next"].endswith("then: supervise release RUN (automatic actions on again)")
 
     story.frames(2.0, times=100)  # it calms down later: it stays what it was
     story.send(OperatorCommand(story.at_ns, "ann", "release"))
@@ -306,8 +306,8 @@ def test_what_outlives_the_ladder_behind_a_jump_of_the_jobs_own_rate_is_its_sche
 
     assert held["class"] == "learning rate jump"
     assert "the job's own learning rate 0.001 to 0.1 (step 300)" in messages(story)[-1]["verdict"]
-    assert "compare its schedule with the one that was meant" in messages(story)[-1]["next"]
-    assert spike_classifier.NO_KNOB not in messages(story)[-1]["next"]
+    assert "compare its schedule with the one that was meant" in held["advice"]
+    assert spike_classifier.NO_KNOB not in held["advice"]
     assert verdict(story)["class"] == "learning rate jump", "and so to the end of the incident"
 
 

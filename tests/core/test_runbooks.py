@@ -164,7 +164,7 @@ def test_evidence_that_fails_does_not_keep_it_from_holding(wrong):
     assert story.state.machine == "holding"
     (held,) = story.kinds("incident", "held")
     assert held.reason.startswith("held: wrong: grad_global_norm 20")
-    assert held.reason.endswith("0-snapshot failed: no room on the disk")
+    assert held.reason.endswith("the snapshot failed: no room on the disk")
     assert story.say("release").data["ok"]
     story.frames(2.0, times=30)
     assert story.state.machine == "nominal"
@@ -231,7 +231,7 @@ def test_a_runbook_that_relies_on_the_pause_fails(waiting, verb, withdrawn, ok):
     assert story.actions() == asked and asked[-1].endswith(verb)
     assert story.state.machine == "holding"
     assert not withdrawal.is_pause_gone(story.state)
-    assert "pause ended by itself" in " ".join(m["title"] for m in messages(story))
+    assert "pause ended without a resume" in " ".join(m["title"] for m in messages(story))
 
 
 def test_a_pause_that_ended_before_its_outcome_came_is_over(waiting):

@@ -96,7 +96,7 @@ def test_a_hold_ends(begun):
     assert story.state.machine == "warming"
     story.frames(2.0, times=20)
     story.tick(100 * 24 * 3600.0)
-    assert not [told for told in messages(story) if "still held" in told["title"]]
+    assert not [told for told in messages(story) if "still off" in told["title"]]
     assert story.say("release").data["ok"] is False
 
 

@@ -33,7 +33,7 @@ def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
     assert refused
     assert "ranks" in refused[0]["reason"]
     told = [record["data"]["message"] for record in run.kinds("notify_intent")]
-    assert any("no runbook applies to this job" in message["title"] for message in told)
+    assert any("no automatic action is possible" in message["title"] for message in told)
     run.prove()
 
 

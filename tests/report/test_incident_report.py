@@ -71,7 +71,7 @@ def test_two_runbooks_of_an_incident_are_two(told, small, tmp_path):
         ]
         assert [v["what"] for v in book["verification"]] == ["started", "failed"]
     assert "undo: lr_scale value" in text
-    assert found["end"]["how"] == "held; a person is needed"
+    assert found["end"]["how"] == "automatic actions are off; a person is needed"
     assert "calm did not help: spike is in breach" in text
 
 
@@ -111,7 +111,7 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
         ),
         (
             {"metric": "m", "value": 4.0, "ratio": 0.85, "threshold": 0.8, "clear": 0.9},
-            "m 4, 0.85 times its past (limit 0.8, clear 0.9)",
+            "m 4, 0.85 times its baseline (limit 0.8, clear 0.9)",
         ),
         ({"values": {"a": "NaN", "b": 1.0}, "nonfinite": ["a"]}, "a NaN, b 1"),
         ({"signal": "step", "value": 130.0, "threshold": 120.0}, "no step for 130 s (limit 120 s)"),

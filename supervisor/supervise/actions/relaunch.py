@@ -89,8 +89,8 @@ class Relaunch(Action):
                 f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
             )
             raise Refused(
-                f"the incident started at step {context.breach_step}, and no good checkpoint is "
-                f"{self.at_least} steps older ({len(context.good)} good in all){why}"
+                f"no good checkpoint from before step {self.before(context.breach_step)} "
+                f"({len(context.good)} good in all){why}"
             )
         first = max(found.step + 1, context.breach_step - self.skip + 1)
         return {

@@ -22,7 +22,7 @@ from .handlers import (
     rule_fired,
     session_change,
 )
-from .incidents import closing, data_suspicion, diagnosis, flapping, opening
+from .incidents import closing, data_suspicion, diagnosis, flapping, next_steps, opening
 from .model import escalation, state_machine
 from .model.decisions import ACTING_MODES, BREACH, Decision
 from .model.events import (
@@ -183,7 +183,8 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
             action_id = run.intent.action_id
             why = f"no outcome of {action_id} before its deadline"
             ctx.record("in_doubt", why, action={"id": action_id})
-            runner.fail(ctx, incident, why)
+            verb = run.intent.verb
+            runner.fail(ctx, incident, f"no answer to the {verb}: it may or may not have happened")
             _run_deferred(ctx)
     elif incident is not None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
@@ -196,8 +197,10 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         state.held_ns = tick.at_ns
         ctx.notify(
             "SEV1",
-            "still held; a person is needed",
-            then="supervise release RUN, or supervise stop RUN",
+            "automatic actions are still off; a person is needed",
+            then=next_steps.in_hold(ctx.policy, state, incident)
+            if incident is not None
+            else "automatic actions on again: supervise release RUN",
         )
 
 
@@ -230,10 +233,18 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     if ctx.state.silence(rule.id) is not None:
         return
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
-    why = f"{rule.id} cannot be evaluated on rank {rank}: its metrics are missing"
+    monitor = ctx.state.monitors[rank]
+    why = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
+    why += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
     ctx.record("blind", why, rule=rule.id, severity=severity, rank=rank)
-    opening.group(ctx, ctx.state.monitors[rank], replace(rule, severity=severity), {}, why)
+    opening.group(ctx, monitor, replace(rule, severity=severity), {}, why)
     ctx.move("notice", why)
+
+
+def _missing_metrics(policy: Policy, monitor: RankMonitor, rule: Rule) -> list[str]:
+    """Return the metrics of a rule without a finite value in the newest frame."""
+    names = (m for n in policy.detectors_of(rule) for m in policy.detectors[n].metrics)
+    return [m for m in dict.fromkeys(names) if (v := monitor.value(m)) is None or v - v != 0.0]
 
 
 # ── the end of an incident ────────────────────────────────────────────────────────────────────────
@@ -249,7 +260,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
             data_suspicion.on_relapse(state, incident)
-            runner.escalate(ctx, incident, f"{relapsed} is in breach on probation")
+            runner.escalate(ctx, incident, f"{relapsed} fired again on probation")
         elif (
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
@@ -267,14 +278,15 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             and not diagnosis.awaits_recovery(policy, state, incident)
         ):
             over = "its rules cleared"
-            if ending.rebaselined:
-                over = "not recovered: the new level is now the baseline"
+            if ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident):
+                over = "not recovered: its rules took the new level as their baseline"
             closing.close(ctx, incident, f"over: {over}")
             ctx.move("clear", f"{incident.id} is over")
 
 
 def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no level left means hold."""
+    state = ctx.state
     ctx.record(
         "incident",
         f"classified: {found.text}",
@@ -284,9 +296,9 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     )
     ctx.notify(
         incident.severity,
-        f"{incident.id}: {found.kind}",
+        f"{incident.id}: diagnosis: {found.kind}",
         verdict=diagnosis.summary(found),
-        then=found.advice,
+        then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, found),
     )
     level = incident.escalation.level
     name, _ = escalation.next_level(ctx.policy.ladder, level)
@@ -296,6 +308,14 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
         closing.hold(
             ctx, incident, f"{found.kind}, and the escalation ladder is exhausted", exhausted=True
         )
+
+
+def _open_request(state: State) -> str:
+    """Return the command that answers the request that waits, "" when none does."""
+    pending = state.approvals.pending
+    return (
+        "" if pending is None else f"{pending.id} still waits: supervise approve RUN {pending.id}"
+    )
 
 
 def _relapsed_rule(policy: Policy, state: State, incident: Incident) -> str | None:

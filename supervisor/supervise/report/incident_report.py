@@ -299,7 +299,7 @@ def _end(mine: Sequence[Record], ending: str) -> dict[str, Any]:
     if last is not None:
         return _short(last) | {"how": "closed", **done}
     held = any(_is(r, "incident", "held") for r in mine)
-    how = "held; a person is needed" if held else "open"
+    how = "automatic actions are off; a person is needed" if held else "open"
     return _short(mine[-1]) | {"how": how, "reason": f"{how}; {ending}", **done}
 
 

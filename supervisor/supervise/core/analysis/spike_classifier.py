@@ -67,25 +67,39 @@ NO_EXCURSION = "no loss excursion"
 
 NO_KNOB = "no optimizer-level knob will fix it"
 ADVICE: Mapping[str, str] = {
-    RECOVERABLE: "nothing to do; keep the batch ids of the onset in case it returns",
-    PLATEAU: "go back to a checkpoint at least 100 steps before the onset; skip 200 to 500 batches",
-    DATA: "replay the batches of the onset on a copy; remove what reproduces it, and go back",
-    STRUCTURAL: f"{NO_KNOB}: clipping, a lower rate and skipped steps soften it and cure nothing; "
-    "look at attention (QK-norm, logits), precision, kernels and the batch size, and go back to a "
-    "checkpoint from before the first precursor",
-    SUSPECT: "the loss came back, the cause did not leave; watch attention logits and update norm, "
-    "and prove a change of architecture or rate on a short run",
-    ARTEFACT: "the model is as good as before; look at what is logged (denominator, smoothing, "
-    "accumulation) and at the order of the data",
-    EXPECTED: "nothing to do; it was announced",
-    NUMERIC: "weights may be damaged: go back to a state from before it, and find the first value "
-    "that was not finite",
-    CONTAINED: "the weights are as before, there is nothing to go back from; find the first value "
-    "that was not finite",
-    SCHEDULE: "the job itself raised its learning rate just before, and will again: compare "
-    "its schedule with the one that was meant, fix that, and go back to before the jump",
-    UNDECIDED: "evaluate a fixed batch with the weights from before and after; do not guess",
-    NO_EXCURSION: "the loss is no part of this; see the rules that fired",
+    RECOVERABLE: "nothing to do",
+    PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 batches",
+    DATA: "replay the batches of the first bad step on a copy; remove what reproduces it, go back",
+    STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and batch size, "
+    "and go back to a checkpoint from before the first sign",
+    SUSPECT: "watch attention logits and update norm; try a change of architecture or learning "
+    "rate on a short run",
+    ARTEFACT: "the weights are fine; check how the loss is logged (denominator, smoothing, "
+    "accumulation) and the order of the data",
+    EXPECTED: "nothing to do; it was planned",
+    NUMERIC: "the weights may be damaged; go back to before it",
+    CONTAINED: "no rollback needed; find the first value that was not finite",
+    SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump again), and "
+    "go back to before the jump",
+    UNDECIDED: "compare the weights from before and after on a fixed batch",
+    NO_EXCURSION: "nothing to do",
+}
+
+
+REPAIRED = "no rollback needed; find the first value that was not finite"
+SENTENCES: Mapping[str, str] = {  # a class in a message
+    RECOVERABLE: "the loss is back to normal",
+    PLATEAU: "the loss stays higher than before",
+    DATA: "the loss stays higher than before, since an unusual batch",
+    STRUCTURAL: "the training is unstable: the loss does not come back",
+    SUSPECT: "the loss is back to normal, its cause may remain",
+    ARTEFACT: "the logged loss is higher, the evaluation is not",
+    EXPECTED: "a planned change explains the loss",
+    NUMERIC: "NaN or Inf in the loss, the gradient or the update",
+    CONTAINED: "a step with NaN or Inf was kept from the weights",
+    SCHEDULE: "the job raised its own learning rate just before",
+    UNDECIDED: "the cause is not known",
+    NO_EXCURSION: "the loss was normal throughout",
 }
 
 
@@ -101,6 +115,7 @@ class Evidence:
         happened: in [onset - 50, onset + 5].
         peak: largest loss seen, also in an attempt that was left.
         nonfinite: first step at which the loss, the gradient or the update was not finite.
+        lasting: the newest frame is not finite either.
         skipped: first and last one of those that were skipped instead; they are none of the former.
         planned: an announced event covers the onset, and the loss went the way that was expected.
         exhausted: it came back after the last level of the ladder.
@@ -117,6 +132,7 @@ class Evidence:
     happened: Sequence[ContextEvent] = ()
     peak: float | None = None
     nonfinite: int | None = None
+    lasting: bool = False
     skipped: Sequence[int] = ()
     planned: bool = False
     exhausted: bool = False
@@ -148,6 +164,24 @@ Answer = dict[str, Any]
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 
+def is_back(found: Verdict) -> bool:
+    """Return whether the loss came back into its band."""
+    return bool(found.questions["rejoined"]["answer"] == YES)
+
+
+def sentence(found: Verdict) -> str:
+    """Return a verdict as one clause, without numbers."""
+    text = SENTENCES[found.kind]
+    step = found.questions["rejoined"].get("rejoined_step")
+    kind = {SCHEDULE: OWN_RATE, DATA: "data"}.get(found.kind)
+    for event in found.questions["else_happened"].get("events", ()):
+        if event["kind"] == kind:
+            return f"{text}: {event['text']} (step {event['step']})"
+    if found.advice == REPAIRED:
+        return f"{text}; the loss is back to normal after a rollback"
+    return f"{text} since step {step}" if found.kind == RECOVERABLE and step is not None else text
+
+
 def judge(case: Evidence) -> Verdict:
     """Answer the questions and name the class. Question 4 comes first where it explains all."""
     questions = {
@@ -165,6 +199,8 @@ def judge(case: Evidence) -> Verdict:
         first, last = case.skipped[0], case.skipped[-1]
         what = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
         advice = f"{what} was kept from the weights; {advice}"
+    elif kind == NUMERIC and case.rolled_back and answers[0] == YES and not case.lasting:
+        advice = REPAIRED
     elif kind == NUMERIC and _own_rate(case):
         advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
@@ -225,7 +261,7 @@ def rejoined(case: Evidence) -> Answer:
     }
     window = POST if count >= POST + WAIT else WAIT
     if count < window:
-        text = f"only {count} losses since step {band.onset}, too few to decide"
+        text = f"only {count} finite losses since step {band.onset}, too few to decide"
         return {"answer": UNKNOWN, "text": text, **numbers}
     left = [loss - band.forecast(step) for step, loss in case.after]
     width, first = band.width(window), None
@@ -272,7 +308,7 @@ def eval_shifted(case: Evidence) -> Answer:
     """
     band, late = case.band, case.after[POST - 1][0] if len(case.after) >= POST else None
     if band is None or not case.probes:
-        return {"answer": UNKNOWN, "text": "no probe available"}
+        return {"answer": UNKNOWN, "text": "no evaluation to compare"}
     if case.artefact == "changed":
         text = "the evaluation itself changed, so its values cannot be compared"
         return {"answer": UNKNOWN, "text": text, "artefact": case.artefact}
@@ -300,7 +336,7 @@ def eval_shifted(case: Evidence) -> Answer:
             "evaluations": [len(before), len(after)],
             "artefact": case.artefact,
         }
-    return {"answer": UNKNOWN, "text": "no probe available (too few evaluations around it)"}
+    return {"answer": UNKNOWN, "text": "too few evaluations around it to compare"}
 
 
 def norms_stayed(case: Evidence) -> Answer:

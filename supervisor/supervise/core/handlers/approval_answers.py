@@ -40,7 +40,7 @@ def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
         return _late(ctx.state.approvals, event, "denied")
     if pending.granted:
         raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
-    text = f"{pending.id} denied: {pending.runbook} does not run; {incident.id} is held"
+    text = f"{pending.id} denied: {pending.runbook} does not run; automatic actions are off"
     return Answer(text, then=lambda: _denied(ctx, incident, f"by {event.operator}"))
 
 
@@ -88,4 +88,5 @@ def _late(requests: ApprovalLog, event: OperatorCommand, what: str) -> Answer:
 def _denied(ctx: StepContext, incident: Incident, why: str) -> None:
     pending = approvals.settle(ctx, "denied", why)
     if pending is not None:
-        closing.hold(ctx, incident, f"{pending.runbook} was denied: {why}")
+        why = why if why.startswith("no ") else f"denied {why}"
+        closing.hold(ctx, incident, f"{pending.runbook} does not run: {pending.id}: {why}")

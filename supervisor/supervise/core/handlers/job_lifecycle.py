@@ -21,6 +21,13 @@ from ..state.runbook_execution import RunbookExecution
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
 INTERRUPTED = (-2, 130)
+KILLED = (-9, 137)
+UNMONITORED = {  # kind of notice -> what it means
+    "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
+    "probe-off": "no metrics of this process from here on; the job keeps training",
+    "segment-fault": "no metrics of this rank from here on; the job keeps training",
+}
+OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another ctx: a job that says one of these knows better than we do.
 MEANT = frozenset((125, *range(64, 79)))
@@ -115,10 +122,10 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             "SEV1" if gone else "SEV2",
             event.message,
             verdict=str(event.data.get("verdict", "")),
-            then=f"to end them: {event.data.get('end', '')}",
+            then=f"to end them: {event.data['end']}" if event.data.get("end") else "",
         )
-    if event.kind in ("no-probe", "probe-off", "segment-fault"):
-        ctx.notify("SEV2", event.message, verdict="this run is not monitored, or only in part")
+    if event.kind in UNMONITORED:
+        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind])
     # Each rank reports the same, so people are told by one.
     if event.kind == "report" and event.rank == min(state.monitors, default=event.rank):
         ctx.notify("SEV2", event.message, verdict="rules that read these metrics are not evaluated")
@@ -303,33 +310,46 @@ def conclude(ctx: StepContext) -> None:
     job.over = True
     why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
-        then = closing.NOTHING if job.returncode == 0 else "check the end of its output"
+        then = closing.NOTHING if job.returncode == 0 else OUTPUT
         closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
     ctx.move("exited", f"{how}; {why}" if why else how)
+    _notify_end(ctx, incident, how + where, why, failed=failed)
+
+
+def _notify_end(
+    ctx: StepContext, incident: Incident | None, how: str, why: str, *, failed: bool
+) -> None:
+    """Notify people of the end of the run: stopped, finished, interrupted or crashed.
+
+    Args:
+        why: why the job is not started again, "" where nothing would.
+        failed: the newest start ended before its first step.
+    """
+    job, step = ctx.state.job, ctx.state.step
+    verdict, reason, then = f"the job {_exit_text(job)}", "", ""
     if job.stopping:
-        by = job.stopped_by
-        about = incident.headline if incident is not None and by == "policy" else ""
-        ctx.notify(
-            "SEV1", f"stopped by {by} at step {state.step}", verdict=how, why=about, replace=True
-        )
+        title, then = f"stopped by {job.stopped_by} at step {step}", closing.NOTHING
+        if job.stopped_by == "policy" and incident is not None:
+            reason = incident.headline
+            then = "good checkpoints: supervise checkpoints RUN; "
+            then += f"evidence: supervise why RUN {incident.id}"
     elif job.returncode == 0:
-        ctx.notify("INFO", f"finished at step {state.step}", replace=True)
+        ctx.notify("INFO", f"finished at step {step}", replace=True)
+        return
     elif job.interrupted and job.returncode in INTERRUPTED:
-        ctx.notify("INFO", f"interrupted at step {state.step}", verdict=how, replace=True)
+        ctx.notify("INFO", f"interrupted at step {step}", verdict=verdict, replace=True)
+        return
     elif failed:
-        title = f"the job was restarted, and {_exit_text(job)} before its first step"
-        ctx.notify(
-            "SEV1",
-            title,
-            verdict=why,
-            why=f"it was started with {_relaunch_settings(ctx.policy)}",
-            then="check the end of its output, and job.relaunch",
-            replace=True,
-        )
+        title, verdict = f"the restarted job {_exit_text(job)} before its first step", why
+        reason = f"it was started with {_relaunch_settings(ctx.policy)}"
+        then = f"check job.relaunch in the policy; {OUTPUT}"
     else:
-        ctx.notify(
-            "SEV1", how + where, verdict=why, then="check the end of its output", replace=True
-        )
+        title, then = how, OUTPUT
+        if not why and not ctx.policy.job.get("on_crash"):
+            why = "not restarted: the policy has no job.on_crash"
+        killed = "signal 9 often means out of memory: see the kernel log"
+        verdict = "; ".join(filter(None, (why, killed if job.returncode in KILLED else "")))
+    ctx.notify("SEV1", title, verdict=verdict, why=reason, then=then, replace=True)
 
 
 def on_adopted(ctx: StepContext, event: Adopted) -> None:

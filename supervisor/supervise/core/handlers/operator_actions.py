@@ -110,7 +110,7 @@ def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
     except TypeError as error:
         raise Refused(f"{verb}: {error}") from error
     for key, sentence in action.check():
-        raise Refused(f"{verb}: {key} {sentence}")
+        raise Refused(f"{verb}: {'the factor' if key == 'set' else key} {sentence}")
     return action
 
 
@@ -126,9 +126,9 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
     known = attribution.names
     if not known and not attribution.shards:
         raise Refused(
-            "quarantine: the job does not report which shards its data is from, nor did it call "
-            "is_quarantined in its own process so far; where loader workers call it, they "
-            "read a quarantine.json written by hand into the run directory"
+            "quarantine: the job does not report which shards its data is from, so none can be "
+            "left out; if its loader workers call is_quarantined, write quarantine.json into the "
+            "run directory by hand (probes/README.md)"
         )
     names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
     strange = [name for name in names if name not in known] if known else []

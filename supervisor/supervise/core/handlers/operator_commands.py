@@ -70,7 +70,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     state, by = ctx.state, f"released by {event.operator}"
     held = state.machine == state_machine.HOLDING
     if not held and not state.checkpoints.wrong_checkpoint:
-        raise Refused(f"nothing is held; the run is {state.machine}")
+        raise Refused(f"nothing to release: automatic actions are on (state: {state.machine})")
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
@@ -91,7 +91,9 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
             monitor.release()
         ctx.move("released", by)
 
-    return Answer("released; rules still in breach fire again", then=then)
+    firing = ", ".join(state.firing(ctx.policy)) or "none"
+    text = f"automatic actions are on again; rules in breach, which fire again: {firing}"
+    return Answer(text, then=then)
 
 
 def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -112,7 +114,10 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
     state, name = ctx.state, str(event.args.get("rule"))
     rule = next((rule for rule in ctx.policy.rules if rule.id == name), None)
     if rule is None:
-        raise Refused(f"there is no rule {name!r}")
+        pack = name.partition(".")[0] + "."
+        near = [rule.id for rule in ctx.policy.rules if rule.id.startswith(pack)]
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise Refused(f"there is no rule {name!r}{hint}")
     if rule.severity == "SEV0":
         raise Refused(f"{name} is SEV0 and cannot be silenced")
     steps = operator_actions.count(event, "for", SILENT_STEPS)

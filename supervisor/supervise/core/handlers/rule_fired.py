@@ -155,14 +155,14 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
     aside = level < 0  # on no level: neither the ladder nor a hold is about it
     if incident.phase == HELD and not aside:
-        _suppress(ctx, rule, f"{rule.id}: held; a person is needed", "holding")
+        _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
     place = policy.rules.index(rule)
     watch, same = monitor.rules[place], _answered(state.monitors, monitor, place)
     if same is not None:  # the same trouble, seen from another rank
         watch.answered = True
         _suppress(
-            ctx, rule, f"{rule.id} still fires on rank {same}, where it was handled", "answered"
+            ctx, rule, f"{rule.id} fires on rank {same} too, where it was answered", "answered"
         )
         return
     if opening.predates_rollback(incident, monitor, rule):
@@ -322,5 +322,5 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
     ctx.notify(
         incident.severity,
         f"{incident.id}: {rule.id}",
-        then=f"{mode} mode: would have run {rule.runbook}",
+        then=f"{mode} mode: nothing was changed; enforce would have run {rule.runbook}",
     )

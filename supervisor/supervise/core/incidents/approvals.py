@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..model import state_machine
+from ..model import format_actions, state_machine
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
 from ..model.policy import Approval, Policy, Runbook
@@ -92,13 +92,15 @@ def request(
     if incident.phase != HELD:
         incident.reopen()
     ctx.move("ask", f"{pending.id}: {book.name} waits for approval")
-    after = "it is denied and the run is held" if terms.on_timeout == DENY else "it runs"
+    denies = terms.on_timeout == DENY
+    after = "it is denied, and automatic actions are off" if denies else "it runs"
     after += f"; {withdrawal.job_status(ctx.policy, state)} meanwhile"
+    described = format_actions.plan((one["verb"], one["args"]) for one in plan)
     ctx.notify(
         incident.severity,
-        f"{incident.id}: {book.name} waits for your approval",
+        f"{incident.id}: approve {book.name}?",
         verdict=why,
-        why=steps,
+        why=f"plan: {described}",
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
         f"without an answer within {terms.timeout_s:.0f} s, {after}",

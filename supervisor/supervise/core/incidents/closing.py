@@ -7,7 +7,7 @@ from typing import Any
 from ..state.incident import CLOSED, HELD, Incident
 from ..state.run_state import StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import approvals, diagnosis, opening, withdrawal
+from . import approvals, diagnosis, next_steps, opening, withdrawal
 
 NOTHING = "nothing to do"
 
@@ -28,16 +28,15 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
     case = incident.case
     case.exhausted |= exhausted
     case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
-    found, then = case.verdict, "no further action until `supervise release RUN`; "
-    then += withdrawal.job_status(policy, state)
+    found, status = case.verdict, withdrawal.job_status(policy, state)
     ctx.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: held; a person is needed",
-        verdict=why if found is None else f"{why}; {found.text}",
-        then=then if found is None else f"{then}; {found.advice}",
+        f"{incident.id}: automatic actions are off; a person is needed",
+        verdict="; ".join(filter(None, (why, diagnosis.summary(found), status))),
+        then=next_steps.in_hold(policy, state, incident),
         replace=True,
     )
 
@@ -52,17 +51,25 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
     hold(ctx, incident, why, exhausted=run.terms.escalated)
 
 
-def report_unactionable(ctx: StepContext, incident: Incident, name: str, refusal: str) -> None:
-    """Say that the runbook that is wanted cannot work here, and why."""
+def report_unactionable(
+    ctx: StepContext, incident: Incident, name: str, refusal: str, first: str = ""
+) -> None:
+    """Say that the runbook that is wanted cannot work here, and why.
+
+    Args:
+        first: the runbook that it stands in for, and why that cannot work, with "; ".
+    """
+    ended = ctx.state.job.returncode is not None
+    status = "" if ended else f"; {withdrawal.job_status(ctx.policy, ctx.state)}"
     ctx.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
-        f"{incident.id}: no runbook applies to this job",
-        verdict=incident.headline,
-        why=f"{name}: {refusal}",
-        then=f"evidence is collected; {withdrawal.job_status(ctx.policy, ctx.state)}; to see why: "
-        f"supervise why RUN {incident.id}",
+        f"{incident.id}: no automatic action is possible",
+        verdict=incident.headline + status,
+        why=f"{first}{name}: {refusal}",
+        then=f"{next_steps.by_hand(ctx.policy, ctx.state, incident)}; "
+        f"all reasons: supervise why RUN {incident.id}",
         replace=True,
     )
 
@@ -92,7 +99,8 @@ def close(
     )
     if found is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
-        why, then = f"{why}; {diagnosis.summary(found)}", found.advice if then == NOTHING else then
+        why = "; ".join(filter(None, (why, diagnosis.summary(found))))
+        then = diagnosis.advice(ctx.policy, ctx.state, incident, found) if then == NOTHING else then
     ctx.notify(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)

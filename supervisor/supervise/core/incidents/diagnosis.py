@@ -20,6 +20,7 @@ from ..model.policy import Planned, Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident, LossCase
 from ..state.run_state import LossContext, State
+from . import next_steps
 
 RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
 BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
@@ -103,21 +104,26 @@ def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None
     return None if found is None else spike_classifier.judge(found)
 
 
-def summary(found: Verdict) -> str:
-    """Return a verdict for a message: what was answered, if the loss has a part in it.
+def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether the loss of an incident came back into its band."""
+    found = classify(policy, state, incident)
+    return found is not None and spike_classifier.is_back(found)
 
-    The audit record has all.
-    """
-    known = [
-        str(q["text"]) for q in found.questions.values() if q["answer"] != spike_classifier.UNKNOWN
-    ]
-    if found.kind == spike_classifier.UNDECIDED:  # because of what could not be answered
-        return found.text
-    return (
-        found.kind
-        if found.kind == spike_classifier.NO_EXCURSION
-        else f"{found.kind}: {'; '.join(known)}"
-    )
+
+def summary(found: Verdict | None) -> str:
+    """Return a verdict for a message, one clause without numbers; the audit record has those."""
+    return "" if found is None else spike_classifier.sentence(found)
+
+
+def advice(policy: Policy, state: State, incident: Incident, found: Verdict) -> str:
+    """Return what a person should do after a verdict, with the command for a rollback."""
+    back = next_steps.rollback(policy, state, incident)
+    repaired = found.advice == spike_classifier.REPAIRED
+    if found.kind == spike_classifier.NUMERIC and not repaired and back:
+        return f"{found.advice}: {back}"
+    if found.kind in (spike_classifier.RECOVERABLE, spike_classifier.NO_EXCURSION):
+        return found.advice
+    return f"{found.advice}; the numbers: supervise why RUN {incident.id}"
 
 
 def remember_onset(context: LossContext, case: LossCase) -> None:
@@ -190,6 +196,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         happened=case.context,
         peak=case.excursion.peak,
         nonfinite=case.excursion.nonfinite,
+        lasting=case.excursion.lasting,
         skipped=case.excursion.skipped,
         planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
@@ -211,6 +218,7 @@ def _observe(
     loss = found.get(LOSS)
     wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
     kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
+    seen.lasting = bool(wrong) and not kept
     if wrong and kept:
         seen.skipped = (*seen.skipped[:1], step)
     elif wrong and seen.nonfinite is None:

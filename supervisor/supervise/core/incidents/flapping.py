@@ -10,6 +10,7 @@ from collections import deque
 from ..detection.rank_monitor import RuleWatch
 from ..model.policy import Policy, Rule
 from ..state.run_state import State, StepContext
+from . import next_steps
 
 CHANGES, STEPS = 6, 500
 # An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
@@ -77,8 +78,8 @@ def clear_settled(ctx: StepContext) -> None:
             ctx.notify(
                 rule.severity,
                 text,
-                why=f"when: {rule.text}",
-                then=f"read runbook {rule.see}" if rule.see else "watching",
+                why=f"rule {rule.id}: {rule.text}",
+                then=next_steps.read(rule.see),
             )
 
 

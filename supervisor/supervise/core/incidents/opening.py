@@ -15,10 +15,10 @@ from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
-from ..state.incident import HELD, OPEN, Incident, first_breach
+from ..state.incident import HELD, OPEN, Incident, first_breach, symptom
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import data_suspicion, diagnosis, withdrawal
+from . import data_suspicion, diagnosis, next_steps, withdrawal
 
 
 def group(
@@ -49,13 +49,22 @@ def group(
         return False
     if told or rule.id in state.rules.flapping:
         return False
-    then = f"watching; read runbook {rule.see}" if rule.see else "watching"
+    held = incident.phase == HELD
+    now = "automatic actions are off" if held else "no automatic action yet"
+    if not numbers:
+        ctx.notify(
+            rule.severity,
+            f"{incident.id}: rule {rule.id} is blind at step {state.step}",
+            verdict=text,
+            then=f"{now}; state of the probe: supervise status RUN",
+        )
+        return True
     ctx.notify(
         rule.severity,
-        f"{incident.id}: {rule.id} at step {state.step}",
+        f"{incident.id}: {symptom(numbers) or rule.id} at step {state.step} ({rule.id})",
         verdict=text,
-        why=f"when: {rule.text}",
-        then=then,
+        why=f"rule {rule.id}: {rule.text}",
+        then="; ".join(filter(None, (now, next_steps.read(rule.see)))),
     )
     return True
 

@@ -48,9 +48,14 @@ def job_status(policy: Policy, state: State) -> str:
         return "the job has ended"
     if state.job.paused:
         return "the job is paused"
-    if any(_is_stalled(policy, state.at_ns, monitor) for monitor in state.monitors.values()):
+    if is_stalled(policy, state):
         return f"the job is stalled at step {state.step}"
-    return "the job continues"
+    return "the job keeps training"
+
+
+def is_stalled(policy: Policy, state: State) -> bool:
+    """Return whether any rank makes no step."""
+    return any(_is_stalled(policy, state.at_ns, monitor) for monitor in state.monitors.values())
 
 
 def _is_stalled(policy: Policy, at_ns: int, monitor: RankMonitor) -> bool:
@@ -181,7 +186,7 @@ def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     if not state.job.end_requested:
         ctx.notify(
             "SEV1",
-            "the pause ended by itself, and the job continues",
+            f"the pause ended without a resume; the job trains on from step {state.step}",
             verdict=event.message,
             then="to pause it again: supervise pause RUN",
         )

@@ -71,8 +71,8 @@ def refuse_several_ranks(context: PlanContext, verb: str) -> None:
     """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
     if context.world_size > 1:
         raise Refused(
-            f"{verb} changes training, and {context.world_size} ranks cannot be changed at the "
-            "same step yet (needs step-fenced commands)"
+            f"{verb} is not possible with {context.world_size} ranks: all of them would have to "
+            "change at the same step"
         )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 # What is compared with `threshold`, the first of these that the numbers hold, and its form.
 MEASURES = {
-    "sum": "sum {}",
-    "ratio": "{} times its past",
+    "sum": "accumulated drift {}",
+    "ratio": "{} times its baseline",
     "residual": "residual {}",
     "distance": "{} widths off",
     "bound": "at least {} per 1000 steps",
@@ -30,6 +30,22 @@ TOLD = frozenset(
         *MEASURES,
     )
 )
+
+
+# Metrics in a title; others by their names.
+METRICS = {
+    "train_loss_raw": "loss",
+    "train_loss_ema": "smoothed loss",
+    "grad_global_norm": "gradient norm",
+    "update_norm": "update norm",
+    "learning_rate": "learning rate",
+    "step_time": "step time",
+}
+
+
+def metric(name: str) -> str:
+    """Return a metric in words."""
+    return METRICS.get(name, name)
 
 
 def number(value: Any) -> str:

@@ -47,10 +47,17 @@ def replan_relaunch(ctx: StepContext) -> None:
 
 
 def report_refused(
-    ctx: StepContext, incident: Incident, book: Runbook, refusal: str, why: str, *, escalated: bool
+    ctx: StepContext,
+    incident: Incident,
+    book: Runbook,
+    refusal: str,
+    why: str,
+    *,
+    escalated: bool,
+    first: str = "",
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
-    closing.report_unactionable(ctx, incident, book.name, refusal)
+    closing.report_unactionable(ctx, incident, book.name, refusal, first)
     if not action_planning.lacks_checkpoint(ctx.state, incident, book):
         return
     incident.deferred.awaiting_checkpoint = (incident.escalation.runs, book.name, why, escalated)

@@ -130,8 +130,9 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         loss, band = monitor.value(LOSS), incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
         limit = band.limit_at(frame.step) if band is not None and loss is not None else None
-        where += f" under {limit:.4g}" if limit is not None else ""
-        runner.on_verified(ctx, incident, f"{run.runbook.name}: clear for {needed} steps{where}")
+        where += f" (limit {limit:.4g})" if limit is not None else ""
+        why = f"no rule fired for {needed} steps after {run.runbook.name}{where}"
+        runner.on_verified(ctx, incident, why)
     elif state.frame_count > seen.deadline_frame:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
         ctx.record("verify", why, what="failed", clear_steps=seen.clear_steps)

@@ -12,7 +12,7 @@ from typing import Any
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation
 from ..model.events import Finished
-from ..model.policy import HOLD, Runbook
+from ..model.policy import HOLD, Policy, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.run_state import ApprovalRequest, State, StepContext
@@ -28,14 +28,15 @@ def start(
     why: str,
     *,
     escalated: bool = False,
-    substitute: bool = False,
+    substitute: str = "",
     approved: ApprovalRequest | None = None,
 ) -> None:
     """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
 
     Args:
         escalated: it was not asked for: what is below it on the ladder was tried.
-        substitute: it stands in for one that cannot work here; it has no stand-in itself.
+        substitute: the runbook that it stands in for, and why that cannot work here; a stand-in
+            has none itself.
         approved: the request that people said yes to.
     """
     if name == HOLD:
@@ -52,7 +53,7 @@ def start(
     tried.runs += 1
     reason = withdrawal.reason(policy, state, incident)
     terms = StartTerms(
-        reason, escalated, substitute, entry_level=tried.level, reduced_reason=refusal
+        reason, escalated, bool(substitute), entry_level=tried.level, reduced_reason=refusal
     )
     incident.run = RunbookExecution(tried.runs, book, incident.severity, terms=terms)
     if asked is not None:
@@ -60,15 +61,18 @@ def start(
         approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
     elif refusal:
         tried.level = level
-        checkpoint_choice.report_refused(ctx, incident, book, refusal, why, escalated=escalated)
+        checkpoint_choice.report_refused(
+            ctx, incident, book, refusal, why, escalated=escalated, first=substitute
+        )
     else:
         tried.level, state.history.tried[name] = level, "verify" not in book.verbs
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
             state.history.last_level = (level, state.frame_count)
-            title = f"{incident.id}: running {name}"
-            ctx.notify(incident.severity, title, why=why, then=f"runbook {name} runs")
+            title = f"{incident.id}: automatic action started: {name}"
+            then = f"{name} runs by itself; nothing to do, the result follows"
+            ctx.notify(incident.severity, title, why=why, then=then)
     proceed(ctx, incident)
 
 
@@ -131,7 +135,7 @@ def _start_substitute(
         name,
         escalation.level_of(ctx.policy.ladder, name, level),
         why,
-        substitute=True,
+        substitute=f"{book.name}: {refusal}; ",
     )
 
 
@@ -171,7 +175,8 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             ctx.record("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
             return
         elif verb == "notify":
-            ctx.notify(incident.severity, f"{incident.id}: {incident.headline}")
+            follow = f"evidence: supervise why RUN {incident.id}"
+            ctx.notify(incident.severity, f"{incident.id}: {incident.headline}", then=follow)
             run.index += 1
         elif verb == HOLD:
             closing.hold_after_runbook(ctx, incident, run)
@@ -211,7 +216,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
-        fail(ctx, incident, why)
+        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}")
         return
     ctx.record(
         "commit",
@@ -328,7 +333,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution) ->
         verdict=str(run.failure.reason),
         why=incident.headline,
         replace=True,
-        then="the job continues; no action is in progress",
+        then="nothing to do; the job keeps training, and no action is in progress",
     )
     start_waiting(ctx)
 
@@ -388,6 +393,17 @@ def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
     ctx.move("verified", why)
 
 
+def _with_restored(why: str, incident: Incident) -> str:
+    step = incident.recovery.restored_step
+    return why if step is None else f"back at step {step}; {why}"
+
+
+def _after_relapse(policy: Policy, incident: Incident) -> str:
+    name, _ = escalation.next_level(policy.ladder, incident.escalation.level)
+    then = "automatic actions stop, and a person is needed" if name == HOLD else f"{name} runs"
+    return f"nothing to do; if it comes back, {then}"
+
+
 def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
     steps.record_success(ctx.state.history, incident)
@@ -397,7 +413,7 @@ def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
     if incident.phase == PROBATION:
         ctx.notify(
             incident.severity,
-            f"{incident.id}: contained, on probation",
-            verdict=why,
-            then=f"on probation for {ctx.policy.probation_steps} steps",
+            f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
+            verdict=_with_restored(why, incident),
+            then=_after_relapse(ctx.policy, incident),
         )

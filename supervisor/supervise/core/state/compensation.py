@@ -26,6 +26,9 @@ def record_committed(
     """Take note of an action that was done. What a person asked for is not ours to take back."""
     recovery = incident.recovery
     recovery.rolled_back_to = max(recovery.rolled_back_to, int(result.get("attempt", 0)))
+    if verb in GOES_BACK:
+        step = result.get("step", run.intent.args.get("step"))
+        recovery.restored_step = step if isinstance(step, int) else None
     forget(recovery, verb)
     opposite = action.undo()
     if opposite is not None and not run.requested.operator:

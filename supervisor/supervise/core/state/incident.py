@@ -27,11 +27,13 @@ class Excursion:
         peak: the largest loss. outliers: frames whose loss was far out of the band.
         nonfinite: first step whose loss, gradient or update was not finite. skipped: first and last
             one of those that were skipped, and so kept from the weights.
+        lasting: the newest frame is not finite either, and was not skipped.
     """
 
     peak: float | None = None
     outliers: int = 0
     nonfinite: int | None = None
+    lasting: bool = False
     skipped: tuple[int, ...] = ()
 
 
@@ -72,6 +74,7 @@ class Recovery:
     Attributes:
         undos: (number of the runbook, the action that reverses one of its actions), oldest first.
         rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
+        restored_step: the step that it was taken back to, None before that.
         must_pass, probation_step: after a rollback: the first breach, a step that a recovery must
             have passed, and the step before which its probation does not end. A crash has neither:
             it may lie far ahead, and the count of crashes judges it.
@@ -81,6 +84,7 @@ class Recovery:
 
     undos: list[tuple[int, Action]] = field(default_factory=list)
     rolled_back_to: int = 0
+    restored_step: int | None = None
     must_pass: int = -1
     probation_step: int = -1
     crashed: int = -1
@@ -240,8 +244,8 @@ def first_breach(numbers: Mapping[str, Mapping[str, Any]], step: int) -> int:
 
 # What is compared with the limit: the first of these that a reading holds (see wording.MEASURES).
 HEADLINES = {
-    "sum": "sum {:.3g}",
-    "ratio": "{:.3g} times its past",
+    "sum": "accumulated drift {:.3g}",
+    "ratio": "{:.3g} times its baseline",
     "residual": "residual {:.3g}",
     "distance": "{:.3g} widths off",
     "bound": "at least {:.3g} per 1000 steps",
@@ -252,7 +256,8 @@ HEADLINES = {
 
 def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
     """Return the breaching metrics behind a rule in one line, each with its number and limit."""
-    parts = []
+    parts: list[str] = []
+    measures: dict[str, list[str]] = {}  # a metric with its value -> how far that is off
     for reading in numbers.values():
         metric, limit = reading.get("metric"), reading.get("threshold")
         if reading.get("code") == "BREACH" and "signal" in reading:
@@ -262,15 +267,35 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
             continue
         for key, form in HEADLINES.items():
             if isinstance(reading.get(key), float):
-                text = f"{metric} {reading.get('last_block', reading['value']):.4g}"
-                text += f", {form.format(reading[key])}" if form else ""
-                bounded = isinstance(limit, (int, float))
-                text += f" ({format_readings.limit(reading[key], reading)})" if bounded else ""
-                parts.append(text)
+                text = form.format(reading[key])
+                if isinstance(limit, (int, float)):
+                    bound = format_readings.limit(reading[key], reading)
+                    text = f"{text} ({bound})" if text else bound
+                value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
+                measures.setdefault(value, []).append(text)
                 break
+    for value, texts in measures.items():
+        shown = ", ".join(filter(None, texts))
+        alone = shown.startswith("limit ")  # of the value itself
+        parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
     nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]
-    parts += [f"{name} is not finite" for name in nonfinite]
+    parts += [f"{name} is NaN or Inf" for name in nonfinite]
     return "; ".join(dict.fromkeys(parts)) or otherwise
+
+
+def symptom(numbers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
+    for reading in numbers.values():
+        for name in reading.get("nonfinite", ()):
+            return f"{format_readings.metric(name)} is NaN or Inf"
+        if reading.get("code") != "BREACH":
+            continue
+        if "signal" in reading:
+            return f"no {reading['signal']} for {reading['value']:.0f} s"
+        value = reading.get("last_block", reading.get("value"))
+        if reading.get("metric") is not None and isinstance(value, (int, float)):
+            return f"{format_readings.metric(reading['metric'])} {value:.4g}"
+    return ""
 
 
 def verb_of(action: Action) -> str:

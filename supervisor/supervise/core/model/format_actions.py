@@ -1,0 +1,57 @@
+"""Actions with their arguments in words, as messages to people have them. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Args = Mapping[str, Any]
+
+
+def plan(steps: Iterable[tuple[str, Args]]) -> str:
+    """Return `(verb, arguments)` of each step as one line."""
+    return ", ".join(describe(verb, args) for verb, args in steps)
+
+
+def describe(verb: str, args: Args) -> str:
+    """Return one action in words; one that has none by its name and its arguments."""
+    form = FORMS.get(verb)
+    if form is not None:
+        return form(args)
+    shown = ", ".join(f"{key} {value}" for key, value in args.items() if value is not None)
+    return f"{verb} ({shown})"[:160] if shown else verb
+
+
+def _rollback(args: Args) -> str:
+    text = f"restore a savepoint from before step {args.get('before_step', '?')}"
+    if args.get("rng") == "keep":
+        text += " (other batches and dropout than before)"
+    if args.get("skip"):
+        text += " without the updates of steps {} to {}".format(*args["skip"])
+    return text + _ramp(args.get("rewarm"))
+
+
+def _relaunch(args: Args) -> str:
+    text = f"start the job again from the checkpoint of step {args.get('step', '?')}"
+    return text + _ramp(args.get("rewarm"))
+
+
+def _ramp(rewarm: Any) -> str:
+    if not isinstance(rewarm, Mapping) or not rewarm.get("steps"):
+        return ""
+    start = float(rewarm.get("start", 0.0))
+    return f", raise the learning rate from {start:.0%} to 100% over {rewarm['steps']} steps"
+
+
+FORMS: Mapping[str, Callable[[Args], str]] = {
+    "pause": lambda args: (
+        f"pause (at most {args['lease_s']:g} s)" if "lease_s" in args else "pause"
+    ),
+    "resume": lambda args: "resume",
+    "rollback": _rollback,
+    "relaunch": _relaunch,
+    "stop": lambda args: "stop the job",
+    "lr_scale": lambda args: f"multiply the learning rate by {args.get('value')}",
+    "skip_step": lambda args: f"skip the next {args.get('count')} updates",
+    "quarantine": lambda args: f"leave out shards {', '.join(args.get('shards', ()))}",
+}
