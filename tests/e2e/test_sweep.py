@@ -35,8 +35,10 @@ def new():
     return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
 
 high_at = int(sys.argv[2]) if "high" in sys.argv else -1
+model = new()
 for fold in range(3):
-    model = new()
+    if "again" not in sys.argv:
+        model = new()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     train(model, optimizer, 200)
 print("sha", hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdigest())
@@ -97,6 +99,14 @@ def test_each_training_is_judged_by_itself(sweep):
     assert [float(rows[at]["train_loss_raw"]) for at in (0, 200, 400)] == pytest.approx(begins)
     assert [float(rows[at]["tokens_seen"]) for at in (199, 200, 599)] == [12800, 64, 12800]
     assert [rows[at]["step_time"] for at in (0, 200, 400)] == ["", "", ""]
+
+
+def test_a_new_optimizer_of_the_same_model_goes_on(sweep):
+    """As some jobs make one for each epoch."""
+    run, rows = sweep("again")
+
+    assert run.kinds("note", "program-replaced") == []
+    assert float(rows[599]["tokens_seen"]) == 600 * 64
 
 
 @pytest.mark.parametrize("at", [180, 198], ids=["verified when it ends", "in its last step"])
