@@ -290,7 +290,8 @@ def conclude(ctx: StepContext) -> None:
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
     failed = start_failed(state)
-    how, where = f"the job {_exit_text(job)}", f" at step {state.step}"
+    how = f"the job {_exit_text(job)}"
+    where = f" at step {state.step}" if state.step >= 0 else " before its first step"
     if failed:
         how, where = (
             f"restarted with {_relaunch_settings(ctx.policy)}, {how} before its first step",
