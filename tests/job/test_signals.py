@@ -120,6 +120,30 @@ def test_the_third_is_known_as_what_it_was(start):
     assert told[2].message == "SIGTERM came as number 3 of INT and TERM: all of the job was killed"
 
 
+def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest():
+    """None is lost, and there are more than Python's calls may nest."""
+    passed, count = [], sys.getrecursionlimit() + 100
+
+    class Slow:
+        returncode = None
+
+        def signal(self, signum: int, *, group: bool) -> None:
+            passed.append(signum)
+            if len(passed) < count:
+                signal.raise_signal(signum)
+
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        forwarder.attach(Slow())
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        forwarder.restore()
+
+    assert passed == [signal.SIGUSR1] * count
+    assert forwarder.waiting == count
+
+
 def test_what_comes_between_two_processes_is_kept_for_the_second(start):
     """The job is being started again; whoever asked for its end is also known by name."""
     forwarder = Forwarder()

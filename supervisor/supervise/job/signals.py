@@ -71,6 +71,8 @@ class Forwarder:
         self._process: Process | None = None
         self._terminal: Terminal | None = None
         self._early: list[tuple[int, bool]] = []
+        self._arrived: deque[int] = deque()  # not dealt with yet
+        self._dealing = False
         self._ending = 0
         self._before: dict[int, Any] = {}
         self._notices: deque[Notice] = deque()
@@ -134,6 +136,21 @@ class Forwarder:
         return len(self._notices)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        """Deal with a signal; one that interrupts this is dealt with next.
+
+        Handlers that nest would end in a RecursionError where signals come faster than the
+        processes of a job can be found.
+        """
+        self._arrived.append(signum)
+        while self._arrived and not self._dealing:  # asked again, for what came at the very end
+            self._dealing = True
+            try:
+                while self._arrived:
+                    self._deal_with(self._arrived.popleft())
+            finally:
+                self._dealing = False
+
+    def _deal_with(self, signum: int) -> None:
         with self._lock:
             self._ending += signum in _ENDING
             kill = signum in _ENDING and self._ending >= PATIENCE
