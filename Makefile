@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes are started, and each would compile all of the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2
+PYTEST := $(BIN)/python -m pytest --numprocesses 3
 
 .PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
   fuzz bench soak clean
@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 help:
 	@echo 'make demo        train the example, break it on purpose, watch it being saved (3 min)'
-	@echo 'make test        lint, types and the whole suite (15 min)'
+	@echo 'make test        lint, types and the whole suite (8 min)'
 	@echo 'make unit        the tests that need no torch (1 min); also called test-fast'
 	@echo 'make integration one part each with real torch training and real processes'
 	@echo 'make journeys    whole supervised runs through the command line'
@@ -37,7 +37,7 @@ help:
 demo: .venv/installed-demo
 	$(BIN)/supervise demo
 
-# mypy takes what the tests leave idle, and speaks after them. Files come in the order of their names:
+# Three workers on two cores: journeys mostly wait. mypy runs beside the tests and reports after them. Files come in the order of their names:
 # the few long ones are in the middle, so that no worker is left alone with one of them at the end.
 test: style
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \
