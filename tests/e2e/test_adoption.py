@@ -139,7 +139,7 @@ def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(liv
     assert "supervise adopt" in status
     assert lives.adopt("event Finished") == KILLED
     assert lives.adopt("commit rollback") == KILLED
-    assert lives.adopt("verify clear") == KILLED
+    assert lives.adopt("verify fired") == KILLED
     assert lives.adopt() == CODE, lives.out.read_text()
 
     records = supervise.records("run")
