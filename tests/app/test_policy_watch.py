@@ -32,7 +32,7 @@ def edited(tmp_path):
     told = []
     reloader = Reloader(SimpleNamespace(path=run), policy, load_policy, str(path))
     watch = PolicyWatch(run, reloader, lambda: policy, told.append)
-    commands = lambda: [json.loads(p.read_text()) for p in sorted((run / "control").glob("*"))]  # noqa: E731
+    commands = lambda: [json.loads(p.read_text()) for p in sorted((run / "control").glob("*.json"))]  # noqa: E731
     return SimpleNamespace(path=path, watch=watch, told=told, commands=commands)
 
 

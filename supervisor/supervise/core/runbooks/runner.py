@@ -72,6 +72,8 @@ def start(
             state.history.last_level = (level, state.frame_count)
             title = f"{incident.id}: automatic action started: {name}"
             then = f"{name} runs by itself; nothing to do, the result follows"
+            if "stop" in book.verbs:
+                then = "the job is stopped once evidence is collected; be ready to start it again"
             ctx.notify(incident.severity, title, why=why, then=then)
     proceed(ctx, incident)
 
