@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
-SHARE = 0.0005  # of the time between two samples, for each set
-FLOOR_NS = 10_000  # per step, in any case: a toy's step is hardly longer
+SHARE = 0.003  # of the time between two samples, for each set
+FLOOR_NS = 20_000  # per step, in any case: a toy's step is hardly longer
 LONGEST_NS = 1_000_000_000  # one sample
 LONGEST_STEPS = 20  # one sample, in steps, but for SHORT_NS
 SHORT_NS = 50_000_000
