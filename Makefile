@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Hundreds of processes are started, and each would compile all of the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 3
+PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
   fuzz bench soak clean
@@ -37,7 +37,7 @@ help:
 demo: .venv/installed-demo
 	$(BIN)/supervise demo
 
-# Three workers on two cores: journeys mostly wait. mypy runs beside the tests and reports after them. Files come in the order of their names:
+# mypy runs beside the tests and reports after them. Files come in the order of their names:
 # the few long ones are in the middle, so that no worker is left alone with one of them at the end.
 test: style
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \

@@ -1,0 +1,152 @@
+"""Record the proving ground: run each program with each fault once, and keep its frames.
+
+    python benchmarks/proving/record.py                     all that is missing; can be interrupted
+    python benchmarks/proving/record.py --only lstm_sgd --again
+
+A run is watched under `nano` in mode observe, so that nothing acts; its frames become a table in
+`recordings/<program>.parquet`, a row per frame, with the columns run, step, rank, attempt and a
+column per metric (float32; absent is null, NaN is NaN). What is not in the frames is in
+`recordings/<program>.json`: of each run its fault, the row where that began, and the final loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
+from pyarrow import parquet
+
+from supervise.store import history
+from supervise.store.run_directory import RunDir
+
+HERE = Path(__file__).parent
+RECORDINGS = HERE / "recordings"
+# Of the machine and not of the training: they differ in each recording and judge nothing here.
+LEFT_OUT = re.compile(r"(host|gpu|disk|device|open_files|checkpoint|probe_|heartbeat|metrics_)")
+KEYS = ("run", "step", "rank", "attempt")
+
+
+def command(cell: Cell, run: Path) -> list[str]:
+    """Return the command that makes one run."""
+    program = cell.program
+    script = [str(HERE / "programs" / f"{program.name}.py")]
+    if program.ranks > 1:
+        script = ["-m", "torch.distributed.run", f"--nproc-per-node={program.ranks}", *script]
+    drill = []
+    if cell.fault != HEALTHY:
+        drill = ["--drill", f"{FAULTS[cell.fault]}@{cell.row}"]
+    supervise = [sys.executable, "-m", "supervise", "--policy", "nano", "--mode", "observe"]
+    job = [sys.executable, *script, f"--steps={program.steps}", f"--seed={cell.seed}"]
+    return [*supervise, "-q", "--run-dir", str(run), *drill, "--", *job]
+
+
+def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run a cell; return what is known of it and its rows.
+
+    Raises:
+        RuntimeError: the run failed for another reason than its fault.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        run = Path(home) / "run"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": home}
+        started = time.monotonic()
+        done = subprocess.run(
+            command(cell, run), cwd=home, env=env, capture_output=True, text=True, timeout=600
+        )
+        took_s = time.monotonic() - started
+        if done.returncode:
+            raise RuntimeError(f"{cell.program.name} {cell.name}: {done.stderr[-2000:]}")
+        final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
+        rows = []
+        for rank, attempt, step, _, values in history.frames(RunDir.open(run)):
+            kept = {name: value for name, value in values.items() if not LEFT_OUT.match(name)}
+            rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
+    known = {
+        "fault": cell.fault,
+        "seed": cell.seed,
+        "row": cell.row,
+        "final_loss": float(final[-1]),
+        "took_s": round(took_s, 1),
+    }
+    return known, rows
+
+
+def load(program: Program) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what is recorded of a program so far."""
+    about = RECORDINGS / f"{program.name}.json"
+    if not about.exists():
+        return {}, []
+    table = parquet.read_table(RECORDINGS / f"{program.name}.parquet")
+    rows = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
+    return json.loads(about.read_text()), rows
+
+
+def save(program: Program, known: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write the recordings of a program."""
+    RECORDINGS.mkdir(exist_ok=True)
+    names = sorted({name for row in rows for name in row} - {*KEYS})
+    types = [("run", pa.dictionary(pa.int16(), pa.string())), ("step", pa.int32())]
+    types += [("rank", pa.int8()), ("attempt", pa.int16())]
+    schema = pa.schema([*types, *((name, pa.float32()) for name in names)])
+    columns = [[row.get(name) for row in rows] for name in (*KEYS, *names)]
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
+    path = RECORDINGS / f"{program.name}.parquet"
+    parquet.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=["run"],
+        use_byte_stream_split=names,
+    )
+    text = json.dumps(dict(sorted(known.items())), indent=1)
+    path.with_suffix(".json").write_text(text + "\n")
+
+
+def main() -> int:
+    """Record what is missing, two runs at a time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="programs; default: all")
+    parser.add_argument("--again", action="store_true", help="record anew what is there")
+    parser.add_argument("--seeds", type=int, default=2, help="of each fault")
+    parser.add_argument("--healthy-seeds", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    options = parser.parse_args()
+    failed = 0
+    for program in PROGRAMS:
+        if options.only and program.name not in options.only:
+            continue
+        known, rows = ({}, []) if options.again else load(program)
+        wanted = list(cells(program, options.seeds, options.healthy_seeds))
+        missing = [cell for cell in wanted if cell.name not in known]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = {cell: pool.submit(record, cell) for cell in missing}
+            for number, (cell, run) in enumerate(runs.items(), 1):
+                try:
+                    known[cell.name], more = run.result()
+                except (RuntimeError, subprocess.SubprocessError) as error:
+                    print(f"failed: {error}", file=sys.stderr)
+                    failed += 1
+                    continue
+                rows += more
+                print(f"{program.name} {cell.name} {number}/{len(missing)}", flush=True)
+                if number % 8 == 0:
+                    save(program, known, rows)
+        if missing:
+            save(program, known, rows)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
