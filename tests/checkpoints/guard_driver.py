@@ -174,7 +174,7 @@ class Overwriter:
 
     def run_until(self, events):
         """Wait for this many events of the guard; return them."""
-        found, until = [], time.monotonic() + 60
+        found, until = [], time.monotonic() + 240  # the verifier runs at the lowest priority
         while len(found) < events and time.monotonic() < until:
             found += [e for e in self._driver.guard.poll() if e.data]
             time.sleep(0.05)
