@@ -98,8 +98,9 @@ def test_a_launcher_that_is_killed_is_relaunched_only_when_its_rank_fails(
 ):
     """A rank that lives is not killed for it, but watched to its end, and people are told how to
     end it; a training that came to its end is over."""
-    drill = [] if well else ["--drill", "crash@195"]  # the launcher is gone for long
-    job = ["sh", "-c", 'echo $$ > first; "$@"; exit $?', "sh", *resuming_job("--max_iters=200")]
+    drill = [] if well else ["--drill", "crash@160"]
+    words = resuming_job("--max_iters=200", "--pause_s=0.02")  # `state` is a second old
+    job = ["sh", "-c", 'echo $$ > first; "$@"; exit $?', "sh", *words]
     options = ("--policy", comes_back, "--run-dir", "run", *drill)
     popen = supervise.start(*options, "--", *job)
     run = supervise.run_of()
