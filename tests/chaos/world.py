@@ -293,11 +293,16 @@ class Case:
                 code = invoke([*command, str(self.run)])
             assert code in codes, f"{' '.join(command)}: {code}: {said.getvalue()[-300:]}"
 
-    def fine(self, code: int | Sequence[int] = 0, done: bool | None = True) -> None:
+    def fine(
+        self,
+        code: int | Sequence[int] = 0,
+        done: bool | None = True,
+        replay: Sequence[int] = (0,),
+    ) -> None:
         """Insist on all of it: for a scenario in which nothing of ours may break."""
         self.ends(code, done)
         self.clean()
-        self.readable()
+        self.readable(replay)
 
     def survived(self, code: int | Sequence[int] = 0) -> None:
         """Insist on the job's end and on readable records, which may be incomplete."""
