@@ -79,7 +79,9 @@ class CheckpointNotifications:
     def _event(self, entry: Entry, ok: bool, what: str, *, measured: bool) -> None:
         if measured:
             values = [float(ok)]
-            if ok:  # tensors only: other files in a checkpoint grow independently
+            # Tensors only: other files in a checkpoint grow independently. A savepoint of ours
+            # holds the loop's variables too, which are of any size.
+            if ok and entry.how != "savepoint":
                 values.append(float(entry.tensor_bytes or entry.bytes))
             self._frames.append(dict(zip(METRICS, values, strict=False)))
         data = {

@@ -107,7 +107,7 @@ _ROWS = (
     (
         "checkpoint_size",
         "bytes",
-        "Bytes of the tensors in a verified checkpoint.",
+        "Bytes of the tensors in a verified checkpoint of the job.",
         "the checkpoint guard",
     ),
 )
