@@ -32,8 +32,8 @@ WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()
 # The same fact under another id, which some pack reads.
 SAME = {
     "train_loss_ema": {"train_loss_raw"},  # `trend` and `cusum` do their own smoothing
-    "overflow_rate": {"update_skipped"},  # `rate` over the events themselves
-    "skipped_updates": {"update_skipped"},  # its own sum
+    "overflow_rate": {"overflow"},  # `rate` over the events themselves
+    "skipped_updates": {"overflow", "skip_reason"},  # why each was, one by one
     "update_to_weight": {"update_norm"},  # its numerator
     "nan_inf_events": {"train_loss_raw"},  # `nonfinite` looks at the values themselves
 }

@@ -49,6 +49,20 @@ def test_an_id_of_ours_goes_before_an_alias_and_a_word_of_the_user_before_both()
     assert told.notes == ["columns left out: loss, train_loss_raw"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "overflows"),
+    [
+        ("step skipped scale", True),
+        ("step skipped", False),
+        ("step skipped scale skip_reason", False),
+    ],
+)
+def test_a_skip_under_a_loss_scale_is_an_overflow(columns, overflows):
+    (found,) = _read(columns, tuple(range(len(columns.split()))))
+
+    assert ("overflow" in found.names) == overflows
+
+
 def test_columns_like_ids_pass_and_others_are_said():
     """`my_score` may be a job's own metric, `TFLOPs (max)` is none, a column of words neither."""
     (found,) = recordings(

@@ -28,6 +28,13 @@ METRICS = (
     ),
     MetricSpec("train_ppl", "1", "exp(train_loss_ema).", "this project"),
     MetricSpec(
+        "overflow",
+        "1",
+        "1 when a GradScaler skipped this step's update, else 0, also where something else skipped "
+        "it; absent in a job without one.",
+        "torch.amp.GradScaler: found_inf",
+    ),
+    MetricSpec(
         "overflow_rate",
         "%",
         "Share of the last 100 steps that a GradScaler skipped; absent in a job without one.",
@@ -89,7 +96,9 @@ class Collector(Base):
             average.add(norm)
         skipped = known("update_skipped", 0.0) > 0.0
         if "loss_scale" in values:
-            self._overflows.add(known("skip_reason", float(skipped)) == 1.0)
+            overflow = known("skip_reason", float(skipped)) == 1.0
+            self._overflows.add(overflow)
+            values["overflow"] = float(overflow)
             values["overflow_rate"] = self._overflows.percent
         tokens = known("tokens_per_update")
         if tokens is not None:

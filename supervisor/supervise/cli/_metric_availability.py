@@ -23,7 +23,7 @@ SUPERVISOR_METRICS = (*cross_rank_metrics.METRICS, *hardware.METRICS, *notificat
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
 CONDITIONS = (
-    ("loss_scale overflow_rate", "under a torch.amp.GradScaler", False),
+    ("loss_scale overflow overflow_rate", "under a torch.amp.GradScaler", False),
     ("input_time dataloader_stall_frac", "where batches come from a DataLoader", True),
     (
         "batch_fingerprint",

@@ -102,6 +102,8 @@ def bind(
     for i, column in enumerate(columns):
         if i not in known and column not in ASIDE and ID.fullmatch(column):
             take(column, i)
+    if "skip_reason" not in taken and taken.keys() >= {"update_skipped", "loss_scale"}:
+        taken.setdefault("overflow", taken["update_skipped"])  # the log tells no other reason
     left = [c for i, c in enumerate(columns) if i not in used and c not in ASIDE]
     return taken, left
 

@@ -177,7 +177,7 @@ for step in range(24):
     applied += 0 if overflow else tokens
     total = norm([torch.tensor(v, dtype=torch.float64) for v in gradients.values()])
     row = dict(tokens_applied=applied, overflow_rate=100 * skips / (step + 1),
-               skip_reason=float(overflow))
+               skip_reason=float(overflow), overflow=float(overflow))
     if norms and not overflow:
         row["grad_spike_score"] = total / average(norms, 0.97)
     if not overflow:

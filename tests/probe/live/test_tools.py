@@ -166,6 +166,18 @@ def test_the_loss_scale_starts_again(probed):
     assert job.column("loss_scale") == scales
 
 
+def test_an_update_that_an_order_skips_is_no_overflow(probed):
+    job = probed.start(SCALED)
+    job.reached("go5")
+    key = job.send("skip_step", count=2)
+    job.go("go5")
+    job.reached("go10")
+    job.go("go10")
+    assert job.answer(key).ok
+    probed.wait(job)
+    assert sum(job.column("update_skipped")) == 2 and set(job.column("overflow")) == {0.0}
+
+
 def test_no_more_updates_are_skipped_than_allowed(probed):
     job, acks = probed.start(loop(40, before="barrier('more') if step == 20 else 0")), []
     for name, orders in (
