@@ -18,7 +18,7 @@ from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import one_rule
+from .conftest import one_rule, rule_on
 
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
@@ -204,6 +204,25 @@ def test_a_new_baseline_is_no_recovery(tell):
     closed = story.kinds("incident", "closed")
     assert closed
     assert "not recovered" in closed[0].reason
+
+
+def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell):
+    """Of the rank that says so, and of no other metric."""
+
+    def spikes(*changed: str) -> list[str]:
+        watch = {name: RobustZ(name, gt=6.0) for name in ("train_loss_raw", "grad_global_norm")}
+        rules = tuple(rule_on(watch, name, "SEV2") for name in watch)
+        story = tell(detectors=watch, rules=rules, inhibit=())
+        story.frames(2.0, 2.1, 1.9, times=60)
+        if changed:
+            data = {"metrics": list(changed)}
+            story.send(Notice(story.at_ns, "measurement-changed", "a sample", 0, 180, data))
+        story.frames(4.0, grad=2.0, times=5)
+        return sorted(d.rule or "" for d in story.kinds("rule", "fired"))
+
+    both = ["grad_global_norm", "train_loss_raw"]
+    assert spikes() == spikes("other") == both
+    assert spikes("grad_global_norm") == ["train_loss_raw"]
 
 
 SECOND = 1_000_000_000

@@ -150,6 +150,9 @@ class Collector(Base):
         else:
             self._sample()
             self._kept.clear()
+            message = "the update is measured on a sample from here on: on all weights it is dear"
+            data = {"metrics": [metric.id for metric in METRICS]}
+            self._reporter.notice("measurement-changed", message, data)
         return True
 
     def _sample(self) -> None:

@@ -35,6 +35,8 @@ def test_a_costly_update_is_measured_in_every_fourth_step_until_something_change
     assert [notice.data for notice in job.notices if notice.kind == "sampling"] == [
         {"set": "updates", "every": 4}
     ]
+    (changed,) = (notice for notice in job.notices if notice.kind == "measurement-changed")
+    assert changed.data == {"metrics": ["update_norm", "update_to_weight"]}
 
 
 TOKENS = """

@@ -98,6 +98,14 @@ class RankMonitor:
         self.program, self.names = program, names
         self._plan()
 
+    def forget(self, metrics: Sequence[object]) -> None:
+        """These metrics are measured in another way from now on: what was learnt is of the old."""
+        for i, (_, detector) in enumerate(self.detectors):
+            if any(metric in metrics for metric in detector.metrics):
+                self.watches[i].reset()
+                self.codes[i] = UNKNOWN
+        self._hot = list(range(len(self.policy.rules)))
+
     def _plan(self) -> None:
         column = {name: i for i, name in enumerate(self.names)}
         self._clocks: list[tuple[int, Clockwork]] = []

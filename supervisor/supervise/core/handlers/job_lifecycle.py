@@ -6,6 +6,7 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
+from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, opening, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
@@ -70,9 +71,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         at_step=event.step,
         details=dict(event.data),
     )
-    if event.kind == "suspended":  # silence meanwhile means nothing
-        for monitor in state.monitors.values():
-            monitor.reset_deadlines(event.at_ns)
+    for rank, monitor in state.monitors.items():
+        _tell_monitor(monitor, event, of_rank=event.rank in (None, rank))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
@@ -96,10 +96,16 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         resume = (ctx.policy.job.get("relaunch") or {}).get("resume")
         if verb == "rollback" and resume == "savepoint":
             job.unavailable["portable"] = event.message
-    if event.kind in ("probe-off", "segment-fault"):
-        for rank, monitor in state.monitors.items():
-            monitor.probe_off |= event.rank is None or event.rank == rank
     _notify_people(ctx, event)
+
+
+def _tell_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
+    if event.kind == "suspended":  # silence meanwhile means nothing
+        monitor.reset_deadlines(event.at_ns)
+    elif event.kind == "measurement-changed" and of_rank:
+        monitor.forget(event.data.get("metrics", ()))
+    elif event.kind in ("probe-off", "segment-fault"):
+        monitor.probe_off |= of_rank
 
 
 def _notify_people(ctx: StepContext, event: Notice) -> None:

@@ -55,6 +55,7 @@ _TOLD = {
 DATA: dict[str, dict[str, Any]] = {
     "continuity": _TOLD,
     "resume-refused": _TOLD,
+    "measurement-changed": {"metrics": list},
     "checkpoint-saved": {
         "path": str,
         "file": _STAMP,
