@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -79,3 +81,23 @@ def test_an_old_log_makes_room_for_a_new_one(log, tmp_path, monkeypatch):
     kept = sorted(path.name for path in tmp_path.glob("supervisor.log*"))
     assert kept == ["supervisor.log", *(f"supervisor.log.{n}" for n in (1, 2, 3))]
     assert all((tmp_path / name).stat().st_size <= 1000 for name in kept)
+
+
+def test_an_error_before_the_watching_begins_is_logged_even_when_quiet(tmp_path):
+    """The job runs on, and its exit code is passed on."""
+    broken = "import sys; sys.modules['supervise.cli._watching'] = None\n"
+    start = broken + "from supervise.cli import main; main()"
+    run = tmp_path / "run"
+    job = [sys.executable, "-c", "raise SystemExit(5)"]
+
+    done = subprocess.run(
+        [sys.executable, "-c", start, "run", "-q", "--run-dir", run, "--", *job],
+        capture_output=True,
+        text=True,
+    )
+
+    (line,) = map(json.loads, (run / "supervisor.log").read_text().splitlines())
+    assert (done.returncode, done.stderr) == (5, "")
+    assert line["event"] == "internal error; the job continues without supervision"
+    assert "in watch" in line["exception"]
+    assert "ModuleNotFoundError" in line["exception"]

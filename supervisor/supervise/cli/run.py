@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from ..app.launcher import Launch, Launcher, redactor
 from ..catalog.inventory.shipped import locate
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
+from ..core.model.redaction import Redactor
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
 from ..job import environment, shared_memory
@@ -192,13 +196,25 @@ def supervise(
         )
         return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
 
-    return _fail_open(watch, process, forwarder, print_line)
+    def report(trace: str) -> None:
+        print_line("supervise: internal error; the job continues without supervision")
+        print_line(trace)
+        _log_crash(run, clean, trace)
+
+    return _fail_open(watch, process, forwarder, report)
 
 
 def _fail_open(
-    watch: Callable[[], int], process: Process, forwarder: Forwarder, print_line: PrintLine
+    watch: Callable[[], int],
+    process: Process,
+    forwarder: Forwarder,
+    report: Callable[[str], None],
 ) -> int:
-    """Return the exit code: from here on the job's result counts, whatever happens to us."""
+    """Return the exit code: from here on the job's result counts, whatever happens to us.
+
+    Args:
+        report: called with the traceback of an error of ours.
+    """
     try:
         process.tree  # noqa: B018 - signal handlers use it, and must not import
         forwarder.attach(process)
@@ -206,9 +222,23 @@ def _fail_open(
     except Exception:
         import traceback
 
-        print_line("supervise: internal error; the job continues without supervision")
-        print_line(traceback.format_exc())
+        report(traceback.format_exc())
         return _wait(process, forwarder)
+
+
+def _log_crash(run: RunDir, clean: Redactor, trace: str) -> None:
+    """Add an error to the log of the run: `--quiet` hides it at the terminal."""
+    line = {
+        "event": "internal error; the job continues without supervision",
+        "level": "error",
+        "logger": __name__,
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "run": run.id,
+        "incident": None,
+        "exception": clean.text(trace),
+    }
+    with contextlib.suppress(OSError), (run.path / "supervisor.log").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def _wait(process: Process, forwarder: Forwarder) -> int:
