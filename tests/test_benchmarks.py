@@ -37,3 +37,45 @@ def test_two_trees_are_judged_by_their_intervals():
 
     assert {own: against.verdict(own, known, 0.03) for own in verdicts} == verdicts
     assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.MORE
+
+
+@pytest.fixture
+def scorer(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER / "proving"))
+    import score
+
+    return score
+
+
+def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_path):
+    """A lasting loss, an infinite one and a short high one are harm; a twin's noise is none."""
+    import record
+    from grid import Program
+
+    program = Program("made_up", 0, 40)
+    monkeypatch.setattr(record, "RECORDINGS", tmp_path)
+    monkeypatch.setattr(scorer, "RECORDINGS", tmp_path)
+    known, rows = {}, []
+
+    def add(name, fault, seed, losses):
+        known[name] = {"fault": fault, "seed": seed, "row": 10, "final_loss": losses[-1]}
+        rows.extend(
+            {"run": name, "rank": 0, "step": step, "attempt": 1, "train_loss_raw": loss}
+            for step, loss in enumerate(losses)
+        )
+
+    add("healthy-0", "healthy", 0, [2.0] * 40)
+    add("healthy-1", "healthy", 1, [2.01] * 40)
+    add("twin", "rate_x1.2", 0, [2.0] * 10 + [2.01] * 10 + [2.0] * 20)
+    add("worse", "rate_x30", 0, [2.0] * 10 + [2.1] * 30)
+    add("nan", "nan_gradient", 0, [2.0] * 10 + [float("nan")] * 30)
+    add("burst", "random_batch", 0, [2.0] * 10 + [9.0] + [2.0] * 29)
+    record.save(program, known, rows)
+
+    found = scorer.harms(program)
+
+    harmed = {name: harm.harmed for name, harm in found.items()}
+    assert harmed == {"twin": False, "worse": True, "nan": True, "burst": True}
+    assert found["worse"].lost == pytest.approx(3.0, abs=1e-4)  # 0.1 nats over 30 rows
+    assert found["worse"].half == 24  # the 15th of these
+    assert found["burst"].half == 10

@@ -34,9 +34,8 @@ FAULTS: dict[str, str] = {
     # Harmless twins: to be left alone.
     "rate_x1.2": "lr_spike:factor=1.2,steps=20",
     "gradient_bit": "bit_flip:target=grad,bit=12",
-    "slow_input": "slow_input:seconds=0.05,steps=20",
 }
-HARMLESS = ("rate_x1.2", "gradient_bit", "slow_input")
+HARMLESS = ("rate_x1.2", "gradient_bit")
 
 
 @dataclass(frozen=True)

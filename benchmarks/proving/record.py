@@ -33,7 +33,10 @@ from supervise.store.run_directory import RunDir
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
 # Of the machine and not of the training: they differ in each recording and judge nothing here.
-LEFT_OUT = re.compile(r"(host|gpu|disk|device|open_files|checkpoint|probe_|heartbeat|metrics_)")
+LEFT_OUT = re.compile(
+    r"(host|gpu|disk|device|open_files|checkpoint|probe_|heartbeat|metrics_)"
+    r"|.*_time$|tokens_per_sec|mfu|.*_stall_frac|.*_time_frac"
+)
 KEYS = ("run", "step", "rank", "attempt")
 
 

@@ -1,0 +1,201 @@
+"""Score policies on the recordings of the proving ground; writes `table.md`.
+
+    python benchmarks/proving/score.py [--policy FILE ...] [--programs NAME ...] [--jobs 2]
+
+Whether a fault did harm is measured, not declared. `lost` is the sum over the rows after the fault
+of the loss minus that of the undisturbed run of the same seed: nats x steps. A run is harmed when
+its loss became non-finite, when its final loss is 1.5 % and two standard deviations of the healthy
+seeds worse, or when it lost more than five times what the harmless twins of its program did.
+
+Of each policy and program the table has: harmed runs; those in which an action was ordered in time,
+before half of `lost` was lost, or within 3 rows; those with a page (SEV0 or SEV1) in time; runs
+without harm in which it acted, healthy ones included; messages per 1000 rows of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from grid import HARMLESS, HEALTHY, PROGRAMS, Program
+from pyarrow import parquet
+
+from supervise.backtest import pool
+from supervise.backtest.score import Outcome
+
+HERE = Path(__file__).resolve().parent
+RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
+PEERS = HERE.parents[1] / "policies" / "peers"
+OURS = ("nano", "medium", "large", "moe")
+AT_ONCE = 3  # rows; an answer as fast as that is in time whatever was lost
+WORSE, SPREADS, TWINS = 0.015, 2.0, 5.0
+PAGES = ("SEV0", "SEV1")
+HEAD = """# Policies on the proving ground
+
+Written by `python benchmarks/proving/score.py` from the recordings; what the columns count, and
+when a run counts as harmed, is in its docstring.
+
+"""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a fault did. `row`: where it began; `half`: the row where half of `lost` was lost."""
+
+    harmed: bool
+    row: int
+    half: int
+    lost: float
+    worse: float  # final loss relative to the undisturbed run, minus 1
+
+
+@dataclass
+class Tally:
+    """Counts of one policy on one program."""
+
+    harmed: int = 0
+    acted: int = 0
+    paged: int = 0
+    unharmed: int = 0
+    false_actions: int = 0
+    messages: int = 0
+    rows: int = 0
+    missed: list[str] = field(default_factory=list)
+
+
+def losses(path: Path) -> dict[str, list[float]]:
+    """Return the losses of rank 0 by run; an absent loss is NaN."""
+    columns = ["run", "rank", "step", "train_loss_raw"]
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in parquet.read_table(path, columns=columns).to_pylist():
+        if row["rank"] == 0:
+            value = row["train_loss_raw"]
+            found[row["run"]].append(math.nan if value is None else value)
+    return found
+
+
+def excess(run: list[float], twin: list[float], row: int) -> list[float]:
+    """Return the running sum of what a run lost against its twin, from `row` on, nats x steps."""
+    total, sums = 0.0, []
+    for mine, other in zip(run[row:], twin[row:], strict=False):
+        total = math.inf if not math.isfinite(mine) else total + mine - other
+        sums.append(total)
+    return sums
+
+
+def harms(program: Program) -> dict[str, Harm]:
+    """Measure the harm of each recorded run of a program that has a fault."""
+    known = json.loads((RECORDINGS / f"{program.name}.json").read_text())
+    series = losses(RECORDINGS / f"{program.name}.parquet")
+    if program.healthy_only:
+        return {}
+    final = {r["seed"]: r["final_loss"] for r in known.values() if r["fault"] == HEALTHY}
+    spread = statistics.stdev(final.values()) / abs(statistics.mean(final.values()))
+    lost: dict[str, list[float]] = {}
+    for name, run in known.items():
+        if run["fault"] != HEALTHY:
+            twin = series[f"{HEALTHY}-{run['seed']}"]
+            lost[name] = excess(series[name], twin, run["row"])
+    twins = [abs(lost[n][-1]) for n, r in known.items() if r["fault"] in HARMLESS and lost[n]]
+    noise = max(twins, default=0.0)
+    found = {}
+    for name, sums in lost.items():
+        run = known[name]
+        worse = run["final_loss"] / final[run["seed"]] - 1
+        total = sums[-1] if sums else 0.0
+        harmed = not math.isfinite(worse) or worse > WORSE + SPREADS * spread
+        harmed |= run["fault"] not in HARMLESS and total > TWINS * noise
+        peak = max(sums, default=0.0)
+        half = next((i for i, each in enumerate(sums) if each >= peak / 2), len(sums))
+        found[name] = Harm(harmed, run["row"], run["row"] + half, total, worse)
+    return found
+
+
+def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
+    """Count one run."""
+    acts = [act.step for act in outcome.actions if act.touches_job]
+    pages = [alarm.step for alarm in outcome.alarms if alarm.severity in PAGES]
+    if harm is None or not harm.harmed:
+        tally.unharmed += 1
+        tally.false_actions += bool(acts)
+        tally.messages += len(outcome.alarms)
+        tally.rows += outcome.rows
+        return
+    tally.harmed += 1
+    deadline = max(harm.half, harm.row + AT_ONCE)
+    acted = any(harm.row <= step <= deadline for step in acts)
+    tally.acted += acted
+    tally.paged += any(harm.row <= step <= deadline for step in pages)
+    if not acted:
+        tally.missed.append(outcome.run)
+
+
+COLUMNS: list[tuple[str, Callable[[Tally], str]]] = [
+    ("acted in time, of harmed runs", lambda t: f"{t.acted}/{t.harmed}"),
+    ("paged in time, of harmed runs", lambda t: f"{t.paged}/{t.harmed}"),
+    ("acted without harm, of runs without", lambda t: f"{t.false_actions}/{t.unharmed}"),
+    ("messages per 1000 rows of runs without harm", lambda t: f"{1000 * t.messages / t.rows:.1f}"),
+]
+
+
+def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> Iterator[str]:
+    """Yield the tables: a row per program, a column per policy."""
+    programs = list(dict.fromkeys(program for program, _ in tallies))
+    for title, cell in COLUMNS:
+        yield f"## {title.capitalize()}"
+        yield ""
+        yield f"| program | {' | '.join(policies)} |"
+        yield "| --- " * (1 + len(policies)) + "|"
+        for program in programs:
+            found = (tallies[program, policy] for policy in policies)
+            yield f"| {program} | {' | '.join(cell(tally) for tally in found)} |"
+        yield ""
+
+
+def main() -> int:
+    """Score, print, and write the table when nothing was left out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--policy", action="append", help="default: all shipped ones and peers")
+    parser.add_argument("--programs", nargs="*")
+    parser.add_argument("--kept-aside", action="store_true", help="open what is kept aside")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--missed", action="store_true", help="name the harmed runs left alone")
+    options = parser.parse_args()
+    policies = options.policy or [*OURS, *map(str, sorted(PEERS.glob("*.yaml")))]
+    known = {program.name for program in PROGRAMS}
+    if unknown := set(options.programs or ()) - known:
+        parser.error(f"no program {min(unknown)!r}; there are {', '.join(sorted(known))}")
+    programs = [
+        program
+        for program in PROGRAMS
+        if (RECORDINGS / f"{program.name}.parquet").exists()
+        and (options.kept_aside or not program.kept_aside)
+        and (not options.programs or program.name in options.programs)
+    ]
+    tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    for program in programs:
+        found = harms(program)
+        path = RECORDINGS / f"{program.name}.parquet"
+        for outcomes in pool.run([path], policies, {}, options.jobs, []):
+            for outcome in outcomes:
+                add(tallies[program.name, outcome.policy], outcome, found.get(outcome.run))
+    names = list(dict.fromkeys(policy for _, policy in tallies))
+    text = "\n".join(lines(tallies, names))
+    print(text)
+    if not (options.policy or options.programs or options.kept_aside):
+        TABLE.write_text(HEAD + text)
+    if options.missed:
+        for (program_name, policy), tally in tallies.items():
+            print(f"{program_name} {policy} left alone: {', '.join(tally.missed) or '-'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
