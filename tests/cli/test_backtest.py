@@ -86,6 +86,45 @@ def test_the_report_says_what_would_have_been_run_and_what_it_is_worth(tmp_path,
     assert out.endswith(f"{CAVEAT}\n")
 
 
+@pytest.mark.parametrize(
+    ("what", "label", "says"),
+    [
+        (["SEV2"], None, ["SEV2: 1 messages, the first by high at step 100 of a"]),
+        (["SEV0"], None, []),
+        (["SEV0", "action"], None, ["action: 1 actions on the job"]),
+        (["SEV1", "action", "missed"], 100, []),
+        (["missed"], 30, ["missed: 1 labels are missed"]),
+    ],
+)
+def test_fail_on_gives_an_exit_code(tmp_path, policy, supervise, what, label, says):
+    """With labels, what lies in one is right."""
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"run,step_start,step_end,kind\na,{label},{label},divergence\n")
+    asked = [part for one in what for part in ("--fail-on", one)]
+    asked += ["--labels", labels] if label else []
+    code, out, err = supervise("backtest", "--policy", policy, *asked, _csv(tmp_path))
+
+    assert out.startswith("mine on 1 run, 131 rows, in shadow\n")
+    assert code == (1 if says else 0)
+    assert err.splitlines() == [f"supervise: --fail-on {one}" for one in says]
+
+
+@pytest.mark.parametrize(
+    ("what", "hint"),
+    [
+        ("SEV11", "did you mean 'SEV1'?"),
+        ("actoin", "did you mean 'action'?"),
+        ("xyz", "known: 'SEV0', 'SEV1', 'SEV2', 'action', 'missed'"),
+        ("missed", "give --labels"),
+    ],
+)
+def test_fail_on_something_unknown_is_refused(tmp_path, policy, supervise, what, hint):
+    code, out, err = supervise("backtest", "--policy", policy, "--fail-on", what, _csv(tmp_path))
+
+    assert (code, out) == (64, "")
+    assert f"--fail-on {what!r}" in err and hint in err
+
+
 def test_policies_side_by_side(tmp_path, policy, supervise):
     """A row for each in the table, and where they differ."""
     other = tmp_path / "other.yaml"

@@ -105,6 +105,15 @@ def test_it_is_what_the_engine_says(tmp_path, write):
     assert len(said) == 6
 
 
+def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
+    """Of one event they hear once, of a rule that flaps no more."""
+    outcome = _one(_losses(tmp_path, "a", ([2.0] * 40 + [10.0]) * 20), write())
+
+    told = [(a.rule, a.told) for a in outcome.alarms]
+    assert told[:2] == [("act", True), ("notice", False)]
+    assert 2 < sum(known for _, known in told) < len(told) // 2
+
+
 def test_a_budget_that_is_spent_refuses(tmp_path, write):
     """One rollback is allowed, three would have been wanted."""
     outcome = _one(_losses(tmp_path, "a", (CALM + SPIKE) * 3 + CALM), write())

@@ -21,13 +21,13 @@ SPIKE = Label("r", 100, 110, "loss_spike_recovered")
 
 
 def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
-    """Alarms as `(step, severity)` or `(step, severity, what)`, actions as `(step, stops)`."""
+    """Alarms as `(step, severity)` or `(step, severity, "untold")`, actions as `(step, stops)`."""
     made = Outcome("r", "p", rows=rows, spacing=spacing, probation=50, **extra)
     made.pieces = [(0, round((rows - 1) * spacing), rows)]
-    for step, severity, *what in alarms:
+    for step, severity, *untold in alarms:
         row = round(step / spacing)
         made.alarms.append(
-            Alarm(step, severity, "rule", "inc-1", what[0] if what else "opened", "", row)
+            Alarm(step, severity, "rule", "inc-1", "opened", "", row, told=not untold)
         )
     for step, stops in actions:
         row = round(step / spacing)
@@ -90,6 +90,14 @@ def test_some_trouble_must_be_taken_seriously(kind, severity, found):
     assert scored.kinds[kind] == [found, 1]
     assert scored.false_notices == scored.false_pages == 0
     assert [m["best"] for m in scored.missed] == ([] if found else [severity])
+
+
+def test_what_people_are_not_told_of_neither_finds_nor_is_false():
+    outcome = _outcome([(105, "SEV2", "untold"), (300, "SEV1", "untold"), (301, "SEV2")])
+    scored = _score(outcome, SPIKE)
+
+    assert scored.kinds == {"loss_spike_recovered": [0, 1]}
+    assert (scored.false_pages, scored.false_notices) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ..catalog import load_policy
 from ..core import engine
 from ..core.detection import rank_monitor
 from ..core.model.budgets import Ledger
-from ..core.model.decisions import Decision
+from ..core.model.decisions import SEVERITIES, Decision
 from ..core.model.events import Announced, Event, Frame
 from ..core.model.interfaces import Clockwork
 from ..core.model.policy import HOLD, Policy
@@ -119,7 +119,7 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
     passed = sum(count for *_, count in outcome.pieces)
     for event in events:
         state, decisions = step(policy, state, event)
-        row = passed + state.frame_count
+        row, before_event = passed + state.frame_count, len(outcome.alarms)
         for decision in decisions:
             if decision.kind == "incident":
                 _add_alarm(decision, outcome, before, row)
@@ -129,6 +129,10 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
             elif decision.kind == "rule" and decision.data.get("what") == "fired":
                 rule = str(decision.rule)
                 outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
+            elif decision.kind == "notify_intent":  # the last of an event, and the only one
+                new = outcome.alarms[before_event:]
+                if new and decision.severity in SEVERITIES:
+                    min(new, key=lambda alarm: SEVERITIES.index(alarm.severity)).told = True
     return state
 
 

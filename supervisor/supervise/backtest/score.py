@@ -1,9 +1,10 @@
 """Score what a policy would have done against labels of what happened.
 
-A label is an interval of steps of one run with a fault of some kind. It is found when an alarm of
+A label is an interval of steps of one run with a fault of some kind. It is found when a message of
 sufficient severity lies between LEAD rows before its first step and SLACK rows after its last. Each
-alarm counts for one label: the one that contains it, else the nearest. An alarm outside of all
-these intervals is false.
+message counts for one label: the one that contains it, else the nearest. A message outside of all
+these intervals is false. Only alarms that people would be told of count: not a rule that flaps, nor
+one that joins an open incident and is no news.
 
 A recording is an open loop: it does not respond to actions. After a false action, further ones
 within the policy's probation are not counted. After a false stop nothing of the run is scored:
@@ -27,7 +28,12 @@ from ..errors import InputError
 
 @dataclass(slots=True)
 class Alarm:
-    """An incident: `what` is opened, raised, or joined (by a further rule)."""
+    """An incident: `what` is opened, raised, or joined (by a further rule).
+
+    Attributes:
+        row: frames of the run processed so far.
+        told: whether people would have got a message of it; one event gives one at most.
+    """
 
     step: int
     severity: str
@@ -35,7 +41,8 @@ class Alarm:
     incident: str
     what: str
     reason: str
-    row: int  # frames of the run processed so far
+    row: int
+    told: bool = False
 
 
 @dataclass(slots=True)
@@ -100,6 +107,7 @@ class Outcome:
 LEAD = 5  # logged rows before a label begins; the gradient norm of BLOOM-176B led by 4 steps
 SLACK = 20  # logged rows after it ends; project default
 LEVEL = 0.95  # of the interval
+FAILURES = (*SEVERITIES, "action", "missed")  # what a caller may want to fail on
 
 # Kind of label -> the least severity that counts as found. SEV2 for all others.
 WANTED: Mapping[str, str] = {"divergence": "SEV1", "nan": "SEV1"}
@@ -194,9 +202,9 @@ class Score:
         kinds: kind -> [found, labelled].
         delays: steps from the start of a label to the alarm that found it; negative is a lead.
         rows: judged rows, the base of the rate of false actions.
-        false_pages: incidents of SEV0 or SEV1 outside of labels. false_notices: of SEV2.
+        false_pages: messages of SEV0 or SEV1 outside of labels. false_notices: of SEV2.
         destructive: would-be actions that cannot be undone, anywhere.
-        missed, found: `run`, `kind`, `step` of each label. false: alarms outside of labels.
+        missed, found: `run`, `kind`, `step` of each label. false: messages outside of labels.
     """
 
     policy: str
@@ -244,6 +252,25 @@ def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> 
     return total
 
 
+def failures(total: Score, wanted: Iterable[str]) -> dict[str, str]:
+    """Return which of the wanted FAILURES have happened, each with a sentence."""
+    found: dict[str, str] = {}
+    for what in wanted:
+        if what == "action":
+            number, text = total.false_actions, "actions on the job"
+        elif what == "missed":
+            number, text = len(total.missed), "labels are missed"
+        else:
+            enough = SEVERITIES[: SEVERITIES.index(what) + 1]
+            false = [one for one in total.false if one["severity"] in enough]
+            number, text = len(false), "messages"
+            if false:
+                text += ", the first by {rule} at step {step} of {run}".format_map(false[0])
+        if number:
+            found[what] = f"{number} {text}"
+    return found
+
+
 def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
     total.runs += 1
     inside = [label for label in labels if _covered(outcome, label)]
@@ -259,8 +286,9 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
         if alarm.row > end:
             break
         if owner is not None:
-            owned[owner].append(alarm)
-        elif alarm.what != "joined":
+            if alarm.told:
+                owned[owner].append(alarm)
+        elif alarm.told:
             page = alarm.severity != "SEV2"
             total.false_pages += page
             total.false_notices += not page

@@ -11,6 +11,10 @@ import click
 
 from ..errors import UsageError
 
+FAILED = 1
+
+FAILED = 1
+
 
 @click.command(name="backtest")
 @click.argument(
@@ -27,6 +31,13 @@ from ..errors import UsageError
 @click.option(
     "--alias", multiple=True, metavar="COL=METRIC", help="Metric of a column; repeatable."
 )
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="WHAT",
+    help="Exit 1 on a message of SEV0, SEV1, SEV2 (or worse), on an action, or on a label that is"
+    " missed; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per run.")
 @click.option(
     "--jobs",
@@ -41,6 +52,7 @@ def command(
     against: tuple[str, ...],
     labels: Path | None,
     alias: tuple[str, ...],
+    fail_on: tuple[str, ...],
     as_json: bool,
     jobs: int,
 ) -> None:
@@ -54,26 +66,25 @@ def command(
     folder; in a table with a column `run`, by that column. With --labels, a run without a label is
     healthy, and an alarm matches a label from 5 logged rows before it to 20 after it.
 
+    --fail-on takes SEV0, SEV1, SEV2, action or missed, and asks about --policy only. With --labels
+    what lies in a label is right, and does not fail.
+
     \b
     Examples:
       supervise backtest --policy nano runs/*
       supervise backtest --policy mine.yaml --against nano old.csv --alias nll=train_loss_raw
       supervise backtest --policy nano --labels logs/incidents.csv logs --json
+      supervise backtest --policy mine.yaml --fail-on action --fail-on SEV1 runs/good
 
-    Exit codes: 0; 64 wrong usage; 65 a policy or a recording cannot be read.
+    Exit codes: 0; 1 what --fail-on names has happened; 64 wrong usage; 65 a policy or a recording
+    cannot be read.
     """
     # Here, not above: other commands need no policies and detectors.
     from ..backtest import compare, pool, score
 
-    extra = {}
-    for pair in alias:
-        column, equals, metric = pair.rpartition("=")
-        if not (equals and column and metric):
-            raise UsageError(
-                f"--alias {pair!r}", hint="use COLUMN=METRIC, as in nll=train_loss_raw"
-            )
-        extra[column] = metric
+    extra = dict(map(_column_and_metric, alias))
     known = None if labels is None else score.read_labels(labels)
+    _check_fail_on(fail_on, labelled=known is not None)
     for warning in _unknown_metrics(extra, (policy, *against)):
         click.echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
@@ -81,17 +92,46 @@ def command(
     for each in left_out:
         click.echo(f"supervise: skipped {each}", err=True)
     runs = [outcomes[0].run for outcomes in found]
-    others = score.unknown_runs(known or (), runs)
+    _warn_of_others(score.unknown_runs(known or (), runs))
+    if as_json:
+        for line in compare.lines(found, known):
+            click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
+    else:
+        for text in compare.report(found, known):
+            click.echo(text)
+    failed = score.failures(compare.scores(found, known)[0], fail_on)
+    for what, text in failed.items():
+        click.echo(f"supervise: --fail-on {what}: {text}", err=True)
+    if failed:
+        click.get_current_context().exit(FAILED)
+
+
+def _warn_of_others(others: Sequence[str]) -> None:
     if others:
         those = "1 run that is" if len(others) == 1 else f"{len(others)} runs that are"
         names = ", ".join(others[:3]) + (", …" if others[3:] else "")
         click.echo(f"supervise: warning: labels name {those} not among these: {names}", err=True)
-    if as_json:
-        for line in compare.lines(found, known):
-            click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
-        return
-    for text in compare.report(found, known):
-        click.echo(text)
+
+
+def _column_and_metric(pair: str) -> tuple[str, str]:
+    column, equals, metric = pair.rpartition("=")
+    if not (equals and column and metric):
+        raise UsageError(f"--alias {pair!r}", hint="use COLUMN=METRIC, as in nll=train_loss_raw")
+    return column, metric
+
+
+def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
+    from ..backtest import score
+    from ..catalog.document.diagnostics import did_you_mean
+
+    for what in given:
+        if what not in score.FAILURES:
+            hint = did_you_mean(what, score.FAILURES, alike=0.5)
+            raise UsageError(f"--fail-on {what!r}", hint=hint)
+    if "missed" in given and not labelled:
+        raise UsageError(
+            "--fail-on 'missed'", hint="give --labels: what is not known is not missed"
+        )
 
 
 def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
