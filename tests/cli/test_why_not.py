@@ -176,3 +176,56 @@ def test_every_kind_of_detector_can_be_explained(name):
                     assert one["text"] and one["code"] != one["wanted"], rule.id
                     assert "None" not in one["text"], one["text"]
                 why_not.blocking(rule, policy, why_not.if_fired(rule, policy, state, "nominal", 0))
+
+
+COUPLED = """
+version: supervise/v1
+policy: coupled
+detectors:
+  grads: {kind: threshold, metric: grad_global_norm, gt: 5}
+  size: {kind: threshold, metric: update_norm, gt: 5}
+  loss: {kind: threshold, metric: train_loss_raw, gt: 5}
+  chain: {kind: sequence, steps: [grads, size, loss], within: 8}
+  both: {kind: join, all: [grads, loss], within: 8}
+rules:
+  - {id: pushed, when: chain, sev: SEV1}
+  - {id: both, when: both, sev: SEV1}
+"""
+NAMES = ("grad_global_norm", "update_norm", "train_loss_raw")
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "why"),
+    [
+        (
+            "pushed",
+            (20, 15, 21),
+            "size at step 15 came before grads at step 20, and must follow it",
+        ),
+        (
+            "pushed",
+            (20, 22, 30),
+            "loss at step 30 came 10 steps after grads at step 20: 2 too late",
+        ),
+        ("pushed", (20, 22, 99), "loss did not follow grads at step 20 within 8 steps"),
+        ("pushed", (34, 35, 99), "loss may still follow grads at step 34 until step 42"),
+        ("pushed", (99, 20, 21), "grads did not come before size at step 20"),
+        ("pushed", (20, 21, 22), "its match ended at step 22, and is a breach of that step only"),
+        ("both", (20, 99, 33), "grads at step 20 was 19 steps ago: 11 too long"),
+        ("both", (99, 99, 33), "grads has not breached"),
+    ],
+)
+def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, steps, why):
+    """Steps at which gradient, update and loss were high; asked at step 39."""
+    path = tmp_path / "coupled.yaml"
+    path.write_text(COUPLED)
+    policy = load_policy(path)
+    state, _ = engine.step(policy, engine.start(policy), Announced(1, 0, 1, 7, NAMES))
+    for step in range(40):
+        values = tuple(9.0 if step == at else 1.0 for at in steps)
+        state, _ = engine.step(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
+    (found,) = conditions.missing(
+        next(r for r in policy.rules if r.id == rule), policy, state.monitors[0]
+    )
+
+    assert found["text"].endswith(f"; {why}")

@@ -7,8 +7,9 @@ baseline, or why nothing could be measured.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..catalog.assembly.expression import Tree, parse
@@ -137,7 +138,8 @@ def _sentence(
         state = "in breach" if code == BREACH else "OK"
         return f"{state}{against}: {format_readings.reading(numbers)}"
     if found["inputs"]:
-        return f"no match; {format_readings.reading(numbers)}"
+        reading = f"no match; {format_readings.reading(numbers)}"
+        return "; ".join([reading, *_unmatched(spec, numbers)])
     if "needs" not in found:
         return format_readings.reading(numbers)
     form = format_readings.MEASURES.get(found["measure"], "{}")
@@ -156,6 +158,54 @@ def _sentence(
             f"{numbers['of']} samples"
         )
     return "; ".join(filter(None, [text, format_readings.baseline(numbers)]))
+
+
+def _unmatched(spec: Detector, numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what came in another order, too late, or not at all, of a sequence or a join."""
+    now, within = int(numbers["step"]), int(numbers["within"])
+    match = numbers.get("match") or {"last_step": -1}
+    at = {name: s for name, s in numbers["last_breach"].items() if s > match["last_step"]}
+    if match["last_step"] >= 0 and not at:
+        yield f"its match ended at step {match['last_step']}, and is a breach of that step only"
+    elif "match" in numbers:
+        yield from _out_of_order(spec.detectors[: len(getattr(spec, "steps", ()))], at, now, within)
+    else:
+        for name in spec.detectors:
+            if name not in at:
+                yield f"{name} has not breached"
+            elif now - at[name] > within:
+                ago = now - at[name]
+                yield f"{name} at step {at[name]} was {ago} steps ago: {ago - within} too long"
+
+
+def _out_of_order(
+    stages: Sequence[str], at: Mapping[str, int], now: int, within: int
+) -> Iterator[str]:
+    """Yield why the newest breaches of the stages of a sequence are no match."""
+    seen = [name for name in stages if name in at]
+    wrong = [(a, b) for a, b in itertools.pairwise(seen) if at[b] < at[a]]
+    for before, name in wrong:
+        yield (
+            f"{name} at step {at[name]} came before {before} at step {at[before]},"
+            " and must follow it"
+        )
+    lacking = next((name for name in stages if name not in at), None)
+    if wrong or not seen:
+        return
+    first, last = seen[0], seen[-1]
+    late = at[last] - at[first] - within
+    if lacking == stages[0]:
+        yield f"{lacking} did not come before {first} at step {at[first]}"
+    elif late > 0:
+        yield (
+            f"{last} at step {at[last]} came {late + within} steps after {first}"
+            f" at step {at[first]}: {late} too late"
+        )
+    elif now - at[first] >= within and lacking:
+        yield f"{lacking} did not follow {first} at step {at[first]} within {within} steps"
+    elif lacking:
+        until = at[first] + within
+        yield f"{lacking} may still follow {first} at step {at[first]} until step {until}"
 
 
 def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> str:
