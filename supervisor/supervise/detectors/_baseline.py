@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from ..core.model.decisions import UNKNOWN
-from ._watch import Debounced
+from ._watch import LEAST, Debounced, Unit
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 2  # further windows before the oldest samples are dropped in one go
@@ -29,11 +29,12 @@ class Freeze:
     `flags` has one bit per sample, newest lowest. While it is 0, unflagged samples need no `add`.
     """
 
-    __slots__ = ("flags", "most", "newest", "span")
+    __slots__ = ("flags", "most", "newest", "span", "unit")
 
-    def __init__(self, span: int, most: int) -> None:
+    def __init__(self, span: int, most: int, unit: Unit = "rows") -> None:
         self.span = span
         self.most = most
+        self.unit = unit
         self.clear()
 
     def clear(self) -> None:
@@ -50,28 +51,38 @@ class Freeze:
         self.newest.append((step, value))
         if len(self.newest) > 2 * self.most:
             del self.newest[: self.most]
-        return self.flags.bit_count() >= self.most
+        most = self._samples()
+        span = max(self.span * most // self.most, 2 * most)
+        return (self.flags & ((1 << span) - 1)).bit_count() >= most
+
+    def _samples(self) -> int:
+        """Return `most` in samples: at their spacing, if it is in steps."""
+        if self.unit == "rows" or len(self.newest) < 2:
+            return self.most
+        span = self.newest[-1][0] - self.newest[0][0]
+        return max(math.ceil(self.most * (len(self.newest) - 1) / span), min(self.most, LEAST))
 
     def drain(self) -> list[tuple[int, float]]:
         """Return the newest `most` samples, and forget everything."""
-        drained = self.newest[-self.most :]
+        drained = self.newest[-self._samples() :]
         self.clear()
         return drained
 
     def copy(self) -> Freeze:
-        twin = Freeze(self.span, self.most)
+        twin = Freeze(self.span, self.most, self.unit)
         twin.flags, twin.newest = self.flags, self.newest.copy()
         return twin
 
 
 class Baseline:
-    """The newest `size` accepted samples."""
+    """The newest `size` accepted samples; or those of the newest `size` steps, and LEAST anyway."""
 
-    __slots__ = ("_freeze", "_ordered", "_replaced", "_size", "_steps", "_values")
+    __slots__ = ("_freeze", "_ordered", "_replaced", "_size", "_steps", "_unit", "_values")
 
-    def __init__(self, size: int, freeze: int) -> None:
+    def __init__(self, size: int, freeze: int, unit: Unit = "rows") -> None:
         self._size = size
-        self._freeze = Freeze(2 * size, freeze)
+        self._unit = unit
+        self._freeze = Freeze(2 * size, freeze, unit)
         self._replaced: list[tuple[int, list[float], list[int]]] = []
         self._clear()
 
@@ -84,13 +95,29 @@ class Baseline:
     def ordered(self) -> list[float]:
         """The values, ascending."""
         if self._ordered is None:
-            self._ordered = sorted(self._values[-self._size :])
+            self._ordered = sorted(self._values[self._first() :])
         return self._ordered
+
+    def _first(self) -> int:
+        """Return the place of the window's first sample."""
+        count = len(self._steps)
+        if self._unit == "rows":
+            return max(0, count - self._size)
+        first = bisect_left(self._steps, self._steps[-1] - self._size + 1) if count else 0
+        return max(0, min(first, count - min(self._size, LEAST)))
+
+    def spans(self, steps: int) -> bool:
+        """Whether the window covers `steps` steps, if each sample stands for its spacing."""
+        window = self._steps[self._first() :]
+        count = len(window)
+        return count > 1 and (window[-1] - window[0]) * count >= steps * (count - 1)
 
     def accept(self, step: int, value: float) -> None:
         """Add a sample; the oldest one leaves."""
         ordered, values = self._ordered, self._values
-        if ordered is not None:
+        if self._unit == "steps":
+            self._ordered = None
+        elif ordered is not None:
             if len(values) >= self._size:
                 del ordered[bisect_left(ordered, values[-self._size])]
             insort(ordered, value)
@@ -134,7 +161,7 @@ class Baseline:
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""
-        window = self._steps[-self._size :]
+        window = self._steps[self._first() :]
         return (window[0], window[-1]) if window else None
 
     def rewind(self, step: int) -> None:
@@ -150,7 +177,7 @@ class Baseline:
 
     def copy(self) -> Baseline:
         twin = Baseline.__new__(Baseline)
-        twin._size = self._size
+        twin._size, twin._unit = self._size, self._unit
         twin._freeze, twin._replaced = self._freeze.copy(), self._replaced.copy()
         twin._values, twin._steps = self._values.copy(), self._steps.copy()
         twin._ordered = None if self._ordered is None else self._ordered.copy()
@@ -179,11 +206,13 @@ class BaselineWatch(Debounced):
         self.spec = spec
         self.log = spec.transform == "log"
         self.min_ = spec.min_
-        super().__init__(spec.for_, spec.m_of_n)
+        self.unit: Unit = getattr(spec, "unit", "rows")
+        self.least = spec.min_ if self.unit == "rows" else min(spec.min_, LEAST)
+        super().__init__(spec.for_, spec.m_of_n, self.unit)
 
     def reset(self) -> None:
         super().reset()
-        self.base = Baseline(self.spec.window, self.spec.freeze)
+        self.base = Baseline(self.spec.window, self.spec.freeze, self.unit)
 
     def forget_last(self) -> None:
         super().forget_last()

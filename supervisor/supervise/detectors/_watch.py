@@ -9,18 +9,25 @@ reading becomes BREACH when at least m of the last n known samples breached. It 
 longer holds and the sample is past `clear`, the bound that replaces the threshold during a BREACH.
 An UNKNOWN sample is not counted: it reads UNKNOWN and neither advances nor resets the count.
 `rewind` resets the count: it belongs to steps that were undone.
+
+With `unit: steps` a sample counts for each step since the known one before it, so `for: 3` of a
+metric that is sampled every 8 steps is one sample. It never counts for more than `for`, or half of
+m: `m_of_n` is a vote, and one strange sample is none.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Watch
 
+Unit = Literal["rows", "steps"]
+LEAST = 12  # samples that have a spread, whatever their spacing; project default
 LONGEST = 1024  # samples in `for` or `m_of_n`; the count is one integer of that many bits
 NEVER = -1  # the last step of a watch without samples
+UNBEGUN = -2  # in the place of the step before the first frame, which may be NEVER
 
 
 class MetricDetector(Detector):
@@ -76,12 +83,34 @@ class Memory(Watch):
 
 
 class Debounced(Memory):
-    """A watch with `for`, `m_of_n` and `clear`; `bits` holds the last n breaches, newest lowest."""
+    """A watch with `for`, `m_of_n` and `clear`; `bits` holds the last n breaches, newest lowest.
 
-    def __init__(self, for_: int, m_of_n: tuple[int, int] | None) -> None:
+    Attributes:
+        each: how often the sample counts. known: the step up to which samples stand for steps.
+    """
+
+    def __init__(self, for_: int, m_of_n: tuple[int, int] | None, unit: Unit = "rows") -> None:
         self.need, of = m_of_n if m_of_n is not None else (for_, for_)
         self.mask = (1 << of) - 1
+        self.by_steps = unit == "steps"
+        self.most_each = for_ if m_of_n is None else (self.need + 1) // 2
         super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.each, self.known = 1, UNBEGUN
+
+    def rewind(self, step: int) -> None:
+        super().rewind(step)
+        self.each, self.known = 1, step
+
+    def span(self, sample: Any, step: int) -> None:
+        """With `unit: steps`: how many steps the sample at `step`, if known, stands for."""
+        if self.known == UNBEGUN:
+            self.known = step - 1
+        if sample is not None and sample - sample == 0.0:
+            self.each = min(step - self.known, self.most_each)
+            self.known = step
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -94,7 +123,9 @@ class Debounced(Memory):
 
     def debounce(self, breach: bool, held: bool) -> int:
         """Count a known sample and return the reading; `held`: it is not yet past `clear`."""
-        bits = self.bits = (self.bits << 1 | breach) & self.mask
+        each = self.each
+        breaches = (1 << each) - 1 if breach else 0
+        bits = self.bits = (self.bits << each | breaches) & self.mask
         if bits.bit_count() >= self.need:
             self.firing = True
         elif self.firing and not held:

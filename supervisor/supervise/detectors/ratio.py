@@ -14,9 +14,10 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE
 from ._baseline import Baseline, Freeze, median
-from ._watch import Memory, MetricDetector, check_bounds
+from ._watch import LEAST, NEVER, Memory, MetricDetector, Unit, check_bounds
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
+FEW = 3  # samples in `fast` at least, if it is in steps: one strange sample is no average
 MARKS = 16  # states kept: 256 samples
 
 
@@ -30,8 +31,9 @@ class Ratio(MetricDetector):
     lasts until the ratio is past `clear`.
 
     It answers after `min` samples, long before the reference is full: a ratio needs no scale.
-    UNKNOWN before, for absent, NaN and negative samples, and while the reference is zero. `rewind`
-    returns to a state at most 15 samples before the step, over 256 samples at most.
+    With `unit: steps` all are steps of the job, and 12 samples (3 for `fast`) at least, or as many
+    as asked. UNKNOWN before, for absent, NaN and negative samples, and while the reference is zero.
+    `rewind` returns to a state at most 15 samples before the step, over 256 samples at most.
 
     Example:
         {kind: ratio, metric: update_norm, fast: 4, slow: 256, gt: 2.0, clear: 1.5}
@@ -50,6 +52,7 @@ class Ratio(MetricDetector):
     clear: float | None = None  # a ratio too; None: the bound itself
     min_: int = 8  # samples; project default
     freeze: int = 64  # breaching samples that may be kept out; project default
+    unit: Unit = "rows"  # of these; steps: of the job, for a sampled metric, and needs `ref`
 
     def start(self) -> RatioWatch:
         return RatioWatch(self)
@@ -58,6 +61,8 @@ class Ratio(MetricDetector):
         wrong = check_bounds({"gt": self.gt, "lt": self.lt}, self.clear)
         if (self.slow is None) == (self.ref is None):
             wrong.append(("slow", "give exactly one of `slow`, `ref`"))
+        elif self.unit == "steps" and self.ref is None:
+            wrong.append(("unit", "steps needs `ref`"))
         if self.fast < 1:
             wrong.append(("fast", f"must be at least 1 step, not {self.fast}"))
         reference = self.slow or self.ref or 0
@@ -83,13 +88,19 @@ class RatioWatch(Memory):
         given = spec.gt if spec.gt is not None else spec.lt
         self.bound = math.nan if given is None else given
         self.release = self.bound if spec.clear is None else spec.clear
+        self.by_steps = spec.unit == "steps"
+        self.least = min(spec.min_, LEAST) if self.by_steps else spec.min_
         self.fast_keep = 1.0 - 2.0 / (spec.fast + 1.0)
+        self.keep_least = 1.0 - 2.0 / (min(spec.fast, FEW) + 1.0)
         self.slow_keep = 1.0 - 2.0 / ((spec.slow or 1) + 1.0)
         super().__init__()
 
     def reset(self) -> None:
         super().reset()
-        self.base = Baseline(self.spec.ref, self.spec.freeze) if self.spec.ref else None
+        spec = self.spec
+        self.base = Baseline(spec.ref, spec.freeze, spec.unit) if spec.ref else None
+        self.since = NEVER  # the step before the first known sample
+        self.known = NEVER  # the newest known sample, or the step gone back to
         self.freeze = Freeze(2 * (self.spec.slow or 1), self.spec.freeze)
         self.marks: list[tuple[int, int, float, float, float, float]] = []
         self._restore((-1, 0, 0.0, 0.0, 0.0, 0.0))
@@ -111,7 +122,13 @@ class RatioWatch(Memory):
         self.last = step
         if sample is None or not 0.0 <= sample < math.inf:
             return UNKNOWN
-        fast_n = self.fast_n = 1.0 + self.fast_keep * self.fast_n
+        keep = self.fast_keep
+        if self.by_steps:
+            keep = max(keep ** (step - self.known), self.keep_least) if self.known >= 0 else keep
+            self.known = step
+            if not self.count:
+                self.since = step - 1
+        fast_n = self.fast_n = 1.0 + keep * self.fast_n
         fast = self.fast = self.fast + (sample - self.fast) / fast_n
         slow, slow_n = self.slow, self.slow_n
         if self.base is None:
@@ -121,7 +138,8 @@ class RatioWatch(Memory):
             reference = median(self.base.ordered) if self.base.ordered else sample
         count = self.count = self.count + 1
         code, breach = UNKNOWN, False
-        if count > self.min_ and reference > 0.0:
+        ready = count > self.least and (not self.by_steps or step - self.since > self.min_)
+        if ready and reference > 0.0:
             now = self.now = fast / reference
             self.reference = reference
             breach = now > self.bound if self.upper else now < self.bound
@@ -177,6 +195,7 @@ class RatioWatch(Memory):
         while self.marks and self.marks[-1][0] > step:
             self.marks.pop()
         self._restore(self.marks[-1] if self.marks else (-1, 0, 0.0, 0.0, 0.0, 0.0))
+        self.known = step
         if self.base is not None:
             self.base.rewind(step)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE
 from ._baseline import NORMAL, BaselineWatch, median
-from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
+from ._watch import NEVER, MetricDetector, Unit, check_clear, check_quota, check_window
 
 A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must not hide a breach
 
@@ -30,6 +30,7 @@ class RobustZ(MetricDetector):
     until z is past `clear`. When `freeze` of the newest 2 * `window` samples breached, the newest
     `freeze` samples become the baseline, with a `rebaseline` note.
 
+    With `unit: steps` these are steps of the job, and 12 samples at least, or as many as asked.
     UNKNOWN while the window holds fewer than `min` samples (the scale of one alone is its floor),
     for absent and NaN samples, and under `log` for samples that are not positive. `rewind` keeps
     the window of before.
@@ -55,6 +56,7 @@ class RobustZ(MetricDetector):
     rel_floor: float = 1e-3  # share of |median|; a flat series cannot page on rounding
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
     freeze: int = 64  # breaching samples that may be kept out of the window; project default
+    unit: Unit = "rows"  # of these; steps: of the job, for a sampled metric
 
     def start(self) -> RobustZWatch:
         return RobustZWatch(self)
@@ -93,6 +95,8 @@ class RobustZWatch(BaselineWatch):
         if step <= self.last:
             return UNKNOWN
         self.last = step
+        if self.by_steps:
+            self.span(sample, step)
         base = self.base
         if self.pending_step >= 0:
             base.accept(self.pending_step, self.x)
@@ -108,7 +112,7 @@ class RobustZWatch(BaselineWatch):
         self.x = sample
         ordered = base.ordered
         count = len(ordered)
-        if count < self.min_:
+        if count < self.least or (self.by_steps and not base.spans(self.min_)):
             self.pending_step = step
             return UNKNOWN
         half = count >> 1

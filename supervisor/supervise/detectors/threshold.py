@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ._watch import Debounced, MetricDetector, check_bounds, check_quota
+from ._watch import Debounced, MetricDetector, Unit, check_bounds, check_quota
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Threshold(MetricDetector):
 
     `for` samples in a row, or m of the last n, make it a BREACH; it lasts until a sample is past
     `clear`, which stands in for the bound until then. Absent and NaN samples are UNKNOWN and are
-    not counted.
+    not counted. With `unit: steps` a sample stands for the steps since the one before.
 
     Example:
         {kind: threshold, metric: train_loss_raw, gt: 12.0, clear: 11.0, for: 2}
@@ -38,6 +38,7 @@ class Threshold(MetricDetector):
     clear: float | None = None  # units of the metric, on the safe side; None: the bound itself
     for_: int = 1  # samples in a row; project default
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
+    unit: Unit = "rows"  # of `for` and `m_of_n`; steps: of the job, for a sampled metric
 
     @property
     def bound(self) -> tuple[str, float]:
@@ -66,7 +67,7 @@ class ThresholdWatch(Debounced):
         self.upper = name in ("gt", "gte")
         self.bound = _as_open(name, bound)
         self.release = _as_open(name, clear)
-        super().__init__(spec.for_, spec.m_of_n)
+        super().__init__(spec.for_, spec.m_of_n, spec.unit)
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
@@ -74,6 +75,8 @@ class ThresholdWatch(Debounced):
             self.raw = UNKNOWN
             return UNKNOWN
         self.last = step
+        if self.by_steps:
+            self.span(sample, step)
         if sample is None or sample - sample != 0.0:
             self.raw = UNKNOWN
             return UNKNOWN

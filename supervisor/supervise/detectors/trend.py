@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ._theil_sen import HUGE, lower_rank, mean, slopes
-from ._watch import Memory, MetricDetector, check_bounds
+from ._watch import UNBEGUN, Memory, MetricDetector, Unit, check_bounds
 
 BLOCKS = 16
 PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %
@@ -24,9 +24,9 @@ class Trend(MetricDetector):
     """BREACH when the slope per 1000 steps is beyond the bound with `confidence`, one-sided.
 
     Give one of `slope_per_1k_gt`, `slope_per_1k_lt`, in units of the metric. A block is a sixteenth
-    of the `window`, in known samples. UNKNOWN until the window was full once, and for absent and
-    NaN samples, which belong to no block. `rewind` drops the blocks that end after the step and
-    keeps a spare window of older ones.
+    of the `window`, in known samples; with `unit: steps` in steps, of one sample at least. UNKNOWN
+    until the window was full once, and for absent and NaN samples, which belong to no block.
+    `rewind` drops the blocks that end after the step and keeps a spare window of older ones.
 
     Example:
         {kind: trend, metric: train_loss_raw, window: 400, slope_per_1k_gt: 0.02, confidence: 0.95}
@@ -38,6 +38,7 @@ class Trend(MetricDetector):
 
     metric: str
     window: int = 400  # samples; project default
+    unit: Unit = "rows"  # of `window`; steps: of the job, for a sampled metric
     slope_per_1k_gt: float | None = None  # units of the metric per 1000 steps
     slope_per_1k_lt: float | None = None
     confidence: float = 0.95  # one-sided
@@ -64,6 +65,7 @@ class TrendWatch(Memory):
     def __init__(self, spec: Trend) -> None:
         self.spec = spec
         self.size = spec.window // BLOCKS
+        self.by_steps = spec.unit == "steps"
         self.rank = lower_rank(BLOCKS, spec.confidence)
         self.upper = spec.slope_per_1k_gt is not None
         bound = spec.slope_per_1k_lt if spec.slope_per_1k_gt is None else spec.slope_per_1k_gt
@@ -76,6 +78,8 @@ class TrendWatch(Memory):
         self.means: list[float] = []
         self.first: list[int] = []
         self.until: list[int] = []
+        self.samples: list[int] = []
+        self.begun = UNBEGUN  # the step before the open block
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -88,12 +92,14 @@ class TrendWatch(Memory):
             self.raw = UNKNOWN
             return UNKNOWN
         self.last = step
+        if self.begun == UNBEGUN:
+            self.begun = step - 1
         if sample is None or not abs(sample) < HUGE:
             self.raw = UNKNOWN
             return UNKNOWN
         self.open.append(sample)
         self.open_at.append(step)
-        if len(self.open) >= self.size:
+        if (step - self.begun if self.by_steps else len(self.open)) >= self.size:
             self._close()
         self.raw = self.verdict
         return self.verdict
@@ -104,11 +110,16 @@ class TrendWatch(Memory):
         self.means.append(mean(self.open))
         self.first.append(steps[0])
         self.until.append(steps[-1])
+        self.samples.append(len(steps))
+        self.begun = steps[-1]
         self.open, self.open_at = [], []
         if len(self.at) > 2 * BLOCKS:
-            for blocks in (self.at, self.means, self.first, self.until):
+            for blocks in self._lists():
                 del blocks[0]
         self._judge()
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return self.at, self.means, self.first, self.until, self.samples
 
     def _judge(self) -> None:
         if len(self.at) >= BLOCKS:
@@ -128,8 +139,9 @@ class TrendWatch(Memory):
 
     def drop_after(self, step: int) -> None:
         while self.until and self.until[-1] > step:
-            for blocks in (self.at, self.means, self.first, self.until):
+            for blocks in self._lists():
                 del blocks[-1]
+        self.begun = step
 
     def numbers(self) -> dict[str, Any]:
         blocks = min(len(self.at), BLOCKS)
@@ -144,6 +156,6 @@ class TrendWatch(Memory):
             "confidence": self.spec.confidence,
             "last_block": self.means[-1] if blocks else None,
             "blocks": blocks,
-            "samples": blocks * self.size,
+            "samples": sum(self.samples[-blocks:]) if blocks else 0,
             "steps": [self.first[-blocks], self.until[-1]] if blocks else [],
         }

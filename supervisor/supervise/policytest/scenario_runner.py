@@ -179,10 +179,11 @@ class ScenarioRunner:
     ) -> Iterator[tuple[float | None, ...]]:
         """Yield each rank's values: the series plus noise, changed by injections and actions."""
         noise, names = self.form.noise, self.track.names
+        due = {name: self.index and not self.index % n for name, n in self.form.sampled.items()}
         for rng in self.rngs:
             values = []
             for name, mean in zip(names, base, strict=True):
-                value = mean
+                value = mean if due.get(name, True) else None
                 if value is not None:
                     value = rng.gauss(value, noise.get(name, 0))
                     if self.index < self.nan_until.get(name, 0):

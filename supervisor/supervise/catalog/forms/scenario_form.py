@@ -210,6 +210,9 @@ class ScenarioForm:
     noise: Annotated[Mapping[str, float], Doc("standard deviation per metric")] = field(
         default_factory=dict
     )
+    sampled: Annotated[
+        Mapping[str, Some], Doc("metric: frames between two samples, as the probe takes them")
+    ] = field(default_factory=dict)
     inject: Annotated[tuple[InjectForm, ...], Doc("gaps, faults")] = ()
     after_rollback: Annotated[
         Any,
@@ -261,12 +264,13 @@ def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
     assert isinstance(node, MappingNode)
     for key, at, series in every(form, node):
         _lengths(series, at, f"{form.name!r}: {key}", problems)
-    for name in form.noise:
-        if name not in form.series:
-            at = key_of(node.place("noise"), name)
-            problems.add(
-                at, f"noise for {name!r}, which has no series", did_you_mean(name, form.series)
-            )
+    for key, names in (("noise", form.noise), ("sampled", form.sampled)):
+        for name in names:
+            if name not in form.series:
+                at = key_of(node.place(key), name)
+                problems.add(
+                    at, f"{key} for {name!r}, which has no series", did_you_mean(name, form.series)
+                )
     for i, inject in enumerate(form.inject):
         at = _item(node, "inject", i)
         for name in inject.nan or ():
