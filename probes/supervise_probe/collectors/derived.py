@@ -10,7 +10,7 @@ GradScaler is no spike, and not counted as not finite: the weights never saw it.
 from __future__ import annotations
 
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING, Dict, Mapping
+from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
 from ..torch_state.ema import Average, Window
@@ -26,7 +26,12 @@ METRICS = (
         "Bias-corrected moving average of train_loss_raw, decay 0.99, finite losses only.",
         "m = 0.99 m + 0.01 loss; m / (1 - 0.99^t)",
     ),
-    MetricSpec("train_ppl", "1", "exp(train_loss_ema).", "this project"),
+    MetricSpec(
+        "train_ppl",
+        "1",
+        "exp of the same average of train_loss; absent where that is.",
+        "this project",
+    ),
     MetricSpec(
         "overflow",
         "1",
@@ -68,26 +73,25 @@ EXP_LIMIT = 700.0  # exp of more does not fit a float64
 
 
 class Collector(Base):
-    """Keeps six numbers and a word of 100 bits."""
+    """Keeps eight numbers and a word of 100 bits."""
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)
         self._loss = Average("train_loss_ema", 0.99)
+        self._of_target = Average("train_ppl", 0.99)
         self._norm = Average("grad_spike_score", 0.97)
         self._overflows = Window("overflow_rate", OVERFLOWS)
+        self._parts = (self._loss, self._of_target, self._norm, self._overflows)
         self._applied = 0.0
 
     def finish(self, values: Dict[str, float]) -> None:
         known = values.get
-        loss = known("train_loss_raw")
-        if loss is not None:
-            average = self._loss
-            if isfinite(loss):
-                average.add(loss)
-            mean = average.value
-            if mean is not None:
-                values["train_loss_ema"] = mean
-                values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
+        mean = self._follow(self._loss, known("train_loss_raw"))
+        if mean is not None:
+            values["train_loss_ema"] = mean
+        mean = self._follow(self._of_target, known("train_loss"))
+        if mean is not None:
+            values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
         norm = known("grad_global_norm")
         if norm is not None and isfinite(norm):
             average = self._norm
@@ -111,13 +115,22 @@ class Collector(Base):
         finite += bool(caught or isfinite(known("grad_global_norm", 0.0)))
         values["nan_inf_events"] = float(3 - finite)
 
+    @staticmethod
+    def _follow(average: Average, value: Optional[float]) -> Optional[float]:
+        """Return the average with this value in it; None where there is no value."""
+        if value is None:
+            return None
+        if isfinite(value):
+            average.add(value)
+        return average.value
+
     def state(self) -> Dict[str, float]:
         state = {"tokens_applied": self._applied}
-        for part in (self._loss, self._norm, self._overflows):
+        for part in self._parts:
             part.save(state)
         return state
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._applied = state.get("tokens_applied", self._applied)
-        for part in (self._loss, self._norm, self._overflows):
+        for part in self._parts:
             part.load(state)

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 METRICS = (
     MetricSpec(
+        "train_loss",
+        "nat",
+        "Mean loss of all targets with loss weight in this step on this rank, whatever the job "
+        "divides by or adds to it; absent where a loss is weighted, smoothed, not reduced or "
+        "compiled.",
+        "sum(loss) / sum(targets != ignore_index) of cross_entropy and nll_loss",
+    ),
+    MetricSpec(
         "tokens_per_update",
         "tokens",
         "Targets with loss weight in this step on this rank; samples, for a classifier.",
@@ -44,21 +52,33 @@ class Collector(Base):
         super().__init__(context)
         self._targets: Optional[Number] = None
         self._inputs = 0
+        self._loss: Number = 0.0
+        self._unknown = False  # what a loss of this step is of a target
         self._of_step: Dict[str, Number] = {}
         self._seen = 0.0
 
-    def saw_targets(self, calls: List[Tuple[Any, int]]) -> None:
-        """A loss function was called with these class indices, and that one is ignored."""
-        for target, ignored in calls:
-            if target.dtype is self.torch.int64 and not target.is_meta:
-                self._count(target, ignored)
+    def saw_targets(self, calls: List[Tuple[Any, int, bool, Optional[Number]]]) -> None:
+        """A loss function was called with these class indices, and that one is ignored.
 
-    def _count(self, target: Any, ignored: int) -> None:
+        Behind them: whether the number is the sum of their losses or the mean, None for unknown.
+        """
+        for target, ignored, summed, value in calls:
+            if target.dtype is self.torch.int64 and not target.is_meta:
+                count = self._count(target, ignored)
+                self._targets = count if self._targets is None else self._targets + count
+                if value is None:
+                    self._unknown = True
+                else:
+                    self._loss = self._loss + (value if summed else value * count)
+            else:
+                self._unknown = True
+
+    def _count(self, target: Any, ignored: int) -> Number:
         count: Number = float(target.numel())
         look = ignored < 0 and count > 0 and self.scalars.reads(target)
         if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
             count = self.scalars.value((target != ignored).sum())
-        self._targets = count if self._targets is None else self._targets + count
+        return count
 
     def saw_inputs(self, count: int) -> None:
         """So many integers went into the model."""
@@ -66,18 +86,23 @@ class Collector(Base):
 
     def forget(self) -> None:
         self._targets, self._inputs = None, 0
+        self._loss, self._unknown = 0.0, False
 
     def after_update(self, update: Update) -> None:
         targets, self._targets = self._targets, None
         inputs, self._inputs = self._inputs, 0
-        for name, count in (("targets", targets), ("inputs", inputs)):
+        loss, self._loss = self._loss, 0.0
+        for name, count in (("targets", targets), ("inputs", inputs), ("loss", loss)):
             if count is not None:
                 self._of_step[name] = self._of_step.get(name, 0.0) + count
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
+        unknown, self._unknown = self._unknown, False
         if "targets" in counted:
-            values["tokens_per_update"] = counted["targets"]
+            targets = values["tokens_per_update"] = counted["targets"]
+            if not unknown and not (self.scalars.on_host(targets) and targets == 0.0):
+                values["train_loss"] = counted["loss"] / targets
         elif counted.get("inputs"):
             values["tokens_per_update"] = counted["inputs"]
 

@@ -83,16 +83,19 @@ class ForwardListener:
 
     # ── losses ────────────────────────────────────────────────────────────────────────────────
 
-    def loss_taken(self, logits: Any, target: Any, ignored: int, loss: Any) -> None:
+    def loss_taken(
+        self, logits: Any, target: Any, ignored: int, loss: Any, how: str, result: Any
+    ) -> None:
         """A loss was taken of `logits` against class indices, `ignored` being none of them.
 
         Args:
             loss: None where it says nothing that its graph is gone.
+            how: `mean` or `sum` of the targets' own losses where `result` is that.
         """
         if self._tracker.repeats:
             return
         if self._inferred.pending:
             self._inferred.sign()
-        self._batches.targets(target, ignored, loss)
+        self._batches.targets(target, ignored, loss, how, result)
         if self._sampler.wants_logits:
             self._sampler.saw_logits(logits)

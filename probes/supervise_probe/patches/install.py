@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import types
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from ..runtime.compiler_exclusion import Hidden, as_it_is
 from ..runtime.compiler_exclusion import hidden as hide
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..runtime.times import Times
 
 LOSSES = ("cross_entropy", "nll_loss")
-IGNORE_INDEX = 2  # its place behind (input, target) in both
+# What may follow (input, target) in both, but for the last, which nll_loss does not have.
+OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 RETAIN_GRAPH = 2  # its place in torch.autograd.backward
 
 
@@ -220,11 +221,12 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 and result.requires_grad
                 and not gate.off_duty()
             ):
-                ignored = args[IGNORE_INDEX] if len(args) > IGNORE_INDEX else -100
-                ignored = kwargs.get("ignore_index", ignored)
+                given = dict(zip(OPTIONS, args), **kwargs)
+                ignored = given.get("ignore_index", -100)
+                how = given.get("reduction", "mean") if _is_plain(given) else ""
                 # The graph of what a checkpoint computes again is soon gone, and proves nothing.
                 whose = None if gate.in_backward else result
-                listeners.forward.loss_taken(input, target, ignored, whose)
+                listeners.forward.loss_taken(input, target, ignored, whose, how, result)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -235,3 +237,10 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
 
     for name in LOSSES:
         wrap(name)
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether a loss with these options is made of the targets' own, each counted alike."""
+    if given.get("weight") is not None or given.get("label_smoothing"):
+        return False
+    return given.get("size_average") is None and given.get("reduce") is None

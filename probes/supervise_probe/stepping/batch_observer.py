@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..collectors.flops import Collector as FlopsCollector
     from ..collectors.tokens import Collector as TokensCollector
     from ..runtime.guard import Guard
+    from ..runtime.scalars import Number
 
 FORWARDS = 8  # forwards without a backward whose tensors are kept waiting
 KEY = "supervise"  # in the metadata of a node of the graph
@@ -55,7 +56,7 @@ class BatchObserver:
         self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
         self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
         self._inputs: List[Tuple[Any, ...]] = []
-        self._targets: List[Tuple[Any, int]] = []
+        self._targets: List[Tuple[Any, int, bool, Optional[Number]]] = []
         self._losses: List[Loss] = []  # one of each of the targets
 
     def inputs(self, values: Tuple[Any, ...]) -> None:
@@ -64,14 +65,19 @@ class BatchObserver:
         if len(self._inputs) > FORWARDS:
             self.look()
 
-    def targets(self, target: Any, ignored: int, loss: Any) -> None:
+    def targets(self, target: Any, ignored: int, loss: Any, how: str, result: Any) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
 
         Args:
             loss: None where it says nothing that its graph is gone.
+            how: `mean` or `sum` where `result` is that of the targets' own losses.
         """
         mark = None if loss is None else self._guard.run(self._tokens_part, _marked, loss)
-        self._targets.append((target, ignored))
+        # Read at once: the job may divide it in place.
+        value = None
+        if how in ("mean", "sum"):
+            value = self._guard.run(self._tokens_part, self._tokens.scalars.value, result)
+        self._targets.append((target, ignored, how == "sum", value))
         self._losses.append((mark, len(self._inputs)))
         if len(self._targets) > FORWARDS:
             self.look()

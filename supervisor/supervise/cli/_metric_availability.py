@@ -38,6 +38,11 @@ CONDITIONS = (
         "where cross_entropy or nll_loss is called, or the job reports it",
         True,
     ),
+    (
+        "train_loss train_ppl",
+        "where cross_entropy or nll_loss is called unweighted, outside torch.compile",
+        True,
+    ),
     ("tokens_*", "with tokens_per_update", True),
     ("comm_time*", "where the job calls torch.distributed's collectives by name", False),
     ("grad_clip_rate clip_threshold", "where the job clips by torch's functions", True),

@@ -39,6 +39,48 @@ def test_a_costly_update_is_measured_in_every_fourth_step_until_something_change
     assert changed.data == {"metrics": ["update_norm", "update_to_weight"]}
 
 
+UNDIVIDED = """
+model = nn.Linear(6, 5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    told, count = 0.0, 0
+    for micro in range(4):
+        x, y = torch.randn(8, 6), torch.randint(0, 5, (8,))
+        y[:micro] = -1
+        loss = F.cross_entropy(model(x), y, ignore_index=-1, OPTIONS)
+        told += loss.detach().sum().item() * ((y != -1).sum().item() if SCALE else 1)
+        count += (y != -1).sum().item()
+        loss = loss.sum()
+        loss += 30 * model.weight.square().sum()
+        loss.backward()
+    optimizer.step()
+    emit(train_loss=told / count)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("options", "mean", "known"),
+    [
+        ("", True, True),
+        ("reduction='sum'", False, True),
+        ("reduction='none'", False, False),
+        ("label_smoothing=0.1", True, False),
+        ("weight=torch.ones(5)", True, False),
+    ],
+)
+def test_the_loss_of_a_target_is_known_whatever_is_added_up(probed, options, mean, known, late):
+    """Four losses that nobody divides, and a term beside them: no perplexity is of their sum."""
+    job = probed.run(UNDIVIDED.replace("OPTIONS", options).replace("SCALE", str(mean)), late=late)
+    for frame, row in zip(job.frames, job.output[:6], strict=True):
+        assert frame["train_loss_raw"] > 10
+        assert ("train_loss" in frame, "train_ppl" in frame) == (known, known)
+        if known:
+            assert frame["train_loss"] == pytest.approx(row["train_loss"])
+            assert frame["train_ppl"] < 20
+
+
 TOKENS = """
 class Words(nn.Module):
     def __init__(self):

@@ -63,16 +63,17 @@ def by_member(measure):
 PLAIN = (
     MODEL.format(optimizer="AdamW(groups, lr=1e-2)")
     + """
-stds = []
+stds, nlls = [], []
 for step in range(40):
     optimizer.zero_grad()
-    loss, tokens = 0.0, 0
+    loss, nll, tokens = 0.0, 0.0, 0
     for micro in range(2):
         x, y = batch()
         part = cross_entropy(model(x), y) / 2
         part.backward()
         loss += part.item()
         tokens += int((y != -100).sum())
+        nll += 2 * part.item() * int((y != -100).sum())
     gradients = by_member(lambda params: norm(p.grad for p in params))
     total = nn.utils.clip_grad_norm_(model.parameters(), 0.9).item()
     ratio = adam_ratio() if step else None
@@ -85,7 +86,9 @@ for step in range(40):
     norms.append(total)
     applied += tokens
     mean = average(losses, 0.99)
-    row = dict(train_loss_ema=mean, train_ppl=math.exp(mean), tokens_applied=applied,
+    nlls.append(nll / tokens)
+    row = dict(train_loss_ema=mean, tokens_applied=applied,
+               train_loss=nlls[-1], train_ppl=math.exp(average(nlls, 0.99)),
                grad_clip_rate=100 * sum(n > 0.9 for n in norms) / len(norms),
                clip_threshold=0.9, skip_reason=0)
     if score:

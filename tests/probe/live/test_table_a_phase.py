@@ -110,7 +110,8 @@ def test_what_is_not_finite_enters_no_average():
     norms = [1.0, math.nan, 3.0, math.inf, 1.0]
     found = []
     for loss, norm in zip(losses, norms, strict=True):
-        values = {"train_loss_raw": loss, "grad_global_norm": norm, "update_skipped": 0.0}
+        values = {"train_loss_raw": loss, "train_loss": loss}
+        values |= {"grad_global_norm": norm, "update_skipped": 0.0}
         follower.finish(values)
         found.append(values)
     assert [values["train_loss_ema"] for values in found] == pytest.approx([2.0] * 5)
