@@ -202,14 +202,24 @@ def robust_z(spec, events):
 
 def highest_sum(history, k, ceiling):
     total = 0.0
-    for z in history:
-        total = min(ceiling, max(0.0, total + z - k))
+    for z, independent in history:
+        total = min(ceiling, max(0.0, total + (z - k) / independent))
     return total
+
+
+def per_independent(baseline, middle, scale):
+    """Samples per independent one, of an autoregression; 1 where it may be chance."""
+    off = [max(-3 * scale, min(3 * scale, x - middle)) for x in baseline]
+    together = math.fsum(a * b for a, b in pairwise(off))
+    r = together / (math.fsum(a * a for a in off) or 1.0)
+    assume(abs(r - 0.3) > 1e-9)
+    r = min(r, 0.98) if r > 0.3 else 0.0
+    return (1 + r) / (1 - r)
 
 
 def cusum(spec, events):
     window, history, judged = Window(spec.window, spec.freeze), [], []
-    fit, accepted = None, 0
+    fit, accepted, independent, up, down = None, 0, 1.0, 0.0, 0.0
     release = spec.h if spec.clear is None else spec.clear
     for index, (taken, _, value) in enumerate(in_order(events)):
         x = compared(spec, taken, value)
@@ -221,9 +231,13 @@ def cusum(spec, events):
             continue
         if fit is None or accepted >= max(1, spec.window // 8):
             fit, accepted = scaled(spec, baseline), 0
-        history.append(max(-spec.most, min(spec.most, (x - fit[0]) / fit[1])))
-        up = highest_sum(history, spec.k, 2 * spec.h)
-        down = highest_sum([-z for z in history], spec.k, 2 * spec.h)
+            if up == down == 0.0:
+                independent = per_independent(baseline, *fit)
+        history.append((max(-spec.most, min(spec.most, (x - fit[0]) / fit[1])), independent))
+        up, down = (
+            highest_sum([(sign * z, n) for z, n in history], spec.k, 2 * spec.h) if of else 0.0
+            for sign, of in ((1, spec.side != "low"), (-1, spec.side != "high"))
+        )
         total = {"high": up, "low": down, "both": max(up, down)}[spec.side]
         assume(abs(total - spec.h) > 1e-9 and abs(total - release) > 1e-9)
         raw = total > spec.h
@@ -231,6 +245,7 @@ def cusum(spec, events):
         accepted += not raw
         if window.add(x, raw, index):
             history, accepted, fit = [], 0, scaled(spec, window.accepted)
+            independent, up, down = per_independent(window.accepted, *fit), 0.0, 0.0
     return *debounced(judged, spec.m_of_n), window.replaced_at
 
 

@@ -95,8 +95,13 @@ class Baseline:
     def ordered(self) -> list[float]:
         """The values, ascending."""
         if self._ordered is None:
-            self._ordered = sorted(self._values[self._first() :])
+            self._ordered = sorted(self.newest)
         return self._ordered
+
+    @property
+    def newest(self) -> list[float]:
+        """The values, oldest first."""
+        return self._values[self._first() :]
 
     def _first(self) -> int:
         """Return the place of the window's first sample."""

@@ -1,0 +1,70 @@
+"""Healthy series on which no shipped rule says a word: noise of many kinds, and ends of schedules.
+
+`test_noisy` asks the same of trainings; these are simulated, so that each names what it is about.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from supervise.cli.backtest import command
+
+pytestmark = pytest.mark.slow
+
+ROWS = 4000
+Columns = dict[str, np.ndarray]
+rng = np.random.default_rng
+
+
+def autoregression(noise: np.ndarray, share: float = 0.9) -> np.ndarray:
+    """Return noise of the same spread in which each value keeps a share of the one before."""
+    made = [noise[0]]
+    for each in noise[1:]:
+        made.append(share * made[-1] + np.sqrt(1 - share**2) * each)
+    return np.array(made)
+
+
+def smoothed(noise: np.ndarray, share: float = 0.9) -> np.ndarray:
+    """Return the exponential mean of noise, as a progress bar shows a loss."""
+    return autoregression(noise, share) * np.sqrt((1 - share) / (1 + share))
+
+
+def falling(noise: np.ndarray, spread: float) -> Columns:
+    return {"train_loss_raw": 2.4 + 2.0 / np.sqrt(40 + np.arange(len(noise))) + spread * noise}
+
+
+def t3(seed: int) -> np.ndarray:
+    return rng(seed).standard_t(3, ROWS) / np.sqrt(3)
+
+
+HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
+    "a loss of an autoregression": (
+        "drift.loss",
+        lambda: falling(autoregression(rng(1).standard_normal(ROWS)), 0.05),
+    ),
+    "the same with heavy tails": ("drift.loss", lambda: falling(autoregression(t3(2)), 0.05)),
+    "a smoothed loss": ("drift.loss", lambda: falling(smoothed(rng(3).standard_normal(ROWS)), 0.1)),
+}
+
+
+@pytest.mark.parametrize(("rule", "make"), HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_series_is_left_alone(
+    rule: str, make: Callable[[], Columns], tmp_path: Path
+) -> None:
+    columns = make()
+    path = tmp_path / "healthy.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerow(["step", *columns])
+        csv.writer(file).writerows(zip(range(ROWS), *columns.values(), strict=False))
+
+    result = CliRunner().invoke(command, ["--policy", "observe", "--json", str(path)])
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["fired"].get(rule, 0) == 0
