@@ -7,6 +7,7 @@ import math
 import pytest
 
 from supervise.errors import InputError
+from supervise.recordings import csv
 from supervise.recordings.table import NoStepsError, Table, recordings
 
 NAN = float("nan")
@@ -82,7 +83,7 @@ def test_columns_like_ids_pass_and_others_are_said():
     ("steps", "spans"),
     [
         ([1, 2, 3, 2, 3], [(1, 3, 3), (2, 3, 2)]),
-        ([1, 2, 2], [(1, 2, 2), (2, 2, 1)]),
+        ([1, 2, 2, 3], [(1, 3, 3)]),
         ([1, 2, 1002], [(1, 1002, 3)]),
         ([1, 2, 1003], [(1, 2, 2), (1003, 1003, 1)]),
         ([100, 200, 1300], [(100, 1300, 3)]),
@@ -91,7 +92,7 @@ def test_columns_like_ids_pass_and_others_are_said():
         ([0, 2000, 2001, 2002], [(0, 0, 1), (2000, 2002, 3)]),
     ],
 )
-def test_a_step_that_goes_back_comes_again_or_jumps_far_begins_another_piece(steps, spans):
+def test_a_step_that_goes_back_or_jumps_far_begins_another_piece(steps, spans):
     """Far is more than 1000 steps and more than 20 times what is usual in the whole run."""
     found = _read("step loss", *((float(step), 1.0) for step in steps))
 
@@ -99,13 +100,15 @@ def test_a_step_that_goes_back_comes_again_or_jumps_far_begins_another_piece(ste
 
 
 def test_pieces_that_are_too_short_to_judge_are_said():
-    """A table in reverse order is one piece per row; a run that was started again is none such."""
+    """A table in reverse order is one piece per row; of a restart, what is blind."""
     backwards = _read("step loss", *((400.0 - i, 1.0) for i in range(400)))
     again = _read("step loss", *((float(i % 20), 1.0) for i in range(40)))
 
     (note,) = backwards[0].notes
-    assert note.startswith("400 of 400 pieces have fewer than 16 rows, too short to judge")
-    assert [len(piece.rows) for piece in again] == [20, 20] and again[0].notes == []
+    assert note.startswith("cut into 400 pieces, where the step goes back or jumps far; without")
+    assert note.endswith(" and 394 more; 400 have fewer than 16 rows, too short to judge")
+    assert [len(piece.rows) for piece in again] == [20, 20]
+    assert again[0].notes[0].endswith("without a baseline: steps 0 to 15")
 
 
 @pytest.mark.parametrize("twice", ["loss", "step", "run"])
@@ -126,6 +129,35 @@ def test_values_of_one_step_in_two_rows_are_one_row():
     (found,) = _read("step loss val_loss", (1.0, 2.0, None), (1.0, None, 3.0), (2.0, 2.0, None))
 
     assert found.rows == [(1, 0, 0, (2.0, 3.0)), (2, 0, 0, (2.0, None))]
+
+
+def test_of_a_step_with_two_values_the_newest_counts_and_a_nan_is_kept():
+    """And that is said; a row that is the same again is not worth a word."""
+    (found,) = _read("step loss", (1.0, 2.0), (1.0, 3.0), (2.0, NAN), (2.0, 2.0))
+    (same,) = _read("step loss", (1.0, 2.0), (2.0, NAN), (2.0, NAN))
+
+    assert found.rows[0][3] == (3.0,) and math.isnan(found.rows[1][3][0])
+    assert found.notes == ["2 rows repeat the step before with other values: the newest count"]
+    assert (len(same.rows), same.notes) == (2, [])
+
+
+def test_a_log_of_lightning_is_one_piece(tmp_path):
+    """Written by its own writer: the rate, the loss and the evaluation of a step in three rows."""
+    writer = pytest.importorskip("lightning.fabric.loggers").CSVLogger(str(tmp_path))
+    for step in range(0, 40, 2):
+        writer.log_metrics({"lr-AdamW": 1e-3}, step)
+        writer.log_metrics({"epoch": step // 10, "train_loss_step": 2.0}, step)
+        if step % 10 == 8:
+            writer.log_metrics({"epoch": step // 10, "val_loss": 3.0}, step)
+            writer.log_metrics({"epoch": step // 10, "train_loss_epoch": 2.0}, step)
+    writer.save()
+    (found,) = recordings(csv.read(next(tmp_path.rglob("metrics.csv"))))
+
+    assert [row[0] for row in found.rows] == list(range(0, 40, 2))
+    metrics = dict(zip(found.names, found.rows[4][3], strict=True))
+    assert metrics["learning_rate"] == 1e-3
+    assert (metrics["train_loss_raw"], metrics["val_loss"]) == (2.0, 3.0)
+    assert found.notes == []
 
 
 def test_a_rollback_is_no_new_piece():

@@ -24,6 +24,7 @@ Row = tuple[int, int, int, tuple[float | None, ...]]  # step, rank, attempt, val
 # Project defaults: the public logs that we know lose 1700 steps at a restart.
 FAR_STEPS = 1000
 FAR_SPACINGS = 20
+SHOWN = 5  # pieces in a note
 SHORT = 16  # rows; a piece of fewer ends before most detectors have a baseline. Project default
 
 
@@ -184,14 +185,10 @@ def _pieces(
         remarks.append(f"columns of text left out: {', '.join(sorted(texts))}")
     if not kept:
         return
-    rows = list(zip(raw, _filled(list(kept.values()), remarks), strict=True))
+    rows = _merged(list(zip(raw, _filled(list(kept.values()), remarks), strict=True)), remarks)
     pieces = list(_split(rows))
-    short = sum(len(piece) < SHORT for piece in pieces)
-    if short and len(pieces) > 1:
-        remarks.append(
-            f"{short} of {len(pieces)} pieces have fewer than {SHORT} rows, too short to judge:"
-            " a piece ends where the step goes back, comes again or jumps far"
-        )
+    if len(pieces) > 1:
+        remarks.append(_blind(pieces))
     for piece in pieces:
         held = [set(map(type, c)) != {NoneType} for c in zip(*(v for _, v in piece), strict=True)]
         names = tuple(itertools.compress(kept, held))
@@ -229,8 +226,49 @@ def _filled(columns: list[tuple[Any, ...]], remarks: list[str]) -> list[Values]:
     return [fill if row == empty else row for row in rows]
 
 
+def _merged(rows: list[Read], remarks: list[str]) -> list[Read]:
+    """Return one row for those of one step that follow each other in a rank.
+
+    Lightning writes rates, losses and evaluations of a step in rows of their own, and a log that
+    is flushed twice repeats a row. Of two values the newer one stays, unless it hides a NaN.
+    """
+    merged: list[Read] = []
+    last: dict[int, int] = {}  # rank -> place of its newest row
+    differ = 0
+    for row, values in rows:
+        place = last.get(row.rank)
+        before = merged[place] if place is not None else None
+        same = before and (before[0].step, before[0].attempt) == (row.step, row.attempt)
+        if not same or before is None or place is None:
+            last[row.rank] = len(merged)
+            merged.append((row, values))
+            continue
+        both = [(a, b) for a, b in zip(before[1], values, strict=True) if None not in (a, b)]
+        differ += any(a != b and (a == a or b == b) for a, b in both)
+        merged[place] = (before[0], tuple(map(_newer, before[1], values)))
+    if differ:
+        remarks.append(f"{differ} rows repeat the step before with other values: the newest count")
+    return merged
+
+
+def _newer(old: float | None, new: float | None) -> float | None:
+    return old if new is None or (old is not None and not math.isfinite(old)) else new
+
+
+def _blind(pieces: list[list[Read]]) -> str:
+    """Return what the note says of a run that was cut: where nothing has a baseline yet."""
+    spans = [f"{piece[0][0].step} to {piece[:SHORT][-1][0].step}" for piece in pieces[1:]]
+    more = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
+    text = (
+        f"cut into {len(pieces)} pieces, where the step goes back or jumps far; without a baseline:"
+        f" steps {', '.join(spans[:SHOWN])}{more}"
+    )
+    short = sum(len(piece) < SHORT for piece in pieces)
+    return text + (f"; {short} have fewer than {SHORT} rows, too short to judge" if short else "")
+
+
 def _split(rows: list[Read]) -> Iterator[list[Read]]:
-    """Cut where a rank's step goes back within an attempt, comes again, or jumps far."""
+    """Cut where a rank's step goes back within an attempt, or jumps far."""
     piece: list[Read] = []
     last: dict[int, Read] = {}  # rank -> its newest row
     far = max(FAR_STEPS, FAR_SPACINGS * _usual(rows))
@@ -238,11 +276,6 @@ def _split(rows: list[Read]) -> Iterator[list[Read]]:
         before = last.get(row.rank)
         if before is not None and before[0].attempt == row.attempt:
             ahead = row.step - before[0].step
-            pairs = list(zip(before[1], values, strict=True)) if ahead == 0 else []
-            if piece and piece[-1] is before and pairs and all(None in pair for pair in pairs):
-                merged = tuple(a if b is None else b for a, b in pairs)
-                piece[-1] = last[row.rank] = (row, merged)
-                continue
             if ahead <= 0 or ahead > far:
                 yield piece
                 piece, last = [], {}
