@@ -253,12 +253,12 @@ def test_equal_a_number(letters):
 
 def test_equal_another_metric_of_the_same_step(letters):
     """Within a share of what is referred to; each of the two may be absent."""
-    watch = Equal("learning_rate", with_="learning_rate_scheduled", tolerance=1e-6).start()
+    watch = Equal("learning_rate", with_="learning_rate_expected", tolerance=1e-6).start()
     pairs = [(1e-3, 1e-3), (1.0000005e-3, 1e-3), (1.00001e-3, 1e-3), (1e-4, 1e-3)]
 
     assert letters(watch, pairs) == "ooBB"
     assert letters(watch, [(None, 1.0), (1.0, None), (1.0, math.nan)], 4) == "???"
-    assert watch.spec.metrics == ("learning_rate", "learning_rate_scheduled")
+    assert watch.spec.metrics == ("learning_rate", "learning_rate_expected")
     assert Equal("a", to=1.0).metrics == ("a",)
 
 

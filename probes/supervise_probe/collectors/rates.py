@@ -6,7 +6,8 @@ first GROUPS have a metric: a job with hundreds of groups must not fill the fram
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..spec import MetricSpec
 from . import Collector as Base
@@ -37,6 +38,13 @@ METRICS = (
         'optimizer.param_groups[0]["lr"] before the step',
     ),
     MetricSpec(
+        "learning_rate_expected",
+        "1",
+        "Rate that the job's torch scheduler last gave the first group; absent until 8 steps in a "
+        "row, a change of the rate among them, have shown that it decides.",
+        "torch.optim.lr_scheduler: get_last_lr",
+    ),
+    MetricSpec(
         "lr_scale",
         "1",
         "The probe's multiplier: `lr_scale` and re-warm after a rollback, without drills.",
@@ -52,6 +60,8 @@ METRICS = (
 )
 
 GROUPS = 16
+AGREED = 8  # steps that show which scheduler decides; a warm-up may dampen what it says
+CLOSE = 1e-6  # relative: rounding
 NAMES = ("learning_rate", *(f"learning_rate.{index}" for index in range(1, GROUPS)))
 
 
@@ -62,6 +72,10 @@ class Collector(Base):
         super().__init__(context)
         self._rate = rate
         self._values: Dict[str, Number] = {}
+        self._schedulers = context.registry.schedulers
+        self._searched = -1
+        self._own: List[weakref.ref[Any]] = []  # schedulers of the first optimizer
+        self._agreed, self._moved, self._last = 0, False, 0.0
 
     def before_update(self, update: Update) -> None:
         for index, group in enumerate(update.optimizer.param_groups, update.known.first_group):
@@ -74,6 +88,32 @@ class Collector(Base):
                 self._values["learning_rate_scheduled"] = (
                     rate if type(rate) is float else self._read(rate)
                 )
+                if type(rate) is float:
+                    self._compare(update.optimizer, rate)
+
+    def _compare(self, optimizer: Any, rate: float) -> None:
+        """See what the scheduler of the first optimizer has made of `rate`."""
+        if self._schedulers.changes != self._searched:
+            self._searched = self._schedulers.changes
+            served = ((each, getattr(each, "optimizer", None)) for each in self._schedulers)
+            self._own = [
+                weakref.ref(each)
+                for each, served in served
+                if optimizer in (served, getattr(served, "optimizer", None))
+            ]
+        if not self._own:
+            return
+        given = [float(said[0]) for own in self._own if (said := getattr(own(), "_last_lr", None))]
+        agrees = any(abs(one - rate) <= CLOSE * abs(rate) for one in given)
+        if self._agreed >= AGREED and self._moved:
+            if given:
+                self._values["learning_rate_expected"] = rate if agrees else given[-1]
+        elif agrees:
+            self._agreed += 1
+            self._moved = self._moved or (self._agreed > 1 and rate != self._last)
+        else:
+            self._agreed, self._moved = 0, False
+        self._last = rate
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values.update(self._values)

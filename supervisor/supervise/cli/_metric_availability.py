@@ -56,6 +56,7 @@ CONDITIONS = (
     ("gradients_zeroed", "while `zero_nonfinite` is armed", False),
     ("adam_rms_ratio", "with an optimizer of the Adam family", True),
     ("opt_state_finite", "with an optimizer that keeps state", True),
+    ("learning_rate_expected", "once a torch scheduler has changed the rate", False),
     ("lr_phase", "once the learning rate changes", False),
     ("epoch", "under Trainer of transformers or Lightning", False),
     ("*val_loss checkpoint_time", "where Trainer, Lightning or the job reports it", False),

@@ -36,7 +36,7 @@ class Equal(Detector):
     reference. `rewind` gives the reference of then back, over 256 changes of the value.
 
     Example:
-        {kind: equal, metric: learning_rate, with: learning_rate_scheduled, tolerance: 1.0e-6}
+        {kind: equal, metric: learning_rate, with: learning_rate_expected, tolerance: 1.0e-6}
 
     Blind to: whether what is referred to is right. An identity is exact unless a tolerance says
         otherwise: give one to what is computed twice, in other orders or other precisions.

@@ -43,6 +43,32 @@ SCHEDULES = {
 }
 
 
+PARTS = "[L.LinearLR(optimizer, 0.1, 1, 9), L.ExponentialLR(optimizer, 0.9)]"
+WARMED = f"SequentialLR(optimizer, {PARTS}, [9])"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "known"),
+    [
+        ("LambdaLR(optimizer, lambda k: 0.99**k)", True),
+        (WARMED, True),
+        ("StepLR(optimizer, 99)", False),
+    ],
+)
+def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, schedule, known):
+    """It is compared with the scheduler's word once that has proved to decide."""
+    before = f"""if step == 0:
+        L = torch.optim.lr_scheduler
+        s = L.{schedule}
+    if step in (20, 21, 22):
+        optimizer.param_groups[0]["lr"] = 0.5"""
+    job = probed.straight(loop(before=before, after="s.step()"))
+    used, expected = job.column("learning_rate"), job.column("learning_rate_expected")
+    assert used[20:23] == [0.5] * 3 and [rate is not None for rate in expected[19:]] == [known] * 11
+    for step, rate in enumerate(expected):
+        assert rate is None or (rate == used[step]) == (used[step] != 0.5)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_scale_composes_with_any_schedule(probed, bare, name):
     report = 'emit(lr=float(optimizer.param_groups[0]["lr"])); '
