@@ -40,6 +40,10 @@ def falling(noise: np.ndarray, spread: float) -> Columns:
     return {"train_loss_raw": 2.4 + 2.0 / np.sqrt(40 + np.arange(len(noise))) + spread * noise}
 
 
+def apart(losses: list[np.ndarray]) -> Columns:
+    return {"loss_dispersion": 0.1 * np.std(losses, axis=0)}
+
+
 def t3(seed: int) -> np.ndarray:
     return rng(seed).standard_t(3, ROWS) / np.sqrt(3)
 
@@ -49,8 +53,10 @@ HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
         "drift.loss",
         lambda: falling(autoregression(rng(1).standard_normal(ROWS)), 0.05),
     ),
-    "the same with heavy tails": ("drift.loss", lambda: falling(autoregression(t3(2)), 0.05)),
+    "such a loss with heavy tails": ("drift.loss", lambda: falling(autoregression(t3(2)), 0.05)),
     "a smoothed loss": ("drift.loss", lambda: falling(smoothed(rng(3).standard_normal(ROWS)), 0.1)),
+    "losses of two ranks": ("ranks.outlier_rank", lambda: apart([*rng(4).normal(size=(2, ROWS))])),
+    "such losses with heavy tails": ("ranks.outlier_rank", lambda: apart([t3(5), t3(6)])),
 }
 
 
