@@ -25,7 +25,9 @@ METRICS = (
         "Wall time from the last step's end to this one's, without holds; absent in the first.",
         "CLOCK_MONOTONIC",
     ),
-    MetricSpec("input_time", "s", "Time inside next() of a DataLoader.", "CLOCK_MONOTONIC"),
+    MetricSpec(
+        "input_time", "s", "Time inside next() of a DataLoader, gradients on.", "CLOCK_MONOTONIC"
+    ),
     MetricSpec(
         "forward_time",
         "s",
@@ -56,7 +58,8 @@ METRICS = (
     MetricSpec(
         "dataloader_stall_frac",
         "%",
-        "Time blocked in next(loader) over step time.",
+        "Time blocked in next(loader) over step time; absent where batches come from a "
+        "generator or a function: then it is part of other_time.",
         "input_time / step_time",
     ),
     MetricSpec(

@@ -67,7 +67,8 @@ def patch_loader(
             batch = original(iterator)
             if replay is not None:
                 listeners.loader.keep(replay, iterator, batch)
-        times.input += monotonic_ns() - began
+        if torch.is_grad_enabled():  # an evaluation's is no part of training
+            times.input += monotonic_ns() - began
         return batch
 
     @uncounted

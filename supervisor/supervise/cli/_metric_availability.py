@@ -24,7 +24,11 @@ SUPERVISOR_METRICS = (*cross_rank_metrics.METRICS, *hardware.METRICS, *notificat
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
 CONDITIONS = (
     ("loss_scale overflow overflow_rate", "under a torch.amp.GradScaler", False),
-    ("input_time dataloader_stall_frac", "where batches come from a DataLoader", True),
+    (
+        "input_time dataloader_stall_frac",
+        "where batches come from a DataLoader; else it is part of other_time",
+        True,
+    ),
     (
         "batch_fingerprint",
         "where the batch passes a DataLoader or the model's own call",

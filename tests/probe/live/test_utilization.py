@@ -179,6 +179,36 @@ def test_waiting_for_data_is_told_as_a_share(probed):
     assert job.segment().status()["mfu"].startswith("no: the peak of cpu is not in the table")
 
 
+FUNCTION = """
+from torch.utils.data import DataLoader
+
+def batches():
+    while True:
+        time.sleep(0.004)
+        yield torch.randn(2, 4)
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+stream = batches()
+for step in range(6):
+    if step == 2:
+        with torch.no_grad():
+            for batch in DataLoader(torch.randn(8, 4)):
+                model(batch)
+    model(next(stream)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_where_only_an_evaluation_has_a_loader_nothing_is_told_of_it(probed):
+    """A share of 0 would say that the loop never waits for its data; it is in the other time."""
+    job = probed.run(FUNCTION)
+
+    for name in ("input_time", "dataloader_stall_frac"):
+        assert job.column(name) == [None] * 6, name
+    assert all(frame["other_time"] > 0.004 for frame in job.frames[1:])
+
+
 MODEL = """
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
