@@ -7,7 +7,7 @@ that a drill is over.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import faults
 from ..runtime import files
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..torch_state.records import Optimizers
 
 
+# fault, name, first step after it
+Active = Tuple[faults.Fault, str, int]
+
+
 class ScheduledFault:
     """One drill as the supervisor ordered it."""
 
@@ -25,6 +29,7 @@ class ScheduledFault:
         self.name = str(order["fault"])
         self.step = int(order["step"])
         self.index = index
+        self.rank = order.get("rank")  # None: every rank
         self.params = faults.complete(self.name, order.get("params") or {})
 
 
@@ -42,15 +47,20 @@ class FaultInjector:
         self._publisher: Optional[Publisher] = None
         self.active = False
         self._waiting: List[ScheduledFault] = []
-        self._active: List[Tuple[faults.Fault, str, int]] = []  # fault, name, first step after it
+        self._active: List[Active] = []
+        self._lacking: Dict[Tuple[Active, str], str] = {}  # what a call of a fault did not find
 
     def plan(self, orders: Sequence[Mapping[str, Any]], publisher: Publisher) -> None:
         """The process is a rank, with these orders; what acts already has its time."""
         self._publisher, self._waiting = publisher, []
         for index, order in enumerate(orders):
-            if order.get("rank") in (None, self._context.position.rank):
+            # What is for a rank that does not exist, rank 0 refuses when its step comes.
+            if order.get("rank") in (None, self._context.position.rank) or self._is_first():
                 self._plan(order, index)
         self.begin(self._context.position.step)
+
+    def _is_first(self) -> bool:
+        return self._context.position.rank == 0
 
     def _plan(self, order: Mapping[str, Any], index: int) -> None:
         try:
@@ -62,12 +72,18 @@ class FaultInjector:
         """Step `step` is about to begin."""
         if not self._waiting and not self._active:
             return
+        if self._lacking:
+            self._refuse_lacking()
         over = [entry for entry in self._active if step >= entry[2]]
         self._active = [entry for entry in self._active if step < entry[2]]
         self._end(over)
         for drill in [drill for drill in self._waiting if drill.step <= step]:
             self._waiting.remove(drill)
-            if self._first_time(drill):
+            if drill.rank not in (None, self._context.position.rank):
+                if drill.rank >= self._context.position.world_size and self._first_time(drill):
+                    ranks = self._context.position.world_size
+                    self._refuse(drill.name, f"there is no rank {drill.rank} in {ranks}")
+            elif self._first_time(drill):
                 fault = faults.catalog()[drill.name](self._context.torch, drill.params)
                 self._active.append((fault, drill.name, step + fault.steps))
                 params = ", ".join(f"{key}={value}" for key, value in drill.params.items())
@@ -83,15 +99,20 @@ class FaultInjector:
     def end_all(self) -> None:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
         over, self._active, self.active = self._active, [], False
+        self._lacking = {}
         self._end(over)
 
-    def _end(self, over: Sequence[Tuple[faults.Fault, str, int]]) -> None:
+    def _end(self, over: Sequence[Active]) -> None:
         for fault, _, _ in over:
             self._guard.run(self._part, fault.end)
 
     def names(self) -> List[str]:
         """Return what still acts or is to come, for the status."""
-        coming = [f"{drill.name}@{drill.step}" for drill in self._waiting]
+        coming = [
+            f"{drill.name}@{drill.step}"
+            for drill in self._waiting
+            if drill.rank in (None, self._context.position.rank)
+        ]
         return [f"{name} (active)" for _, name, _ in self._active] + coming
 
     def lr_factor(self) -> float:
@@ -105,8 +126,8 @@ class FaultInjector:
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         """Return the arguments that the outermost module shall get."""
-        for fault, _, _ in self._active:
-            changed = self._guard.run(self._part, fault.forward, root, args, kwargs)
+        for entry in self._active:
+            changed = self._call(entry, entry[0].forward, root, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         return args, kwargs
@@ -116,15 +137,15 @@ class FaultInjector:
         optimizers = self._optimizers.living()
         if stepping is not None and stepping not in optimizers:
             optimizers = [*optimizers, stepping]
-        for fault, _, _ in self._active:
-            self._guard.run(self._part, fault.before_update, params)
-            self._guard.run(self._part, fault.before_step, optimizers)
+        for entry in self._active:
+            self._call(entry, entry[0].before_update, params)
+            self._call(entry, entry[0].before_step, optimizers)
 
     def after_backward(self) -> None:
         """A backward has run."""
         params = self._optimizers.parameters()
-        for fault, _, _ in self._active:
-            self._guard.run(self._part, fault.after_backward, params)
+        for entry in self._active:
+            self._call(entry, entry[0].after_backward, params)
 
     def block(self) -> None:
         """Inside the step, outside the guard."""
@@ -133,8 +154,37 @@ class FaultInjector:
 
     def saved(self, path: str) -> None:
         """The job has saved what looks like a checkpoint."""
-        for fault, _, _ in self._active:
-            self._guard.run(self._part, fault.after_save, path)
+        for entry in self._active:
+            self._call(entry, entry[0].after_save, path)
+
+    def _call(self, entry: Active, function: Callable[..., Any], *args: Any) -> Any:
+        return self._guard.run(self._part, self._unless_refused, entry, function, args)
+
+    def _unless_refused(
+        self, entry: Active, function: Callable[..., Any], args: Tuple[Any, ...]
+    ) -> Any:
+        """Call a fault. What it lacks now, another model or optimizer of this step may have."""
+        try:
+            found = function(*args)
+        except faults.CannotActError as error:
+            self._lacking[entry, function.__name__] = str(error)
+            return None
+        self._lacking.pop((entry, function.__name__), None)
+        return found
+
+    def _refuse_lacking(self) -> None:
+        """A step is over: a fault that found nothing in it to act on is over, too."""
+        lacking, self._lacking = self._lacking, {}
+        for (entry, _), why in lacking.items():
+            if entry in self._active:
+                self._active.remove(entry)
+                self._end([entry])
+                self._refuse(entry[1], why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._context.reporter.notice(
+            "drill", f"drill {name} is refused: {why}", {"fault": name, "refused": why}
+        )
 
     def _first_time(self, drill: ScheduledFault) -> bool:
         mark = f"drilled.{drill.index}.{self._context.position.rank}"

@@ -18,8 +18,12 @@ Kwargs = Dict[str, Any]
 Call = Tuple[Args, Kwargs]
 
 
+class CannotActError(Exception):
+    """This job has nothing that the fault could act on; the message says what is lacking."""
+
+
 class Fault:
-    """One active fault. A subclass overrides the calls that it needs.
+    """One active fault. A subclass overrides the calls that it needs; any may raise CannotActError.
 
     Attributes:
         MEANING: one sentence for `--help`.

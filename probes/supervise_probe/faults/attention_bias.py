@@ -10,9 +10,9 @@ bfloat16, whose mantissa has 7 of them. 32 makes it larger by 12 to 25 %.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, ClassVar
+from typing import Any, Callable, ClassVar, List
 
-from . import Args, Call, Fault, Kwargs, Params
+from . import Args, Call, CannotActError, Fault, Kwargs, Params
 
 
 class AttentionBias(Fault):
@@ -25,14 +25,26 @@ class AttentionBias(Fault):
     }
 
     _original: Any = None
+    _called = False
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if self._original is None:
             home = self.torch.nn.functional
             self._original = home.scaled_dot_product_attention
-            self._ours = _attention(self.torch, self._original, int(self.params["bits"]))
+            self._ours = _attention(
+                self.torch, self._original, int(self.params["bits"]), self._note_call
+            )
             home.scaled_dot_product_attention = self._ours
         return args, kwargs
+
+    def _note_call(self) -> None:
+        self._called = True
+
+    def before_update(self, params: List[Any]) -> None:
+        if self._original is not None and not self._called:
+            raise CannotActError(
+                "the model calls no scaled_dot_product_attention without mask and dropout"
+            )
 
     def end(self) -> None:
         home = self.torch.nn.functional
@@ -40,7 +52,9 @@ class AttentionBias(Fault):
             home.scaled_dot_product_attention = self._original
 
 
-def _attention(torch: Any, original: Callable[..., Any], bits: int) -> Callable[..., Any]:
+def _attention(
+    torch: Any, original: Callable[..., Any], bits: int, on_call: Callable[[], None]
+) -> Callable[..., Any]:
     class Biased(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
@@ -70,6 +84,7 @@ def _attention(torch: Any, original: Callable[..., Any], bits: int) -> Callable[
         plain = plain and kwargs.get("attn_mask") is None and not kwargs.get("enable_gqa")
         if not (plain and torch.is_grad_enabled()):
             return original(query, key, value, *args, **kwargs)
+        on_call()
         scale = kwargs.get("scale") or 1.0 / math.sqrt(query.shape[-1])
         return Biased.apply(query, key, value, causal, scale)
 

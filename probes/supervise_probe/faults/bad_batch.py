@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Mapping
 
-from . import Args, Call, Fault, Kwargs, Params, Value
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 from ._tokens import change, places
 
 
@@ -24,7 +24,7 @@ class BadBatch(Fault):
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)[:1]
         if not where:
-            raise ValueError("bad_batch found no whole numbers among the inputs of the model")
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         return change(args, kwargs, where, lambda tokens: self._noise(root, tokens))
 
     def _noise(self, root: Any, like: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from . import Args, Call, Fault, Kwargs, Params
+from . import Args, Call, CannotActError, Fault, Kwargs, Params
 from ._tokens import places
 
 
@@ -20,7 +20,7 @@ class BatchCut(Fault):
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)[:1]
         if not where:
-            raise ValueError("batch_cut found no whole numbers among the inputs of the model")
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         first = args[where[0]] if isinstance(where[0], int) else kwargs[where[0]]
         rows = first.shape[0]
         kept = max(1, int(rows * float(self.params["factor"])))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, List
 
-from . import Fault, Params
+from . import CannotActError, Fault, Params
 
 
 class BitFlip(Fault):
@@ -42,3 +42,5 @@ class BitFlip(Fault):
 
     def before_update(self, params: List[Any]) -> None:
         self.after_backward(params)
+        if not self._done:
+            raise CannotActError(f"no {self.params['target']} is a contiguous float32 tensor")

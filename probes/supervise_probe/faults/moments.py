@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, List, Mapping
 
-from . import Fault, Params, Value
+from . import CannotActError, Fault, Params, Value
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
 HOW = ("variance", "zero", "restart")
@@ -32,7 +32,9 @@ class Moments(Fault):
             return
         states = [state for o in optimizers for state in o.state.values() if SECOND in state]
         if not states:
-            raise ValueError("moments found no optimizer with second moments")
+            raise CannotActError(
+                "no optimizer keeps second moments: Adam and its kin do, SGD does not"
+            )
         with self.torch.no_grad():
             for state in states:
                 self._damage(state)

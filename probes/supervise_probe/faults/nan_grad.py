@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, List
 
-from . import Fault, Params
+from . import CannotActError, Fault, Params
 
 
 class NanGrad(Fault):
@@ -24,3 +24,5 @@ class NanGrad(Fault):
 
     def before_update(self, params: List[Any]) -> None:
         self.after_backward(params)
+        if not self._done:
+            raise CannotActError("no parameter has a gradient")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from . import Args, Call, Fault, Kwargs, Params
+from . import Args, Call, CannotActError, Fault, Kwargs, Params
 from ._tokens import change, places
 
 
@@ -20,6 +20,6 @@ class RepeatedTokens(Fault):
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)
         if not where:
-            raise ValueError("repeated_tokens found no whole numbers among the model's inputs")
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         token = int(self.params["token"])
         return change(args, kwargs, where, lambda t: self.torch.full_like(t, token))

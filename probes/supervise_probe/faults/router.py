@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Mapping
 
-from . import Args, Call, Fault, Kwargs, Params, Value
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 
 HOW = ("common", "sharp", "flat")
 NAMES = ("router", "gate")
@@ -35,7 +35,7 @@ class Router(Fault):
                 if parameter.dim() == 2 and any(n in name.split(".")[-2:][0] for n in NAMES)
             ]
             if not found:
-                raise ValueError("router found no module that is called router or gate")
+                raise CannotActError("no matrix of the model is called router or gate")
             with self.torch.no_grad():
                 for weight in found:
                     weight.copy_(self._damaged(weight))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from . import Args, Call, Fault, Kwargs, Params
+from . import Args, Call, CannotActError, Fault, Kwargs, Params
 from ._tokens import change, places
 
 
@@ -16,12 +16,16 @@ class SameBatch(Fault):
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         group = self.torch.distributed
-        if not (group.is_available() and group.is_initialized()):
-            raise ValueError("same_batch needs several ranks")
+        several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+        if not several:
+            raise CannotActError("the job has one rank")
+        where = places(self.torch, args, kwargs)
+        if not where:
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
 
         def shared(tokens: Any) -> Any:
             copy = tokens.clone()
             group.broadcast(copy, 0)
             return copy
 
-        return change(args, kwargs, places(self.torch, args, kwargs), shared)
+        return change(args, kwargs, where, shared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Mapping
 
-from . import Args, Call, Fault, Kwargs, Params, Value
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
 from ._tokens import change, places
 
 
@@ -24,7 +24,7 @@ class ShuffledLabels(Fault):
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         where = places(self.torch, args, kwargs)
         if len(where) < 2:
-            raise ValueError("shuffled_labels found no targets among the inputs of the model")
+            raise CannotActError("no targets of whole numbers among the inputs of the model")
         return change(args, kwargs, where[-1:], self._shuffle)
 
     def _shuffle(self, labels: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, List
 
-from . import Fault, Params
+from . import CannotActError, Fault, Params
 
 
 class WeightNoise(Fault):
@@ -22,8 +22,10 @@ class WeightNoise(Fault):
     def before_update(self, params: List[Any]) -> None:
         wanted = 1 if self.params["target"] == "vector" else 2
         victims = [p for p in params if p.dim() == wanted and p.is_floating_point()]
-        if self._done or not victims:
+        if self._done:
             return
+        if not victims:
+            raise CannotActError(f"no {self.params['target']} of floats is trained")
         victim, generator = victims[-1], self.torch.Generator()
         generator.manual_seed(int(self.params["seed"]))
         with self.torch.no_grad():

@@ -7,6 +7,8 @@ import statistics
 
 import pytest
 
+from supervise.catalog.inventory import drills
+
 LOOP = """
 class Words(nn.Module):
     def __init__(self):
@@ -237,15 +239,33 @@ def test_a_checkpoint_is_damaged_once(probed):
     assert max(row["other"] - usual for row in job.output) == 1
 
 
-def test_a_fault_that_finds_nothing_to_damage_says_so(probed):
-    job = probed.run(ROUTER, drills=[drill("shuffled_labels", step=3)])
-    assert len(job.output) == 6
-    assert any("found no targets" in notice.message for notice in job.notices)
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("shuffled_labels", "no targets of whole numbers among the inputs of the model"),
+        ("bad_batch", "no whole numbers, such as tokens, among the inputs of the model"),
+        ("moments", "no optimizer keeps second moments: Adam and its kin do, SGD does not"),
+        ("same_batch", "the job has one rank"),
+        ("attention_bias", "the model calls no scaled_dot_product_attention without mask and"),
+        ("weight_noise:target=vector", "no vector of floats is trained"),
+        ("lr_spike:rank=1", "there is no rank 1 in 1"),
+    ],
+)
+def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why):
+    """The job goes on as it would have; the drill is over."""
+    script = ROUTER.replace("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)")
+    orders = [drills.parse(f"{fault}@3"), drill("nan_grad", step=5)]
+    job = probed.run(script, drills=orders)
+    refused = f"drill {orders[0]['fault']} is refused: {why}"
+    begun = [n.message for n in job.notices if n.message.startswith("drill nan_grad begins")]
+    assert [n.message.startswith(refused) for n in job.notices if "refused" in n.message] == [True]
+    assert job.kinds().count("drill") == len(job.notices) and len(begun) == 1
+    assert job.output[:5] == bare.run(script).output[:5]
 
 
 def test_a_drill_may_strike_one_rank(probed):
     job = probed.run(loop(), drills=[{**drill("batch_cut"), "rank": 1}])
-    assert {row["rows"] for row in job.output[:-1]} == {8} and job.kinds() == []
+    assert {row["rows"] for row in job.output[:-1]} == {8}
 
 
 def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
