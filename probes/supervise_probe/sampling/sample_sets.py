@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 # Steps between two samples by default: the cost of one is then below SHARE.
 DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
+IN_FORWARD = frozenset(("attention", "activations", "routing"))
+# Steps between two samples at first, of a set that has its default interval: 12 samples, which have
+# a spread, and the next one lie in the first EARLY_STEPS.
+EARLY = 7
+EARLY_STEPS = 100
 NONE: FrozenSet[str] = frozenset()
 
 
@@ -19,15 +24,17 @@ class Interval:
 
     Attributes:
         asked: steps between two samples as configured; 0 is never. every: as stretched.
+        early: the same in the first EARLY_STEPS; 0: they are like all others.
         raised: steps between two while a command asks for more samples; 0: none does.
         cost_ns: of the newest sample, thread CPU time. spent_ns: of the one under way.
         samples: taken so far. off: why it is switched off, "" while it is on.
     """
 
-    __slots__ = ("asked", "cost_ns", "every", "off", "raised", "samples", "spent_ns")
+    __slots__ = ("asked", "cost_ns", "early", "every", "off", "raised", "samples", "spent_ns")
 
-    def __init__(self, asked: int) -> None:
+    def __init__(self, asked: int, early: int = 0) -> None:
         self.asked = self.every = asked
+        self.early = early
         self.cost_ns = self.spent_ns = self.samples = self.raised = 0
         self.off = ""
 
@@ -46,7 +53,10 @@ class SampleSets:
 
     def __init__(self, guard: Guard, asked: Mapping[str, Any]) -> None:
         self._guard = guard
-        self.by_name = {name: Interval(int(asked.get(name, n))) for name, n in DEFAULTS.items()}
+        self.by_name = {
+            name: Interval(int(asked.get(name, n)), EARLY if name in IN_FORWARD - {*asked} else 0)
+            for name, n in DEFAULTS.items()
+        }
         self.due = NONE
         self.waiting = self.wanted = False
         self.paces: Dict[str, Pace] = {}

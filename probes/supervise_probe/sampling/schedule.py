@@ -1,11 +1,12 @@
 """Which sampled sets are due in the step under way, and what they may cost.
 
 A set is due when the step number is a multiple of its interval, so that all ranks sample the same
-steps; never in the first two steps, which compile and allocate. The supervisor may ask for denser
-samples for a while, by a word in the segment that expires by itself, or for much denser ones, for
-a number of steps, by the verb `raise_sampling`. A set whose samples cost more than its share of the
-time between two of them is taken half as often; one whose single sample is far too dear is switched
-off. The guard cannot judge that: what happens in one step of fifty is never in a median.
+steps; never in the first two steps, which compile and allocate. At first samples are dense, so that
+there is soon something to compare with. The supervisor may ask for denser samples for a while, by a
+word in the segment that expires by itself, or for much denser ones, for a number of steps, by the
+verb `raise_sampling`. A set whose samples cost more than its share of the time between two of them
+is taken half as often; one whose single sample is far too dear is switched off. The guard cannot
+judge that: what happens in one step of fifty is never in a median.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, Optional, Sequence
 
 from ..errors import Refused
-from .sample_sets import NONE, Interval
+from .sample_sets import EARLY_STEPS, IN_FORWARD, NONE, Interval
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from .snapshots import Snapshots
     from .watch import Sampler
 
-IN_FORWARD = frozenset(("attention", "activations", "routing"))
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
 SHARE = 0.003  # of the time between two samples, for each set
+EARLY_TIMES = 3  # that share, in the first steps, once in a process
 FLOOR_NS = 20_000  # per step, in any case: a toy's step is hardly longer
 LONGEST_NS = 1_000_000_000  # one sample
 LONGEST_STEPS = 20  # one sample, in steps, but for SHORT_NS
@@ -61,6 +62,7 @@ class SamplingSchedule:
         self._share = float(context.config.sampling.get("share", SHARE))
         self.tight = False
         self._step = self._next = 0
+        self._early_until: Optional[int] = None  # a step
         self._look_ns = 0
         self._mark: Optional[tuple[int, int]] = None  # step and time of the newest sample
         self._raised_left = 0  # steps
@@ -68,6 +70,8 @@ class SamplingSchedule:
     def begin(self, step: int, now_ns: int) -> None:
         """The step before `step` ended at `now_ns`: judge its samples, and plan."""
         sets = self._sets
+        if self._early_until is None:
+            self._early_until = step + EARLY_STEPS
         if sets.due:
             self._judge(step, now_ns)
             sets.due, sets.waiting = NONE, sets.wanted
@@ -153,6 +157,8 @@ class SamplingSchedule:
 
     def _every(self, each: Interval) -> int:
         every = max(1, each.every // DENSER) if self.tight and each.every else each.every
+        if each.early and self._step + 1 < (self._early_until or 0):
+            every = min(every, each.early)
         return min(every, each.raised) if each.raised else every
 
     def _plan(self, step: int) -> None:
@@ -214,6 +220,9 @@ class SamplingSchedule:
             self._switch_off(name, each, f"one sample took {ms}, {cost / step_ns:.0f} steps")
             return
         allowed = self._share * step_ns + FLOOR_NS
+        early = EARLY_TIMES * self._share * step_ns * each.early + FLOOR_NS * each.every
+        if each.early and cost > early:
+            each.early *= 2
         if cost > allowed * each.every:
             each.every *= 2
             message = f"{name} is sampled every {each.every} steps: one sample costs {ms}"

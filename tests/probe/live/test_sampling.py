@@ -29,6 +29,13 @@ def steps(number):
 
 """
 
+SLOW_SOFTMAX = """
+import sys
+sampling = sys.modules["_supervise_probe.sampling.schedule"]
+sampling.{change}
+steps(70)
+"""
+
 ALL = {"attention": 1, "activations": 1, "routing": 1, "weights": 0, "share": 100}
 
 
@@ -51,6 +58,19 @@ def test_intervals_are_those_of_the_step_number(probed):
         "batch_sanity": 4,
         "updates": 1,
     }
+
+
+def test_what_has_its_default_interval_is_dense_until_there_is_a_spread(probed):
+    """Thirteen samples in the first hundred steps: twelve to compare with, and one to judge."""
+    job = probed.run(TRAIN + "steps(160)", sampling={"activations": 50, "share": 100})
+    assert sampled(job) == [*range(7, 100, 7), 150]
+    assert sampled(job, "residual_rms") == [50, 100, 150]
+
+
+def test_early_samples_that_are_dear_are_taken_less_often(probed):
+    change = SLOW_SOFTMAX.format(change="FLOOR_NS = 0")
+    job = probed.run(TRAIN + change, sampling={"activations": 0})
+    assert sampled(job) == [7, 14, 28, 56]
 
 
 def test_the_supervisor_makes_samples_denser_for_a_while(probed):
@@ -76,14 +96,6 @@ def test_the_supervisor_makes_samples_denser_for_a_while(probed):
     job.go("over")
     probed.wait(job)
     assert sampled(job) == [20, 30, 40, 60, 80]
-
-
-SLOW_SOFTMAX = """
-import sys
-sampling = sys.modules["_supervise_probe.sampling.schedule"]
-sampling.{change}
-steps(70)
-"""
 
 
 def test_a_set_over_its_share_is_taken_less_often(probed):
