@@ -18,9 +18,11 @@ class BatchCut(Fault):
     }
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        where = places(self.torch, args, kwargs)[:1]
+        where = places(self.torch, args, kwargs)
         if not where:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
+        if len(where) < 2:  # cut inputs and whole targets would kill the job
+            raise CannotActError("no targets of whole numbers among the inputs of the model")
         first = args[where[0]] if isinstance(where[0], int) else kwargs[where[0]]
         rows = first.shape[0]
         kept = max(1, int(rows * float(self.params["factor"])))

@@ -263,6 +263,22 @@ def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why
     assert job.output[:5] == bare.run(script).output[:5]
 
 
+def test_a_batch_whose_targets_are_elsewhere_is_not_cut(probed):
+    """Eight targets and the logits of one row: the job would die of it."""
+    script = """
+model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    x = torch.randint(0, 9, (8,))
+    F.cross_entropy(model(x), x).backward()
+    optimizer.step()
+    emit(step=step)
+"""
+    job = probed.run(script, drills=[drill("batch_cut", step=3)])
+    assert len(job.output) == 6
+    assert "drill batch_cut is refused: no targets" in job.notices[-1].message
+
+
 def test_a_drill_may_strike_one_rank(probed):
     job = probed.run(loop(), drills=[{**drill("batch_cut"), "rank": 1}])
     assert {row["rows"] for row in job.output[:-1]} == {8}
