@@ -55,6 +55,14 @@ HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
     ),
     "such a loss with heavy tails": ("drift.loss", lambda: falling(autoregression(t3(2)), 0.05)),
     "a smoothed loss": ("drift.loss", lambda: falling(smoothed(rng(3).standard_normal(ROWS)), 0.1)),
+    "a tiny loss that varies by factors": (
+        "loss_spike.minor",
+        lambda: {"train_loss_raw": 1e-8 * np.exp(rng(7).standard_normal(30))},
+    ),
+    "a second step that missed": (
+        "loss_spike.minor",
+        lambda: {"train_loss_raw": np.array([2.4, 4.1, *np.linspace(2.4, 2.2, 28)])},
+    ),
     "losses of two ranks": ("ranks.outlier_rank", lambda: apart([*rng(4).normal(size=(2, ROWS))])),
     "such losses with heavy tails": ("ranks.outlier_rank", lambda: apart([t3(5), t3(6)])),
 }
