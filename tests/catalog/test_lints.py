@@ -173,6 +173,22 @@ def test_rules_that_mute_each_other_are_a_circle(mistakes: Mistakes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("worse", "why"),
+    [("sev: SEV1", "which is more severe"), ("sev: SEV2, run: hold", "which has a runbook")],
+)
+def test_a_notice_cannot_mute_what_is_worse_or_acts(
+    mistakes: Mistakes, worse: str, why: str
+) -> None:
+    found = mistakes(
+        HEAD + ONE + "rules:\n"
+        f"  - {{id: r, when: a, {worse}}}\n  - {{id: s, when: a, sev: SEV2}}\n"
+        "inhibit: [{by_rule: s, mute: [r]}]\n"
+    )
+
+    assert found == [f"7:31: s cannot mute r, {why}"]
+
+
+@pytest.mark.parametrize(
     ("when", "place"),
     [
         ('"a or (b"', "5:12"),

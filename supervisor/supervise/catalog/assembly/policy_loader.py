@@ -114,8 +114,7 @@ def assemble(
     """
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     written = rules.read(parts, detectors, broken, problems)
-    severities = {rule.entry.name: rule.form.sev for rule in written}
-    inhibited = rules.inhibitions(parts, severities, problems)
+    inhibited = rules.inhibitions(parts, written, problems)
     library = RunbookCatalog(form.runbooks, path.parent, problems)
     named = _open_runbooks(written, library, problems)
     references.ladder(root, library, problems)

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from ...core.model.interfaces import Detector
-from ...core.model.policy import HOLD, Inhibit, Rule
+from ...core.model.policy import HOLD, Inhibit, Rule, cannot_mute
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text, inside
 from ..forms.file_forms import BaselineForm, InhibitForm, RuleForm
@@ -199,14 +199,16 @@ def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]
     return [short.get(name, name) for name in known]
 
 
-def inhibitions(
-    parts: Parts, severities: AbstractMapping[str, str | None], problems: Problems
-) -> list[Inhibit]:
-    """Build all inhibitions.
+def _refusal(by: Written, muted: Written) -> str:
+    """Say why a rule cannot mute another one as both were written, "" when it can."""
+    if by.entry.overridden or muted.entry.overridden or not (by.form.sev and muted.form.sev):
+        return ""
+    return cannot_mute((by.form.sev, by.form.run), (muted.form.sev, muted.form.run))
 
-    Args:
-        severities: of the rules, by name; None where it could not be read.
-    """
+
+def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:
+    """Build all inhibitions. One that an override made void is none of the file's mistakes."""
+    known = {rule.entry.name: rule for rule in rules}
     names = {entry.name for entry in parts.rules}  # also those with mistakes
     made: list[Inhibit] = []
     edges: dict[str, dict[str, Node]] = {}
@@ -230,8 +232,11 @@ def inhibitions(
             problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
         for name, written in zip(mute, muted, strict=True):
             place = first_text(entry.node.place("mute"), written)
-            if severities.get(name) == "SEV0":
+            one, source = known.get(name), known.get(by or "")
+            if one is not None and one.form.sev == "SEV0":
                 problems.add(place, f"{name} is SEV0, which cannot be muted")
+            elif one is not None and source is not None and (why := _refusal(source, one)):
+                problems.add(place, f"{by} cannot mute {name}, {why}")
             if name == by:
                 problems.add(place, f"{name} would mute itself")
             elif by is not None:

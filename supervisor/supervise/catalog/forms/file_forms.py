@@ -59,7 +59,12 @@ class RuleForm:
 class InhibitForm:
     """While a rule fires, or in certain states of the run, other rules do not act."""
 
-    mute: Annotated[tuple[Name, ...], Doc("rules that do not act; SEV0 cannot be muted")]
+    mute: Annotated[
+        tuple[Name, ...],
+        Doc(
+            "rules that do not act; never SEV0, or what is worse, or acts where `by_rule` does not"
+        ),
+    ]
     by_rule: Annotated[Name | None, Doc("while this rule fires")] = None
     by_state: Annotated[tuple[State, ...], Doc("while the run is in one of these states")] = ()
 
