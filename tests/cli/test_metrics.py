@@ -25,7 +25,9 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert {name for name in by if by[name] == "supervisor"} == set(SUPERVISOR_METRICS)
     assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *SUPERVISOR_METRICS}
     assert by["spike_score"] == by["fixed_probe_loss"] == "job"
-    assert {by[name] for name in ("restart_rate", "heartbeat_missing")} == {"nobody"}
+    without = {row["id"]: row["not_covered"] for row in rows if row["measured_by"] == "nobody"}
+    assert without == metrics.NOT_COVERED
+    assert all(without.values())
     assert all(row["cost"] for row in rows)
 
 
@@ -62,6 +64,7 @@ def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):
         ("grad_global_norm.embedding", "by the probe"),
         ("source_mix_share.web", "no; the job must report it"),
         ("error_event_rate.nccl", "no, and the job cannot report it"),
+        ("error_event_rate.nccl", "reason:    Nothing parses the job's logs"),
     ],
 )
 def test_who_measures_a_metric_and_what_it_costs(supervise, metric, said):

@@ -58,7 +58,7 @@ def listing(as_json: bool) -> None:
         rows = [row for row in found if row["measured_by"] == source]
         if rows:
             click.echo(f"{head}:")
-            print_table([(f"  {row['id']}", row["unit"], row["meaning"]) for row in rows])
+            print_table([(f"  {row['id']}", row["unit"], _listed(row)) for row in rows])
 
 
 @command.command(name="show")
@@ -87,6 +87,8 @@ def show(metric: str, as_json: bool) -> None:
     for head in ("source", "cost"):
         click.echo(f"  {head + ':':10} {found[head]}")
     click.echo(f"  {'measured:':10} {_MEASURED[found['measured_by']]}")
+    if found["not_covered"]:
+        click.echo(f"  {'reason:':10} {found['not_covered']}")
     for name, text in found["detectors"].items():
         click.echo(f"  {'detector:':10} {name}: {text}")
     click.echo(f"\n{ORDER}")
@@ -109,8 +111,14 @@ def describe(metric: str) -> dict[str, Any]:
         "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
         "measured": by in (origin.PROBE, origin.SUPERVISOR),
         "measured_by": by,
+        "not_covered": metrics.NOT_COVERED.get(spec.id, ""),
         "detectors": origin.readers(metric),
     }
+
+
+def _listed(row: dict[str, Any]) -> str:
+    """Return what a metric means, and why nothing measures it where that is so."""
+    return " ".join(filter(None, (row["meaning"], row["not_covered"])))
 
 
 def _cost(metric: str) -> str:

@@ -75,7 +75,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         return PROBE
     if metric in beside:
         return SUPERVISOR
-    return NONE if spec is not None and spec.id in metrics.AROUND else JOB
+    return NONE if spec is not None and spec.id in metrics.NOT_COVERED else JOB
 
 
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
