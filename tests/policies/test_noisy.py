@@ -215,6 +215,7 @@ TRAININGS = {
     "a-density": Density,
 }
 PAGES = ("loss_spike.jump", "loss_spike.startup_spike")
+ORDERED = "loss_spike.ordered"  # a coupling of three signals: on no healthy run
 LOUD = 2  # of a healthy run: the first time that something rare comes, it looks like a spike
 
 
@@ -271,3 +272,4 @@ def test_a_healthy_training_is_left_alone(policy: str, recordings: Path) -> None
     assert [(run, act) for run, act in acts if act["touches_job"] or act["stops"]] == []
     pages = {run["run"]: sum(run["fired"].get(rule, 0) for rule in PAGES) for run in runs}
     assert {run: count for run, count in pages.items() if count > LOUD} == {}
+    assert [run["run"] for run in judged if ORDERED in run["fired"]] == []
