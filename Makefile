@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
-  fuzz bench soak clean
+  fuzz bench proving soak clean
 .NOTPARALLEL:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
+	@echo 'make proving     score all policies on the recordings of small training programs (3 min)'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'
 
@@ -81,6 +82,9 @@ fuzz: .venv/installed-dev
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/overhead.py
+
+proving: .venv/installed-dev
+	$(BIN)/python benchmarks/proving/score.py
 
 soak: .venv/installed-demo
 	$(BIN)/python benchmarks/soak.py

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TOKENS = ("random_batch", "random_batches", "repeated_batches", "shuffled_batches")
+BATCHES = ("batch_cut", "shuffled_batches")  # need targets that are inputs of the model
 MOMENTS = ("variance_lost", "moments_lost")
 HEALTHY = "healthy"
 
@@ -65,17 +66,17 @@ class Program:
 
 
 PROGRAMS = [
-    Program("byte_gpt", 1, 400),
-    Program("byte_gpt_noisy", 2, 800),
-    Program("lstm_sgd", 3, 600, without=MOMENTS),
-    Program("moe_gpt", 4, 500),
-    Program("vit", 5, 500, without=TOKENS),
-    Program("cnn_batchnorm", 6, 600, without=(*TOKENS, *MOMENTS)),
+    Program("byte_gpt", 1, 400, without=BATCHES),
+    Program("byte_gpt_noisy", 2, 800, without=BATCHES),
+    Program("lstm_sgd", 3, 600, without=(*BATCHES, *MOMENTS)),
+    Program("moe_gpt", 4, 500, without=BATCHES),
+    Program("vit", 5, 500, without=(*TOKENS, "batch_cut")),
+    Program("cnn_batchnorm", 6, 600, without=(*TOKENS, *MOMENTS, "batch_cut")),
     Program("memorize", 7, 600),
     Program("preference", 8, 400, without=("variance_lost",)),
     Program("gan", 9, 500, healthy_only=True),
     Program("ppo", 10, 480, healthy_only=True),
-    Program("accumulate_amp", 11, 300),
+    Program("accumulate_amp", 11, 300, without=BATCHES),
     Program("muon", 12, 400, without=MOMENTS),
     Program("hf_trainer", 13, 400),
     Program("lightning_fit", 13, 400),

@@ -40,7 +40,7 @@ PAGES = ("SEV0", "SEV1")
 HEAD = """# Policies on the proving ground
 
 Written by `python benchmarks/proving/score.py` from the recordings; what the columns count, and
-when a run counts as harmed, is in its docstring.
+when a run counts as harmed, is in its docstring. Recorded: {runs} runs of {programs} programs.
 
 """
 
@@ -190,7 +190,9 @@ def main() -> int:
     text = "\n".join(lines(tallies, names))
     print(text)
     if not (options.policy or options.programs or options.kept_aside):
-        TABLE.write_text(HEAD + text)
+        first = [t for (_, policy), t in tallies.items() if policy == names[0]]
+        runs = sum(t.harmed + t.unharmed for t in first)
+        TABLE.write_text(HEAD.format(runs=runs, programs=len(programs)) + text)
     if options.missed:
         for (program_name, policy), tally in tallies.items():
             print(f"{program_name} {policy} left alone: {', '.join(tally.missed) or '-'}")
