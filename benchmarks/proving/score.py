@@ -125,7 +125,7 @@ def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
     if harm is None or not harm.harmed:
         tally.unharmed += 1
         tally.false_actions += bool(acts)
-        tally.messages += len(outcome.alarms)
+        tally.messages += sum(alarm.notified for alarm in outcome.alarms)
         tally.rows += outcome.rows
         return
     tally.harmed += 1

@@ -183,6 +183,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
             "ok": False,
             "probe_batch": {"verdict": "equal"},
         },
+        "measurement-changed": {"metrics": ["update_norm"]},
         "resume-refused": {"how": "library", "path": "/c"},
     }
     assert sound.keys() == DATA.keys()

@@ -109,7 +109,7 @@ def test_an_alarm_knows_whether_people_would_be_told(tmp_path, write):
     """Of one event they hear once, of a rule that flaps no more."""
     outcome = _one(_losses(tmp_path, "a", ([2.0] * 40 + [10.0]) * 20), write())
 
-    told = [(a.rule, a.told) for a in outcome.alarms]
+    told = [(a.rule, a.notified) for a in outcome.alarms]
     assert told[:2] == [("act", True), ("notice", False)]
     assert 2 < sum(known for _, known in told) < len(told) // 2
 

@@ -27,7 +27,7 @@ def _outcome(alarms=(), actions=(), *, spacing=1.0, rows=1000, **extra):
     for step, severity, *untold in alarms:
         row = round(step / spacing)
         made.alarms.append(
-            Alarm(step, severity, "rule", "inc-1", "opened", "", row, told=not untold)
+            Alarm(step, severity, "rule", "inc-1", "opened", "", row, notified=not untold)
         )
     for step, stops in actions:
         row = round(step / spacing)

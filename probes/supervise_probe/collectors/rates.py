@@ -103,7 +103,9 @@ class Collector(Base):
             ]
         if not self._own:
             return
-        given = [float(said[0]) for own in self._own if (said := getattr(own(), "_last_lr", None))]
+        given = [
+            float(rates[0]) for own in self._own if (rates := getattr(own(), "_last_lr", None))
+        ]
         agrees = any(abs(one - rate) <= CLOSE * abs(rate) for one in given)
         if self._agreed >= AGREED and self._moved:
             if given:

@@ -132,7 +132,7 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
             elif decision.kind == "notify_intent":  # the last of an event, and the only one
                 new = outcome.alarms[before_event:]
                 if new and decision.severity in SEVERITIES:
-                    min(new, key=lambda alarm: SEVERITIES.index(alarm.severity)).told = True
+                    min(new, key=lambda alarm: SEVERITIES.index(alarm.severity)).notified = True
     return state
 
 

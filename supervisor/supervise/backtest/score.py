@@ -32,7 +32,7 @@ class Alarm:
 
     Attributes:
         row: frames of the run processed so far.
-        told: whether people would have got a message of it; one event gives one at most.
+        notified: whether people would have got a message of it; one event gives one at most.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Alarm:
     what: str
     reason: str
     row: int
-    told: bool = False
+    notified: bool = False
 
 
 @dataclass(slots=True)
@@ -286,9 +286,9 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
         if alarm.row > end:
             break
         if owner is not None:
-            if alarm.told:
+            if alarm.notified:
                 owned[owner].append(alarm)
-        elif alarm.told:
+        elif alarm.notified:
             page = alarm.severity != "SEV2"
             total.false_pages += page
             total.false_notices += not page

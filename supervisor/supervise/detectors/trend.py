@@ -79,7 +79,7 @@ class TrendWatch(Memory):
         self.first: list[int] = []
         self.until: list[int] = []
         self.samples: list[int] = []
-        self.begun = UNBEGUN  # the step before the open block
+        self.block_start = UNBEGUN  # the step before the open block
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -92,14 +92,14 @@ class TrendWatch(Memory):
             self.raw = UNKNOWN
             return UNKNOWN
         self.last = step
-        if self.begun == UNBEGUN:
-            self.begun = step - 1
+        if self.block_start == UNBEGUN:
+            self.block_start = step - 1
         if sample is None or not abs(sample) < HUGE:
             self.raw = UNKNOWN
             return UNKNOWN
         self.open.append(sample)
         self.open_at.append(step)
-        if (step - self.begun if self.by_steps else len(self.open)) >= self.size:
+        if (step - self.block_start if self.by_steps else len(self.open)) >= self.size:
             self._close()
         self.raw = self.verdict
         return self.verdict
@@ -111,7 +111,7 @@ class TrendWatch(Memory):
         self.first.append(steps[0])
         self.until.append(steps[-1])
         self.samples.append(len(steps))
-        self.begun = steps[-1]
+        self.block_start = steps[-1]
         self.open, self.open_at = [], []
         if len(self.at) > 2 * BLOCKS:
             for blocks in self._lists():
@@ -141,7 +141,7 @@ class TrendWatch(Memory):
         while self.until and self.until[-1] > step:
             for blocks in self._lists():
                 del blocks[-1]
-        self.begun = step
+        self.block_start = step
 
     def numbers(self) -> dict[str, Any]:
         blocks = min(len(self.at), BLOCKS)

@@ -108,7 +108,9 @@ def test_a_collector_that_fails_or_is_dear_is_switched_off(probed, bare, call, p
     job = probed.run(BROKEN.format(call=call, part=part, what=what))
     status = job.segment().status()["collectors"]
     assert status.pop(part).startswith(f"off: {why}") and set(status.values()) == {"on"}
-    assert job.kinds() == ["collector-off"] and len(job.frames) == 70
+    others = ["measurement-changed"]  # where the steps are short
+    assert [kind for kind in job.kinds() if kind not in others] == ["collector-off"]
+    assert len(job.frames) == 70
     straight = bare.run(MODEL + "for _ in range(70):\n    step()\nfinish(model)")
     assert job.output == straight.output and job.err == ""
 

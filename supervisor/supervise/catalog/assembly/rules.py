@@ -199,15 +199,18 @@ def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]
     return [short.get(name, name) for name in known]
 
 
-def _refusal(by: Written, muted: Written) -> str:
-    """Say why a rule cannot mute another one as both were written, "" when it can."""
-    if by.entry.overridden or muted.entry.overridden or not (by.form.sev and muted.form.sev):
+def _refusal(by: Written | None, muted: Written | None) -> str:
+    """Say why a rule cannot mute another one, "" when it can."""
+    if by is None or muted is None or not (by.form.sev and muted.form.sev):
         return ""
     return cannot_mute((by.form.sev, by.form.run), (muted.form.sev, muted.form.run))
 
 
 def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:
-    """Build all inhibitions. One that an override made void is none of the file's mistakes."""
+    """Build all inhibitions.
+
+    What an override made void is none of the file's mistakes, and is left out.
+    """
     known = {rule.entry.name: rule for rule in rules}
     names = {entry.name for entry in parts.rules}  # also those with mistakes
     made: list[Inhibit] = []
@@ -230,18 +233,23 @@ def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> l
                 continue
             place = first_text(entry.node, written or "")
             problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
+        void = set()
         for name, written in zip(mute, muted, strict=True):
             place = first_text(entry.node.place("mute"), written)
             one, source = known.get(name), known.get(by or "")
+            why = _refusal(source, one)
             if one is not None and one.form.sev == "SEV0":
                 problems.add(place, f"{name} is SEV0, which cannot be muted")
-            elif one is not None and source is not None and (why := _refusal(source, one)):
+            elif why and ((one and one.entry.overridden) or (source and source.entry.overridden)):
+                void.add(name)
+            elif why:
                 problems.add(place, f"{by} cannot mute {name}, {why}")
             if name == by:
                 problems.add(place, f"{name} would mute itself")
             elif by is not None:
                 edges.setdefault(by, {})[name] = place
-        made.append(Inhibit(mute, by, form.by_state))
+        if left := tuple(name for name in mute if name not in void):
+            made.append(Inhibit(left, by, form.by_state))
     graph = {name: list(targets) for name, targets in edges.items()}
     try:
         TopologicalSorter(graph).prepare()

@@ -72,7 +72,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         details=dict(event.data),
     )
     for rank, monitor in state.monitors.items():
-        _tell_monitor(monitor, event, of_rank=event.rank in (None, rank))
+        _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
@@ -99,7 +99,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     _notify_people(ctx, event)
 
 
-def _tell_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
+def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
     if event.kind == "suspended":  # silence meanwhile means nothing
         monitor.reset_deadlines(event.at_ns)
     elif event.kind == "measurement-changed" and of_rank:
