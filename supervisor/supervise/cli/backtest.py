@@ -13,8 +13,6 @@ from ..errors import UsageError
 
 FAILED = 1
 
-FAILED = 1
-
 
 @click.command(name="backtest")
 @click.argument(
