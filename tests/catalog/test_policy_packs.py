@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from supervise.core.model.policy import Policy
 
 Loader = Callable[..., Policy]
@@ -37,6 +39,23 @@ def test_a_pack_is_known_by_its_name_from_outside(load: Loader) -> None:
     assert policy.rules[0].text == "mine.chain and not mine.z"
     assert policy.inhibit[0].by_rule == "mine.spike"
     assert policy.inhibit[0].mute == ("mine.notice",)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{mine.spike: {sev: SEV2}, mine.notice: {sev: SEV1}}",
+        "{mine.notice: {sev: SEV1, run: hold}}",
+    ],
+)
+def test_a_mute_that_an_override_voids_is_left_out(load: Loader, override: str) -> None:
+    """Also of the copy in the run, which replay and adopt load."""
+    files = {"packs/mine.yaml": PACK.format(name="mine")}
+
+    policy = load(HEAD + f"use: [mine]\noverride: {override}\n", files)
+
+    assert policy.inhibit == ()
+    assert load(policy.resolved).digest == policy.digest
 
 
 def test_a_pack_beside_the_policy_wins_over_a_shipped_one(load: Loader) -> None:

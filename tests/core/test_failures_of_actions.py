@@ -146,23 +146,6 @@ def test_source_and_target_in_one_step_do_not_depend_on_their_order(tell, flip):
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["inhibit:gone"]
 
 
-@pytest.mark.parametrize(
-    ("severity", "muted"),
-    [("SEV2", "SEV1"), ("SEV2", "SEV2"), ("SEV1", "SEV1")],
-    ids=["worse", "acts", "no less severe, but acts"],
-)
-def test_a_notice_never_mutes_what_acts(tell, severity, muted):
-    """Whatever a policy says of it, as severities of both can be overridden."""
-    found = {"spike": above("train_loss_raw", 5.0), "grad": above("grad_global_norm", 9.0)}
-    rules = (rule_on(found, "grad", severity), rule_on(found, "spike", muted, "soften"))
-    inhibit = (Inhibit(mute=("spike",), by_rule="grad"),)
-    story = tell(detectors=found, rules=rules, inhibit=inhibit, healthy=50)
-    story.frames(8.0, times=3, grad=20.0)
-
-    assert story.actions()
-    assert not [d for d in story.kinds("suppressed") if "inhibit" in d.data["suppressed_by"]]
-
-
 def test_a_mute_by_state_ends_with_the_state(tell):
     """What is muted while something acts speaks afterwards, if it is still there."""
     inhibit = (Inhibit(mute=("grad",), by_state=("acting", "probation")),)

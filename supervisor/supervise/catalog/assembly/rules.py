@@ -8,8 +8,9 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
+from ...core.model.decisions import SEVERITIES
 from ...core.model.interfaces import Detector
-from ...core.model.policy import HOLD, Inhibit, Rule, cannot_mute
+from ...core.model.policy import HOLD, Inhibit, Rule
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text, inside
 from ..forms.file_forms import BaselineForm, InhibitForm, RuleForm
@@ -203,7 +204,9 @@ def _refusal(by: Written | None, muted: Written | None) -> str:
     """Say why a rule cannot mute another one, "" when it can."""
     if by is None or muted is None or not (by.form.sev and muted.form.sev):
         return ""
-    return cannot_mute((by.form.sev, by.form.run), (muted.form.sev, muted.form.run))
+    if SEVERITIES.index(by.form.sev) > SEVERITIES.index(muted.form.sev):
+        return "which is more severe"
+    return "which has a runbook" if muted.form.run and not by.form.run else ""
 
 
 def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:

@@ -21,7 +21,7 @@ from ..incidents import (
 from ..model import escalation, state_machine
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, SEVERITIES
-from ..model.policy import HOLD, Policy, Rule, cannot_mute
+from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import runner
 from ..state.incident import HELD, PROBATION, first_breach, headline
 from ..state.run_state import State, StepContext
@@ -137,18 +137,12 @@ def _muted(
     for inhibit in policy.inhibit:
         if rule.id not in inhibit.mute:
             continue
-        by = next((one for one in policy.rules if one.id == inhibit.by_rule), None)
-        if by is not None and by.id in firing and not _outranks(rule, by):
-            return f"inhibit:{by.id}"
+        if inhibit.by_rule is not None and inhibit.by_rule in firing:
+            return f"inhibit:{inhibit.by_rule}"
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
     planned = diagnosis.planned_event(policy, state.step, monitor, rule)
     return None if planned is None else f"planned:{planned}"
-
-
-def _outranks(rule: Rule, by: Rule) -> bool:
-    """Return whether a rule speaks whatever `by` says; an override may have made it so."""
-    return bool(cannot_mute((by.severity, by.runbook), (rule.severity, rule.runbook)))
 
 
 def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .decisions import MODES, SEVERITIES
+from .decisions import MODES
 
 if TYPE_CHECKING:  # the launch of a job needs neither
     from .action import Action
@@ -55,19 +55,12 @@ class Rule:
 class Inhibit:
     """While `by_rule` fires, or the run is in one of `by_state`, the rules in `mute` do not act.
 
-    A rule mutes no worse one, and a notice none that acts: see `cannot_mute`.
+    A rule mutes no worse one, and a notice none that acts: the catalog builds no such inhibition.
     """
 
     mute: tuple[str, ...]
     by_rule: str | None = None
     by_state: tuple[str, ...] = ()
-
-
-def cannot_mute(by: tuple[str, str | None], muted: tuple[str, str | None]) -> str:
-    """Say why a rule cannot mute another one, each `(severity, runbook)`; "" if it can."""
-    if SEVERITIES.index(by[0]) > SEVERITIES.index(muted[0]):
-        return "which is more severe"
-    return "which has a runbook" if muted[1] and not by[1] else ""
 
 
 @dataclass(frozen=True, slots=True)

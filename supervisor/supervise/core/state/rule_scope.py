@@ -20,8 +20,7 @@ MACHINE = frozenset(
         *("dataloader_stall_frac", "tokens_per_sec", "mfu", "straggler_ratio", "straggler_rank"),
         *("gpu_util", "gpu_power", "gpu_temperature", "gpu_mem_used", "gpu_mem_allocated"),
         *("gpu_mem_reserved", "gpu_alloc_retries", "host_mem_used", "host_mem_growth"),
-        *("disk_free", "open_files", "restart_rate", "heartbeat_missing", "metrics_ingest_lag"),
-        *("probe_overhead_frac", "probe_self_time"),
+        *("disk_free", "open_files", "probe_overhead_frac", "probe_self_time"),
     )
 )
 
