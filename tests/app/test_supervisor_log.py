@@ -69,6 +69,9 @@ def test_a_log_that_cannot_be_written_costs_nothing(tmp_path):
     logging.getLogger("supervise.x").error("lost")
     log.stop()
 
+    assert not (tmp_path / "gone").exists()
+    assert log not in logging.getLogger("supervise").handlers
+
 
 def test_an_old_log_makes_room_for_a_new_one(log, tmp_path, monkeypatch):
     """A run of months leaves megabytes, not gigabytes."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from ._output import OpenRecords, PrintLine, line_printer, open_records
 from ._params import JobCommand
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
+CRASHED = "internal error; the job continues without supervision"
+_log = logging.getLogger(__name__)
 
 
 @click.command(
@@ -197,9 +198,9 @@ def supervise(
         return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
 
     def report(trace: str) -> None:
-        print_line("supervise: internal error; the job continues without supervision")
+        print_line(f"supervise: {CRASHED}")
         print_line(trace)
-        _log_crash(run, clean, trace)
+        _log_crash(run, clean)
 
     return _fail_open(watch, process, forwarder, report)
 
@@ -226,19 +227,15 @@ def _fail_open(
         return _wait(process, forwarder)
 
 
-def _log_crash(run: RunDir, clean: Redactor, trace: str) -> None:
-    """Add an error to the log of the run: `--quiet` hides it at the terminal."""
-    line = {
-        "event": "internal error; the job continues without supervision",
-        "level": "error",
-        "logger": __name__,
-        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "run": run.id,
-        "incident": None,
-        "exception": clean.text(trace),
-    }
-    with contextlib.suppress(OSError), (run.path / "supervisor.log").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def _log_crash(run: RunDir, clean: Redactor) -> None:
+    """Add the error under way to the log of the run: `--quiet` hides it at the terminal."""
+    with contextlib.suppress(Exception):  # what is broken may be what this needs
+        from ..app.supervisor_log import NAME, SupervisorLog
+
+        log = SupervisorLog(run.path / NAME, run.id, lambda: None, clean)
+        log.start()
+        _log.exception(CRASHED)
+        log.stop()
 
 
 def _wait(process: Process, forwarder: Forwarder) -> int:
