@@ -121,7 +121,7 @@ def harms(program: Program) -> dict[str, Harm]:
 def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
     """Count one run."""
     acts = [act.step for act in outcome.actions if act.touches_job]
-    pages = [alarm.step for alarm in outcome.alarms if alarm.severity in PAGES]
+    pages = [one.step for one in outcome.alarms if one.notified and one.severity in PAGES]
     if harm is None or not harm.harmed:
         tally.unharmed += 1
         tally.false_actions += bool(acts)
