@@ -125,6 +125,66 @@ def test_fail_on_something_unknown_is_refused(tmp_path, policy, supervise, what,
     assert f"--fail-on {what!r}" in err and hint in err
 
 
+SPARSE = """
+version: supervise/v1
+policy: mine
+mode: observe
+detectors:
+  growth: {kind: ratio, metric: max_attn_logit, fast: 16, ref: 512, gt: 2.0, min: 64, unit: steps}
+  twice: {kind: sequence, steps: [high, high], within: 1, same_step: false}
+  high: {kind: threshold, metric: max_attn_logit, gt: 50}
+  usual: {kind: robust_z, metric: max_attn_logit}
+  climb: {kind: trend, metric: max_attn_logit, window: 400, slope_per_1k_gt: 9, unit: steps}
+  new: {kind: record, metric: max_attn_logit}
+rules:
+  - {id: growth, when: growth, sev: SEV2, unknown: ignore}
+  - {id: twice, when: twice, sev: SEV2}
+  - {id: usual, when: usual, sev: SEV2}
+  - {id: climb, when: climb and not new, sev: SEV2}
+  - {id: either, when: high or usual, sev: SEV2}
+"""
+
+
+@pytest.mark.parametrize(("every", "until", "at"), [(1, 400, 305), (10, 400, 300), (50, 1000, 750)])
+def test_sampled_metrics_are_judged_in_steps_whatever_the_spacing(
+    tmp_path, supervise, every, until, at
+):
+    """The attention logits double at three quarters of the recording."""
+    path = tmp_path / "s.csv"
+    rows = (f"{i},{30 if i < 0.75 * until else 90}" for i in range(0, until, every))
+    path.write_text("\n".join(["step,max_attn_logit", *rows]))
+    code, out, _ = supervise("backtest", "--policy", "medium", "--json", path)
+
+    line = json.loads(out)
+    assert code == 0
+    assert at in [one["step"] for one in line["incidents"] if one["rule"] == "attention.growth"]
+    assert "attention.growth" not in line["unjudged"]
+
+
+def test_what_cannot_be_judged_at_the_spacing_of_a_recording_is_said(tmp_path, supervise):
+    """And why, by rule; what another run judges is left out of the report, not of the JSON."""
+    (tmp_path / "mine.yaml").write_text(SPARSE)
+    for name, every in (("few", 50), ("many", 1)):
+        rows = [f"{i},{10 + i % 7}" for i in range(0, 500, every)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["step,max_attn_logit", *rows]))
+    run = ["backtest", "--policy", tmp_path / "mine.yaml"]
+    _, out, _ = supervise(*run, "--json", tmp_path / "few.csv", tmp_path / "many.csv")
+    few, many = (json.loads(line)["unjudged"] for line in out.splitlines())
+
+    assert few == {
+        "growth": "10 samples of max_attn_logit, needs 13",
+        "twice": "rows are 50 steps apart, 2 of them never within 1",
+        "usual": "10 samples of max_attn_logit, needs 65",
+        "climb": "9 blocks of max_attn_logit, needs 16; 10 samples of max_attn_logit, needs 65",
+    }
+    assert many == {}
+    _, alone, _ = supervise(*run, tmp_path / "few.csv")
+    _, both, _ = supervise(*run, tmp_path / "few.csv", tmp_path / "many.csv")
+    assert "\n  not judged, rows are too few or too far apart:\n" in alone
+    assert "\n    twice: rows are 50 steps apart, 2 of them never within 1\n" in alone
+    assert "too far apart" not in both
+
+
 def test_policies_side_by_side(tmp_path, policy, supervise):
     """A row for each in the table, and where they differ."""
     other = tmp_path / "other.yaml"

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..catalog import load_policy
 from ..core import engine
 from ..core.detection import rank_monitor
+from ..core.detection.rank_monitor import RankMonitor
 from ..core.model.budgets import Ledger
 from ..core.model.decisions import SEVERITIES, Decision
 from ..core.model.events import Announced, Event, Frame
@@ -64,10 +65,12 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
         name, policy.name, notes=list(dict.fromkeys(n for p in pieces for n in p.notes))
     )
     names: set[str] = set()
-    before = 0
+    before, monitors = 0, list[RankMonitor]()
     for piece in pieces:
         names.update(piece.names)
-        before += _fold(policy, events_of(piece), outcome, before).history.opened
+        state = _fold(policy, events_of(piece), outcome, before)
+        before += state.history.opened
+        monitors += state.monitors.values()
         leader = min(row[1] for row in piece.rows)
         steps = [row[0] for row in piece.rows if row[1] == leader]
         outcome.pieces.append((min(steps), max(steps), len(steps)))
@@ -78,7 +81,7 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
             isinstance(policy.detectors[d].start(), Clockwork) for d in policy.detectors_of(rule)
         )
     ]
-    return _finished(outcome, policy, names)
+    return _finished(outcome, policy, names, monitors)
 
 
 def _of_run(source: Source, policy: Policy) -> Outcome:
@@ -95,13 +98,15 @@ def _of_run(source: Source, policy: Policy) -> Outcome:
                 span[:] = first, max(span[1], event.step), span[2] + 1
             yield event
 
-    _fold(policy, observed(), outcome, 0)
+    state = _fold(policy, observed(), outcome, 0)
     if span[2]:
         outcome.pieces.append((span[0], span[1], span[2]))
-    return _finished(outcome, policy, names)
+    return _finished(outcome, policy, names, list(state.monitors.values()))
 
 
-def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
+def _finished(
+    outcome: Outcome, policy: Policy, names: set[str], monitors: Sequence[RankMonitor]
+) -> Outcome:
     outcome.rows = sum(count for *_, count in outcome.pieces)
     spans = [((last - first) / (n - 1), n) for first, last, n in outcome.pieces if n > 1]
     if spans:
@@ -110,7 +115,23 @@ def _finished(outcome: Outcome, policy: Policy, names: set[str]) -> Outcome:
     for rule in policy.rules:
         if not rank_monitor.can_fire(policy, rule, names.__contains__):
             outcome.inactive.append(rule.id)
+    lacking = _lacking(policy, monitors, int(outcome.spacing))
+    for rule in policy.rules:
+        can_fire = rank_monitor.can_fire(policy, rule, names.__contains__, lacking)
+        if not can_fire and rule.id not in outcome.inactive:
+            why = dict.fromkeys(lacking[d] for d in policy.detectors_of(rule) if d in lacking)
+            outcome.unjudged[rule.id] = "; ".join(why)
     return outcome
+
+
+def _lacking(policy: Policy, monitors: Sequence[RankMonitor], spacing: int) -> dict[str, str]:
+    """Return which detectors judged nothing in any piece, and why in the longest one."""
+    lacking = {}
+    longest = max(monitors, key=lambda monitor: monitor.frames, default=None)
+    for i, name in enumerate(policy.detectors):
+        if longest and all(monitor.watches[i].lacks(spacing) for monitor in monitors):
+            lacking[name] = longest.watches[i].lacks(spacing)
+    return lacking
 
 
 def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int) -> State:

@@ -83,6 +83,7 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     if never:
         yield f"  not evaluated, no recording has their metrics: {', '.join(sorted(never))}"
         yield "    if the column has another name: --alias COLUMN=METRIC"
+    yield from _unjudged([outcomes[0] for outcomes in found])
     yield ""
     yield from table(totals, labelled=labels is not None)
     yield ""
@@ -106,6 +107,19 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
         yield from _limited(iter(differences))
     yield ""
     yield CAVEAT
+
+
+def _unjudged(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the rules that no run could judge though it has their metrics, by the reason."""
+    rules: dict[str, list[str]] = {}
+    for rule, why in {
+        r: why for outcome in outcomes for r, why in outcome.unjudged.items()
+    }.items():
+        if all(rule in outcome.unjudged or rule in outcome.inactive for outcome in outcomes):
+            rules.setdefault(why, []).append(rule)
+    if rules:
+        yield "  not judged, rows are too few or too far apart:"
+        yield from _limited(f"    {', '.join(names)}: {why}" for why, names in rules.items())
 
 
 def _budget_usage(outcomes: Sequence[Outcome]) -> str:

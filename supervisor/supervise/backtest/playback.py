@@ -58,8 +58,8 @@ def events_of_run(path: Path) -> Iterator[Event]:
 def events_of(piece: Recording) -> Iterator[Event]:
     """Yield a piece of a recording as the events of a run that was launched for it.
 
-    The clock is the step time where there is one, else one second per row. Rows that were logged
-    every few steps are treated as consecutive steps.
+    The clock is the step time where there is one, else one second per row. Rows keep their steps,
+    however far apart: what counts rows counts these.
     """
     at, pending = 1, False
     world = 1 + max(row[1] for row in piece.rows)

@@ -69,6 +69,7 @@ class Outcome:
         budgets: class -> [most used at once, allowed, intents refused].
         inactive: rules whose metrics the run never had. no_heartbeat: rules on the clock, in a
             recording without heartbeats.
+        unjudged: rule -> why it could not fire: its rows are too few, or too far apart.
         pieces: first and last step, and number of frames, of each piece.
         fired: rule -> how often it fired.
     """
@@ -85,6 +86,7 @@ class Outcome:
     budgets: dict[str, list[int]] = field(default_factory=dict)
     inactive: list[str] = field(default_factory=list)
     no_heartbeat: list[str] = field(default_factory=list)
+    unjudged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def line(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class Outcome:
             "budgets": self.budgets,
             "inactive": self.inactive,
             "no_heartbeat": self.no_heartbeat,
+            "unjudged": self.unjudged,
             "notes": self.notes,
         }
 

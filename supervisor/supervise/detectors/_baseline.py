@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from ..core.model.decisions import UNKNOWN
-from ._watch import LEAST, Debounced, Unit
+from ._watch import LEAST, NEVER, Debounced, Unit, needs
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 2  # further windows before the oldest samples are dropped in one go
@@ -111,11 +111,16 @@ class Baseline:
         first = bisect_left(self._steps, self._steps[-1] - self._size + 1) if count else 0
         return max(0, min(first, count - min(self._size, LEAST)))
 
-    def spans(self, steps: int) -> bool:
-        """Whether the window covers `steps` steps, if each sample stands for its spacing."""
+    @property
+    def was_replaced(self) -> bool:
+        """Whether flagged samples became the window, up to where `rewind` goes back."""
+        return bool(self._replaced)
+
+    def covers(self) -> float:
+        """Return how many steps the window covers, if each sample stands for its spacing."""
         window = self._steps[self._first() :]
         count = len(window)
-        return count > 1 and (window[-1] - window[0]) * count >= steps * (count - 1)
+        return (window[-1] - window[0]) * count / (count - 1) if count > 1 else 0.0
 
     def accept(self, step: int, value: float) -> None:
         """Add a sample; the oldest one leaves."""
@@ -206,6 +211,8 @@ class BaselineWatch(Debounced):
     scale = max(1.4826 * MAD, rel_floor * |median|, abs_floor); in logs rel_floor is a floor itself.
     """
 
+    pending_step = NEVER  # step of a sample that is to enter the window
+
     def __init__(self, spec: Any) -> None:
         """spec: a detector with the keys `transform`, `window`, `min`, `freeze` and the floors."""
         self.spec = spec
@@ -242,6 +249,15 @@ class BaselineWatch(Debounced):
 
     def drop_after(self, step: int) -> None:
         self.base.rewind(step)
+
+    def lacks(self, spacing: int) -> str:
+        if self.base.was_replaced:
+            return ""
+        metric, count = self.spec.metric, len(self.base.ordered) + (self.pending_step != NEVER)
+        few = needs(count, self.least + 1, f"samples of {metric}")
+        if few or not self.by_steps:
+            return few
+        return needs(self.base.covers(), self.min_, f"steps of {metric}")
 
     def baseline_numbers(self, z: float, middle: float, scale: float) -> dict[str, Any]:
         """Return the numbers that all watches with a baseline have."""

@@ -30,6 +30,11 @@ NEVER = -1  # the last step of a watch without samples
 UNBEGUN = -2  # in the place of the step before the first frame, which may be NEVER
 
 
+def needs(count: float, least: int, what: str) -> str:
+    """Return the sentence of `Watch.lacks`, "" when there are enough."""
+    return f"{count:.0f} {what}, needs {least}" if count < least else ""
+
+
 class MetricDetector(Detector):
     """A detector of one metric."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import NOTE
 from ._baseline import Baseline, Freeze, median
-from ._watch import LEAST, NEVER, Memory, MetricDetector, Unit, check_bounds
+from ._watch import LEAST, NEVER, Memory, MetricDetector, Unit, check_bounds, needs
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
 FEW = 3  # samples in `fast` at least, if it is in steps: one strange sample is no average
@@ -198,6 +198,12 @@ class RatioWatch(Memory):
         self.known = step
         if self.base is not None:
             self.base.rewind(step)
+
+    def lacks(self, spacing: int) -> str:
+        few = needs(self.count, self.least + 1, f"samples of {self.spec.metric}")
+        if few or not self.by_steps:
+            return few
+        return needs(self.known - self.since, self.min_ + 1, f"steps of {self.spec.metric}")
 
     def numbers(self) -> dict[str, Any]:
         return {

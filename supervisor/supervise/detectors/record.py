@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ._baseline import median
-from ._watch import Memory, MetricDetector
+from ._watch import Memory, MetricDetector, needs
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 1  # further windows before the oldest samples are dropped in one go
@@ -164,6 +164,9 @@ class RecordWatch(Memory):
         for place, breach in enumerate(self.flags):
             self._count(breach, place)
         self.until = -1
+
+    def lacks(self, spacing: int) -> str:
+        return needs(len(self.values), self.spec.min_ + 1, f"samples of {self.spec.metric}")
 
     def numbers(self) -> dict[str, Any]:
         known = self.raw != UNKNOWN

@@ -112,7 +112,7 @@ class RobustZWatch(BaselineWatch):
         self.x = sample
         ordered = base.ordered
         count = len(ordered)
-        if count < self.least or (self.by_steps and not base.spans(self.min_)):
+        if count < self.least or (self.by_steps and base.covers() < self.min_):
             self.pending_step = step
             return UNKNOWN
         half = count >> 1

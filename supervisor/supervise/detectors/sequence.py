@@ -168,6 +168,12 @@ class SequenceWatch(Memory):
     def drop_after(self, step: int) -> None:
         self.reset()
 
+    def lacks(self, spacing: int) -> str:
+        stages = len(self.spec.steps)
+        if self.spec.same_step or spacing * (stages - 1) <= self.within:
+            return ""
+        return f"rows are {spacing} steps apart, {stages} of them never within {self.within}"
+
     def numbers(self) -> dict[str, Any]:
         names = self.spec.steps
         return {

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ._theil_sen import HUGE, lower_rank, mean, slopes
-from ._watch import UNBEGUN, Memory, MetricDetector, Unit, check_bounds
+from ._watch import UNBEGUN, Memory, MetricDetector, Unit, check_bounds, needs
 
 BLOCKS = 16
 PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %
@@ -142,6 +142,9 @@ class TrendWatch(Memory):
             for blocks in self._lists():
                 del blocks[-1]
         self.block_start = step
+
+    def lacks(self, spacing: int) -> str:
+        return needs(len(self.at), BLOCKS, f"blocks of {self.spec.metric}")
 
     def numbers(self) -> dict[str, Any]:
         blocks = min(len(self.at), BLOCKS)

@@ -219,9 +219,8 @@ def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> 
     if why and (spec.reads != "metrics" or len(why) == len(spec.metrics)):
         return "; ".join(why)
     numbers: Mapping[str, Any] = found["numbers"]
-    samples, least = numbers.get("samples"), getattr(spec, "min_", None)
-    if isinstance(samples, int) and isinstance(least, int) and samples <= least:
-        return f"warming up, {samples} of {least} samples"
+    if few := monitor.watches[monitor.index[found["detector"]]].lacks(1):
+        return f"warming up, {few}"
     value = format_readings.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
         return f"{format_readings.number(value)} has no logarithm"

@@ -6,7 +6,7 @@ outside, the same frames give the same answers. Numbers are collected only when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -342,14 +342,18 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
 MOST = 8  # readable detectors of one rule whose combinations are tried
 
 
-def can_fire(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> bool:
+def can_fire(
+    policy: Policy, rule: Rule, has: Callable[[str], bool], without: Container[str] = ()
+) -> bool:
     """Return whether any readings of the detectors that have their metrics make the rule TRUE.
+
+    without: detectors that are UNKNOWN all the same.
 
     A detector without its metrics is UNKNOWN for ever. `a or b` can do without one of the two,
     `a and b` cannot.
     """
     order = list(policy.detectors)
-    readable = [name for name in rule.uses if is_readable(policy, name, has)]
+    readable = [name for name in rule.uses if is_readable(policy, name, has, without)]
     if len(readable) > MOST:
         return len(readable) == len(rule.uses)
     places = [order.index(name) for name in readable]
@@ -362,10 +366,14 @@ def can_fire(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> bool:
     return False
 
 
-def is_readable(policy: Policy, name: str, has: Callable[[str], bool]) -> bool:
+def is_readable(
+    policy: Policy, name: str, has: Callable[[str], bool], without: Container[str] = ()
+) -> bool:
     """Return whether a detector, and what it is coupled with, has the metrics it reads."""
+    if name in without:
+        return False
     detector = policy.detectors[name]
-    inputs = [is_readable(policy, inner, has) for inner in detector.detectors]
+    inputs = [is_readable(policy, inner, has, without) for inner in detector.detectors]
     own = [has(metric) for metric in detector.metrics]
     enough = all if detector.needs_all else any
     return (not own or enough(own)) and (not inputs or enough(inputs))

@@ -57,6 +57,13 @@ class Watch(ABC):
     def reset(self) -> None:
         """Forget everything, as at the start of a run."""
 
+    def lacks(self, spacing: int) -> str:
+        """Return why nothing could be judged so far, "" when it could.
+
+        spacing: the usual number of steps between two frames.
+        """
+        return ""
+
     def note(self) -> dict[str, Any]:
         """Take the pending note, `{"kind": "rebaseline" | "near_miss", "reason": str, ...}`."""
         return {}
