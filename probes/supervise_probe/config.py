@@ -31,6 +31,8 @@ class Config(NamedTuple):
         peak_flops: FLOP/s that the device can do at most; None: see `device_peaks`.
         attempt: of this launch; frames count on from it at every rollback.
         first_step: what the first step is called: one more than the last in the checkpoint.
+        counters: `collectors.COUNTERS` that this launch counts on from, by rank; under "all" those
+            of the other ranks. Without them it counts from 0.
         resume: `{"how": "library" or "savepoint", "path"}` of what this launch begins with, unless
             the job's own arguments say so.
         rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
@@ -57,11 +59,16 @@ class Config(NamedTuple):
     tape: bool = False
     attempt: int = 0
     first_step: int = 0
+    counters: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     resume: Optional[Dict[str, Any]] = None
     rewarm: Optional[Dict[str, Any]] = None
     skip: Sequence[Sequence[int]] = ()
     quarantine: Optional[str] = None
     probe_batch: Optional[Dict[str, Any]] = None
+
+    def counters_of(self, rank: int) -> Mapping[str, float]:
+        """Return the counters that this rank counts on from, `{}` for none."""
+        return self.counters.get(str(rank)) or self.counters.get("all") or {}
 
 
 def load(path: str) -> Config:

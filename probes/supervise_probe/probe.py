@@ -137,6 +137,7 @@ class Probe:
         phases = {name: index for index, name in enumerate(wire.PHASES)}
         context.reporter.connect(writer, mailbox, phases, self._describe)
         parts.threads.begins()
+        parts.collectors.count_on(config.counters_of(position.rank))
         try:
             RankParts(parts, mailbox, self._times).connect()
         except Exception as error:  # half a probe would fail later in a stranger way
@@ -154,7 +155,9 @@ class Probe:
         context.reporter.writer.close()
         context.reporter.writer = None
         # What this launch was to begin with was for the one before.
-        context.config = context.config._replace(first_step=0, resume=None, rewarm=None, skip=())
+        context.config = context.config._replace(
+            first_step=0, counters={}, resume=None, rewarm=None, skip=()
+        )
         parts.collectors.rewind(parts.pristine)
         if self.open():
             step = context.position.step

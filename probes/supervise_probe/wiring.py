@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
 from .checkpoints.on_demand import OnDemand
 from .checkpoints.resume import Resume
 from .checkpoints.save_reports import SaveReports
-from .collectors import Collectors, Plan, _wiring
+from .collectors import COUNTERS, Collectors, Plan, _wiring
 from .control.commands import Commands
 from .control.fault_injector import FaultInjector
 from .control.reporting import JobReports
@@ -207,6 +207,7 @@ class Parts:
     def _from_its_start(self, made: int) -> None:
         """The job begins by itself and not where it was to go on, with `made` steps behind it."""
         self.context.position.step = made
+        self.collectors.count_on(dict.fromkeys(COUNTERS, 0.0))
         self.rank.history.expect_nothing()
 
     def no_optimizer(self) -> str:
@@ -269,7 +270,7 @@ class RankParts:
         parts.forward.connect(self.probe_batch.observe)
         parts.loader.connect(self.rollbacks)
         parts.saves.connect(self._on_demand.learn_from)
-        parts.save_reports.connect(self.probe_batch.save_facts)
+        parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.opened()
         if parts.rate.held.now != 1.0:
             factor = f"multiplied by {parts.rate.held.now:g}, as requested before the relaunch"
@@ -279,6 +280,10 @@ class RankParts:
         """All values of a frame are on the host."""
         self._run_all(self._plan.now["finish"], values)
         self.rollbacks.finished(step, attempt, values)
+
+    def _counters(self) -> Dict[str, float]:
+        self.publisher.catch_up()
+        return self._parts.collectors.counters()
 
     def _batches(self) -> Any:
         return list(self.history.seen)

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.checkpoint_wiring import may_come_back
+from supervise.app.checkpoint_wiring import forward_save, may_come_back
 from supervise.core import engine
+from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import Policy
 from supervise.core.state.incident import HELD
 
@@ -42,3 +43,23 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
         setattr(attrgetter(part)(state) if part else state, name, value)
 
     assert may_come_back(policy, state, code) is comes_back
+
+
+def test_each_rank_counts_on_from_its_own_counters():
+    """Rank 0 saves, and tells its own; rank 1 is in the next step already, rank 2 pads less."""
+    names = ("step_time", "tokens_seen", "steps_seen")
+    frames = [(1, 8, 90.0, 9.0), (2, 8, 88.0, 9.0), (1, 9, 100.0, 10.0), (2, 9, 98.0, 10.0)]
+    frames += [(1, 10, 110.0, 11.0), (0, 9, 99.0, 10.0)]
+    window = [(names, Frame(0, rank, 0, step, (0.1, *values))) for rank, step, *values in frames]
+    own = {"tokens_seen": 100.0, "steps_seen": 10.0}
+    notice = Notice(0, "checkpoint-saved", "", 0, 10, {"path": "/a.pt", "counters": own})
+    saved = []
+
+    forward_save(
+        SimpleNamespace(on_save=saved.append),
+        notice,
+        Policy("p", "sha256:0", "enforce", {}, ()),
+        window,
+    )
+
+    assert saved[0].data["counters"] == {"all": own, "2": {**own, "tokens_seen": 98.0}}

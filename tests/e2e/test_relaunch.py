@@ -12,6 +12,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
+COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
 HIT = "lr_spike:factor=3000,steps=8@210"
 
 
@@ -53,6 +54,10 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     rewarmed = [float(r["learning_rate"]) for r in rows if r["attempt"] == "1"]
     assert rewarmed[0] == pytest.approx(1e-4)
     assert rewarmed[25] == pytest.approx(1e-3)
+    for row in rows[-1], next(row for row in rows if row["attempt"] == "1"):
+        done = int(row["step"]) + 1  # as in a run that nothing happened to
+        tokens = sum(64 + n % 3 for n in range(done))
+        assert [float(row[name]) for name in COUNTERS] == [done, 0, tokens, tokens]
 
     marks = [json.loads(path.read_text()) for path in (run.directory / "relaunch").iterdir()]
     assert sorted(mark["attempt"] for mark in marks) == [1, 2]

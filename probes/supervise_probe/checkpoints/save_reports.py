@@ -36,11 +36,14 @@ class SaveReports:
         self._position, self._reporter = context.position, context.reporter
         self._library, self._settle = library, settle
         self._batch_facts: Callable[[], Dict[str, Any]] = dict
+        self._counters: Callable[[], Dict[str, float]] = dict
         self.saving = False
 
-    def connect(self, batch_facts: Callable[[], Dict[str, Any]]) -> None:
-        """Add the facts that `batch_facts` returns about the probe batch to each report."""
-        self._batch_facts = batch_facts
+    def connect(
+        self, batch_facts: Callable[[], Dict[str, Any]], counters: Callable[[], Dict[str, float]]
+    ) -> None:
+        """Add what these return to each report: about the probe batch, and the counters."""
+        self._batch_facts, self._counters = batch_facts, counters
 
     def begins(self) -> None:
         """Set the phase "checkpoint": a save begins."""
@@ -71,11 +74,15 @@ class SaveReports:
             "path": path,
             "step": position.step,
             "file": stamp_of(place, path),
-            **save_facts(position, seconds, how),
+            **self.facts(seconds, how),
             **self._batch_facts(),
         }
         message = f"step {position.step} was saved by {how}"
         self._reporter.notice("checkpoint-saved", message, data)
+
+    def facts(self, seconds: float, how: str) -> Dict[str, Any]:
+        """Return the facts of a save that has just ended."""
+        return {**save_facts(self._position, seconds, how), "counters": self._counters()}
 
 
 def save_facts(position: Position, seconds: float, how: str) -> Dict[str, Any]:

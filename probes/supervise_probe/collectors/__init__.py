@@ -45,6 +45,9 @@ CALLS = (
     "collect",
     "finish",
 )
+# What counts on over a relaunch, and the collectors that count it.
+COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
+COUNTING = ("counters", "tokens", "derived")
 SAMPLED_CALLS = ("after_backward", "measure", "before_update", "after_update", "collect")
 
 
@@ -200,6 +203,18 @@ class Collectors:
     def of_set(self, name: str) -> List[str]:
         """Return the names of those that are called when this set is sampled."""
         return [each for each, collector in self.by_name.items() if name == collector.SAMPLED]
+
+    def counters(self) -> Dict[str, float]:
+        """Return `COUNTERS`."""
+        state: Dict[str, float] = {}
+        for name in COUNTING:
+            state.update(self.by_name[name].state())
+        return {name: state[name] for name in COUNTERS}
+
+    def count_on(self, counters: Mapping[str, float]) -> None:
+        """Count on from these `COUNTERS`; the other collectors have no part in it."""
+        for name in COUNTING:
+            self.by_name[name].rewind(counters)
 
     def state(self) -> Dict[str, float]:
         """Return what goes back with a rollback."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from threading import get_ident
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set
 
 from ..runtime.scalars import Number, Pending, Scalars
@@ -59,6 +60,7 @@ class Publisher:
         self._names: List[str] = []
         self._known: Set[str] = set()
         self._drafts: Deque[Draft] = deque()
+        self._thread = 0  # that submitted the newest of them
         self._overflow = False
         self.muted = self.discarding = False
 
@@ -76,7 +78,16 @@ class Publisher:
             self._publish(step, attempt, at_ns, values)
             return
         self._drafts.append(Draft(step, attempt, at_ns, pending, values))
+        self._thread = get_ident()
         while self._drafts and (self._drafts[0].ready() or len(self._drafts) > DEPTH):
+            self._publish_draft(self._drafts.popleft())
+
+    def catch_up(self) -> None:
+        """Publish what has arrived, without waiting; on another thread than the training: nothing.
+
+        A save has waited for the device, so that all that came before it is here.
+        """
+        while self._drafts and self._thread == get_ident() and self._drafts[0].ready():
             self._publish_draft(self._drafts.popleft())
 
     def flush(self) -> None:

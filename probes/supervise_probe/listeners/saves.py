@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
 
-from ..checkpoints.save_reports import Reported, name_of, save_facts
+from ..checkpoints.save_reports import Reported, name_of
 
 if TYPE_CHECKING:
     from ..checkpoints.save_reports import SaveReports
@@ -41,7 +41,6 @@ class SaveListener:
     ) -> None:
         self._torch, self._registry = context.torch, context.registry
         self._guard, self._reporter = context.guard, context.reporter
-        self._position = context.position
         self._optimizers, self._drills, self.reports = optimizers, drills, reports
         self._library = library
         self._reported: Dict[str, Reported] = {}  # by the way of saving
@@ -78,7 +77,7 @@ class SaveListener:
             report = {
                 "path": path,
                 "step": step,
-                **save_facts(self._position, seconds, "its library"),
+                **self.reports.facts(seconds, "its library"),
             }
             self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
 

@@ -252,7 +252,8 @@ class InferredSteps:
         number = self._backwards // length
         self._plan.run("after_update", Update(self._hands, False, self._known))
         self._forget()
-        self._counters.rewind({"steps_seen": float(number)})
+        before = self._counters.state()["steps_seen"]  # of the launches that this one goes on from
+        self._counters.rewind({"steps_seen": before + number})
         self._search_at = self._backwards + AGAIN
         self._tracker.infer(id(self._hands), self._context.config.first_step + number)
         self._callbacks.without_optimizer(WHY)

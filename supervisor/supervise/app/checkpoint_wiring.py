@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoints.service import CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
-from ..core.model.events import Event, Notice
+from ..core.model.events import Event, Frame, Notice
 from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
@@ -17,6 +19,9 @@ from ..store.run_directory import RUNS
 from .event_processor import EventProcessor
 from .run_recovery import RecoveredRun
 from .settings import Settings
+
+RANKS = 64  # of more, each counts on as the one that saved: the register must stay small
+Window = Iterable[tuple[Sequence[str], Frame]]
 
 
 def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
@@ -38,16 +43,42 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
     )
 
 
-def forward_save(checkpoints: CheckpointService, event: Event, policy: Policy) -> None:
+def forward_save(
+    checkpoints: CheckpointService, event: Event, policy: Policy, window: Window
+) -> None:
     """Pass a save that a probe reported to the checkpoint service.
 
     Where a relaunch begins with a savepoint, nothing else can be gone back to.
+
+    Args:
+        window: the newest frames, each with its names, oldest first.
     """
     if not isinstance(event, Notice) or event.kind != "checkpoint-saved":
         return
     resume = (policy.job.get("relaunch") or {}).get("resume")
     if resume != "savepoint" or event.data.get("how") == "savepoint":
-        checkpoints.on_save(event)
+        checkpoints.on_save(_with_counters(event, window))
+
+
+def _with_counters(event: Notice, window: Window) -> Notice:
+    """Return the notice with the counters of all ranks, as `checkpoints.registry.Entry` has them.
+
+    The rank that saved reports its own; another one's are those of its newest frame before.
+    """
+    told = event.data.get("counters", {})
+    saver = {name: count for name, count in told.items() if type(count) in (int, float)}
+    newest = {
+        frame.rank: (names, frame)
+        for names, frame in window
+        if frame.rank != event.rank and frame.step < (event.step or 0)
+    }
+    by_rank = {"all": saver} if saver else {}
+    for rank, (names, frame) in newest.items() if saver and len(newest) < RANKS else ():
+        pairs = zip(names, frame.values, strict=False)
+        seen = {name: value for name, value in pairs if name in saver and value is not None}
+        if not seen.items() <= saver.items():
+            by_rank[str(rank)] = {**saver, **seen}
+    return replace(event, data={**event.data, "counters": by_rank})
 
 
 def verify_awaited(checkpoints: CheckpointService, policy: Policy, state: State) -> None:
@@ -75,7 +106,7 @@ def resume(checkpoints: CheckpointService, past: RecoveredRun, policy: Policy) -
     """Resume the checkpoint service of a supervisor that died."""
     checkpoints.resume(past.checkpoints)
     for notice in past.saves.values():
-        forward_save(checkpoints, notice, policy)
+        forward_save(checkpoints, notice, policy, past.window)
 
 
 def position(processor: EventProcessor) -> RunPosition:

@@ -46,6 +46,7 @@ class Launch:
         rewarm: `{"start", "steps"}` of the learning rate, or None.
         skip: `[first, last]` of steps whose update is dropped.
         probe_batch: what the job reported of it with the checkpoint, None: nothing.
+        counters: of the steps in the checkpoint, by rank, see `checkpoints.registry.Entry`.
     """
 
     attempt: int = 0
@@ -54,6 +55,7 @@ class Launch:
     rewarm: Mapping[str, Any] | None = None
     skip: Sequence[Sequence[int]] | None = None
     probe_batch: Mapping[str, Any] | None = None
+    counters: Mapping[str, Any] | None = None
 
     def fill(self, template: str) -> str:
         """Put this launch's checkpoint in the place of {checkpoint}, {directory} and {step}."""
@@ -191,6 +193,7 @@ def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "attempt": launch.attempt,
         "first_step": launch.step + 1,
+        "counters": dict(launch.counters or {}),
         "resume": {"how": how["resume"], "path": launch.path} if own else None,
         "rewarm": None if launch.rewarm is None else dict(launch.rewarm),
         "skip": None if launch.skip is None else [list(pair) for pair in launch.skip],

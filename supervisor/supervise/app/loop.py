@@ -351,7 +351,9 @@ class App:
         for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._enricher.complete(event):
                 self.processor.process(completed)
-            checkpoint_wiring.forward_save(self._checkpoints, event, self.processor.policy)
+            checkpoint_wiring.forward_save(
+                self._checkpoints, event, self.processor.policy, self.processor.window
+            )
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
 

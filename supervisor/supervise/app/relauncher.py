@@ -168,7 +168,7 @@ class Relauncher:
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
                 continue
-            told = {key: value for key, value in back.items() if key == "probe_batch"}
+            told = {key: back[key] for key in ("probe_batch", "counters") if key in back}
             if failed:
                 told["failed"] = {what: str(error) for what, error in failed.items()}
             path, moved = str(back["path"]), list(back["moved"])
@@ -210,6 +210,7 @@ class Relauncher:
             args["rewarm"],
             args["skip"],
             done.get("probe_batch"),
+            done.get("counters"),
         )
 
         def start() -> None:

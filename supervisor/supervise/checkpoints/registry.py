@@ -47,6 +47,8 @@ class Entry:
         python: the interpreter that wrote it, None if not reported.
         probe_batch: what the job reported of the fixed batch: `{"path", "value"}`, or `{"why"}` if
             there is no value; None if nothing was reported.
+        counters: of the steps in it, by rank; under "all" those of the rank that saved, and of
+            each rank that is not listed. `{}` if they were not reported.
         values: metrics of the newest frame at the time of the save.
     """
 
@@ -70,6 +72,7 @@ class Entry:
     stamp: Stamp = ()
     python: str | None = None
     probe_batch: dict[str, Any] | None = None
+    counters: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -184,7 +187,7 @@ _FIELD_TYPES: dict[str, Any] = {
     **dict.fromkeys(("id", "path", "how", "saved", "verified", "state"), str),
     **dict.fromkeys(("step", "attempt", "bytes", "tensor_bytes"), int),
     **dict.fromkeys(("rng", "pinned", "present"), bool),
-    **dict.fromkeys(("files", "values"), dict),
+    **dict.fromkeys(("files", "values", "counters"), dict),
     "problems": list,
     "internal_step": int | None,
     "seconds": int | float | None,

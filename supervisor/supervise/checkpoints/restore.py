@@ -73,8 +73,9 @@ class Restorer:
             finally:
                 self.discard_prepared()
             kept.write()
-            batch = {"probe_batch": entry.probe_batch} if entry.probe_batch else {}
-            return {"path": entry.path, "moved": [str(path) for path in moved], **batch}
+            told = {"probe_batch": entry.probe_batch, "counters": entry.counters}
+            reported = {key: value for key, value in told.items() if value}
+            return {"path": entry.path, "moved": [str(path) for path in moved], **reported}
 
     def discard_prepared(self) -> None:
         """Remove an unused prepared copy."""

@@ -256,7 +256,8 @@ class CheckpointService:
         copy replaces it, if it has the verified hashes. Idempotent, and fast after `prepare`.
 
         Returns:
-            `path`; `moved`: new paths of the moved files; `probe_batch`: if the job reported it.
+            `path`; `moved`: new paths of the moved files; `probe_batch` and `counters`: if the job
+            reported them.
 
         Raises:
             StoreError: it is unknown, not verified, damaged, or cannot be written.

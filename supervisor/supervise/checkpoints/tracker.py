@@ -70,6 +70,7 @@ class SaveReport:
     identity: FileIdentity | None = None
     python: str | None = None
     probe_batch: dict[str, Any] | None = None
+    counters: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -100,6 +101,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         identity=identity,
         python=data.get("python"),
         probe_batch=data.get("probe_batch"),
+        counters=data.get("counters", {}),
         values=position.values,
     )
 
@@ -362,6 +364,7 @@ def _describe(entry: Entry, report: SaveReport) -> None:
     entry.step, entry.attempt, entry.how = report.step, report.attempt, report.how
     entry.saved, entry.seconds, entry.python = report.wall, report.seconds, report.python
     entry.values, entry.probe_batch = _registered(report.values), report.probe_batch
+    entry.counters = dict(report.counters)
 
 
 def _registered(values: Mapping[str, float]) -> dict[str, float]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import supervise_probe
+
 init_from, out_dir, max_iters, every, pause_s = "scratch", "out", 300, 100, 0.0
 wait_file = forget = ""
 for word in sys.argv[1:]:  # later ones win, as with nanoGPT's configurator
@@ -41,6 +43,7 @@ while iter_num < max_iters:
     loss = nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    supervise_probe.report(tokens_per_update=64 + iter_num % 3)
     optimizer.step()
     iter_num += 1
     if iter_num % every == 0:

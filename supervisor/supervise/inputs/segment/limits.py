@@ -65,6 +65,7 @@ DATA: dict[str, dict[str, Any]] = {
         "ranks": int,
         "python": str | None,
         "probe_batch": dict | None,
+        "counters": dict,
     },
 }
 # What is reckoned with of an ack's result, and what an ack of a verb that was done must hold.
