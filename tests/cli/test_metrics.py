@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from supervise.catalog.inventory import metrics
+from supervise.catalog.inventory.not_covered import REASONS
 from supervise.checkpoints import notifications
 from supervise.cli._metric_availability import SUPERVISOR_METRICS
 from supervise.inputs import cross_rank_metrics, hardware
@@ -25,10 +28,22 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert {name for name in by if by[name] == "supervisor"} == set(SUPERVISOR_METRICS)
     assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *SUPERVISOR_METRICS}
     assert by["spike_score"] == by["fixed_probe_loss"] == "job"
-    without = {row["id"]: row["not_covered"] for row in rows if row["measured_by"] == "nobody"}
-    assert without == metrics.NOT_COVERED
-    assert all(without.values())
+    assert {name for name in by if by[name] == "nobody"} == set(metrics.OUT_OF_REACH)
     assert all(row["cost"] for row in rows)
+
+
+def test_each_id_is_measured_judged_and_tested_or_says_why_not(supervise):
+    """A reason that has become wrong is as bad as none. Scenarios of packs are tests too."""
+    _, out, _ = supervise("metrics", "list", "--json")
+    rows = json.loads(out)
+    covered = {row["id"] for row in rows if row["measured"] and row["rules"]}
+    here = Path(__file__).parents[2]
+    texts = [*here.glob("tests/**/*.py"), *here.glob("policies/packs/*.yaml")]
+    words = {word for path in texts for word in re.findall(r"[a-z0-9_]+", path.read_text("utf-8"))}
+
+    assert {row["id"] for row in rows if row["not_covered"]} == {r["id"] for r in rows} - covered
+    assert {row["id"] for row in rows} >= set(REASONS)
+    assert {row["id"].removesuffix(".<i>") for row in rows if row["measured"]} <= words
 
 
 def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
@@ -58,6 +73,10 @@ def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):
     ("metric", "said"),
     [
         ("learning_rate.3", "learning_rate.3"),
+        ("learning_rate.<i>", "rules:     update_scale.lr"),
+        ("overflow", "amp.storming: kind: rate"),
+        ("learning_rate_expected", "rules:     schedule.rate"),
+        ("epoch", "reason:    Context for reports"),
         ("gpu_power", "by the supervisor, beside the job"),
         ("checkpoint_ok", "by the supervisor, beside the job"),
         ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),

@@ -27,7 +27,7 @@ BEHAVIOUR = """max_attn_logit attn_entropy residual_rms activation_outlier_rate 
     topk_mass_probe output_kl_to_prev moe_drop_rate moe_util_entropy moe_load_balance_loss"""
 COMPUTE = """tokens_per_sec step_time mfu gpu_util gpu_mem_used dataloader_stall_frac comm_time_frac
     compute_time_frac straggler_ratio"""
-# And the observability of checkpoints (table G); the rest of it is in `metrics.NOT_COVERED`.
+# And the observability of checkpoints (table G); the rest of it is in `not_covered.REASONS`.
 RUNNING = "nan_inf_events checkpoint_ok checkpoint_time checkpoint_size"
 WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()
 # The same fact under another id, which some pack reads.
@@ -42,8 +42,6 @@ SAME = {
 NO_TOUCH = {"snapshot", "notify"}
 # For ladders, rules and crashes of one's own.
 OFFERED = {"tighten-clip", "closer-look", "restart", "hold-for-config"}
-# For people: no rule can send them there before something measures what it would read.
-UNREACHED = {"crash-loop", "telemetry-blackout"}
 
 
 def data(kind: str, name: str) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def test_no_shipped_rule_reads_what_nothing_measures() -> None:
     read = {name for one in POLICIES for d in policy(one).detectors.values() for name in d.metrics}
 
     assert {m for m in read if origin.measured_by(m, SUPERVISOR_METRICS) == origin.NONE} == set()
-    assert all(not origin.readers(name) for name in metrics.NOT_COVERED)
+    assert all(not origin.readers(name) for name in metrics.OUT_OF_REACH)
 
 
 def test_every_pack_is_used() -> None:
@@ -205,7 +203,7 @@ def test_every_runbook_is_reached() -> None:
         reached |= {rule.see for rule in one.rules} | set(one.runbooks)
         reached |= {book.if_it_fails for book in one.runbooks.values()}
 
-    assert set(RUNBOOKS) - reached == OFFERED | UNREACHED
+    assert set(RUNBOOKS) - reached == OFFERED
 
 
 def test_a_metric_leads_to_a_runbook() -> None:

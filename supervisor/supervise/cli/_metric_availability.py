@@ -111,7 +111,7 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
         found[together] = found.get(own, across)
     found |= _hardware()
     found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
-    found |= dict.fromkeys(metrics.NOT_COVERED, NOT_MEASURED)
+    found |= dict.fromkeys(metrics.OUT_OF_REACH, NOT_MEASURED)
     return found | {name: REPORTED for name in everything if name not in found}
 
 

@@ -40,7 +40,9 @@ def command() -> None:
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def listing(as_json: bool) -> None:
-    """List every metric with a standard id.
+    """List every metric with a standard id, its unit, and the packs whose rules judge it.
+
+    Where none does, or nothing measures it, its last sentence says why.
 
     \b
     Examples:
@@ -58,7 +60,7 @@ def listing(as_json: bool) -> None:
         rows = [row for row in found if row["measured_by"] == source]
         if rows:
             click.echo(f"{head}:")
-            print_table([(f"  {row['id']}", row["unit"], _listed(row)) for row in rows])
+            print_table([(f"  {row['id']}", row["unit"], *_listed(row)) for row in rows])
 
 
 @command.command(name="show")
@@ -89,6 +91,8 @@ def show(metric: str, as_json: bool) -> None:
     click.echo(f"  {'measured:':10} {_MEASURED[found['measured_by']]}")
     if found["not_covered"]:
         click.echo(f"  {'reason:':10} {found['not_covered']}")
+    if found["rules"]:
+        click.echo(f"  {'rules:':10} {', '.join(found['rules'])}")
     for name, text in found["detectors"].items():
         click.echo(f"  {'detector:':10} {name}: {text}")
     click.echo(f"\n{ORDER}")
@@ -98,6 +102,7 @@ def describe(metric: str) -> dict[str, Any]:
     """Return the facts of a standard metric, for `--json`."""
     from ..catalog.export import origin
     from ..catalog.inventory import metrics
+    from ..catalog.inventory.not_covered import REASONS
     from ._metric_availability import SUPERVISOR_METRICS
 
     spec = metrics.spec_of(metric)
@@ -111,14 +116,16 @@ def describe(metric: str) -> dict[str, Any]:
         "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
         "measured": by in (origin.PROBE, origin.SUPERVISOR),
         "measured_by": by,
-        "not_covered": metrics.NOT_COVERED.get(spec.id, ""),
+        "not_covered": REASONS.get(spec.id, ""),
+        "rules": origin.judges(metric),
         "detectors": origin.readers(metric),
     }
 
 
-def _listed(row: dict[str, Any]) -> str:
-    """Return what a metric means, and why nothing measures it where that is so."""
-    return " ".join(filter(None, (row["meaning"], row["not_covered"])))
+def _listed(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the packs that judge a metric, and what it means; where not covered, why."""
+    packs = dict.fromkeys(rule.partition(".")[0] for rule in row["rules"])
+    return ", ".join(packs) or "-", " ".join(filter(None, (row["meaning"], row["not_covered"])))
 
 
 def _cost(metric: str) -> str:

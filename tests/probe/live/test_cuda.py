@@ -17,6 +17,8 @@ SAMPLED = {
     "opt_state_finite",
     "adam_rms_ratio",
     "layer_weight_std.0",
+    "gpu_mem_allocated",
+    "gpu_alloc_retries",
 }
 ENVIRON = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_MODULE_LOADING": "EAGER"}
 
@@ -143,3 +145,6 @@ def test_the_host_never_waits_and_nothing_changes(launch, devices, number):
         if row["step"] and row["step"] % 4 == 0:
             assert frame["max_attn_logit"] == pytest.approx(row["max_attn_logit"], rel=1e-5)
     assert {name for frame in job.frames for name in frame} >= SAMPLED
+    memory = [f for f in job.frames if f.get("gpu_mem_reserved") is not None]
+    assert all(0.0 <= f["gpu_mem_allocated"] <= f["gpu_mem_reserved"] <= 100.0 for f in memory)
+    assert len(memory) == 2

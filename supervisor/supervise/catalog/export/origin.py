@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...core.model.interfaces import Detector
 from ...core.model.policy import detectors_behind
+from ..assembly.expression import parse
 from ..assembly.freeze import BuiltRule, Draft
 from ..assembly.pack import PACKS, Entry
 from ..document import yaml_reader
 from ..document.diagnostics import Place, Problems
 from ..document.nodes import Mapping, plain
 from ..document.yaml_writer import inline
-from ..forms.part_types import BASELINE_KEYS
+from ..forms.part_types import BASELINE_KEYS, read_detector
 from ..inventory import metrics, shipped
 from ..schema.dataclass_types import keys_of
 
@@ -75,7 +77,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         return PROBE
     if metric in beside:
         return SUPERVISOR
-    return NONE if spec is not None and spec.id in metrics.NOT_COVERED else JOB
+    return NONE if spec is not None and spec.id in metrics.OUT_OF_REACH else JOB
 
 
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
@@ -102,25 +104,54 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
 
 def readers(metric: str) -> dict[str, str]:
     """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
-    found: dict[str, str] = {}
-    for name, detector in _detectors():
-        if detector.get("metric") == metric or metric in detector.get("metrics", ()):
-            keys = {
-                key: value for key, value in detector.items() if key not in ("metric", "metrics")
-            }
-            found[name] = inline(keys).strip("{}")
-    return found
+    return {
+        f"{pack.name}.{name}": inline(pack.written[name]).strip("{}")
+        for pack in _packs()
+        for name, detector in pack.detectors.items()
+        if _reads(detector, metric)
+    }
+
+
+def judges(metric: str) -> list[str]:
+    """Return the shipped rules, as `pack.rule`, that read a metric directly or through others."""
+    return [
+        f"{pack.name}.{rule}"
+        for pack in _packs()
+        for rule, names in pack.rules.items()
+        if any(_reads(pack.detectors[d], metric) for d in detectors_behind(pack.detectors, names))
+    ]
+
+
+def _reads(detector: Detector, metric: str) -> bool:
+    """Return whether it reads the metric, or one member of such a family."""
+    specs = map(metrics.spec_of, detector.metrics)
+    return metric in detector.metrics or any(s is not None and s.id == metric for s in specs)
+
+
+class _Pack(NamedTuple):
+    name: str
+    written: dict[str, dict[str, Any]]  # detectors without what they read
+    detectors: dict[str, Detector]
+    rules: dict[str, tuple[str, ...]]  # id -> detectors in `when`
 
 
 @cache
-def _detectors() -> list[tuple[str, dict[str, Any]]]:
+def _packs() -> list[_Pack]:
     found = []
-    for pack in shipped.names(PACKS):
-        path = shipped.folder(PACKS) / f"{pack}.yaml"
+    for name in shipped.names(PACKS):
+        path = shipped.folder(PACKS) / f"{name}.yaml"
         root = yaml_reader.read(path, shipped.label(path), problems := Problems())
         problems.stop()
-        section = root.get("detectors") if root is not None else None
-        if isinstance(section, Mapping):
-            for name, detector in plain(section).items():
-                found.append((f"{pack}.{name}", detector))
+        assert root is not None
+        section, written_rules = root.get("detectors"), root.get("rules")
+        assert isinstance(section, Mapping)
+        assert written_rules is not None
+        pairs = {key: node for key, (_, node) in section.pairs.items()}
+        written = {
+            key: {k: v for k, v in plain(node).items() if k not in ("metric", "metrics", "event")}
+            for key, node in pairs.items()
+        }
+        detectors = {key: read_detector(node, problems, key) for key, node in pairs.items()}
+        rules = {rule["id"]: parse(rule["when"]).names for rule in plain(written_rules)}
+        found.append(_Pack(name, written, detectors, rules))
     return found

@@ -111,29 +111,17 @@ _ROWS = (
     ),
 )
 
-# Of the surroundings of the job, and unknown to the job itself: id, unit, meaning, source, and why
-# nothing measures it yet. No shipped rule reads one: it would be inactive in every run.
+# Of the surroundings of the job, unknown to the job itself, and not measured: see `not_covered`.
+# No shipped rule reads one: it would be inactive in every run.
 _AROUND = (
-    (
-        *("restart_rate", "1/day", "Restarts of the job.", SEEDS),
-        "A scheduler's restarts are runs of their own unless they come with --resume-run.",
-    ),
-    (
-        *("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
-        "Nothing parses the job's logs into events.",
-    ),
-    (
-        *("metrics_ingest_lag", "s", "Age of the newest frame when it is evaluated.", SEEDS),
-        "Metrics are judged when a frame comes, so that one of this could not tell that none does.",
-    ),
-    (
-        *("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
-        "Ranks send frames at the end of a step, and no heartbeat between them.",
-    ),
+    ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
+    ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
+    ("metrics_ingest_lag", "s", "Age of the newest frame when it is evaluated.", SEEDS),
+    ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
 )
 
-METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *(row[:4] for row in _AROUND)))
-NOT_COVERED = {row[0]: row[4] for row in _AROUND}
+METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
+OUT_OF_REACH = tuple(row[0] for row in _AROUND)
 
 
 @cache

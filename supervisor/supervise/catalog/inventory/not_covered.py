@@ -1,0 +1,78 @@
+"""Why an id is not covered. Covered is what is measured and judged by a shipped rule.
+
+One reason, many ids. An id that a job may report is judged where it does: then the reason says why
+nothing else measures it.
+"""
+
+from __future__ import annotations
+
+# The same fact under another id, which a shipped rule reads.
+_JUDGED_AS = {
+    "attn_logit_absmean": "max_attn_logit",
+    "comm_time": "comm_time_frac",
+    "gpu_mem_allocated": "gpu_mem_used",
+    "gpu_mem_reserved": "gpu_mem_used",
+    "grad_sketch.<i>": "grad_direction_consistency",
+    "grad_spike_score": "grad_global_norm",
+    "input_time": "dataloader_stall_frac",
+    "nan_inf_events": "the values themselves",
+    "overflow_rate": "overflow",
+    "param_digest.<i>": "param_digest_mismatch",
+    "probe_self_time": "probe_overhead_frac",
+    "skipped_updates": "skip_reason and overflow",
+    "tokens_applied": "tokens_seen and steps_seen",
+    "train_loss": "train_ppl",
+    "train_loss_ema": "train_loss_raw",
+}
+_GROUPS = (
+    (
+        "Context for reports and runbooks; no healthy range of its own.",
+        "backward_time batch_offset batch_shard clip_bound clip_threshold epoch forward_time"
+        " gpu_alloc_retries gradients_zeroed layer_weight_std layer_weight_std.<i>"
+        " loss_outlier_rank lr_rewarm optimizer_time other_time straggler_rank",
+    ),
+    (
+        "Says where a trouble is, which the whole tells.",
+        "attn_entropy_min grad_global_norm.<i> max_attn_logit.<i> residual_rms.<i> slice_val_loss"
+        " update_to_weight.<i>",
+    ),
+    (
+        "Known to the job's own evaluation alone.",
+        "eval_artifact_hash fixed_probe_loss logit_entropy_probe microbench_score"
+        " output_kl_to_prev topk_mass_probe train_val_gap",
+    ),
+    (
+        "Needs the curves of other runs.",
+        "collapse_residual scaling_law_residual",
+    ),
+    ("Needs the manifest of the job.", "guard_active"),
+    ("A figure for whole runs; each spike is told by loss_spike.", "spike_score"),
+    ("Needs further passes over a batch, which the probe does not make.", "curvature_trace_est"),
+    (
+        "Needs a batch or a step that is run again, which takes the job's help.",
+        "rank_probe_dispersion rerun_mismatch",
+    ),
+    (
+        "Too dear in a step: decompositions of whole weights, or a softmax of every token.",
+        "dw_spectral_entropy qk_d2_spectral_entropy singular_entropy spectral_radius token_entropy",
+    ),
+    (
+        "Known to the data pipeline alone.",
+        "bytes_per_token pad_fraction shuffle_block_skew source_mix_share token_kl_drift",
+    ),
+    ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
+    (
+        "A scheduler's restarts are runs of their own unless they come with --resume-run.",
+        "restart_rate",
+    ),
+    ("Nothing parses the job's logs into events.", "error_event_rate"),
+    (
+        "Metrics are judged when a frame comes, so that one of this could not tell that none does.",
+        "metrics_ingest_lag",
+    ),
+    ("Ranks send frames at the end of a step, and no heartbeat between them.", "heartbeat_missing"),
+)
+
+REASONS = {metric: f"Judged as {other}." for metric, other in _JUDGED_AS.items()} | {
+    metric: reason for reason, ids in _GROUPS for metric in ids.split()
+}
