@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
-  fuzz bench proving soak clean
+  fuzz bench proving proving-live soak clean
 .NOTPARALLEL:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
 	@echo 'make proving     score all policies on the recordings of small training programs (3 min)'
+	@echo 'make proving-live  record what each remedy is worth on them (1 h), resumes'
 	@echo 'make soak        undisturbed runs: nothing may happen, and nothing may grow (15 min)'
 	@echo 'make clean       remove what the others made, but for runs/'
 
@@ -85,6 +86,9 @@ bench: .venv/installed-bench
 
 proving: .venv/installed-dev
 	$(BIN)/python benchmarks/proving/score.py
+
+proving-live: .venv/installed-dev
+	$(BIN)/python benchmarks/proving/live.py
 
 soak: .venv/installed-demo
 	$(BIN)/python benchmarks/soak.py

@@ -79,3 +79,69 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     assert found["worse"].lost == pytest.approx(3.0, abs=1e-4)  # 0.1 nats over 30 rows
     assert found["worse"].half == 24  # the 15th of these
     assert found["burst"].half == 10
+
+
+@pytest.fixture
+def live(scorer):
+    import live
+
+    return live
+
+
+def test_branches_share_their_past_and_differ_by_their_remedy(live):
+    """The real forks of a real program: each remedy shows first in the row that it is to."""
+    from grid import Cell, Program
+
+    program = Program("byte_gpt_noisy", 2, 30)
+    of = [Cell(program, "rate_x30", 0, 12)]
+
+    found = live.run(program, of)
+
+    losses = {name: result["losses"] for name, result in found.items()}
+    twin, ill = losses["twin"], losses["rate_x30"]
+    firsts = {
+        name: next(i for i, pair in enumerate(zip(run, ill, strict=True)) if len(set(pair)) > 1)
+        for name, run in losses.items()
+        if run is not ill
+    }
+    held = {f"rate_x30.{name}": 16 for name in ("skip", "hold_rate")}  # the first other update: 15
+    at_once = {f"rate_x30.{name}_now": 14 for name in ("skip", "hold_rate")}
+    restored = {f"rate_x30.restore_{steps}": 15 for steps in (10, 25, 100)}
+    assert firsts == {"twin": 13, **at_once, **held, **restored}
+    assert losses["rate_x30.restore_100"][15] == pytest.approx(twin[0], abs=0.2)  # from the start
+
+    kept = live.judged(program, of, found)["faults"]["rate_x30"]["branches"]
+
+    assert set(kept) == set(live.BRANCHES)
+    assert kept["nothing"]["lost"] == pytest.approx(sum(ill[12:]) - sum(twin[12:]), abs=0.01)
+    again = sum(ill[12:15]) + sum(twin[:15])  # as many updates, the last 15 steps not reached
+    assert kept["relaunch"]["lost"] == pytest.approx(again - sum(twin[12:]), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("runbook", "step", "wanted"),
+    [
+        ("rollback-and-rewarm", 62, ("restore_10", 5.0)),  # from 50, 2 rows after the fault
+        ("rollback-and-rewarm", 84, ("restore_25", 6.0 - 1.0 + 9.0)),  # from 50, late
+        ("rollback-and-rewarm", 90, ("nothing", 40.0)),  # 75 is since the fault
+        ("soften", 60, ("hold_rate_now", 1.0)),
+        ("soften", 62, ("hold_rate", 2.0)),
+        ("soften", 79, ("nothing", 40.0)),  # the rate is what it was again
+        ("relaunch-and-rewarm", 63, ("relaunch", 7.0 - 1.0 + 9.0)),
+        ("relaunch-and-rewarm", 62, ("relaunch", 7.0)),
+        ("page-with-evidence", 63, ("nothing", 40.0)),
+    ],
+)
+def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wanted):
+    from supervise.backtest.backtest_runner import shadowed
+    from supervise.backtest.score import Act
+
+    lost = {"nothing": 40, "restore_10": 5, "restore_25": 6, "hold_rate": 2, "relaunch": 7}
+    lost["hold_rate_now"] = 1
+    branches = {name: {"lost": each} for name, each in lost.items()}
+    known = {"row": 60, "before": 1.0, "branches": branches}
+    act = Act(step, "SEV1", "rule", "1", runbook, True, True, False, step)
+
+    found = live.looked_up(known, "rate_x30", act, shadowed("nano"), 9.0)
+
+    assert found == wanted
