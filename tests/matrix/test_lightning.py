@@ -100,3 +100,4 @@ def test_automatic_optimisation(library_pair):
             frame["step_time"]
         )
     assert len(set(job.column("batch_fingerprint"))) == 10
+    assert any("logz_mean" in frame for frame in job.frames)  # the net inside is sampled

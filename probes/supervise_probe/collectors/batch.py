@@ -73,6 +73,7 @@ class Collector(Base):
         }
         self._look_inside = look_inside
         self._absent = 0
+        self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
     def saw_loaded(self, values: Iterable[Any]) -> None:
@@ -94,6 +95,8 @@ class Collector(Base):
                 return None
             tensor = inner.tensor
             counted = tensor if inner.counts else None
+        if self._by_loader:
+            return counted
         found = self._digest(tensor)
         self._hash = found if self._hash is None else self._mix(self._hash, found)
         self.seen = True
@@ -122,9 +125,10 @@ class Collector(Base):
         elif found is not None:
             self.on_device = True
             values["batch_fingerprint"] = self.scalars.value(found & _MASK)
-        elif not self.seen:
+        if not self.seen:
             self._absent += 1
             if self._absent in ABSENCES:
+                self._by_loader |= found is not None
                 self._look_inside()
 
     def so_far(self) -> Optional[int]:

@@ -49,6 +49,7 @@ class FaultInjector:
         self._waiting: List[ScheduledFault] = []
         self._active: List[Active] = []
         self._lacking: Dict[Tuple[Active, str], str] = {}  # what a call of a fault did not find
+        self._called = True  # the outermost module was, while what is active acted
 
     def plan(self, orders: Sequence[Mapping[str, Any]], publisher: Publisher) -> None:
         """The process is a rank, with these orders; what acts already has its time."""
@@ -58,6 +59,7 @@ class FaultInjector:
             if order.get("rank") in (None, self._context.position.rank) or self._is_first():
                 self._plan(order, index)
         self.begin(self._context.position.step)
+        self._called = True  # the forward of a step that is under way was not seen
 
     def _is_first(self) -> bool:
         return self._context.position.rank == 0
@@ -72,6 +74,8 @@ class FaultInjector:
         """Step `step` is about to begin."""
         if not self._waiting and not self._active:
             return
+        if not self._called:
+            self._lack_forward()
         if self._lacking:
             self._refuse_lacking()
         over = [entry for entry in self._active if step >= entry[2]]
@@ -93,6 +97,7 @@ class FaultInjector:
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
         self.active = bool(self._active)
+        self._called = False
         if self._publisher is not None:
             self._publisher.muted = any(fault.silent for fault, _, _ in self._active)
 
@@ -126,6 +131,7 @@ class FaultInjector:
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         """Return the arguments that the outermost module shall get."""
+        self._called = True
         for entry in self._active:
             changed = self._call(entry, entry[0].forward, root, args, kwargs)
             if changed is not None:
@@ -171,6 +177,12 @@ class FaultInjector:
             return None
         self._lacking.pop((entry, function.__name__), None)
         return found
+
+    def _lack_forward(self) -> None:
+        """A step is over, and no call of the outermost module was seen in it."""
+        for entry in self._active:
+            if type(entry[0]).forward is not faults.Fault.forward:
+                self._lacking[entry, "forward"] = "no call of the outermost module is seen"
 
     def _refuse_lacking(self) -> None:
         """A step is over: a fault that found nothing in it to act on is over, too."""

@@ -10,8 +10,8 @@ from . import CannotActError, Fault, Params
 
 
 class BitFlip(Fault):
-    """Acts once, in the largest float32 parameter or its gradient, on the element that becomes the
-    largest number."""
+    """Acts once, in the last float32 matrix or its gradient, on what becomes the largest number, of
+    what the step used."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
     PARAMS: ClassVar[Params] = {
@@ -22,21 +22,24 @@ class BitFlip(Fault):
     _done = False
 
     def after_backward(self, params: List[Any]) -> None:
-        tensors = [p.grad if self.params["target"] == "grad" else p.data for p in params]
-        tensors = [
-            t
-            for t in tensors
-            if t is not None and t.dtype is self.torch.float32 and t.numel() and t.is_contiguous()
+        torch, of_grad = self.torch, self.params["target"] == "grad"
+        pairs = [(p.grad if of_grad else p.data, p.grad) for p in params if p.grad is not None]
+        pairs = [
+            (t, grad)
+            for t, grad in pairs
+            if t.dtype is torch.float32 and t.layout is grad.layout is torch.strided
+            if t.numel() and t.is_contiguous()
         ]
-        if self._done or not tensors:
+        if self._done or not pairs:
             return
-        victim = max(tensors, key=lambda t: t.numel())
+        # What lies in front of a norm is absorbed, however large; the last matrix is near the loss.
+        victim, grad = ([pair for pair in pairs if pair[0].dim() > 1] or pairs)[-1]
         bit = 1 << int(self.params["bit"])
         mask = bit - (1 << 32) if bit >= 1 << 31 else bit
-        with self.torch.no_grad():
-            bits = victim.view(-1).view(self.torch.int32)
-            flipped = (bits ^ mask).view(self.torch.float32).abs()
-            place = int(flipped.nan_to_num(-1.0, -1.0, -1.0).argmax())
+        with torch.no_grad():
+            bits = victim.view(-1).view(torch.int32)
+            flipped = (bits ^ mask).view(torch.float32).abs().nan_to_num(-1.0, -1.0, -1.0)
+            place = int(flipped.masked_fill(grad.reshape(-1) == 0, -2.0).argmax())
             bits[place : place + 1].bitwise_xor_(mask)
         self._done = True
 

@@ -13,7 +13,7 @@ class WeightNoise(Fault):
     MEANING = "add noise to one weight matrix or vector, once"
     PARAMS: ClassVar[Params] = {
         "target": ("matrix", "matrix or vector"),
-        "std": (0.5, "in standard deviations of the parameter; of a constant one, in its size"),
+        "std": (8.0, "in standard deviations of the parameter; of a constant one, in its size"),
         "seed": (0, "of the fault's own generator"),
     }
 

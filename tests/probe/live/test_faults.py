@@ -93,6 +93,13 @@ def test_moments_are_damaged_once(probed, how, shrinks, age):
     assert all(row["finite"] for row in job.output[:-1])
 
 
+def test_weight_noise_is_felt_at_its_default(probed):
+    """In the last matrix; half as much as its spread, as it was, moved no loss."""
+    job = probed.run(loop(), drills=[drill("weight_noise")])
+    losses = job.column("train_loss_raw")
+    assert losses[9] > 1.2 * max(losses[:9])
+
+
 def test_weight_noise_strikes_one_vector(probed):
     """The last vector is the bias of the head; the noise is as large as its deviation."""
     job = probed.run(loop(), drills=[drill("weight_noise", target="vector", std=5.0)])
@@ -263,6 +270,21 @@ def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why
     assert job.output[:5] == bare.run(script).output[:5]
 
 
+def test_a_fault_of_the_batch_needs_calls_of_the_outermost_module(probed):
+    """Its parts are called, one by one: nothing sees what goes in."""
+    script = """
+model = nn.ModuleDict({"table": nn.Embedding(9, 4), "head": nn.Linear(4, 9)})
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    x = torch.randint(0, 9, (8,))
+    F.cross_entropy(model["head"](model["table"](x)), x).backward()
+    optimizer.step()
+"""
+    job = probed.run(script, drills=[drill("bad_batch", step=3), drill("lr_spike", step=3)])
+    refused = [n.message for n in job.notices if "refused" in n.message]
+    assert refused == ["drill bad_batch is refused: no call of the outermost module is seen"]
+
+
 def test_a_batch_whose_targets_are_elsewhere_is_not_cut(probed):
     """Eight targets and the logits of one row: the job would die of it."""
     script = """
@@ -378,14 +400,16 @@ def test_bad_batch_feeds_random_tokens(probed):
 
 @pytest.mark.parametrize("target", ["grad", "weight"])
 def test_bit_flip_strikes_once(probed, target):
-    """One exponent bit: a gradient that is huge in one step, or a weight that stays huge."""
+    """One exponent bit: a gradient that is huge in one step, or a weight that stays huge.
+
+    Not in the largest one, the table, most of whose tokens never come."""
     job = probed.run(loop(CLIP), drills=[drill("bit_flip", target=target, bit=30)])
     norms = job.column("grad_global_norm")
     assert max(norms[:8]) < 10
     if target == "grad":
         assert norms[8] > 1e6 and max(norms[9:]) < 10
     else:
-        assert max(job.column("update_norm")) > 1e6 or job.frames[9]["train_loss_raw"] > 100
+        assert not job.frames[9]["train_loss_raw"] < 100
 
 
 def test_a_hang_may_end(probed, bare):
