@@ -122,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="programs; default: all")
     parser.add_argument("--again", action="store_true", help="record anew what is there")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, help="default: all")
     parser.add_argument("--seeds", type=int, default=2, help="of each fault")
     parser.add_argument("--healthy-seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
@@ -132,7 +133,8 @@ def main() -> int:
             continue
         known, rows = ({}, []) if options.again else load(program)
         wanted = list(cells(program, options.seeds, options.healthy_seeds))
-        missing = [cell for cell in wanted if cell.name not in known]
+        faults = {HEALTHY, *(options.faults or FAULTS)}
+        missing = [c for c in wanted if c.fault in faults and c.name not in known]
         with ThreadPoolExecutor(options.jobs) as pool:
             runs = {cell: pool.submit(record, cell) for cell in missing}
             for number, (cell, run) in enumerate(runs.items(), 1):
