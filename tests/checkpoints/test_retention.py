@@ -284,3 +284,22 @@ def test_pin_on_another_disk(entry, elsewhere):
     assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"
     with pytest.raises(OSError, match="cross-device"):
         PinStore(elsewhere, link=True, stopped=bool).pin(entry)
+
+
+def test_weights_alone_do_not_replace_what_the_job_resumes_from(driver):
+    """The newest one with an optimizer's state stays pinned; a set of files may be one."""
+    for number, word in enumerate(("good", "good", "weights", "weights"), 1):
+        driver.write(f"{number}.pt", f"{word} {number}", step=number)
+        driver.run_once()
+    for _ in range(2):  # the run has had time to suspect the last
+        driver.run_once()
+
+    assert driver.pinned() == ["ckpt-2", "ckpt-4"]
+    assert driver.entry("ckpt-4")["resumable"] == "weights only"
+    assert ["weights only" in e.message for e in driver.events] == [False, False, True, True]
+    assert driver.events[-1].data["resumable"] == "weights only"
+
+    (driver.out / "optim_5_rank0.pt").touch()
+    driver.write("model_5.pt", "weights 5", step=5)
+    driver.run_once()
+    assert driver.entry("ckpt-5")["resumable"] == "unknown"

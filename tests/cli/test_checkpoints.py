@@ -17,6 +17,7 @@ def filled(path):
         pinned=True,
         saved="2026-01-05T10:11:12.345Z",
     )
+    register.add("/data/out/w.pt", state="verified", resumable="weights only")
     register.add("/data/out/b\033[31m.pt", attempt=1, state="bad", problems=["model.w has NaN"])
     register.write()
 
@@ -28,14 +29,15 @@ def test_json_and_an_empty_register(keep_run, supervise):
     filled(run)
     code, out, _ = supervise("checkpoints", run)
     assert code == 0 and "\033" not in out
-    first, second = out.splitlines()[1:]
+    first, weights, second = out.splitlines()[1:]
     assert first.split()[:7] == ["ckpt-1", "199", "0", "verified", "yes", "4.7", "MB"]
+    assert "/data/out/w.pt; weights only" in weights
     assert "bad" in second and second.endswith("model.w has NaN")
 
     code, out, _ = supervise("checkpoints", "--json", run)
 
     found = json.loads(out)
-    assert code == 0 and [entry["id"] for entry in found] == ["ckpt-1", "ckpt-2"]
+    assert code == 0 and [entry["id"] for entry in found] == ["ckpt-1", "ckpt-2", "ckpt-3"]
     assert supervise("checkpoints", run / "journal")[0] == 64
 
 

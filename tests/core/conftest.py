@@ -235,9 +235,12 @@ def tell() -> Callable[..., Story]:
     return begin
 
 
-def save(story: Story, name: str, step: int, ok: bool = True, attempt: int | None = None) -> None:
+def save(
+    story: Story, name: str, step: int, ok: bool = True, attempt: int | None = None, **more: str
+) -> None:
     attempt = story.attempt if attempt is None else attempt
     data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": ok}
+    data |= more
     story.send(Notice(story.at_ns, "checkpoint", f"{name} was verified", data=data))
 
 

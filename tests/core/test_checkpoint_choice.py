@@ -70,6 +70,19 @@ def test_what_is_verified_after_the_stop_is_gone_back_to(stopped):
     assert story.kinds("verify", "passed")
 
 
+def test_weights_alone_are_gone_back_to_if_there_is_nothing_else(stopped):
+    """Newer ones do not replace what the job resumes from; what nobody knows counts as it did."""
+    story = stopped
+    save(story, "b", 45, resumable="weights only")
+    assert choose(story) == []
+    save(story, "c", 39, resumable="full")
+    assert choose(story) == ["c"]
+    for name in "ac":
+        save(story, name, 19, ok=False)
+    assert choose(story) == ["c", "b"]
+    assert story.state.incident.run.intent.args["resumable"] == "weights only"
+
+
 def test_what_people_approved_is_what_is_done(stopping):
     story = stopping(mode="approve")
     story.say("approve", id="ask-1")

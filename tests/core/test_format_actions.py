@@ -16,6 +16,7 @@ PLAN = {"before_step": 191, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}
         ("rollback", PLAN, "over 50 steps"),
         ("rollback", PLAN, "restore a savepoint from before step 191 (other batches"),
         ("relaunch", {"step": 30, "rewarm": None}, "from the checkpoint of step 30"),
+        ("relaunch", {"step": 30, "resumable": "weights only"}, "30, which holds weights only"),
         ("lr_scale", {"value": 0.5}, "multiply the learning rate by 0.5"),
         ("clip", {"max_norm": 1.0, "factor": None}, "clip (max_norm 1.0)"),
         ("savepoint", {}, "savepoint"),

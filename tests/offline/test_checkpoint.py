@@ -59,9 +59,29 @@ def cut(source, target):
     target.write_bytes(data[: len(data) // 2])
 
 
-def distributed(folder):
+def layouts():
+    """Single files by name, as jobs write them."""
+    whole = state()
+    model, optimizer = whole["model"], whole["optimizer"]
+    sgd = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1).state_dict()
+    return {
+        "gan.pt": {"net_g": model, "net_d": model, "opt_g": optimizer},
+        "lightning.ckpt": {"state_dict": model, "optimizer_states": [optimizer], "global_step": 3},
+        "sgd.pt": {"model": model, "optimizer": sgd},
+        "list.pt": [model, [optimizer]],
+        "flat.pt": model,
+        "model.pt": {"model": model, "config": {"layers": 2}, "rng": whole["rng"], "step": 4},
+        "weights-lightning.ckpt": {"state_dict": model, "callbacks": whole["callbacks"]},
+        "optim_000100.pt": optimizer,
+        "by-hand.pt": {"model": model, "averages": {"weight": torch.ones(4)}},
+        "moments.pt": {"model": model, "adam_moments": [torch.ones(4)]},
+    }
+
+
+def distributed(folder, optimizer=True):
     model = torch.nn.Linear(8, 8)
-    parts = {"model": model.state_dict(), "optimizer.m": torch.ones(3), "count": {"iter": 3}}
+    parts = {"model": model.state_dict(), "count": {"iter": 3}}
+    parts |= {"optimizer.m": torch.ones(3)} if optimizer else {}
     with warnings.catch_warnings(action="ignore"):  # that there is one process
         dcp.save(parts, checkpoint_id=folder)
 
@@ -109,7 +129,15 @@ def answers(tmp_path_factory):
     cut(folder / "dcp-cut" / "__0_0.distcp", folder / "dcp-cut" / "__0_0.distcp")
     distributed(folder / "dcp-evil")
     (folder / "dcp-evil" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    for name, content in layouts().items():
+        torch.save(content, folder / name)
+    distributed(folder / "dcp-weights", optimizer=False)
+    safetensors.save_file({"a.weight": torch.ones(4)}, folder / "b.safetensors")
     trainer(folder / "checkpoint-30")
+    for left in ("optimizer.pt", "trainer_state.json", "optimizer"):
+        trainer(folder / f"without-{left}")
+        for path in (folder / f"without-{left}").glob(f"{left}*"):
+            path.rename(path.with_name("state.npz")) if left == "optimizer" else path.unlink()
     trainer(folder / "checkpoint-31")
     (folder / "checkpoint-31" / "model-00002-of-00002.safetensors").unlink()
     paths = [*sorted(map(str, folder.iterdir())), str(folder / "nowhere.pt")]
@@ -180,6 +208,22 @@ def test_what_only_running_code_could_tell(answers, name):
     """It is not run, and the checkpoint is neither good nor bad."""
     assert answers[name]["ok"] is None
     assert "not loadable without running code" in answers[name]["unread"][0]
+
+
+@pytest.mark.parametrize(
+    ("resumable", "names"),
+    [
+        ("full", "good.pt legacy.pt dcp checkpoint-30 gan.pt lightning.ckpt sgd.pt list.pt"),
+        ("weights only", "flat.pt model.pt weights-lightning.ckpt b.safetensors dcp-weights"),
+        ("weights only", "without-optimizer.pt"),
+        ("unknown", "a.safetensors optim_000100.pt by-hand.pt moments.pt code.pt nowhere.pt"),
+        ("unknown", "without-trainer_state.json without-optimizer"),
+    ],
+)
+def test_what_a_job_can_resume_from(answers, resumable, names):
+    """Weights and an optimizer's state; what nobody knows is never called weights only."""
+    told = {name: answers[name]["resumable"] for name in names.split()}
+    assert told == dict.fromkeys(told, resumable)
 
 
 def test_what_is_inside(answers):

@@ -9,7 +9,9 @@ PIECE = 1 << 22  # elements checked at once
 DEPTH = 12
 STEPS = ("iter_num", "global_step", "step", "iteration", "steps", "num_steps")
 OPTIMIZER = {"state", "param_groups"}
-NAMED = ("optim.", "optimizer.")  # prefixes of flattened optimizer states
+NAMED = ("optim.", "optimizer.", "param_groups.")  # prefixes of flattened optimizer states
+HINTS = ("optim", "opt_state", "param_groups", "exp_avg", "moment")  # in names of such a state
+MODELS = {"model", "state_dict", "model_state_dict", "module", "net", "weights"}  # keys of a file
 CALLBACKS = "callbacks."  # of Lightning; contains best scores, which start at infinity
 
 
@@ -20,6 +22,9 @@ class Contents:
         tensors, bytes: number and total size.
         step: value of the first key in `STEPS`, None if there is none.
         optimizer, rng: whether it has such a state.
+        hints: whether any name looks like an optimizer's state.
+        weights, other: whether it has tensors that are a model's by their place, and tensors that
+            may be anything.
         problems: one sentence each.
     """
 
@@ -31,27 +36,36 @@ class Contents:
         self.bytes = 0
         self.step: Optional[int] = None
         self.optimizer = False
-        self.rng = False
+        self.rng = self.hints = self.weights = self.other = False
         self.problems: List[str] = []
 
     def take(self, thing: Any, name: str) -> None:
         """Check an object recursively; tied tensors once."""
         self._seen.clear()  # another object may reuse the address
-        todo: List[Tuple[str, Any, int]] = [(name, thing, 0)]
+        todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _place(name, "weights"))]
         while todo:
-            name, thing, depth = todo.pop()
+            name, thing, depth, place = todo.pop()
             if isinstance(thing, self._torch.Tensor):
                 self._tensor(thing, name)
-            elif depth < DEPTH and isinstance(thing, dict):
+                if place != "optimizer" and thing.is_floating_point() and thing.dim():
+                    setattr(self, place, True)
+                continue
+            inner: List[Tuple[Any, Any]] = []
+            if depth < DEPTH and isinstance(thing, dict):
                 self._dictionary(thing, depth)
-                todo += [
-                    (f"{name}.{k}" if name else str(k), v, depth + 1) for k, v in thing.items()
-                ]
+                place = "optimizer" if _is_optimizer(thing) else place
+                inner = list(thing.items())
             elif depth < DEPTH and isinstance(thing, (list, tuple)):
-                todo += [(f"{name}.{i}", value, depth + 1) for i, value in enumerate(thing)]
+                inner = list(enumerate(thing))
+            for key, value in inner:
+                holds = isinstance(value, (dict, list, tuple))
+                lost = not depth and holds and key not in MODELS
+                where = "other" if lost and place == "weights" else place
+                path = f"{name}.{key}" if name or isinstance(thing, (list, tuple)) else str(key)
+                todo.append((path, value, depth + 1, _place(str(key), where)))
 
     def _dictionary(self, thing: Dict[Any, Any], depth: int) -> None:
-        if thing.keys() >= OPTIMIZER and thing["param_groups"]:
+        if _is_optimizer(thing):
             self.optimizer = True
         for key in thing:
             self.named(str(key))
@@ -63,8 +77,9 @@ class Contents:
         """Record the name of a part of the checkpoint."""
         if "rng" in name.lower() or "random_state" in name.lower():
             self.rng = True
-        if name.startswith(NAMED):
+        if name.startswith(NAMED) or ".param_groups." in name:  # the latter of a flattened state
             self.optimizer = True
+        self.hints = self.hints or _place(name, "") == "optimizer"
 
     def _tensor(self, tensor: Any, name: str) -> None:
         """Count a tensor, and check that it is finite."""
@@ -104,3 +119,12 @@ class Contents:
             if not masks or bool(torch.isposinf(piece).any()):
                 return "infinite values"
         return ""
+
+
+def _is_optimizer(thing: Dict[Any, Any]) -> bool:
+    return bool(thing.keys() >= OPTIMIZER and thing["param_groups"])
+
+
+def _place(name: str, otherwise: str) -> str:
+    """Return "optimizer" for a name of such a state."""
+    return "optimizer" if any(hint in name.lower() for hint in HINTS) else otherwise

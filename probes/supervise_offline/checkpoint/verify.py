@@ -15,6 +15,7 @@ from .contents import Contents
 PIECE = 1 << 22  # bytes
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 # Files that a training library writes beside the weights, and unpickles with code execution.
+KNOWN = (*TORCH, ".safetensors", ".distcp", ".metadata", ".json", ".txt", ".model", ".jinja", ".md")
 AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
@@ -28,7 +29,7 @@ def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
         `ok`: true, false, or null for unverified. `problems` and `unread`: sentences.
         `files`: per name, relative to the directory of the checkpoint, `{"size", "sha256"}`.
         `tensors`, and their `bytes`. `step` inside, or null. `optimizer`, `rng`: whether it has
-        such a state.
+        such a state. `resumable`: see there.
     """
     contents = Contents(torch, bool(wanted.get("finite")))
     answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
@@ -46,7 +47,25 @@ def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
     answer["problems"] = bad
     for name in ("tensors", "bytes", "step", "optimizer", "rng"):
         answer[name] = getattr(contents, name)
+    answer["resumable"] = "unknown" if unread else resumable(list(answer["files"]), contents)
     return answer
+
+
+def resumable(names: List[str], contents: Contents) -> str:
+    """Return whether a job can resume from a checkpoint that was read.
+
+    Returns:
+        `full`: it holds weights and an optimizer's state, and for a Trainer of transformers its
+        step. `weights only`: nothing in it can be an optimizer's state. `unknown`: all others.
+    """
+    tensors = contents.weights or contents.other
+    if contents.optimizer and tensors:
+        lacks = "training_args.bin" in names and "trainer_state.json" not in names
+        return "unknown" if lacks else "full"
+    if contents.hints or contents.other or not contents.weights:
+        return "unknown"
+    alone = len(names) == 1
+    return "weights only" if alone or all(name.endswith(KNOWN) for name in names) else "unknown"
 
 
 def listing(path: str) -> List[str]:
@@ -85,6 +104,7 @@ def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[s
             contents.problems.append(str(error))
     for name in names:
         contents.named(os.path.basename(name))
+        contents.hints = contents.hints or "optim" in name.lower()
         if name in read or name.endswith(".distcp"):
             continue
         try:

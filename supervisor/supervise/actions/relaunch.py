@@ -12,7 +12,7 @@ from math import isclose
 from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
-from ..core.model.checkpoint_registry import newest_before
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
@@ -27,14 +27,14 @@ class Relaunch(Action):
     """Start the job again from the newest good checkpoint that is `at_least` steps older.
 
     Good is one that the guard verified and that was saved before the first breach; `at_least` is
-    counted from there. All ranks are stopped first: an interrupt at a step boundary, then TERM,
-    then KILL. What they left and nobody had verified is verified now, for a minute at most, and the
-    newest good one is chosen again, unless people approved that one. Newer checkpoints of the job's
-    own are set aside, never deleted; those of other jobs are left alone. The job gets the arguments
-    and the environment that the policy's `job.relaunch` gives, and a new attempt number. The
-    learning rate starts at `start` times what the job asks for and is back at 1.0 after `rewarm`
-    steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the first breach
-    are dropped when they come again.
+    counted from there. One without an optimizer's state is taken if there is no other. All ranks
+    are stopped first: an interrupt at a step boundary, then TERM, then KILL. What they left and
+    nobody had verified is verified now, for a minute at most, and the newest good one is chosen
+    again, unless people approved that one. Newer checkpoints of the job's own are set aside, never
+    deleted; those of other jobs are left alone. The job gets the arguments and the environment that
+    the policy's `job.relaunch` gives, and a new attempt number. The learning rate starts at `start`
+    times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it. With
+    `skip`, the updates of that many steps up to the first breach are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
     relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see
@@ -101,6 +101,7 @@ class Relaunch(Action):
             "attempt": context.attempt + 1,
             "rewarm": {"start": self.start, "steps": self.rewarm} if self.rewarm else None,
             "skip": [[first, context.breach_step]] if self.skip else None,
+            **({"resumable": WEIGHTS_ONLY} if found.resumable == WEIGHTS_ONLY else {}),
         }
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

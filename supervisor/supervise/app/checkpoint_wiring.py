@@ -65,8 +65,8 @@ def _with_counters(event: Notice, window: Window) -> Notice:
 
     The rank that saved reports its own; another one's are those of its newest frame before.
     """
-    told = event.data.get("counters", {})
-    saver = {name: count for name, count in told.items() if type(count) in (int, float)}
+    reported = event.data.get("counters", {})
+    saver = {name: count for name, count in reported.items() if type(count) in (int, float)}
     newest = {
         frame.rank: (names, frame)
         for names, frame in window

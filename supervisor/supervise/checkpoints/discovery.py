@@ -172,6 +172,14 @@ def missing(path: str, current: Stamp, ranks: int) -> str:
     return f"{', '.join(lost[:3])} {'are' if len(lost) > 1 else 'is'} missing" if lost else ""
 
 
+def has_optimizer_alongside(path: str) -> bool:
+    """Whether a file of an optimizer lies beside: some jobs write a set of files."""
+    try:
+        return any("optim" in each.name.lower() for each in Path(_folder(path)).iterdir())
+    except OSError:
+        return False
+
+
 def _siblings(path: str, name: str) -> set[str]:
     """Return the files that the name or the contents of the file `name` require."""
     folder = Path(name).parent

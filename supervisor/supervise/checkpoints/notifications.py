@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
 from ..inputs import clock
 from .registry import Entry
@@ -37,6 +38,8 @@ class CheckpointNotifications:
     def verified(self, entry: Entry, *, first: bool = True) -> None:
         """Report a good checkpoint; the `first` report also fills the metrics of a frame."""
         size = f"{entry.bytes:,} bytes in {entry.path}"
+        if entry.resumable == WEIGHTS_ONLY:
+            size += "; it holds weights only: the job cannot resume its optimizer from it"
         self._event(entry, True, f"was verified: {size}", measured=first)
 
     def bad(self, entry: Entry) -> None:
@@ -93,6 +96,7 @@ class CheckpointNotifications:
             "bytes": entry.bytes,
             "seconds": entry.seconds,
             "problems": list(entry.problems),
+            "resumable": entry.resumable,
         }
         step = entry.step if entry.step >= 0 else None
         of = "" if step is None else f" of step {step}"

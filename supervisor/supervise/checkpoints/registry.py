@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..core.model.checkpoint_registry import UNKNOWN
 from ..errors import StoreError
 from ..store import files
 
@@ -41,6 +42,7 @@ class Entry:
         tensor_bytes: bytes of the tensors in it, 0 before verification.
         internal_step: the step that an integer in it gives, in the job's own count.
         rng: whether it contains random states.
+        resumable: whether the job can resume from it, see `core.model.checkpoint_registry`.
         problems: one sentence each.
         present: its files are still at `path`, as they were at the last scan.
         stamp: name, size, time and inode of its files at the last scan.
@@ -65,6 +67,7 @@ class Entry:
     tensor_bytes: int = 0
     internal_step: int | None = None
     rng: bool = False
+    resumable: str = UNKNOWN
     state: str = FOUND
     problems: list[str] = field(default_factory=list)
     pinned: bool = False
@@ -96,6 +99,7 @@ class Entry:
         self.bytes = sum(file["size"] for file in self.files.values()) or self.bytes
         self.tensor_bytes = int(found.get("bytes", 0))
         self.internal_step, self.rng = found.get("step"), bool(found.get("rng"))
+        self.resumable = str(found.get("resumable", UNKNOWN))
         # A file found by a pattern is seen late; a plausible step count inside it corrects that.
         if self.how == GLOB and self.internal_step is not None:
             late = self.step - (self.internal_step - 1)
@@ -184,7 +188,7 @@ def read(run: Path) -> dict[str, Any]:
 
 _INT64 = 1 << 63
 _FIELD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("id", "path", "how", "saved", "verified", "state"), str),
+    **dict.fromkeys(("id", "path", "how", "saved", "verified", "state", "resumable"), str),
     **dict.fromkeys(("step", "attempt", "bytes", "tensor_bytes"), int),
     **dict.fromkeys(("rng", "pinned", "present"), bool),
     **dict.fromkeys(("files", "values", "counters"), dict),

@@ -73,8 +73,8 @@ class Restorer:
             finally:
                 self.discard_prepared()
             kept.write()
-            told = {"probe_batch": entry.probe_batch, "counters": entry.counters}
-            reported = {key: value for key, value in told.items() if value}
+            facts = {"probe_batch": entry.probe_batch, "counters": entry.counters}
+            reported = {key: value for key, value in facts.items() if value}
             return {"path": entry.path, "moved": [str(path) for path in moved], **reported}
 
     def discard_prepared(self) -> None:

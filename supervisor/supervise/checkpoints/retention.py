@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..errors import StoreError
 from ..store import files
 from .discovery import stamp
@@ -283,6 +284,9 @@ class Retention:
             sound = [e for e in known if e.state == VERIFIED]
             good = [e for e in sound if e.id not in suspects]
             keep = (good or sound)[-self.keep_good :]
+            whole = [e for e in good or sound if e.resumable != WEIGHTS_ONLY]
+            if whole and whole[-1] not in keep:  # a relaunch prefers it to newer ones
+                keep[0] = whole[-1]
             drop = [e for e in known if e not in keep and e.id != self.reserved]
             for entry in drop:
                 self.pins.drop(entry)

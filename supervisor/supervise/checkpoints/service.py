@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
 from ..inputs import clock
 from .discovery import OwnershipResolver
@@ -338,7 +339,7 @@ class CheckpointService:
         sentence = f"checkpoint {able[-1].id} {step} is verified at once"
         self._notifications.note(f"{sentence}: a relaunch waits for it", once=sentence)
         self._verifier.verify(able[-1], awaited=True)
-        return able[-1].state != VERIFIED
+        return not _is_resumable(able[-1])
 
     def _verify_ended(self, above: float, before: float) -> None:
         """See `verify_now`; a verification under way, perhaps of a copy, finishes first."""
@@ -349,7 +350,7 @@ class CheckpointService:
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
             late = time.monotonic() > start_s + self._soon_s
-            if not self._is_urgent or (late and any(e.state == VERIFIED for e in ready)):
+            if not self._is_urgent or (late and any(_is_resumable(e) for e in ready)):
                 return
             with self._verifying:
                 if entry.state == FOUND:
@@ -390,3 +391,8 @@ class CheckpointService:
                 wake.wait(max(self._every_s, IDLE * took_s))
             if wake is not self._closed:
                 wake.clear()
+
+
+def _is_resumable(entry: Entry) -> bool:
+    """Whether a relaunch needs no other."""
+    return entry.state == VERIFIED and entry.resumable != WEIGHTS_ONLY

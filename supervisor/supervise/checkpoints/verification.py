@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from ..children import Child
+from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
 from ..errors import StoreError
 from ..inputs import clock
 from ..store import files
@@ -272,6 +273,8 @@ class CheckpointVerifier:
             entry.state = COPIED  # while it is being pinned
             entry.problems, entry.verified = list(verdict.problems), clock.wall()
             entry.describe(verdict.found)
+            if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(path):
+                entry.resumable = UNKNOWN  # a set of files
         if verdict.ok and not self._pin(entry, verdict.environment, link, copied=copy is not None):
             return
         with kept.lock:

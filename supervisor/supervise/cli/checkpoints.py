@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..checkpoints import registry
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..store.run_directory import RunDir
 from ._output import document, print_table
 
@@ -24,6 +25,7 @@ def command(run: Path, as_json: bool) -> None:
     Reads only the run directory, so it works from any terminal, and after the run. A pinned
     checkpoint is in RUN/checkpoints/ID, with a manifest beside it. A checkpoint in state `found` is
     not verified yet; the last one of a run often stays so, because the run does not wait for it.
+    `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
 
     \b
     Examples:
@@ -51,8 +53,13 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
         "yes" if entry["pinned"] else "no",
         size(entry["bytes"]),
         str(entry["saved"])[:19],
-        "; ".join([str(entry["path"]), *entry.get("problems", ())]),
+        "; ".join([str(entry["path"]), *_weights_only(entry), *entry.get("problems", ())]),
     )
+
+
+def _weights_only(entry: Mapping[str, Any]) -> list[str]:
+    only = entry["resumable"] == WEIGHTS_ONLY
+    return ["weights only: a relaunch prefers one with the optimizer's state"] if only else []
 
 
 def size(count: int) -> str:

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 WRONG_START = "saved by a launch that did not go on from its checkpoint"
+FULL, WEIGHTS_ONLY, UNKNOWN = "full", "weights only", "unknown"
 NEVER = (inf, inf)
 KEPT = 64  # newest ones that decisions look at; far more than any guard pins
 
@@ -31,6 +32,7 @@ class Checkpoint:
         suspect: why it must not be gone back to although it verifies, else "".
         bytes: of all its files, 0 where nobody told.
         trial: the incident that must recover before it may be gone back to, else "".
+        resumable: what the verifier found in it: `FULL`, `WEIGHTS_ONLY`, or `UNKNOWN`.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Checkpoint:
     suspect: str = ""
     bytes: int = 0
     trial: str = ""
+    resumable: str = UNKNOWN
 
 
 class Checkpoints:
@@ -78,6 +81,7 @@ class Checkpoints:
             before.suspect if before is not None else suspect,
             int(data.get("bytes") or 0),
             before.trial if before is not None else trial,
+            str(data.get("resumable", UNKNOWN)),
         )
         self._known[found.id] = found
         while len(self._known) > KEPT:
@@ -149,5 +153,12 @@ class Checkpoints:
 
 
 def newest_before(good: Iterable[Checkpoint], step: int) -> Checkpoint | None:
-    """Return the newest good checkpoint whose step is below `step`, or None."""
-    return max((c for c in good if c.step < step), key=lambda c: (c.step, c.attempt), default=None)
+    """Return the newest good checkpoint whose step is below `step`, or None.
+
+    One with weights only is returned if there is no other.
+    """
+    return max(
+        (c for c in good if c.step < step),
+        key=lambda c: (c.resumable != WEIGHTS_ONLY, c.step, c.attempt),
+        default=None,
+    )

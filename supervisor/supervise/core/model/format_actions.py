@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .checkpoint_registry import WEIGHTS_ONLY
+
 Args = Mapping[str, Any]
 
 
@@ -33,6 +35,8 @@ def _rollback(args: Args) -> str:
 
 def _relaunch(args: Args) -> str:
     text = f"start the job again from the checkpoint of step {args.get('step', '?')}"
+    if args.get("resumable") == WEIGHTS_ONLY:
+        text += ", which holds weights only: the optimizer starts from nothing"
     return text + _ramp(args.get("rewarm"))
 
 
