@@ -61,6 +61,37 @@ def test_a_hole_inside_for_neither_advances_nor_resets_it(tell, hole, frames):
     assert len(story.kinds("rule", "fired")) == 1
 
 
+@pytest.mark.parametrize("absent", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "every", "fires", "clears"),
+    [("rows", 1, 23, 83), ("steps", 1, 23, 83), ("rows", 10, 50, 110), ("steps", 10, 20, 80)],
+)
+def test_a_rule_counts_rows_or_the_steps_between_them(tell, unit, every, absent, fires, clears):
+    """`for: 4, keep: 60`, where rows come each so many steps, or samples are absent in between."""
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV2", for_steps=4, keep_steps=60, unit=unit)
+    story = tell(**rule, healthy=0)
+    for step in range(700):
+        if step % every and not absent:
+            story.step += 1
+        else:
+            story.frames(None if step % every else 8.0 if 20 <= step < 60 else 2.0)
+    changes = [(one.data["what"], one.step) for one in story.kinds("rule")]
+    if unit == "rows" and not absent:
+        clears = fires + 60 * every
+
+    assert changes == [("fired", fires), ("cleared", clears)]
+
+
+def test_a_rule_in_steps_that_went_back_with_the_run_keeps_firing_as_long(tell):
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV2", keep_steps=20, unit="steps")
+    story = tell(**rule, healthy=100)
+    story.frames(8.0)
+    story.step, story.attempt = story.step - 50, 1
+    story.frames(2.0, times=30)
+
+    assert [one.step for one in story.kinds("rule", "cleared")] == [70]
+
+
 def test_a_hole_inside_probation_is_no_relapse_and_no_recovery(tell):
     """Samples are missing for ten steps of probation: it goes on, and passes."""
     story = tell(healthy=50, then=8.0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
+from supervise.detectors.band import Band
+from supervise.detectors.cusum import Cusum
+from supervise.detectors.equal import Equal
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
 from supervise.detectors.threshold import Threshold
@@ -13,6 +16,8 @@ from supervise.detectors.trend import Trend
 Z = RobustZ("a", gt=8.0, unit="steps")
 GROWTH = Ratio("a", fast=16, ref=512, gt=2.0, min_=64, freeze=128, unit="steps")
 OUTLIERS = RobustZ("a", gt=8.0, m_of_n=(3, 5), unit="steps")
+DRIFT = Cusum("a", k=1.0, unit="steps")
+CURVE = Band("a", knots=((0, 10.0, 0.1), (9000, 10.0, 0.1)), smooth=20, unit="steps")
 CLIMB = Trend("a", window=160, slope_per_1k_gt=5.0, unit="steps")
 
 
@@ -40,6 +45,11 @@ def _usual(step):
         (GROWTH, 7, 91),
         (GROWTH, 50, 650),
         (Threshold("a", gt=100.0, for_=3, unit="steps"), 50, 50),
+        (DRIFT, 1, 65),
+        (DRIFT, 50, 650),
+        (CURVE, 1, 20),
+        (CURVE, 8, 24),
+        (CURVE, 50, 50),
         (CLIMB, 1, 160),
         (CLIMB, 10, 160),
         (CLIMB, 50, 800),  # a sample for each of 16 blocks
@@ -54,6 +64,23 @@ def test_a_threshold_speaks_from_the_first_sample_that_stands_for_its_steps(ever
     watched = Threshold("a", gt=100.0, for_=3, unit="steps")
 
     assert _first(watched, BREACH, lambda step: 150.0, every) == tells
+
+
+@pytest.mark.parametrize(("every", "tells"), [(1, 1003), (2, 1004), (50, 1050)])
+def test_an_identity_that_fails_for_steps_is_told_at_their_end(every, tells):
+    """And a curve that is left, and a level that creeps, within the same steps."""
+    equal, at = Equal("a", to=10.0, for_=3, unit="steps").start(), []
+    for step in range(1, 1200):
+        sample = None if step % every else 10.0 if step <= 1000 else 11.0
+        at += [step] if equal.feed((sample,), step) == BREACH else []
+    left = _first(CURVE, BREACH, lambda step: 10.0 if step <= 1000 else 12.0, every)
+
+    assert at[0] == tells
+    assert 1000 < left <= 1000 + max(20, every)
+
+
+def test_a_drift_over_few_samples_is_told():
+    assert _first(DRIFT, BREACH, lambda s: _usual(s) + max(0, s - 2000) * 4e-4, 50) < 3000
 
 
 @pytest.mark.parametrize(("every", "tells"), [(1, 180), (10, 180), (100, 200)])

@@ -16,7 +16,8 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from ..core.model.decisions import UNKNOWN
-from ._watch import LEAST, NEVER, Debounced, Unit, needs
+from ..core.model.interfaces import Unit
+from ._watch import LEAST, NEVER, Debounced, needs
 
 KEPT = 2  # windows that `rewind` can restore
 SLACK = 2  # further windows before the oldest samples are dropped in one go

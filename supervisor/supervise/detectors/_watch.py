@@ -18,12 +18,11 @@ m: `m_of_n` is a vote, and one strange sample is none.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Watch
+from ..core.model.interfaces import Detector, Unit, Watch
 
-Unit = Literal["rows", "steps"]
 LEAST = 12  # samples that have a spread, whatever their spacing; project default
 LONGEST = 1024  # samples in `for` or `m_of_n`; the count is one integer of that many bits
 NEVER = -1  # the last step of a watch without samples

@@ -7,13 +7,24 @@ not. Its curve is part of the policy.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Unit
 from ._curve import Curve, check_knots, cut, trim
 from ._theil_sen import HUGE
-from ._watch import LONGEST, Debounced, MetricDetector, check_clear, check_floors, check_quota
+from ._watch import (
+    LONGEST,
+    UNBEGUN,
+    Debounced,
+    MetricDetector,
+    check_clear,
+    check_floors,
+    check_quota,
+    needs,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Band(MetricDetector):
     compared is the mean, over the newest `smooth` samples, of the distance to the curve at each
     one's own step; the spread is at least `rel_floor` of the level (under `log`, `rel_floor`
     itself) and `abs_floor`. `side`: `high`, `low`, or `both`. It lasts until the distance is past
-    `clear`.
+    `clear`. With `unit: steps` what counts samples counts steps of the job, by one sample at least.
 
     UNKNOWN outside of the knots, until `smooth` samples were inside, for absent and NaN samples,
     and under `log` for samples that are not positive. `rewind` is exact over 256 samples.
@@ -55,6 +66,7 @@ class Band(MetricDetector):
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
     rel_floor: float = 1e-3  # share of the level; a flat curve cannot page on rounding
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
+    unit: Unit = "rows"  # of `smooth`, `for`, `m_of_n`; steps: of the job, for a sampled metric
 
     def start(self) -> BandWatch:
         return BandWatch(self)
@@ -83,10 +95,11 @@ class BandWatch(Debounced):
         self.release = spec.width if spec.clear is None else spec.clear
         self.side = {"low": -1, "both": 0, "high": 1}[spec.side]
         self.smooth = spec.smooth
-        super().__init__(spec.for_, spec.m_of_n)
+        super().__init__(spec.for_, spec.m_of_n, spec.unit)
 
     def reset(self) -> None:
         super().reset()
+        self.since = UNBEGUN  # the step before the first one in the curve
         self.steps: list[int] = []
         self.away: list[float] = []
 
@@ -100,7 +113,11 @@ class BandWatch(Debounced):
         if step <= self.last:
             return UNKNOWN
         self.last = step
+        if self.by_steps:
+            self.span(sample, step)
         found = self.curve.at(step)
+        if found is not None and self.since == UNBEGUN:
+            self.since = step - 1
         if found is None or sample is None or not abs(sample) < HUGE:
             return UNKNOWN
         if self.log:
@@ -112,10 +129,11 @@ class BandWatch(Debounced):
         if self.smooth > 1:
             self.steps.append(step)
             self.away.append(away)
-            if len(self.away) < self.smooth:
+            newest = self._newest(step)
+            if not newest:
                 return UNKNOWN
             trim(self.smooth, self.steps, self.away)
-            away = math.fsum(self.away[-self.smooth :]) / self.smooth
+            away = math.fsum(newest) / len(newest)
         spreads = self.distance = away / self._floored(level, spread)
         beyond = abs(spreads) if self.side == 0 else self.side * spreads
         if beyond > self.width:
@@ -124,12 +142,24 @@ class BandWatch(Debounced):
         self.raw = OK
         return self.debounce(False, beyond > self.release) if self.bits or self.firing else OK
 
+    def _newest(self, step: int) -> list[float]:
+        """Return what is smoothed, nothing while there is too little of it."""
+        if not self.by_steps:
+            return self.away[-self.smooth :] if len(self.away) >= self.smooth else []
+        covered = step - self.since >= self.smooth
+        return self.away[bisect_right(self.steps, step - self.smooth) :] if covered else []
+
+    def lacks(self, spacing: int) -> str:
+        least = 1 if self.by_steps else self.smooth
+        return needs(len(self.away), least, f"samples of {self.spec.metric}") * (self.smooth > 1)
+
     def _floored(self, level: float, spread: float) -> float:
         floor = self.floor if self.log else self.floor * abs(level)
         return max(spread, floor, self.least)
 
     def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.away)
+        self.since = min(self.since, step)
 
     def numbers(self) -> dict[str, Any]:
         known = self.raw != UNKNOWN

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, Unit
 from ._baseline import BaselineWatch, median
 from ._theil_sen import HUGE
 from ._watch import NEVER, MetricDetector, check_quota, check_window
@@ -43,9 +43,10 @@ class Cusum(MetricDetector):
     in breach, the newest `freeze` samples become the baseline and the sums restart at zero, with a
     `rebaseline` note: a drift that goes on breaches again.
 
-    UNKNOWN while the window holds fewer than `min` samples, for absent and NaN samples, and under
-    `log` for samples that are not positive. `rewind` keeps the window of before; the sums restart
-    at zero.
+    With `unit: steps` these are steps of the job, and 12 samples at least; a sample is still one
+    step of the sum. UNKNOWN while the window holds fewer than `min` samples, for absent and NaN
+    samples, and under `log` for samples that are not positive. `rewind` keeps the window of before;
+    the sums restart at zero.
 
     For notifications, not for actions: a healthy run drifts too, by warmup and schedule.
 
@@ -77,6 +78,7 @@ class Cusum(MetricDetector):
     rel_floor: float = 1e-3  # share of |median|; a flat series cannot page on rounding
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
     freeze: int = 64  # breaching samples that may be kept out of the window; project default
+    unit: Unit = "rows"  # of these; steps: of the job, for a sampled metric
 
     def start(self) -> CusumWatch:
         return CusumWatch(self)
@@ -124,6 +126,8 @@ class CusumWatch(BaselineWatch):
         if step <= self.last:
             return UNKNOWN
         self.last = step
+        if self.by_steps:
+            self.span(sample, step)
         if self.numbers_before_refit:
             self.numbers_before_refit = {}
         if sample is None or not abs(sample) < HUGE:
@@ -133,7 +137,8 @@ class CusumWatch(BaselineWatch):
                 return UNKNOWN
             sample = math.log(sample)
         base = self.base
-        if len(base.ordered) < self.min_:
+        few = len(base.ordered) < self.least
+        if few or (self.by_steps and base.covers() < self.min_):
             base.accept(step, sample)
             return UNKNOWN
         if self.fit_in <= 0:
@@ -176,7 +181,8 @@ class CusumWatch(BaselineWatch):
         """Fit level and scale to the window."""
         self.level = median(self.base.ordered)
         self.scale = self.scale_of(self.level)
-        self.fit_in = max(1, self.spec.window // FITS)
+        window = len(self.base.ordered) if self.by_steps else self.spec.window
+        self.fit_in = max(1, window // FITS)
         if self.high == self.low == 0.0:
             self._fit_correlation()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Unit
 from ._curve import cut
 from ._watch import Debounced, check_quota
 
@@ -53,6 +53,7 @@ class Equal(Detector):
     abs_tolerance: float = 0.0  # units of the metric
     for_: int = 1  # samples in a row
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
+    unit: Unit = "rows"  # of `for` and `m_of_n`; steps: of the job, for a sampled metric
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ class EqualWatch(Debounced):
     def __init__(self, spec: Equal) -> None:
         self.spec = spec
         self.law = ("constant", "nondecreasing", "increasing", "changing").index(spec.law)
-        super().__init__(spec.for_, spec.m_of_n)
+        super().__init__(spec.for_, spec.m_of_n, spec.unit)
 
     def reset(self) -> None:
         super().reset()
@@ -103,6 +104,8 @@ class EqualWatch(Debounced):
         if step <= self.last:
             return UNKNOWN
         self.last = step
+        if self.by_steps:
+            self.span(value, step)
         if value is None or value - value != 0.0:
             return UNKNOWN
         reference = self.reference = self._reference(sample, value, step)

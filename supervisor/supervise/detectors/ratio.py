@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, Unit
 from ._baseline import Baseline, Freeze, median
-from ._watch import LEAST, NEVER, Memory, MetricDetector, Unit, check_bounds, needs
+from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, needs
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
 FEW = 3  # samples in `fast` at least, if it is in steps: one strange sample is no average

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, Unit
 from ._baseline import NORMAL, BaselineWatch, median
-from ._watch import NEVER, MetricDetector, Unit, check_clear, check_quota, check_window
+from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
 
 A_LITTLE_LESS = 1.0 - 1e-9  # of the screen: rounding must not hide a breach
 

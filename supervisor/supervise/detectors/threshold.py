@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ._watch import Debounced, MetricDetector, Unit, check_bounds, check_quota
+from ..core.model.interfaces import Unit
+from ._watch import Debounced, MetricDetector, check_bounds, check_quota
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Unit
 from ._theil_sen import HUGE, lower_rank, mean, slopes
-from ._watch import UNBEGUN, Memory, MetricDetector, Unit, check_bounds, needs
+from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, needs
 
 BLOCKS = 16
 PAIRS = BLOCKS * (BLOCKS - 1) // 2  # slopes; enough for a bound at 95 %

@@ -164,6 +164,7 @@ def _rule(
         runbook=form.run,
         for_steps=form.for_,
         keep_steps=form.keep,
+        unit=form.unit,
         cooldown_steps=form.cooldown,
         unknown=form.unknown,
         mode=form.mode,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ...core.model.interfaces import Seconds, Steps
+from ...core.model.interfaces import Seconds, Steps, Unit
 from ...core.model.state_machine import STATES
 from ..document.nodes import Node
 from ..schema.dataclass_types import type_of
@@ -44,10 +44,13 @@ class RuleForm:
     see: Annotated[
         RunbookName | None, Doc("runbook for people; default `run`, else that of its severity")
     ] = None
-    for_: Annotated[SomeSteps, Doc("consecutive breaching steps before it fires")] = 1
-    keep: Annotated[Steps, Doc("minimum steps it keeps firing")] = 0
+    for_: Annotated[SomeSteps, Doc("consecutive breaching rows, or steps, before it fires")] = 1
+    keep: Annotated[Steps, Doc("minimum rows, or steps, that it keeps firing")] = 0
+    unit: Annotated[
+        Unit, Doc("of `for` and `keep`: frames or logged rows, or the job's steps between them")
+    ] = "rows"
     cooldown: Annotated[
-        Steps, Doc("steps after its runbook in which a new breach escalates instead")
+        Steps, Doc("rows after its runbook in which a new breach escalates instead")
     ] = 0
     unknown: Annotated[Literal["hold", "breach", "ok", "ignore"], Doc("how UNKNOWN is treated")] = (
         "hold"

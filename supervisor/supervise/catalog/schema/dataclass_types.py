@@ -35,6 +35,7 @@ from .field_types import (
     Text,
 )
 
+UNITS = ("seconds", "steps")  # marks of numbers
 SURE = 0.75  # minimum similarity at which a misspelt key is read as the similar one
 
 
@@ -66,7 +67,9 @@ def keys_of(form: type) -> dict[str, Key]:
         hint = hints[field.name]
         value = None if required else default
         marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-        doc = next((mark.text for mark in marks if isinstance(mark, Doc)), "")
+        docs = [mark.text for mark in marks if isinstance(mark, Doc)]
+        docs += [mark for mark in marks if isinstance(mark, str) and mark not in UNITS]
+        doc = next(iter(docs), "")
         keys[name] = Key(name, field.name, type_of(hint), required, value, doc)
     return keys
 
@@ -94,7 +97,7 @@ def type_of(hint: Any) -> FieldType:
     if hint is bool:
         return Flag()
     if hint is int or hint is float:
-        unit = next((mark for mark in marks if mark in ("seconds", "steps")), "")
+        unit = next((mark for mark in marks if mark in UNITS), "")
         least = [mark.value for mark in marks if isinstance(mark, AtLeast)]
         return Number(hint is int, unit, max(least) if least else 0 if unit else None)
     if hint is str:

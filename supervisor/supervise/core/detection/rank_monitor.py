@@ -28,13 +28,24 @@ FEW = 32  # frames, when time has passed and few frames came: twice the probe's 
 class RuleWatch:
     """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook."""
 
-    __slots__ = ("answered", "blind", "code", "firing", "held", "keep_until", "unknown_since")
+    __slots__ = (
+        "answered",
+        "blind",
+        "code",
+        "firing",
+        "held",
+        "keep_step",
+        "keep_until",
+        "unknown_since",
+    )
 
     def __init__(self) -> None:
         self.code = UNKNOWN
         self.held = self.keep_until = 0
+        self.keep_step = -1
         self.firing = self.answered = False
-        self.unknown_since: tuple[int, int] | None = None  # (frame_count, at_ns)
+        # Frame count, time, and the step before.
+        self.unknown_since: tuple[int, int, int] | None = None
         self.blind = False
 
     def copy(self) -> RuleWatch:
@@ -57,7 +68,7 @@ class RankMonitor:
         self.names: tuple[str, ...] = ()
         self.program: tuple[int, int] | None = None  # see Announced
         self.attempt = 0
-        self.step = -1
+        self.step = self.step_before = -1  # of the newest frame, and of the one before
         self.frames = 0
         self.lost = 0  # frames that were overwritten since the newest one
         self.probe_off = False  # the probe of this rank is off or cannot be read
@@ -94,6 +105,8 @@ class RankMonitor:
                 watch.reset()
             self.codes = [UNKNOWN] * len(self.watches)
             self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
+            for rule in self.rules:
+                rule.keep_step = -1  # its steps are other ones
         self.history.announce(names, fresh=fresh)
         self.program, self.names = program, names
         self._plan()
@@ -157,6 +170,7 @@ class RankMonitor:
                 codes[i], changed = self._take_note(i, code), True
         for _, clock in self._clocks:
             clock.beat(frame.at_ns, step)
+        self.step_before = self.step if self.step >= 0 else step - 1
         self.step, self.latest, self.frames = step, values, self.frames + 1
         history = self.history
         history.frames.append(frame)
@@ -208,6 +222,9 @@ class RankMonitor:
         self.attempt = frame.attempt
         for watch in self.watches:
             watch.rewind(frame.step - 1)
+        for rule in self.rules:
+            rule.keep_step -= max(0, self.step + 1 - frame.step)
+        self.step = min(self.step, frame.step - 1)
         self.history.rewind(frame.step)
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
@@ -231,31 +248,39 @@ class RankMonitor:
         self._hot = hot
         return moved
 
-    @staticmethod
     def _weigh(
-        rule: Rule, watch: RuleWatch, frame_count: int, at_ns: int, new_step: bool
+        self, rule: Rule, watch: RuleWatch, frame_count: int, at_ns: int, new_step: bool
     ) -> bool | None:
-        code = watch.code
+        code, since = watch.code, watch.unknown_since
         if code == UNKNOWN:
-            if watch.unknown_since is None:
-                watch.unknown_since = (frame_count, at_ns)
+            if since is None:
+                watch.unknown_since = (frame_count, at_ns, self.step_before)
             if rule.unknown == "hold":
                 return None
             code = BREACH if rule.unknown == "breach" else OK
         else:
             watch.unknown_since, watch.blind = None, False
         if code == BREACH:
-            watch.held += 1 if new_step or watch.held == 0 else 0
+            if new_step or watch.held == 0:
+                watch.held += 1 if rule.unit == "rows" else self._stands_for(rule, since)
             if not watch.firing and watch.held >= rule.for_steps:
                 watch.firing, watch.answered = True, False
-                watch.keep_until = frame_count + rule.keep_steps
+                by_rows = rule.unit == "rows"
+                watch.keep_until = frame_count + rule.keep_steps * by_rows
+                watch.keep_step = -1 if by_rows else self.step + rule.keep_steps
                 return True
             return None
         watch.held = 0
-        if watch.firing and frame_count >= watch.keep_until:
+        kept = frame_count < watch.keep_until or self.step < watch.keep_step
+        if watch.firing and not kept:
             watch.firing = False
             return False
         return None
+
+    def _stands_for(self, rule: Rule, since: tuple[int, int, int] | None) -> int:
+        """Return how many steps a known frame counts for: those since the known one before it."""
+        before = self.step_before if since is None else since[2]
+        return max(1, min(self.step - before, rule.for_steps))
 
     def newly_blind(self, frame_count: int, at_ns: int) -> list[int]:
         """Return rules that lack a metric which was there before, for too long, once each.
@@ -266,7 +291,7 @@ class RankMonitor:
         for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
             if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
                 continue
-            since_frame, since_ns = watch.unknown_since
+            since_frame, since_ns, _ = watch.unknown_since
             many = self.policy.blind_after_steps
             if frame_count - since_frame <= many:
                 many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0

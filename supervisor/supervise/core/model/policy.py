@@ -27,8 +27,9 @@ class Rule:
             code. Kleene logic: and = min, or = max, not = 2 - x.
         text: `when` as it was written.
         uses: names of the detectors in `when`.
-        for_steps: consecutive TRUE steps before it fires; UNKNOWN neither advances nor resets.
-        keep_steps: least number of steps it stays firing.
+        for_steps: consecutive TRUE frames before it fires; UNKNOWN neither advances nor resets.
+        keep_steps: least number of frames it stays firing.
+        unit: `rows`; with `steps` a frame counts for the steps since the one before that was known.
         cooldown_steps: steps after a runbook in which this rule starts no new one (a new breach is
             a `refire` and climbs the ladder).
         unknown: what UNKNOWN counts as: `hold` (keeps the last), `breach`, `ok`, `ignore`.
@@ -44,6 +45,7 @@ class Rule:
     runbook: str | None = None
     for_steps: int = 1
     keep_steps: int = 0
+    unit: str = "rows"
     cooldown_steps: int = 0
     unknown: str = "hold"
     mode: str | None = None
