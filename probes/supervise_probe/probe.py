@@ -195,6 +195,8 @@ class Probe:
         rollback = "ready" if steps else "none yet"
         if rollbacks is not None and rollbacks.why_not:
             rollback = f"unavailable: {rollbacks.why_not}"
+        elif rollbacks is not None and rollbacks.why_keep:
+            rollback += f"; the weights go back, the loop goes on: {rollbacks.why_keep}"
         collectors = {name: guard.part(name) for name in parts.collectors.by_name}
         why = parts.no_optimizer()
         if_any = {

@@ -77,6 +77,8 @@ trainerlib.fit(train_step)
         "trainerlib.py:4 belongs to a library, whose loop cannot be rolled back; "
         "relaunch resumes from a checkpoint of its own",
     ),
+]
+UNSAVED = [
     (
         """
 def step_in_backward(parameter):
@@ -106,14 +108,24 @@ while n < 9:
 
 
 @pytest.mark.parametrize(("code", "reason"), STUCK)
-def test_a_place_that_cannot_be_gone_back_to_is_not_saved(jobs, code, reason):
+def test_a_loop_that_cannot_be_rewound_keeps_its_place(jobs, code, reason):
+    """Savepoints hold the weights from then on; only a rewind is refused."""
     code = PREAMBLE + code + "print(json.dumps('done'))\n"
-    done, events = jobs.run(code, every=2)
+    refused = {"at": 7, "before": 6, "rng": "restore", "loop": "auto"}
+    taken = {"at": 8, "before": 7, "rng": "keep", "loop": "auto"}
+    done, events = jobs.run(code, every=2, rollbacks=[refused, taken])
     lines = [i for i, line in enumerate(code.splitlines(), 1) if line.endswith("# here")]
-    sentence = f":{lines[0]} {reason}" if lines else reason
+    (refusal,), (restored,) = of_kind(events, "refused"), of_kind(events, "restored")
+    assert done == "done" and refusal.endswith(f":{lines[0]} {reason}" if lines else reason)
+    assert (restored["step"], restored["loop"], restored["why_keep"]) == (6, "keep", refusal)
+    assert [taken["step"] for taken in of_kind(events, "taken")][:4] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(("code", "reason"), UNSAVED)
+def test_weights_that_cannot_be_copied_are_not_saved(jobs, code, reason):
+    done, events = jobs.run(PREAMBLE + code + "print(json.dumps('done'))\n", every=2)
     assert done == "done"
-    assert len(of_kind(events, "refused")) >= 2
-    assert all(refusal.endswith(sentence) for refusal in of_kind(events, "refused"))
+    assert len(of_kind(events, "refused")) >= 2 and set(of_kind(events, "refused")) == {reason}
     assert events[-1] == {"end": []}
 
 
@@ -131,9 +143,10 @@ def main():
 
 print(json.dumps(main()))
 """
-    keys, events = jobs.run(PREAMBLE + code, every=2)
+    back = {"at": 7, "before": 6, "rng": "keep", "loop": "auto"}
+    keys, events = jobs.run(PREAMBLE + code, every=2, rollbacks=[back])
     assert keys == ["n"]
-    assert "calls locals()" in of_kind(events, "refused")[0]
+    assert "calls locals()" in of_kind(events, "restored")[0]["why_keep"]
 
 
 WHILE = """

@@ -68,7 +68,9 @@ class Driver:
         try:
             if due:
                 plan = self.rollbacks.pop(0)
-                result, extra = self.savepoints.restore(plan["before"], plan["rng"])
+                result, extra = self.savepoints.restore(
+                    plan["before"], plan["rng"], plan.get("loop", "rewind")
+                )
                 self.step, loss = extra
                 self.emit(restored=result, steps=self.savepoints.steps)
             elif self.every and self.step % self.every == 0:

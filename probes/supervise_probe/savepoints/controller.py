@@ -11,7 +11,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..errors import Refused
-from ..torch_state.learning_rate import Warmup
 from . import skip_ranges
 from .batch_replay import BatchReplay
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.publisher import Publisher
     from ..runtime.background import Background
-    from ..torch_state.learning_rate import LearningRate
+    from ..torch_state.learning_rate import LearningRate, Levels
     from ..torch_state.records import Optimizers
     from .cross_process import CrossProcessResume
     from .reference_batch import ReferenceBatch
@@ -34,6 +33,9 @@ STARTS_AT_ZERO = frozenset(
         *("square_avg", "grad_avg", "acc_delta", "row_var", "col_var", "variance"),
     )
 )
+
+# Counters that go on with the loop when only the weights go back: the data's and the schedule's.
+OF_THE_LOOP = ("tokens_seen", "lr_phase.")
 
 
 class RollbackParts(NamedTuple):
@@ -83,8 +85,12 @@ class RollbackController:
         self._rewound = rewound
         self._savepoints: Any = None
         self._next, self._every = 0, 1
+        self._not_before_ns = 0  # the next savepoint, by what the cheaper of the newest two cost
+        self._cost_ns = -1  # of the newest one; -1 before any
+        self._share = 0.0
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
+        self._levels: Dict[int, Levels] = {}  # by step of a savepoint: the rates of then
         self.result: Any = None
         self.why_not = ""
         self.batches: Optional[BatchReplay] = None
@@ -99,6 +105,7 @@ class RollbackController:
         from .manager import Savepoints
 
         self._every = max(1, int(wanted["every"]))
+        self._share = float(wanted.get("share", 0.0))  # of the wall time; 0: as much as it takes
         max_bytes = int(wanted["max_bytes"])
         self.batches = BatchReplay(context.torch, max_bytes)
         self._savepoints = Savepoints(
@@ -119,6 +126,11 @@ class RollbackController:
         self.why_not = why
 
     @property
+    def why_keep(self) -> str:
+        """Why a rollback lets the loop go on, "" while it can rewind it, or none is possible."""
+        return "" if self._savepoints is None else str(self._savepoints.why_keep)
+
+    @property
     def steps(self) -> List[int]:
         """The steps to which a rollback can go."""
         return [] if self._savepoints is None else list(self._savepoints.steps)
@@ -126,13 +138,16 @@ class RollbackController:
     def due(self) -> bool:
         """Whether a savepoint is due, or a resume from another process.
 
-        None is taken after a step that was not finite, or while an older one is being written.
+        None is taken after a step that was not finite, while an older one is being written, or as
+        long as they would take more than their share of the time.
         """
         if self._cross_process.pending:
             return True
         if self._position.step <= self._next or self._savepoints is None:
             return False
-        return self._history.finite and not self._savepoints.busy
+        if not self._history.finite or self._savepoints.busy:
+            return False
+        return monotonic_ns() >= self._not_before_ns
 
     def take_due(self) -> None:
         """Take the savepoint that is due, or resume from that of another process."""
@@ -155,7 +170,11 @@ class RollbackController:
             for error in self._savepoints.disk_errors():
                 reporter.notice("note", f"{error}; it is dropped when its memory is needed")
         self._next = self._next_multiple(step)
-        position.held_ns += monotonic_ns() - began
+        now, before = monotonic_ns(), self._cost_ns
+        position.held_ns += now - began
+        self._cost_ns = now - began if before >= 0 else 0  # the first one allocates
+        if self._share:
+            self._not_before_ns = now + int(min(before, self._cost_ns) / self._share)
 
     def take(self) -> Dict[str, Any]:
         """Save the state after the last step.
@@ -183,9 +202,18 @@ class RollbackController:
         except CannotRestore as problem:
             self._savepoints, self.batches, self.why_not = None, None, str(problem)
             raise Refused(str(problem)) from problem
+        if self._savepoints.why_keep and self.batches is not None:
+            self.batches = None  # none is given again
+            self._reporter.notice(
+                "note",
+                "a rollback takes the weights back and lets the loop go on: "
+                f"{self._savepoints.why_keep}",
+            )
         self._cross_process.savepoint_taken(self._savepoints)
+        kept = set(self.steps)
+        self._levels = {k: v for k, v in self._levels.items() if k in kept}
+        self._levels[step] = self._rate.levels(self._optimizers.living())
         if self._publisher.waiting:  # this step's counts are still on a device
-            kept = set(self.steps)
             self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
             self._unfinished[step] = state
         self._reporter.status_changed()
@@ -208,27 +236,31 @@ class RollbackController:
         Args:
             args: `before_step`; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
                 `skip`: the first and the last step whose update is dropped when it is repeated;
-                `moments`: "restore" or "zero".
+                `moments`: "restore" or "zero"; `loop`: "auto", "rewind" or "keep", see `Savepoints`.
         """
         rewarm, skip = args.get("rewarm"), args.get("skip")
         rng, zero = str(args.get("rng", "restore")), args.get("moments") == "zero"
+        loop = str(args.get("loop", "auto"))
         from_step = self._position.step - 1
         steps = skip_ranges.parse(skip) if skip is not None else None
         if steps is not None and rng != "restore":
             raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
             _check_moments(self._optimizers.living())
-        result = self.roll_back(int(args["before_step"]), rng)
+        result = self.roll_back(int(args["before_step"]), rng, loop)
         if zero:
             _zero_moments(self._torch, self._optimizers.living())
         if steps is not None:
             self._skips.add(*steps)
         if rewarm:
-            self._rate.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
+            levels = self._levels.get(result["step"], {}) if result["loop"] == "keep" else {}
+            limit = self._rate.warm(float(rewarm["start"]), int(rewarm["steps"]), levels)
+            if limit is not None:
+                result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def roll_back(self, before_step: int, rng: str) -> Dict[str, Any]:
-        """Restore the newest savepoint before `before_step`.
+    def roll_back(self, before_step: int, rng: str, loop: str) -> Dict[str, Any]:
+        """Restore the newest savepoint before `before_step`; see `Savepoints.restore`.
 
         Raises:
             Refused: there is none, or it cannot be restored here.
@@ -238,18 +270,37 @@ class RollbackController:
         from .manager import CannotRestore
 
         try:
-            restored, (state, self.result) = self._savepoints.restore(before_step, rng)
+            restored, (state, result) = self._savepoints.restore(before_step, rng, loop)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem
         self._publisher.flush()
-        self._collectors.rewind(state)
-        self._rolled_back_to(int(restored["step"]), self._position.attempt + 1)
+        attempt = self._position.attempt + 1
+        if restored["loop"] == "keep":
+            self._weights_back_to(int(restored["step"]), attempt, state)
+        else:
+            self.result = result
+            self._collectors.rewind(state)
+            self._rolled_back_to(int(restored["step"]), attempt)
         if rng == "restore":
             self._history.expect_repeat(int(restored["step"]) + 1, exact=True)
         else:
             self._history.expect_nothing()
         self._probe_batch.restored(state)
         return dict(restored)
+
+    def _weights_back_to(self, step: int, attempt: int, state: Mapping[str, float]) -> None:
+        """The weights are those after `step`; the loop stands where it did, in a new attempt."""
+        position = self._position
+        self._reporter.notice(
+            "weights-restored",
+            f"the weights of step {step} are back; the loop goes on with step {position.step}",
+            {"attempt": attempt, "to": step},
+        )
+        of_weights = {k: v for k, v in state.items() if not k.startswith(OF_THE_LOOP)}
+        self._collectors.rewind(of_weights)
+        position.attempt = attempt
+        self._cross_process.rolled_back_to(step)
+        self._reporter.status_changed()
 
     def _resumed_from(self, state: Dict[str, float], step: int, attempt: int, result: Any) -> None:
         """The job continues from another process's savepoint, whose step returned `result`."""

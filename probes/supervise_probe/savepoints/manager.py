@@ -1,5 +1,9 @@
 """Savepoints: the whole state of a training job in memory, to roll back to without a restart.
 
+A rollback rewinds the loop: model, optimizer, variables and place in the program go back together.
+Where the loop cannot be rewound, as a `for` statement or a library's, only what the updates changed
+goes back, and the loop goes on with the next batch and the schedule as it is.
+
 Rule 1: a rollback is exact or refused; what the job would notice afterwards is named.
 Rule 2: taking one costs a walk over the variables and one pass over memory; nothing is allocated
 when the job repeats, nothing waits for a device.
@@ -39,7 +43,12 @@ __all__ = ["Busy", "CannotRestore", "Savepoints"]
 
 
 class Savepoints:
-    """The newest savepoints of a job."""
+    """The newest savepoints of a job.
+
+    Attributes:
+        why_keep: why the loop cannot be rewound, "" while it can: savepoints have no more than the
+            weights and what belongs to them.
+    """
 
     def __init__(
         self,
@@ -67,6 +76,7 @@ class Savepoints:
         self._store = SavepointStore(torch, keep, max_bytes, spill, max_disk_bytes)
         self._last_seen: List[FrameLocation] = []
         self._last_crossed: Optional[str] = None
+        self.why_keep = ""
         self._permanent_obstacle: Optional[str] = None
         self._taking = False
         self._optimizer_died = functools.partial(_drop_dead_optimizer, weakref.ref(self))
@@ -102,22 +112,22 @@ class Savepoints:
             self._store.cancel_writes()
         self._store.clear()
 
-    def _obstacles(
-        self, frames: List[FrameType], now: List[FrameLocation]
-    ) -> Tuple[Optional[str], Optional[str]]:
-        """Why a rollback can never work here, and what was crossed since the last savepoint.
+    def _watch_loop(self, frames: List[FrameType]) -> None:
+        """Find out whether the loop can never be rewound.
 
         Two savepoints together show which frame drives the loop. Crossing a `for` once, as between
-        two epochs, only strands the savepoints before it; twice in a row is permanent.
+        two epochs, only means that the loop cannot go back behind it; twice in a row is permanent.
         """
-        if self._permanent_obstacle is not None:
-            return self._permanent_obstacle, None
+        now = frame_locations(frames)
         stuck = restore_obstacle(frames, len(frames) - 1, known=False)
-        if stuck is not None or not self._last_seen:
-            return stuck, None
-        start = driving_frame(self._last_seen, now)
-        crossed = restore_obstacle(frames, max(start, 0), known=start >= 0)
-        return (crossed if crossed == self._last_crossed else None), crossed
+        crossed: Optional[str] = None
+        if stuck is None and self._last_seen:
+            start = driving_frame(self._last_seen, now)
+            crossed = restore_obstacle(frames, max(start, 0), known=start >= 0)
+            stuck = crossed if crossed == self._last_crossed else None
+        self._last_seen, self._last_crossed = now, crossed
+        if stuck is not None:
+            self.why_keep, self._replay, self._store.reserved = stuck, None, 0
 
     def take(self, step: int, attempt: int, extra: Any) -> Dict[str, int]:
         """Save the job as it is now.
@@ -137,19 +147,15 @@ class Savepoints:
         """
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")
-        frames = job_frames(self._torch)
-        now = frame_locations(frames)
-        reason, crossed = self._obstacles(frames, now)
-        if reason is not None:
-            self._store.clear()
-            raise CannotRestore(reason)
-        self._drop_without_optimizer()
-        if crossed is not None:
-            self._store.clear()
-        self._last_seen, self._last_crossed = now, crossed
-        self._store.keep_only(lambda saved: saved.step < step)
+        if self._permanent_obstacle is not None:
+            raise CannotRestore(self._permanent_obstacle)
         self._taking = True
         try:
+            frames = job_frames(self._torch)
+            if not self.why_keep:
+                self._watch_loop(frames)
+            self._drop_without_optimizer()
+            self._store.keep_only(lambda saved: saved.step < step)
             new = self._new(step, attempt, extra, frames)
         except CannotRestore as refusal:
             self._permanent_obstacle = str(refusal)
@@ -179,59 +185,92 @@ class Savepoints:
         new = Savepoint(step, attempt, extra, copies)
         replayed = (lambda _: False) if self._replay is None else self._replay.tracks
         walk = VariableWalker(self._torch, self._kinds, copies, self._registry.saw, replayed)
+        keeps = bool(self.why_keep)
+        if keeps:
+            self._registry.roots()  # finds modules that were made before anybody looked
         new.training = TrainingState(
-            self._torch, self._registry, walk, copies, self._optimizer_died
+            self._torch, self._registry, walk, copies, self._optimizer_died, keeps
         )
+        if keeps:
+            new.training.verify_weights()
+            return new
         new.program = ProgramState(frames, self._modules, walk)
         new.training.add_new(self._registry, walk)
         walk.find_shared_iterators()
         new.rng = generators.global_states(self._torch)
         return new
 
-    def restore(self, before_step: int, rng: str) -> Tuple[Dict[str, Any], Any]:
+    def restore(self, before_step: int, rng: str, loop: str) -> Tuple[Dict[str, Any], Any]:
         """Roll back to the newest savepoint before `before_step`; later ones are dropped.
 
         Args:
             rng: "restore" repeats the same draws; "keep" leaves all generators, and batches drawn
                 since, as they are, so that training goes on with other data.
+            loop: "rewind" takes the loop back too; "keep" lets it go on; "auto" rewinds it where
+                that is possible. `rng` "restore" needs a loop that is rewound.
 
         Returns:
-            {"step", "attempt", "bytes", "not_restored"} of the savepoint, and its `extra`.
-            not_restored: names of variables that keep their present value.
+            {"step", "attempt", "bytes", "not_restored", "loop"} of the savepoint, and its `extra`.
+            not_restored: names of variables that keep their present value; those that belong to a
+            loop that goes on are not named. loop: "rewind", or "keep" and `why_keep`, the reason.
 
         Raises:
             CannotRestore: nothing of the job was changed.
         """
         if rng not in ("restore", "keep"):
             raise CannotRestore(f"rng must be 'restore' or 'keep', not {rng!r}")
+        if loop not in ("auto", "rewind", "keep"):
+            raise CannotRestore(f"loop must be 'auto', 'rewind' or 'keep', not {loop!r}")
         saved = self._newest(before_step)
         frames = job_frames(self._torch)
-        saved.program.verify(frames)
         saved.training.verify()
-        places, keep = saved.training.attributes(), rng == "keep"
-        saved.program.verify_iterators(frames, self._modules, places, keep)
-        rewinds = self._replay is not None and rng == "restore"
-        if rewinds:
-            self._replay.verify(saved.loaders)
+        why = "" if loop == "keep" else self._rewind_obstacle(saved, frames, rng)
+        if why and (loop == "rewind" or rng == "restore"):
+            raise CannotRestore(why)
+        rewind = loop != "keep" and not why
+        if not rewind:
+            saved.training.verify_weights()
         self._store.load(saved)
-        missed = self._write_back(saved, frames, rng)
-        if rewinds:
+        missed = self._write_back(saved, frames, rng, rewind)
+        if rewind and self._replay is not None and rng == "restore":
             self._replay.rewind(saved.loaders)
         result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
         result["bytes"] = saved.copies.nbytes
         result["not_restored"] = missed
+        result["loop"] = "rewind" if rewind else "keep"
+        if why:
+            result["why_keep"] = why
         return result, saved.extra
 
-    def _write_back(self, saved: Savepoint, frames: List[FrameType], rng: str) -> List[str]:
+    def _rewind_obstacle(self, saved: Savepoint, frames: List[FrameType], rng: str) -> str:
+        """Return why the loop cannot be taken back to this savepoint, "" when it can."""
+        if saved.program is None:
+            return self.why_keep
+        try:
+            saved.program.verify(frames)
+            places = saved.training.attributes()
+            saved.program.verify_iterators(frames, self._modules, places, rng == "keep")
+            if self._replay is not None and rng == "restore":
+                self._replay.verify(saved.loaders)
+        except CannotRestore as obstacle:
+            return str(obstacle)
+        return ""
+
+    def _write_back(
+        self, saved: Savepoint, frames: List[FrameType], rng: str, rewind: bool
+    ) -> List[str]:
         held = list(self._registry.optimizers)  # keep them alive until all is written
         back = Restoration(
             saved.copies, rng == "keep", self._kinds.is_constant, self._kinds.is_code
         )
         with self._torch.no_grad():
-            saved.training.restore(back)
-            saved.program.restore(frames, self._modules, back)
+            if rewind:
+                saved.training.restore(back)
+                saved.program.restore(frames, self._modules, back)
+            else:
+                saved.training.restore_weights(back)
         self._torch.clear_autocast_cache()  # holds casts of the weights
-        if rng == "restore":
+        if rewind and rng == "restore":
             generators.restore(saved.rng)
         del held
         return back.missed
@@ -261,7 +300,7 @@ class Savepoints:
         live = self._plan(0, 0, None, frames)
         live.copies.copy(BufferPool())
         missed = apply_savepoint(self._torch, document, live)
-        missed += self._write_back(live, frames, "restore")
+        missed += self._write_back(live, frames, "restore", rewind=True)
         return {"step": live.step, "not_restored": missed}, live.extra
 
     def _require_movable(self, frames: List[FrameType]) -> None:

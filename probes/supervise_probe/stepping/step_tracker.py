@@ -196,11 +196,9 @@ class StepTracker:
 
     def _scale_rate(self, optimizer: Any) -> None:
         rate, drills = self._rate, self._drills
-        factor = rate.factor()
-        if drills.active:
-            factor *= drills.lr_factor()
-        if factor != 1.0:
-            rate.apply(optimizer, factor)
+        drill = drills.lr_factor() if drills.active else 1.0
+        if rate.scales(drill):
+            rate.apply(optimizer, drill)
 
     def measure(self, update: Update) -> None:
         """The gradients of `update` are final: look at them, and decide whether to go on."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..runtime import files
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ..config import Config
 
 HELD = "learning-rate.json"  # among the marks: what the next launch begins with
+# Of the rate that a savepoint had: more is a jump, and not a schedule's slope over a savepoint's
+# age (0 of 298 006 rows of recorded schedules were over 1.5 times their largest rate so far).
+LIMIT = 1.5
+Levels = Dict[int, float]  # by the id of a parameter group
 
 
 class Warmup:
@@ -59,6 +63,9 @@ class LearningRate:
     Attributes:
         held: what `lr_scale` asked for.
         warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
+
+    While it re-warms after a rollback that let the loop go on, each rate is limited: the loop may
+    stand where the rate is what did the harm.
     """
 
     def __init__(self, torch: Any, config: Config) -> None:
@@ -68,6 +75,7 @@ class LearningRate:
         self.held = _kept(self._path, config.first_step) if config.attempt else Warmup()
         self._rewarm = config.rewarm
         self.warming = Warmup()
+        self._limits: Levels = {}
         self.begin_again()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
 
@@ -94,10 +102,34 @@ class LearningRate:
         """Return the multiplier of the step under way, drills excluded."""
         return self.held.now * self.warming.now
 
-    def apply(self, optimizer: Any, factor: float) -> None:
-        """Multiply the rate of every group by `factor` until `restore`."""
+    def levels(self, optimizers: List[Any]) -> Levels:
+        """Return the rate that the job has set for each group, where the host knows it."""
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        rates = [(id(group), group.get("lr")) for group in groups]
+        return {number: float(rate) for number, rate in rates if isinstance(rate, (int, float))}
+
+    def warm(self, start: float, steps: int, levels: Levels) -> Optional[float]:
+        """Begin a re-warm from `start`; until its end no group has more than `LIMIT` its level.
+
+        Returns the limit of the first group.
+        """
+        self.warming = Warmup(start, steps)
+        self._limits = {number: LIMIT * level for number, level in levels.items()}
+        return next(iter(self._limits.values()), None)
+
+    def scales(self, drill: float) -> bool:
+        """Whether `apply` would change anything."""
+        return drill != 1.0 or self.factor() != 1.0
+
+    def apply(self, optimizer: Any, drill: float) -> None:
+        """Multiply the rate of every group until `restore`, by `drill` as if by the job itself."""
+        ours = self.factor()
+        limits = self._limits if self.warming.moves else {}
         for group in optimizer.param_groups:
             rate = group.get("lr")
+            factor, limit = drill * ours, limits.get(id(group))
+            if limit is not None and isinstance(rate, (int, float)) and rate * drill > limit:
+                factor = limit * ours / rate
             if isinstance(rate, self._torch.Tensor):
                 own = rate.clone()
                 self._changed.append((group, own, rate, factor))

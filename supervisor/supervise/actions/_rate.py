@@ -25,27 +25,33 @@ def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
     return _shows(frame, scale, rewarm_steps, _rewarm(frame))
 
 
-def rewarm_shows(frame: Metrics, rewarm: Mapping[str, Any] | None) -> str | None:
+def rewarm_shows(
+    frame: Metrics, rewarm: Mapping[str, Any] | None, limit: float | None = None
+) -> str | None:
     """Return None when the rate used is at the beginning of `rewarm`, else a sentence.
 
-    Without one, and in a job without a rate, there is nothing to be judged.
+    Without one, and in a job without a rate, there is nothing to be judged. `limit`: the ramp leads
+    to this rate where the job asks for more, as after a rollback that did not take the loop back.
     """
     if rewarm is None:
         return None
     held = (frame.get("lr_scale") or 1.0) / _rewarm(frame)
-    return _shows(frame, rewarm["start"], rewarm["steps"], held)
+    return _shows(frame, rewarm["start"], rewarm["steps"], held, limit)
 
 
 def _rewarm(frame: Metrics) -> float:
     return frame.get("lr_rewarm") or 1.0
 
 
-def _shows(frame: Metrics, scale: float, steps: int, other: float) -> str | None:
+def _shows(
+    frame: Metrics, scale: float, steps: int, other: float, limit: float | None = None
+) -> str | None:
     used, asked = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
     if used is None or not asked:
         return None
-    most = scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
-    if scale * (1.0 - TOLERANCE) <= used / asked / other <= most * (1.0 + TOLERANCE):
+    least, most = (asked, asked) if limit is None else (min(asked, limit), limit)
+    most *= scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
+    if scale * least * (1.0 - TOLERANCE) <= used / other <= most * (1.0 + TOLERANCE):
         return None
     besides = "" if other == 1.0 else f" times {other:.3g}"
     return f"the learning rate is {used / asked:.3g} of the job's own, not {scale:g}{besides}"

@@ -27,11 +27,16 @@ class Around:
 class Rollback(Action):
     """Restore the newest savepoint at least `at_least` steps before the first breach, in process.
 
-    Model, optimizer, scaler and loop variables go back together. `rng: restore` also puts back the
-    random state, so that the same batches and dropout masks come again (to see whether the trouble
-    was chance in the hardware), and the rollback fails where they do not; `rng: keep` lets them
-    differ. The learning rate starts at `start`
-    times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
+    Model, optimizer, scaler and loop variables go back together: `loop: rewind`. Where the loop
+    cannot be taken back, as a `for` statement or that of a library, `loop: keep` restores
+    parameters, buffers, optimizer state and scaler only: the loop, its data and its schedule go on
+    where they are, the step numbers too. Until the re-warm is over no learning rate is more than
+    1.5 times what it was at the savepoint. `loop: auto` rewinds where that is possible, else keeps.
+
+    `rng: restore` also puts back the random state, so that the same batches and dropout masks come
+    again (to see whether the trouble was chance in the hardware), and the rollback fails where they
+    do not; `rng: keep` lets them differ. The learning rate starts at `start` times what the job
+    asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
 
     `skip: {before: 5, after: 0}` passes over the offending batches: with `rng: restore` they come
     again, and the updates of the 5 steps before the first breach and of that one are dropped.
@@ -60,6 +65,7 @@ class Rollback(Action):
     rewarm: Steps = 50
     skip: Around | None = None
     moments: Literal["restore", "zero"] = "restore"
+    loop: Literal["auto", "rewind", "keep"] = "auto"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = []
@@ -73,6 +79,8 @@ class Rollback(Action):
             wrong.append(("skip", "must not be negative"))
         if self.skip is not None and self.rng != "restore":
             wrong.append(("skip", "needs rng: restore, which repeats the same batches"))
+        if self.loop == "keep" and self.rng == "restore":
+            wrong.append(("loop", "keep does not repeat batches, so it needs rng: keep"))
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
@@ -92,6 +100,8 @@ class Rollback(Action):
             args["skip"] = [max(0, first), context.breach_step + self.skip.after]
         if self.moments != "restore":
             args["moments"] = self.moments
+        if self.loop != "auto":
+            args["loop"] = self.loop
         return args
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
@@ -106,7 +116,7 @@ class Rollback(Action):
     def effect(self, check: EffectCheck) -> str | None:
         if check.attempt != check.result["attempt"] or check.step <= check.result["step"]:
             return f"the job is at step {check.step} of attempt {check.attempt}"
-        return rewarm_shows(check.frame, check.args["rewarm"])
+        return rewarm_shows(check.frame, check.args["rewarm"], check.result.get("rate_limit"))
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         return False  # rng: restore promises all bit for bit; after keep the weights are compared

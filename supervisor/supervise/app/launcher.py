@@ -28,6 +28,7 @@ from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
+SAVEPOINT_TIME = 0.005  # share of the wall time; a dear savepoint makes the next one wait
 SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default
 PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
 SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
@@ -229,6 +230,7 @@ def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
     wanted = dict(policy.savepoints)
     nowhere = {"spill": None} if wanted.pop("spill", "disk") == "none" else {}
     most = {
+        "share": SAVEPOINT_TIME,
         "max_bytes": _memory_bytes() // SAVEPOINT_SHARE,
         "max_disk_bytes": shutil.disk_usage(run.marks_path.parent).free // SPILL_SHARE,
     }

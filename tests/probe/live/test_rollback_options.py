@@ -187,3 +187,70 @@ def test_a_pass_that_is_over_is_not_gone_back_into(probed, before, rng, refused)
     probed.wait(job)
     if refused:
         assert [frame["step"] for frame in job.frames] == list(range(30))
+
+
+FOR = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.out(self.norm(x))
+
+
+model = Net()
+average = torch.optim.swa_utils.AveragedModel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 8))
+kept, batches = [], [torch.randn(8, 4) for _ in range(30)]
+
+
+def state():
+    tensors = [*model.state_dict().values(), *average.state_dict().values()]
+    moments = [v for held in optimizer.state.values() for v in held.values()]
+    return [tensor.clone() for tensor in (*tensors, *moments)]
+
+
+for step, x in enumerate(batches):
+    if step == 18 and not os.path.exists("go"):
+        barrier("go")
+    now = state()
+    same = [i for i, old in enumerate(kept) if all(map(torch.equal, now, old))]
+    gradient = sum(p.grad.abs().sum().item() for p in model.parameters() if p.grad is not None)
+    optimizer.zero_grad(set_to_none=False)
+    ((model(x) - 1) ** 2).mean().backward()
+    optimizer.step()
+    schedule.step()
+    average.update_parameters(model)
+    kept.append(state())
+    rate = optimizer.param_groups[0]["lr"]
+    emit(step=step, same=same, gradient=gradient, calls=model.calls, rate=rate)
+"""
+
+
+def test_a_for_loop_goes_on_with_the_weights_of_an_earlier_step(probed):
+    """Parameters, buffers, averages and moments are those of the savepoint, bit for bit; gradients
+    are gone. The loop, its data and its schedule stay where they are."""
+    job = probed.start(FOR, savepoints=KEEP)
+    ack = job.order("rollback", before_step=12, rng="keep", rewarm={"start": 0.5, "steps": 4})
+    assert ack.ok, ack.error
+    probed.wait(job)
+    to, at = ack.result["step"], ack.result["from_step"]
+    rows = {row["step"]: row for row in job.output}
+    assert ack.result["loop"] == "keep" and "a for statement" in ack.result["why_keep"]
+    assert list(rows) == list(range(30)) and len(job.output) == 30
+    assert rows[at + 1]["same"] == [to, at]  # the step returns into them
+    assert rows[at + 1]["gradient"] == 0.0 and rows[at]["gradient"] > 0.0
+    assert rows[29]["calls"] == 30 and rows[29]["rate"] == 0.1
+    frames = {frame["step"]: frame for frame in job.frames}
+    assert [f["step"] for f in job.frames] == list(range(30))
+    assert [f["step"] for f in job.frames if f["attempt"] == 1] == list(range(at + 1, 30))
+    assert [frames[at + i]["learning_rate"] for i in range(1, 6)] == pytest.approx(
+        [0.1 * f for f in (0.5, 0.625, 0.75, 0.875, 1.0)]
+    )
+    told = [notice for notice in job.notices if notice.kind == "weights-restored"]
+    assert [notice.data for notice in told] == [{"attempt": 1, "to": to}]
+    assert frames[29]["steps_seen"] == 30 - (at - to)

@@ -70,6 +70,7 @@ class RankMonitor:
         self.attempt = 0
         self.step = self.step_before = -1  # of the newest frame, and of the one before
         self.frames = 0
+        self.weights_of = 0, -1  # attempt that goes on with the weights of an earlier step: which
         self.lost = 0  # frames that were overwritten since the newest one
         self.probe_off = False  # the probe of this rank is off or cannot be read
         self.exited = False  # the process of this rank has ended, and another one has not spoken
@@ -218,14 +219,19 @@ class RankMonitor:
         return code & 3
 
     def _rewind(self, frame: Frame) -> None:
-        """A rollback went back to before `frame.step`: what was seen before it stays valid."""
+        """A rollback went back to before `frame.step`: what was seen before it stays valid.
+
+        Where the loop went on, what was seen of the weights that are gone is dropped all the same.
+        """
         self.attempt = frame.attempt
+        attempt, step = self.weights_of
+        last = min(step, frame.step - 1) if attempt == frame.attempt else frame.step - 1
         for watch in self.watches:
-            watch.rewind(frame.step - 1)
+            watch.rewind(last)
         for rule in self.rules:
             rule.keep_step -= max(0, self.step + 1 - frame.step)
         self.step = min(self.step, frame.step - 1)
-        self.history.rewind(frame.step)
+        self.history.rewind(last + 1)
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 

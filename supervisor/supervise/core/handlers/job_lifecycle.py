@@ -104,6 +104,8 @@ def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> No
         monitor.reset_deadlines(event.at_ns)
     elif event.kind == "measurement-changed" and of_rank:
         monitor.forget(event.data.get("metrics", ()))
+    elif event.kind == "weights-restored" and of_rank:
+        monitor.weights_of = event.data.get("attempt", 0), event.data.get("to", -1)
     elif event.kind in ("probe-off", "segment-fault"):
         monitor.probe_off |= of_rank
 

@@ -397,7 +397,8 @@ def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
 
 def _with_restored(why: str, incident: Incident) -> str:
     step = incident.recovery.restored_step
-    return why if step is None else f"back at step {step}; {why}"
+    where = "with the weights of" if incident.recovery.loop_kept else "back at"
+    return why if step is None else f"{where} step {step}; {why}"
 
 
 def _after_relapse(policy: Policy, incident: Incident) -> str:

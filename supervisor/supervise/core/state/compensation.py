@@ -29,6 +29,7 @@ def record_committed(
     if verb in GOES_BACK:
         step = result.get("step", run.intent.args.get("step"))
         recovery.restored_step = step if isinstance(step, int) else None
+        recovery.loop_kept = result.get("loop") == "keep"
     forget(recovery, verb)
     opposite = action.undo()
     if opposite is not None and not run.requested.operator:

@@ -75,6 +75,7 @@ class Recovery:
         undos: (number of the runbook, the action that reverses one of its actions), oldest first.
         rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
         restored_step: the step that it was taken back to, None before that.
+        loop_kept: only the weights were; the loop, and the step numbers, went on.
         must_pass, probation_step: after a rollback: the first breach, a step that a recovery must
             have passed, and the step before which its probation does not end. A crash has neither:
             it may lie far ahead, and the count of crashes judges it.
@@ -85,6 +86,7 @@ class Recovery:
     undos: list[tuple[int, Action]] = field(default_factory=list)
     rolled_back_to: int = 0
     restored_step: int | None = None
+    loop_kept: bool = False
     must_pass: int = -1
     probation_step: int = -1
     crashed: int = -1

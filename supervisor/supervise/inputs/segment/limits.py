@@ -56,6 +56,7 @@ DATA: dict[str, dict[str, Any]] = {
     "continuity": _TOLD,
     "resume-refused": _TOLD,
     "measurement-changed": {"metrics": list},
+    "weights-restored": {"attempt": int, "to": int},
     "checkpoint-saved": {
         "path": str,
         "file": _STAMP,
@@ -72,7 +73,7 @@ DATA: dict[str, dict[str, Any]] = {
 RESULT = {
     **dict.fromkeys(("attempt", "step", "seen_attempt", "ack_step"), int),
     **dict.fromkeys(("loss_scale", "backoff"), int | float),
-    "clip_bound": _NUMBER,
+    **dict.fromkeys(("clip_bound", "rate_limit"), _NUMBER),
 }
 NEEDED = {"rollback": ("attempt", "step"), "loss_scale": ("loss_scale",), "clip": ("clip_bound",)}
 
