@@ -115,7 +115,7 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert checks["command"][1].startswith(f"{tmp_path / 'nofile.py'}: no such file")
     assert checks["probe"][0] == "ok"
     assert checks["rollback"][0] == "ok"
-    assert checks["rollback"][1].startswith("ready in mode enforce, for a `while` training loop")
+    assert checks["rollback"][1].startswith("ready in mode enforce")
     assert float(checks["cost"][1].split()[0]) == pytest.approx(1e6 * found["probe_s"], abs=1)
     certain = {name for name, answer in answers.items() if answer.startswith("yes")}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain

@@ -176,3 +176,15 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
     save(story, "e", 99, attempt=2)
     save(story, "f", 45, attempt=3)
     assert good(story) == ["a", "f"]
+
+
+def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
+    """Step numbers go on; what was seen of the weights that are gone is forgotten."""
+    story = back(Rollback(at_least=10, rng="keep", rewarm=0), "rollback")
+    monitor, story.step = story.state.monitors[0], 60
+    data = {"attempt": 1, "to": 40}
+    story.send(Notice(story.at_ns, "weights-restored", "the weights are back", 0, 60, data))
+    steps(story, 2.0, 5)
+    assert [f.step for f in monitor.history.frames][-7:] == [39, 40, 61, 62, 63, 64, 65]
+    steps(story, 2.0, 10)
+    assert story.kinds("verify")[-1].data["what"] != "failed"

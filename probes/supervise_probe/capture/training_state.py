@@ -71,9 +71,7 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
-            self.optimizers.append(
-                SavedOptimizer(optimizer, walk, self._died, self._weights_only)
-            )
+            self.optimizers.append(SavedOptimizer(optimizer, walk, self._died, self._weights_only))
         schedulers = [] if self._weights_only else self._unknown(registry.schedulers)
         for thing in (*schedulers, *self._unknown(registry.scalers)):
             name = type(thing).__name__
@@ -150,7 +148,6 @@ class TrainingState:
             if thing is not None:
                 _restore_attributes(fields, thing.__dict__, back, f"{type(thing).__name__}.")
 
-
     def restore_weights(self, back: Restoration) -> None:
         """Write back what updates change; gradients become zero, and the loop keeps its state."""
         self._copies.write_training_state()
@@ -205,7 +202,6 @@ class SavedParameter:
             parameter.grad = None
         elif parameter.grad is None or parameter.grad is not copies.original(self.gradient):
             parameter.grad = copies.restored(self.gradient)
-
 
     def zero_gradient(self, copies: TensorCopies) -> None:
         """Drop what is left of the last backward: in place, as a bucket may share its memory."""

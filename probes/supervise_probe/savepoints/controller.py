@@ -7,7 +7,7 @@ work; this is the probe's part of it.
 from __future__ import annotations
 
 import os
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..errors import Refused
@@ -86,7 +86,7 @@ class RollbackController:
         self._savepoints: Any = None
         self._next, self._every = 0, 1
         self._not_before_ns = 0  # the next savepoint, by what the cheaper of the newest two cost
-        self._cost_ns = -1  # of the newest one; -1 before any
+        self._cost_ns = -1  # CPU time of the newest one; -1 before any
         self._share = 0.0
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
@@ -156,7 +156,7 @@ class RollbackController:
             self._cross_process.run_pending(self._resumed_from)
             return
         step = position.step - 1
-        began = monotonic_ns()
+        began, cpu = monotonic_ns(), thread_time_ns()
         try:
             self.take()
         except Refused as problem:
@@ -172,7 +172,7 @@ class RollbackController:
         self._next = self._next_multiple(step)
         now, before = monotonic_ns(), self._cost_ns
         position.held_ns += now - began
-        self._cost_ns = now - began if before >= 0 else 0  # the first one allocates
+        self._cost_ns = thread_time_ns() - cpu if before >= 0 else 0  # the first one allocates
         if self._share:
             self._not_before_ns = now + int(min(before, self._cost_ns) / self._share)
 
@@ -236,7 +236,7 @@ class RollbackController:
         Args:
             args: `before_step`; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
                 `skip`: the first and the last step whose update is dropped when it is repeated;
-                `moments`: "restore" or "zero"; `loop`: "auto", "rewind" or "keep", see `Savepoints`.
+                `moments`: "restore" or "zero"; `loop`: see `Savepoints.restore`.
         """
         rewarm, skip = args.get("rewarm"), args.get("skip")
         rng, zero = str(args.get("rng", "restore")), args.get("moments") == "zero"

@@ -222,8 +222,10 @@ def _rollback(status: str, world: int | None) -> Check:
         return Check("rollback", "note", f"not available with {world} ranks")
     if status != "ready":
         return Check("rollback", "note", status)
-    ranks = "" if world == 1 else " and a single rank"
-    return Check("rollback", "ok", f"ready in mode enforce, for a `while` training loop{ranks}")
+    ranks = "" if world == 1 else " with a single rank"
+    return Check(
+        "rollback", "ok", f"ready in mode enforce{ranks}; only a `while` loop goes back too"
+    )
 
 
 def print_checks(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
