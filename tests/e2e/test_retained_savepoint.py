@@ -73,6 +73,6 @@ def test_a_late_approval_still_finds_its_savepoint(supervise):
 
     assert run.kinds("abort") == []
     (done,) = (r for r in run.kinds("commit") if "rollback" in r["reason"])
-    assert done["data"]["result"]["step"] == before - 10
+    assert before - 20 <= done["data"]["result"]["step"] < before
     assert done["data"]["result"]["from_step"] > BLOWN_AT + 60
     run.prove()

@@ -18,7 +18,10 @@ SomeSteps = Annotated[int, "steps", AtLeast(1)]
 class SavepointsForm:
     """Model state kept inside the job's process, for rollbacks."""
 
-    every: Annotated[SomeSteps, Doc("steps between two savepoints")]
+    every: Annotated[
+        SomeSteps,
+        Doc("steps between two savepoints, at least: they take 0.5 % of the time at most"),
+    ]
     keep: Annotated[Count, Doc("how many are kept")] = 4
     max_bytes: Annotated[
         Count | None,
