@@ -46,7 +46,7 @@ runbooks:
   back:
     steps:
       - snapshot
-      - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 5}
+      - rollback: {loop: rewind, at_least: 10, rng: keep, start: 0.1, rewarm: 5}
     verify: {within: 60, clear_for: 10}
     if_refused: relaunch-and-rewarm
   relaunch-and-rewarm:
@@ -68,7 +68,7 @@ probation: 10
     ("script", "exact", "drills"), [("trainer.py", True, [HIT, DEATH]), ("lit.py", False, [HIT])]
 )
 def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exact, drills):
-    """After a damage, which cannot be undone in process, and after a death: the steps and the
+    """After a damage, where the loop is to go back too, and after a death: the steps and the
     library's own count go on behind the checkpoint, and each trouble ends as recovered. Trainer
     makes the same step again; Lightning begins its epoch anew, which people are told."""
     policy = tmp_path / "library.yaml"
@@ -102,6 +102,24 @@ def test_a_library_goes_on_from_its_checkpoint(supervise, tmp_path, script, exac
         told = [r for r in run.records if r["seq"] < commit["seq"] and _verified(r, result)]
         assert told, "the checkpoint was not verified before it was gone back to"
     _goes_on(supervise, run, *(result["step"] + 1 for result in results))
+
+
+def test_a_library_goes_on_with_the_weights_of_before(supervise, tmp_path):
+    """Without a relaunch: its loop and its count go on, and the trouble ends as recovered."""
+    policy = tmp_path / "library.yaml"
+    policy.write_text(POLICY.replace("loop: rewind", "loop: auto"))
+    job = [sys.executable, str(JOBS / "trainer.py"), str(tmp_path / "out")]
+    job.append(str(tmp_path / "run" / "audit.log"))
+    run = supervise.run("--policy", str(policy), "--drill", HIT, job=job)
+
+    assert run.returncode == 0, run.stderr
+    assert f"done at {STEPS}\n" in run.stdout
+    (commit,) = (r for r in run.kinds("commit") if "rollback" in r["reason"])
+    assert commit["data"]["result"]["loop"] == "keep"
+    (ended,) = run.kinds("incident", "closed")
+    assert run.actions == ["rollback"] and "recovered" in ended["reason"]
+    to = f"with the weights of step {commit['data']['result']['step']}"
+    assert any(to in str(r["data"]["message"]) for r in run.kinds("notify_intent"))
 
 
 def _verified(record, result):

@@ -205,7 +205,7 @@ class RollbackController:
         if self._savepoints.why_keep and self.batches is not None:
             self.batches = None  # none is given again
             self._reporter.notice(
-                "note",
+                "rewind-unavailable",
                 "a rollback takes the weights back and lets the loop go on: "
                 f"{self._savepoints.why_keep}",
             )

@@ -87,6 +87,8 @@ class Rollback(Action):
         refuse_several_ranks(context, "rollback")
         if "rollback" in context.unavailable:
             raise Refused(context.unavailable["rollback"])
+        if "rewind" in context.unavailable and (self.loop == "rewind" or self.rng == "restore"):
+            raise Refused(context.unavailable["rewind"])
         before = context.breach_step - self.at_least
         if before < 1:
             raise Refused(

@@ -49,7 +49,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
-    for verb in ("rollback", "portable"):  # of the process that is gone
+    for verb in ("rollback", "rewind", "portable"):  # of the process that is gone
         job.unavailable.pop(verb, None)
     if event.attempt:
         ctx.record(
@@ -91,7 +91,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")
-    if how == "unavailable":  # rollback, relaunch; portable: savepoints for another process
+    # rollback, relaunch; rewind: a rollback of the loop; portable: savepoints for another process
+    if how == "unavailable":
         job.unavailable[verb] = event.message
         resume = (ctx.policy.job.get("relaunch") or {}).get("resume")
         if verb == "rollback" and resume == "savepoint":
