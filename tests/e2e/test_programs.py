@@ -1,9 +1,11 @@
-"""One command, two programs one after the other: both are watched."""
+"""One command, two programs one after the other: both are watched. And a mixture of experts."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,28 @@ def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path):
     assert ends[0] == "closed: over: its training session ended after step 39; another one starts"
     assert ends[1].startswith("closed: the job ended with code 0")
     run.prove()
+
+
+MOE = Path(__file__).parents[2] / "benchmarks" / "proving" / "programs" / "moe_gpt.py"
+ATTENTION = {f"attention.{rule}" for rule in ("logits", "heads", "growth", "exploded", "collapse")}
+ROUTING = {f"routing.{r}" for r in ("starved", "imbalance", "balance_loss", "dominant_expert")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "activations"),
+    [
+        ("nano", {"drift.activations", "drift.logz"}),
+        ("moe", {"activations.residual", "activations.outlier_rate", "drift.logz"}),
+    ],
+)
+def test_layers_and_routers_are_judged_within_a_hundred_steps(supervise, policy, activations):
+    """What is left needs a longer window; medium is moe without routers."""
+    job = [sys.executable, str(MOE), "--steps", "100"]
+    run = supervise.run("--policy", policy, "--mode", "shadow", job=job)
+    told = supervise("backtest", "--policy", policy, "--json", supervise.home / "run")
+    line = json.loads(told.stdout)
+
+    assert run.returncode == 0 and not line["incidents"]
+    blind = {*line["unjudged"], *line["inactive"]}
+    assert (ATTENTION | ROUTING | activations) & blind == set()
+    assert "routing.low_confidence" in blind  # the routers' weights are read every 500 steps

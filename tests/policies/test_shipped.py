@@ -148,6 +148,19 @@ def test_every_metric_of_the_tables_is_read() -> None:
     assert [m for m in WANTED if m not in read and not SAME.get(m, set()) & read] == []
 
 
+def test_what_is_sampled_is_counted_in_steps() -> None:
+    """A window of 64 samples, one each 50 steps, is blind for 3200 steps."""
+    in_rows = set()
+    for name in POLICIES:
+        for key, detector in policy(name).detectors.items():
+            specs = [metrics.known().get(metric) for metric in detector.metrics]
+            counts = [getattr(detector, k, 1) or 1 for k in ("window", "ref", "for_")]
+            if max(counts) > 1 and any(spec and spec.every > 1 for spec in specs):
+                in_rows |= {key} if detector.unit == "rows" else set()
+
+    assert in_rows == {"gradients.noise"}  # 64 estimates, each an average of the ones before
+
+
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_pack_works_in_any_policy(pack: str, tmp_path: Any) -> None:
     """`use: [pack]` in an empty file is enough to look; nothing dangles."""
