@@ -138,6 +138,19 @@ def test_the_heartbeat_is_another_signal():
     assert _wait(heartbeat, 200, 130, heard_s=199)[0] == 199 + 121
 
 
+def test_a_dead_process_is_missed_as_a_process_and_as_steps():
+    """Each from its own beginning: the death, and the last step. Its end as it meant is neither."""
+    process, step = Absence(signal="process", after={"min": 90.0}).start(), Absence().start()
+    for watch in (process, step):
+        _stepping(watch, 30)
+
+    assert [_wait(watch, 30, 130, "dead")[0] for watch in (process, step)] == [121, 150]
+    assert [_wait(watch, 160, 1000, "exiting") for watch in (process, step)] == [[], []]
+    assert (
+        _wait(step, 1160, 1000, "dead") == []
+    )  # it ended with an error: nothing is expected of it
+
+
 def test_a_job_that_was_never_heard_has_the_grace_of_starting():
     """No frame and no heartbeat: counted from the first tick."""
     for signal in ("step", "heartbeat"):

@@ -28,8 +28,9 @@ def starting(start, monkeypatch):
         process = start(sys.executable, "-c", code)
         seen = Phases(lambda: [psutil.Process(process.pid)])
 
-        def look(at_s, phase="startup"):
-            (beat,), notices = seen.seen([(process.pid, Beat(0, 0, phase))], int(at_s * SECOND))
+        def look(at_s, phase="startup", dead=()):
+            ranks = [(process.pid, Beat(0, 0, phase))]
+            (beat,), notices = seen.seen(ranks, int(at_s * SECOND), dead)
             return beat.phase, notices
 
         return process, look
@@ -71,3 +72,27 @@ def test_a_rank_that_a_signal_stops_suspends_all_and_is_named(starting):
     assert f"`kill -CONT {process.pid}`" in notice.message
     process.signal(signal.SIGCONT)
     wait_until(lambda: look(1, "step") == ("step", []))
+
+
+@pytest.mark.parametrize("code", [READS, SLEEPS])
+def test_a_dead_rank_is_told_where_nothing_of_the_job_works(starting, code):
+    """What works after a training, an upload or an evaluation, was left to do it."""
+    _, look = starting(code)
+    wanted = "step" if code == READS else "dead"
+    time.sleep(0.3)  # it has started
+    for _ in range(5):
+        phase, _ = look(1, "step", dead=(0,))
+        time.sleep(0.06)
+
+    assert phase == wanted
+
+
+def test_a_dead_rank_is_told_whatever_the_others_do(starting):
+    """They wait for it in a collective, and spin."""
+    process, _ = starting(READS)
+    ranks = [(process.pid, Beat(rank, 0, "step")) for rank in (0, 1)]
+    seen = Phases(lambda: [psutil.Process(process.pid)])
+
+    beats = [seen.seen(ranks, at * SECOND, {1})[0] for at in range(3)]
+
+    assert [[beat.phase for beat in each] for each in beats] == [["step", "dead"]] * 3

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import children
 from ..checkpoints.service import VERIFY_NOW_S
+from ..core.handlers.job_lifecycle import is_crash
 from ..core.incidents import action_planning, withdrawal
 from ..core.model.events import Event, Exited, Launched, Notice, Tick
 from ..core.state import rule_scope
@@ -392,7 +393,10 @@ class App:
         if (
             not self._checkpoints.is_verifying_now
         ):  # the silence of a job that has ended means nothing
-            judged, notices = self._phases.seen(beats, now_ns)
+            lives = control.process.returncode is None
+            ends = self._segments.dead() if lives else {}
+            dead = {n for n, code in ends.items() if code is None or is_crash(code)}
+            judged, notices = self._phases.seen(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
             processor.process(Tick(now_ns, judged))

@@ -1,4 +1,4 @@
-"""Absence: no step, or no heartbeat, for too long.
+"""Absence: no step, no heartbeat, or no process, for too long.
 
 Silence is measured by the time in ticks, and only while the supervisor runs and the job is not
 paused. A change of phase restarts it: a run that leaves a ten-minute evaluation is not late.
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK
-from ..core.model.events import LOADING, SUSPENDED
+from ..core.model.events import DEAD, LOADING, SUSPENDED
 from ..core.model.interfaces import Clockwork, Detector, Seconds
 from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
 GRACE = {"startup": 900.0, "checkpoint": 600.0, "eval": 900.0}  # seconds; NVRx sections, rounded up
-STEPPING, PAUSED = "step", "paused"  # phases with special rules
+STEPPING, PAUSED, EXITING = "step", "paused", "exiting"  # phases with special rules
 WAITING = (PAUSED, SUSPENDED, LOADING)
 TIMES = 128  # step times kept
 FEWEST = 20  # step times, the fewest for a 99th percentile
@@ -31,16 +31,19 @@ SECOND = 1_000_000_000
 class Absence(Detector):
     """BREACH when the `signal` did not come for max(`min`, `p99_multiple` * p99 of the step time).
 
-    `signal: step` waits for frames, `heartbeat` for any hook of the probe. In a phase named in
+    `signal: step` waits for frames, `heartbeat` for any hook of the probe. `process` is a BREACH
+    when the rank's process has been dead for `min` and none has taken its place; one that ended as
+    it meant to is not missed, nor any while the rest of the job works. In a phase named in
     `grace` the limit is at least that long; in any other phase, at least as long as the
     shortest one; in phase `step` there is no grace. Keys left out of `after` and `grace` keep their
     defaults. The percentile is over the newest 128 times between successive steps in phase `step`;
     a time that was a BREACH counts only where the one before it was, too.
 
-    Never a BREACH while paused, while a foreign signal stops the job (`suspended`), or
-    while a start-up reads or computes (`loading`). Silence is counted from the latest of: the
-    signal, the last change of phase, the first tick. Time between two ticks more than a quarter of
-    the limit apart (at least 3 s, at most 30 s) is not counted: the supervisor itself was stopped.
+    Never a BREACH while paused, at the job's end (`exiting`), while a foreign signal stops the job
+    (`suspended`), or while a start-up reads or computes (`loading`). Silence is counted from the
+    latest of: the signal, the last change of phase, the first tick. Time between two ticks more
+    than a quarter of the limit apart (at least 3 s, at most 30 s) is not counted: the supervisor
+    itself was stopped.
     UNKNOWN before the first tick. `rewind` keeps the step times.
 
     Example:
@@ -52,7 +55,7 @@ class Absence(Detector):
 
     reads: ClassVar[str] = "clock"
 
-    signal: Literal["step", "heartbeat"] = "step"
+    signal: Literal["step", "heartbeat", "process"] = "step"
     after: Annotated[dict[str, float], {"min": Seconds, "p99_multiple": float}] = field(
         default_factory=AFTER.copy
     )
@@ -130,6 +133,9 @@ class AbsenceWatch(Memory, Clockwork):
         insort(self.ordered, time)
 
     def tick(self, at_ns: int, seen_ns: int | None, phase: str) -> int:
+        of_process = self.spec.signal == "process"
+        if phase == DEAD and not of_process:  # it is silent as before
+            phase = self.phase
         if self.tick_ns is None:
             self.since_ns = at_ns
         elif at_ns - self.tick_ns > self._longest_gap_ns() and self.since_ns is not None:
@@ -141,10 +147,13 @@ class AbsenceWatch(Memory, Clockwork):
             self.stepping = False
         self.tick_ns = at_ns
         self.signal_ns = self._last_signal_ns(seen_ns)
-        self.limit_ns = max(self.least_ns, self.multiple * (self.p99_ns() or 0.0))
-        if phase != STEPPING:
-            self.limit_ns = max(self.limit_ns, self.grace.get(phase, self.shortest))
-        self.raw = BREACH if phase not in WAITING and self.silent_ns() > self.limit_ns else OK
+        self.limit_ns = self.least_ns
+        if not of_process:
+            self.limit_ns = max(self.limit_ns, self.multiple * (self.p99_ns() or 0.0))
+            if phase != STEPPING:
+                self.limit_ns = max(self.limit_ns, self.grace.get(phase, self.shortest))
+        missed = phase == DEAD if of_process else phase not in (*WAITING, EXITING)
+        self.raw = BREACH if missed and self.silent_ns() > self.limit_ns else OK
         return self.raw
 
     def _longest_gap_ns(self) -> float:
@@ -154,6 +163,8 @@ class AbsenceWatch(Memory, Clockwork):
     def _last_signal_ns(self, seen_ns: int | None) -> int:
         """Return the time of the last signal; NEVER before the first."""
         signal = self.beat_ns if self.spec.signal == "step" else seen_ns
+        if self.spec.signal == "process":  # counted from its death
+            signal = None
         return NEVER if signal is None else signal
 
     def silent_ns(self) -> int:

@@ -1,18 +1,20 @@
-"""What the probe cannot tell of a silent job: somebody stopped it, or it starts up and works.
+"""What the probe cannot tell of a silent job: somebody stopped it, it starts up and works, or died.
 
 Silence of a job in the phase `suspended` or `loading` is no standstill (see `detectors.absence`).
+A rank whose process died is `dead` while others train, or where nothing of the job works: what goes
+on after a training, such as an upload, works.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import psutil
 
 from ..core.model.action import busy
-from ..core.model.events import LOADING, SUSPENDED, Beat, Notice
+from ..core.model.events import DEAD, LOADING, SUSPENDED, Beat, Notice
 from .proc_stat import suspended
 from .process import Process
 
@@ -38,12 +40,13 @@ class Phases:
         self._stopped: frozenset[int] = frozenset()
 
     def seen(
-        self, ranks: Sequence[tuple[int, Beat]], now_ns: int
+        self, ranks: Sequence[tuple[int, Beat]], now_ns: int, dead: Collection[int] = ()
     ) -> tuple[tuple[Beat, ...], list[Notice]]:
         """Return the beats as they are to be judged, and what people should know.
 
         Args:
             ranks: pid and beat of each rank.
+            dead: ranks whose process died otherwise than at its own end.
         """
         stopped = frozenset(beat.rank for pid, beat in ranks if suspended(pid))
         notices = [
@@ -52,14 +55,18 @@ class Phases:
             if beat.rank in stopped - self._stopped
         ]
         self._stopped = stopped
-        if not any(beat.phase == STARTUP for _, beat in ranks):
-            self._since_ns, self._report_s, works = None, LONG_S, False
+        starts = any(beat.phase == STARTUP and beat.rank not in dead for _, beat in ranks)
+        alone = bool(dead) and all(beat.rank in dead for _, beat in ranks)
+        works = self._working() if starts or alone else False
+        if not starts:
+            self._since_ns, self._report_s = None, LONG_S
         else:
             self._since_ns = now_ns if self._since_ns is None else self._since_ns
-            works = self._working()
             notices += self._slow(now_ns - self._since_ns) if works else []
         beats = tuple(
-            replace(beat, phase=SUSPENDED)
+            replace(beat, phase=DEAD)
+            if beat.rank in dead and not (alone and works)
+            else replace(beat, phase=SUSPENDED)
             if stopped  # the others wait for the one that is
             else replace(beat, phase=LOADING)
             if works and beat.phase == STARTUP

@@ -194,8 +194,6 @@ class RankMonitor:
             code = UNKNOWN
             if beat is not None and not self.probe_off:
                 code = clock.tick(at_ns, beat.seen_ns, beat.phase)
-                if beat.phase == "exiting":  # a job that ends makes no step, and that is all right
-                    code = OK
             if code != self.codes[i]:
                 self.codes[i] = self._take_note(i, code)
                 changed = True

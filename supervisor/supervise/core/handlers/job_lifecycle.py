@@ -202,9 +202,12 @@ def _relaunch_settings(policy: Policy) -> str:
 
 def has_crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
-    code = job.returncode
-    meant = job.stopping or job.end_requested or code in ASKED or code in MEANT
-    return bool(code) and not meant
+    return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested)
+
+
+def is_crash(returncode: int) -> bool:
+    """Return whether a process that ended so did not mean to, and was not asked to."""
+    return bool(returncode) and returncode not in ASKED and returncode not in MEANT
 
 
 def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:

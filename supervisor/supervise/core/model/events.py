@@ -70,15 +70,16 @@ class Gap:
 
 # Phases that the supervisor finds, not the probe: silence in them is no standstill.
 SUSPENDED, LOADING = "suspended", "loading"
+DEAD = "dead"  # the process died, and not at its own end, while the job's first one lives
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """When a rank's probe last ran any hook, and in which phase the job was then.
 
-    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`. Two are found by
-    the supervisor: `suspended`, a signal of somebody else's stops a rank of the job, and `loading`,
-    a start-up during which the job reads or computes.
+    `phase` is one of `startup`, `step`, `eval`, `checkpoint`, `paused`, `exiting`. Three are found
+    by the supervisor: `suspended`, a signal of somebody else's stops a rank of the job; `loading`,
+    a start-up during which the job reads or computes; `dead`, the process of the rank is dead.
     """
 
     rank: int

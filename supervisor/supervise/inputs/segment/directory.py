@@ -152,6 +152,19 @@ class Segments:
         segments = (*self.ranks.values(), *self._waiting)
         return {segment.pid: segment.rank for segment in segments if _trains(segment)}
 
+    def dead(self) -> dict[int, int | None]:
+        """Return the ranks whose process was seen alive and is dead, with its recorded returncode.
+
+        None: it recorded none, as a process that is killed.
+        """
+        found: dict[int, int | None] = {}
+        for rank, segment in self.ranks.items():
+            if segment.lived and not _lives(segment):  # else it may live where we cannot look
+                with suppress(SegmentError):
+                    end = segment.end()
+                    found[rank] = None if end is None else end[0]
+        return found
+
     def wrote(self, pid: int) -> bool:
         """Whether process `pid` is the newest of a rank."""
         return any(segment.pid == pid for segment in self.ranks.values())
@@ -220,6 +233,7 @@ class Segments:
                 with suppress(OSError):
                     old.path.unlink()
                 self._known.discard(old.path.name)
+        segment.lived = _lives(segment)
         self.ranks[segment.rank] = segment
 
     def _keep_waiting(self, segment: Segment, old: Segment, events: list[Event]) -> None:
@@ -289,15 +303,22 @@ class Segments:
 
 
 def _trains(segment: Segment) -> bool:
-    """Whether the process that writes `segment` is alive and has not recorded its exit.
+    """Whether the process that writes `segment` is alive and has not recorded its exit."""
+    try:
+        return _lives(segment) and segment.end() is None
+    except SegmentError:
+        return False
+
+
+def _lives(segment: Segment) -> bool:
+    """Whether the process that writes `segment` is alive.
 
     False where that cannot be known (in another process namespace, without /proc).
     """
     try:
         stat = Path(f"/proc/{segment.pid}/stat").read_bytes().rpartition(b")")[2].split()
-        alive = int(stat[19]) == segment.start_ticks and stat[0] not in (b"Z", b"X")
-        return alive and segment.end() is None
-    except (OSError, ValueError, IndexError, SegmentError):
+        return int(stat[19]) == segment.start_ticks and stat[0] not in (b"Z", b"X")
+    except (OSError, ValueError, IndexError):
         return False
 
 

@@ -45,13 +45,14 @@ class Segment:
     Attributes:
         rank, world_size, pid, start_ticks, created_ns: as the probe wrote them at its start.
         again: see `core.model.events.Announced`; to be set before the first poll.
+        lived: its process was seen alive when it was found.
     """
 
     def __init__(self, file: SegmentFile, clock: Callable[[], int]) -> None:
         header = file.header
         self.path = file.path
         self.rank, self.world_size, self.pid = header.rank, header.world_size, header.pid
-        self.again = False
+        self.again = self.lived = False
         self.start_ticks = header.start_ticks
         self.created_ns = header.created_ns
         self._file = file
