@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
@@ -57,6 +59,19 @@ def _usual(step):
 )
 def test_it_speaks_after_min_steps_and_as_few_samples_as_have_a_spread(detector, every, speaks):
     assert _first(detector, OK, _usual, every) == speaks
+
+
+@pytest.mark.parametrize("every", [1, 7, 50])
+@pytest.mark.parametrize("unit", ["steps", "rows"])
+@pytest.mark.parametrize("detector", [Z, GROWTH, OUTLIERS, DRIFT, CURVE, CLIMB])
+def test_what_it_lacks_is_said_until_it_speaks(detector, unit, every):
+    watch = (detector if unit == "steps" else replace(detector, unit="rows")).start()
+    speaks = lacking = 0
+    for step in range(every, 170 * every + 200, every):
+        known = watch.feed(_usual(step), step) & 3 != UNKNOWN
+        speaks, lacking = speaks or known * step, step if watch.lacks(every) else lacking
+
+    assert speaks - 2 * every <= lacking < speaks
 
 
 @pytest.mark.parametrize(("every", "tells"), [(1, 3), (2, 4), (8, 8), (50, 50)])

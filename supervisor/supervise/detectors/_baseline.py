@@ -254,11 +254,11 @@ class BaselineWatch(Debounced):
     def lacks(self, spacing: int) -> str:
         if self.base.was_replaced:
             return ""
-        metric, count = self.spec.metric, len(self.base.ordered) + (self.pending_step != NEVER)
-        few = needs(count, self.least + 1, f"samples of {metric}")
-        if few or not self.by_steps:
-            return few
-        return needs(self.base.covers(), self.min_, f"steps of {metric}")
+        metric, count = self.spec.metric, len(self.base.ordered)
+        if count < self.least:  # and one more to be judged
+            count += self.pending_step != NEVER
+            return needs(count, self.least + 1, f"samples of {metric}")
+        return needs(self.base.covers(), self.min_, f"steps of {metric}") * self.by_steps
 
     def baseline_numbers(self, z: float, middle: float, scale: float) -> dict[str, Any]:
         """Return the numbers that all watches with a baseline have."""

@@ -150,8 +150,11 @@ class BandWatch(Debounced):
         return self.away[bisect_right(self.steps, step - self.smooth) :] if covered else []
 
     def lacks(self, spacing: int) -> str:
-        least = 1 if self.by_steps else self.smooth
-        return needs(len(self.away), least, f"samples of {self.spec.metric}") * (self.smooth > 1)
+        if self.smooth == 1:
+            return ""
+        if self.by_steps:
+            return needs(self.last - self.since, self.smooth, f"steps of {self.spec.metric}")
+        return needs(len(self.away), self.smooth, f"samples of {self.spec.metric}")
 
     def _floored(self, level: float, spread: float) -> float:
         floor = self.floor if self.log else self.floor * abs(level)
