@@ -136,11 +136,13 @@ detectors:
   usual: {kind: robust_z, metric: max_attn_logit}
   climb: {kind: trend, metric: max_attn_logit, window: 400, slope_per_1k_gt: 9, unit: steps}
   new: {kind: record, metric: max_attn_logit}
+  pair: {kind: paired, metric: max_attn_logit, gt: 50, settle: 12}
 rules:
   - {id: growth, when: growth, sev: SEV2, unknown: ignore}
   - {id: twice, when: twice, sev: SEV2}
   - {id: usual, when: usual, sev: SEV2}
   - {id: climb, when: climb and not new, sev: SEV2}
+  - {id: pair, when: pair, sev: SEV2, unknown: ignore}
   - {id: either, when: high or usual, sev: SEV2}
 """
 
@@ -176,6 +178,7 @@ def test_what_cannot_be_judged_at_the_spacing_of_a_recording_is_said(tmp_path, s
         "twice": "rows are 50 steps apart, 2 of them never within 1",
         "usual": "10 samples of max_attn_logit, needs 65",
         "climb": "9 blocks of max_attn_logit, needs 16; 10 samples of max_attn_logit, needs 65",
+        "pair": "10 evaluations of max_attn_logit, needs 14",
     }
     assert many == {}
     _, alone, _ = supervise(*run, tmp_path / "few.csv")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector
 from ._curve import cut
-from ._watch import NEVER, Debounced, check_quota
+from ._watch import NEVER, Debounced, check_quota, needs
 
 KEPT = 64  # evaluations, and changes of the key, that `rewind` can drop
 
@@ -159,6 +159,9 @@ class PairedWatch(Debounced):
     def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values)
         cut(step, self.key_steps, self.keys)
+
+    def lacks(self, spacing: int) -> str:
+        return needs(len(self.steps), self.spec.settle + 2, f"evaluations of {self.spec.metric}")
 
     def numbers(self) -> dict[str, Any]:
         spec, value, before = self.spec, self.value, self.before
