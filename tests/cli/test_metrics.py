@@ -64,7 +64,7 @@ def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):
     code, out, _ = supervise("metrics", "show", "train_loss_raw")
 
     assert code == 0
-    assert "train_loss_raw [nat]" in out
+    assert "train_loss_raw [loss]" in out
     assert "loss_spike.loss_z: kind: robust_z" in out
     assert "loss(t) -> grad(t) -> update(t)" in out
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 METRICS = (
     MetricSpec(
         "train_loss_ema",
-        "nat",
+        "loss",
         "Bias-corrected moving average of train_loss_raw, decay 0.99, finite losses only.",
         "m = 0.99 m + 0.01 loss; m / (1 - 0.99^t)",
     ),

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 METRICS = (
     MetricSpec(
         "train_loss_raw",
-        "nat",
-        "Sum of the unscaled scalars passed to backward since the last step, their mean in a "
-        "pipeline schedule that averages; absent without one.",
+        "loss",
+        "Sum of the unscaled scalars passed to backward since the last step, in their units; their "
+        "mean in a pipeline schedule that averages; absent without one.",
         "torch.autograd.backward; for a closure that is evaluated again, the first evaluation",
     ),
 )

@@ -23,7 +23,7 @@ from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry,
 CLOSE_EVERY = 10  # scans between two close scans: a network disk is slow
 PATIENCE_S = 60.0  # for missing files, and for the final name of a renamed one
 VALUES = (
-    *("train_loss_raw", "train_loss_ema", "val_loss", "grad_global_norm"),
+    *("train_loss", "train_loss_raw", "train_loss_ema", "val_loss", "grad_global_norm"),
     *("learning_rate", "tokens_seen"),
 )
 REMOVED = "it was removed before it was verified"

@@ -45,7 +45,7 @@ class Band(MetricDetector):
     not show how much runs differ.
 
     Example:
-        {kind: band, metric: train_loss_raw, knots: [[100, 3.1, 0.05], [900, 2.4, 0.04]], for: 3}
+        {kind: band, metric: train_loss, knots: [[100, 3.1, 0.05], [900, 2.4, 0.04]], for: 3}
 
     Blind to: what the earlier run did as well, and everything where it has no knots. A change of
         data, schedule or batch size looks like a fault.

@@ -39,7 +39,7 @@ class Collapse(MetricDetector):
     samples of before and drops the parts that end after the step.
 
     Example:
-        {kind: collapse, metric: train_loss_raw, total_steps: 2000, knots: [[0.1, 1.6, 0.002], [1,
+        {kind: collapse, metric: train_loss, total_steps: 2000, knots: [[0.1, 1.6, 0.002], [1,
          1, 0.002]]}
 
     Blind to: everything before `align` is over, and to a fault in it, which becomes the scale.

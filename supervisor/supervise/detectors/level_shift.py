@@ -63,7 +63,7 @@ class LevelShift(MetricDetector):
     after: str  # name of a detector
     settle: int = 40  # steps; project default
     window: int = 100  # steps; project default
-    margin: float = 0.1  # units of the metric; nats of loss; project default
+    margin: float = 0.1  # units of the metric; project default, nats of train_loss
 
     @property
     def detectors(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Ranks:
 def together(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the numbers of one step of which every rank's values are there.
 
-    loss_dispersion: standard deviation of the losses, nats. loss_outlier_rank: the rank whose loss
+    loss_dispersion: standard deviation of the raw losses. loss_outlier_rank: the rank whose loss
     is furthest from the median. straggler_ratio: largest over median input and forward time.
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.

@@ -20,7 +20,7 @@ MARIN = "Marin 32B retrospective"
 # id, unit, meaning, source of the definition; grouped as in the packs.
 _ROWS = (
     # optimization
-    ("train_val_gap", "nat", "val_loss - train_loss_ema on matched weights.", SEEDS),
+    ("train_val_gap", "nat", "val_loss - mean train_loss on matched weights.", SEEDS),
     ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
     ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
     (
@@ -29,8 +29,13 @@ _ROWS = (
         "Number of the pinned evaluation: tokenizer, prompts, data.",
         "first 52 bits of a SHA-256 over their canonical JSON",
     ),
-    ("collapse_residual", "nat", "Normalised loss less a reference run's.", "Celerity report"),
-    ("scaling_law_residual", "nat", "Loss less the one that a fitted scaling law gives.", SEEDS),
+    (
+        "collapse_residual",
+        "nat",
+        "Normalised train_loss less a reference run's.",
+        "Celerity report",
+    ),
+    ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SEEDS),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
     ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
     ("guard_active", "1", "1 while the job's clip, skip and z-loss are as in its manifest.", SEEDS),
@@ -60,7 +65,7 @@ _ROWS = (
     ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
     ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
-    ("loss_dispersion", "nat", "Standard deviation of the loss over ranks.", SEEDS),
+    ("loss_dispersion", "loss", "Standard deviation of train_loss_raw over ranks.", SEEDS),
     ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
     (
