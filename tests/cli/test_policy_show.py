@@ -50,7 +50,7 @@ def test_every_part_says_where_it_is_from(supervise, mine):
     assert "window: 100, min: 50" in " ".join(out.split()) or "window: 100" in out
     assert "throughput.yaml" in out
     assert "; gt overridden in mine.yaml:5:36\n  throughput.slower:" in out
-    block = out[out.index("  # mine.yaml:10:9\n") : out.index("  - {id: r,")]
+    block = out[out.index("  # mine.yaml:10:9\n") : out.index("when: odd and high")]
     assert "  # reads odd, high\n" in block
     assert "  # measured by the probe: train_loss_raw\n" in block
     assert "  # to be reported by the job: my_score\n" in block
