@@ -37,6 +37,7 @@ from .savepoints.step_history import StepHistory
 from .stepping.batch_observer import BatchObserver
 from .stepping.between_steps import BetweenSteps
 from .stepping.discarded_gradients import DiscardedGradients
+from .stepping.evaluation_pass import EvaluationPass
 from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
 from .stepping.step_tracker import Changers, Process, Readers, StepTracker
 from .stepping.training_thread import TrainingThread
@@ -158,6 +159,15 @@ class Parts:
 
     def _listen(self) -> None:
         context, wired = self.context, self.wired
+        evaluation = EvaluationPass(
+            context,
+            self._times,
+            self.tracker,
+            self.sets,
+            wired.framework,
+            wired.tokens,
+            self.extra,
+        )
         self.forward = ForwardListener(
             context,
             self.inferred,
@@ -166,6 +176,7 @@ class Parts:
             self.batches,
             self.sets,
             self.sampler,
+            evaluation,
         )
         shards = wired.shards.shards
         self.loader = LoaderListener(context, self.inferred, wired.batch, shards, wired.quarantine)

@@ -33,6 +33,12 @@ METRICS = (
         "this project",
     ),
     MetricSpec(
+        "train_val_gap",
+        "nat",
+        "val_loss less the same average of train_loss, in the frames that have both.",
+        "the stability metrics report",
+    ),
+    MetricSpec(
         "overflow",
         "1",
         "1 when a GradScaler skipped this step's update, else 0, also where something else skipped "
@@ -92,6 +98,8 @@ class Collector(Base):
         mean = self._follow(self._of_target, known("train_loss"))
         if mean is not None:
             values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
+            if "val_loss" in values:
+                values.setdefault("train_val_gap", values["val_loss"] - mean)
         norm = known("grad_global_norm")
         if norm is not None and isfinite(norm):
             average = self._norm

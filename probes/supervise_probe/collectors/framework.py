@@ -1,7 +1,7 @@
 """What a training library reports of itself: see `adapters`. Costs nothing where there is none.
 
-Epoch and time of a save cannot be seen from torch, and which loss is that of an evaluation only the
-library's names show. A job without such a library reports `val_loss` itself.
+Epoch and time of a save cannot be seen from torch. Which loss is that of an evaluation the names of
+the library show; without one see `stepping/evaluation_pass.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ METRICS = (
     MetricSpec(
         "val_loss",
         "nat",
-        "Loss of an evaluation, in the frame of the next step; a job may report its own.",
-        "Trainer: eval_loss; Lightning: what is logged as val_loss, or spelt alike",
+        "Loss of an evaluation, in the frame of the next step; a job may report its own. Without a "
+        "library: mean over the targets of all that the trained model is evaluated on between two "
+        "steps, in eval mode and without gradients; absent where a loss is not plain.",
+        "Trainer: eval_loss; Lightning: what is logged as val_loss, or spelt alike; else "
+        "cross_entropy and nll_loss, the first of each call of the model",
     ),
     MetricSpec(
         "slice_val_loss",

@@ -64,7 +64,7 @@ class Collector(Base):
         """
         for target, ignored, summed, value in calls:
             if target.dtype is self.torch.int64 and not target.is_meta:
-                count = self._count(target, ignored)
+                count = self.count(target, ignored)
                 self._targets = count if self._targets is None else self._targets + count
                 if value is None:
                     self._unknown = True
@@ -73,7 +73,8 @@ class Collector(Base):
             else:
                 self._unknown = True
 
-    def _count(self, target: Any, ignored: int) -> Number:
+    def count(self, target: Any, ignored: int) -> Number:
+        """Return how many targets are not the class `ignored`."""
         count: Number = float(target.numel())
         look = ignored < 0 and count > 0 and self.scalars.reads(target)
         if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
     from ..stepping.batch_observer import BatchObserver
+    from ..stepping.evaluation_pass import EvaluationPass
     from ..stepping.inferred_steps import InferredSteps
     from ..stepping.step_tracker import StepTracker
 
@@ -20,7 +21,7 @@ class ForwardListener:
     """One for each process: a forked child gets another.
 
     Attributes:
-        sets: which of them wait for a forward.
+        sets: which of them wait for a forward. evaluation: what is evaluated between two steps.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class ForwardListener:
         batches: BatchObserver,
         sets: SampleSets,
         sampler: Sampler,
+        evaluation: EvaluationPass,
     ) -> None:
         self._context, self._guard = context, context.guard
         self._inferred, self._tracker = inferred, tracker
+        self.evaluation = evaluation
         self._drills, self._batches = drills, batches
         self.sets, self._sampler = sets, sampler
         self._keep: Optional[Keep] = None
@@ -44,9 +47,10 @@ class ForwardListener:
         when that is wanted as the fixed batch."""
         self._keep = keep
 
-    def evaluates(self) -> None:
+    def evaluates(self, root: Any) -> None:
         """It is called without gradients."""
         self._context.reporter.beat("eval")
+        self.evaluation.called(root)
 
     def before_forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -69,6 +73,8 @@ class ForwardListener:
         if self._tracker.open:  # it is the next step's
             return
         sets.waiting = False
+        if self.evaluation.pending:
+            self.evaluation.trains(root)
         self._guard.run(self._guard.part("sampler"), self._enter, root, compiled, args, kwargs)
 
     def _enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:

@@ -80,7 +80,7 @@ class RootCall:
         gate, around = self._gate, self._around
         listener = around.listeners.forward
         if not around.torch.is_grad_enabled():
-            listener.evaluates()
+            listener.evaluates(root)
             return call(*args, **kwargs)
         args, kwargs = around.before(root, args, kwargs)
         sampled = listener.sets.waiting

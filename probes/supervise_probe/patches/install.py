@@ -215,18 +215,22 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         @uncounted
         def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, target, *args, **kwargs)
+            forward = listeners.forward
             if (
                 type(input) is torch.Tensor
                 and type(target) is torch.Tensor
-                and result.requires_grad
+                and (result.requires_grad or forward.evaluation.waiting)
                 and not gate.off_duty()
             ):
                 given = dict(zip(OPTIONS, args), **kwargs)
                 ignored = given.get("ignore_index", -100)
                 how = given.get("reduction", "mean") if _is_plain(given) else ""
-                # The graph of what a checkpoint computes again is soon gone, and proves nothing.
-                whose = None if gate.in_backward else result
-                listeners.forward.loss_taken(input, target, ignored, whose, how, result)
+                if result.requires_grad:
+                    # The graph of what a checkpoint computes again is soon gone: it proves nothing.
+                    whose = None if gate.in_backward else result
+                    forward.loss_taken(input, target, ignored, whose, how, result)
+                elif not torch.is_grad_enabled():
+                    forward.evaluation.took(target, ignored, how, result)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and

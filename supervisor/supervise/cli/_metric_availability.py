@@ -63,7 +63,12 @@ CONDITIONS = (
     ("learning_rate_expected", "once a torch scheduler has changed the rate", False),
     ("lr_phase", "once the learning rate changes", False),
     ("epoch", "under Trainer of transformers or Lightning", False),
-    ("*val_loss checkpoint_time", "where Trainer, Lightning or the job reports it", False),
+    (
+        "val_loss train_val_gap",
+        "where Trainer or Lightning evaluates, or the model in eval mode without gradients",
+        False,
+    ),
+    ("slice_val_loss checkpoint_time", "where Trainer, Lightning or the job reports it", False),
     ("mfu", "on a device whose peak is known, or with job.peak_flops", True),
     ("gpu_mem_allocated gpu_mem_reserved gpu_alloc_retries", "on a CUDA device", False),
     ("max_attn_logit* attn_*", "where attention is computed by torch's own functions", True),

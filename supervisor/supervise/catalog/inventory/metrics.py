@@ -20,7 +20,6 @@ MARIN = "Marin 32B retrospective"
 # id, unit, meaning, source of the definition; grouped as in the packs.
 _ROWS = (
     # optimization
-    ("train_val_gap", "nat", "val_loss - mean train_loss on matched weights.", SEEDS),
     ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
     ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
     (

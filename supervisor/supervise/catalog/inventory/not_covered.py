@@ -39,11 +39,16 @@ _GROUPS = (
     (
         "Known to the job's own evaluation alone.",
         "eval_artifact_hash fixed_probe_loss logit_entropy_probe microbench_score"
-        " output_kl_to_prev topk_mass_probe train_val_gap",
+        " output_kl_to_prev topk_mass_probe",
     ),
     (
         "Needs the curves of other runs.",
         "collapse_residual scaling_law_residual",
+    ),
+    (
+        "Context: while the loss is steep it is the lag of the training average, up to 0.9 nat of"
+        " our healthy runs and 0.6 from one evaluation to the next.",
+        "train_val_gap",
     ),
     ("Needs the manifest of the job.", "guard_active"),
     ("A figure for whole runs; each spike is told by loss_spike.", "spike_score"),
