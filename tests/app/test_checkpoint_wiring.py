@@ -46,10 +46,10 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
 
 
 def test_each_rank_counts_on_from_its_own_counters():
-    """Rank 0 saves, and tells its own; rank 1 is in the next step already, rank 2 pads less."""
+    """Rank 0 saves; rank 1 is in the next step already, 2 pads more, and 3 is read a step late."""
     names = ("step_time", "tokens_seen", "steps_seen")
     frames = [(1, 8, 90.0, 9.0), (2, 8, 88.0, 9.0), (1, 9, 100.0, 10.0), (2, 9, 98.0, 10.0)]
-    frames += [(1, 10, 110.0, 11.0), (0, 9, 99.0, 10.0)]
+    frames += [(1, 10, 110.0, 11.0), (3, 8, 80.0, 9.0), (0, 8, 90.0, 9.0), (0, 9, 100.0, 10.0)]
     window = [(names, Frame(0, rank, 0, step, (0.1, *values))) for rank, step, *values in frames]
     own = {"tokens_seen": 100.0, "steps_seen": 10.0}
     notice = Notice(0, "checkpoint-saved", "", 0, 10, {"path": "/a.pt", "counters": own})
@@ -62,4 +62,5 @@ def test_each_rank_counts_on_from_its_own_counters():
         window,
     )
 
-    assert saved[0].data["counters"] == {"all": own, "2": {**own, "tokens_seen": 98.0}}
+    two, three = ({**own, "tokens_seen": count} for count in (98.0, 90.0))
+    assert saved[0].data["counters"] == {"all": own, "2": two, "3": three}

@@ -148,3 +148,15 @@ def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
     (moved,) = driver.guard.restore("ckpt-1")["moved"]
     assert Path(moved).read_text() == "good 2" and path.exists()
     assert not list(driver.out.glob(".supervise*"))
+
+
+def test_counters_are_kept_for_a_supervisor_that_takes_over(driver):
+    """As the job's ranks had them at the save."""
+    path = driver.write("a.pt", "good 1")
+    counters = {"all": {"steps_seen": 10.0, "tokens_seen": 80.0}}
+    driver.report(path, 9, counters=counters)
+    driver.run_once()
+    driver.guard.close()
+    driver.open()
+
+    assert driver.guard.restore("ckpt-1")["counters"] == counters

@@ -63,21 +63,26 @@ def forward_save(
 def _with_counters(event: Notice, window: Window) -> Notice:
     """Return the notice with the counters of all ranks, as `checkpoints.registry.Entry` has them.
 
-    The rank that saved reports its own; another one's are those of its newest frame before.
+    The rank that saved reports its own. Another one's are those of its newest frame by then, plus
+    what the rank that saved has counted since that step.
     """
     reported = event.data.get("counters", {})
     saver = {name: count for name, count in reported.items() if type(count) in (int, float)}
-    newest = {
-        frame.rank: (names, frame)
-        for names, frame in window
-        if frame.rank != event.rank and frame.step < (event.step or 0)
+    counted = {
+        (frame.rank, frame.step): dict(zip(names, frame.values, strict=False))
+        for names, frame in (window if saver else ())
+        if frame.step < (event.step or 0)
     }
+    newest = {rank: step for rank, step in counted if rank != event.rank}
     by_rank = {"all": saver} if saver else {}
-    for rank, (names, frame) in newest.items() if saver and len(newest) < RANKS else ():
-        pairs = zip(names, frame.values, strict=False)
-        seen = {name: value for name, value in pairs if name in saver and value is not None}
-        if not seen.items() <= saver.items():
-            by_rank[str(rank)] = {**saver, **seen}
+    for rank, step in newest.items() if len(newest) < RANKS else ():
+        seen, was = counted[rank, step], counted.get((event.rank or 0, step), saver)
+        pairs = {name: (seen.get(name), was.get(name)) for name in saver}
+        ahead = {
+            n: own - its for n, (own, its) in pairs.items() if own is not None and its is not None
+        }
+        if any(ahead.values()):
+            by_rank[str(rank)] = {n: count + ahead.get(n, 0.0) for n, count in saver.items()}
     return replace(event, data={**event.data, "counters": by_rank})
 
 
