@@ -21,6 +21,9 @@ DETECTORS = {
     "host": above("step_time", 5.0),
     "wild": above("grad_global_norm", 9.0),
     "high": above("train_loss_raw", 5.0),
+    "higher": above("train_loss_raw", 50.0),
+    "large": above("update_norm", 0.3),
+    "long": above("update_norm", 0.5),
     "nan": Nonfinite(("train_loss_raw",)),
 }
 RULES = tuple(
@@ -159,3 +162,84 @@ def test_what_was_applied_may_have_damaged_them(slow, bad):
 
     assert found["class"] == "numeric fault"
     assert found["advice"].startswith("the weights may be damaged")
+
+
+# ── what is told of rules that join, flap or grow ────────────────────────────────────────────────
+
+
+def watched(tell, *rules, names=NAMES):
+    """A calm job under rules `(detector, rule, severity)`; nobody acts."""
+    made = [replace(rule_on(DETECTORS, d, sev), id=rule) for d, rule, sev in rules]
+    story = tell(names=names, detectors=DETECTORS, rules=tuple(made), inhibit=())
+    story.rows(*[row()] * 30)
+    return story
+
+
+def titles(story):
+    return [(m["severity"], m["title"].partition("(")[2].rstrip(")")) for m in messages(story)]
+
+
+SPIKE = (
+    ("wild", "gradients.large", "SEV2"),
+    ("high", "loss_spike.extreme", "SEV1"),
+    ("long", "update_scale.large", "SEV1"),
+    ("large", "update_scale.ratio", "SEV2"),
+)
+
+
+def test_one_spike_is_one_or_two_messages(tell):
+    story = watched(tell, *SPIKE)
+    big = {"grad_global_norm": 99.0, "update_norm": 0.4}
+    story.rows(row(**big), row(9.0, **big), *[row(9.0, **big | {"update_norm": 0.9})] * 5)
+
+    assert len(story.state.incident.rules) == 4
+    assert titles(story) == [("SEV2", "gradients.large"), ("SEV1", "loss_spike.extreme")]
+
+
+def test_a_page_that_joins_an_older_incident_is_told_once(tell):
+    story = watched(tell, *SPIKE)
+    story.rows(*[row(9.0)] * 40, *[row(9.0, update_norm=0.9), row(9.0)] * 3)
+
+    assert titles(story)[1:] == [("SEV1", "update_scale.large")]
+    assert replays(story)
+
+
+def test_a_sev0_has_a_message_of_its_own_unless_one_has_just_said_it(tell):
+    rules = [("high", "loss_spike.extreme", "SEV0"), ("higher", "loss_spike.gone", "SEV0")]
+    story = watched(tell, *rules, ("wild", "gradients.gone", "SEV0"))
+    story.rows(row(9.0), row(90.0), row(90.0, grad_global_norm=99.0))
+
+    told = ["loss_spike.extreme", "gradients.gone"]
+    assert titles(story) == [("SEV0", name) for name in told]
+
+
+@pytest.mark.parametrize("severity", ["SEV1", "SEV2"])
+def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
+    story = watched(tell, ("high", "loss_spike.extreme", severity))
+    story.rows(*[row(6.0), row()] * 30)
+    assert "is flapping" in messages(story)[-1]["title"]
+    before = len(messages(story))
+    story.rows(*[row(8.5), row()] * 30)
+    assert len(messages(story)) == before, "not half as much again"
+
+    story.rows(row(90.0), *[row(8.0), row()] * 30)
+    (told,) = messages(story)[before:]
+    assert (told["title"], told["severity"]) == ("inc-1: loss_spike.extreme grows", severity)
+    assert told["verdict"].startswith("train_loss_raw 90")
+    assert replays(story)
+
+
+@pytest.mark.parametrize(("severity", "book"), [("SEV0", None), ("SEV2", "again")])
+def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
+    rule = replace(rule_on(DETECTORS, "high", severity, book), id="loss_spike.extreme")
+    story = tell(
+        mode="observe",
+        names=NAMES,
+        detectors=DETECTORS,
+        rules=(rule,),
+        inhibit=(),
+        runbooks={"again": AGAIN},
+    )
+    story.rows(*[row()] * 30, *[row(6.0), row()] * 30)
+
+    assert not story.kinds("note", "flapping")

@@ -111,6 +111,11 @@ def test_an_action_under_way_is_waited_for_and_nothing_follows(begun):
     story.frames(8.0, times=3)
     assert [d.data["suppressed_by"] for d in story.kinds("suppressed")] == ["session_end:inc-1"]
     assert story.actions() == [waiting]
+    before = len(messages(story))
+    story.frames(60.0)
+    assert [m["severity"] for m in messages(story)[before:]] == ["SEV0"], "told at once"
+    assert story.actions() == [waiting]
+    story.frames(8.0)
     story.send(Finished(story.at_ns, waiting, False, {"refused": True}, "its training is over"))
 
     assert [d.data["action"]["id"] for d in story.kinds("abort")] == [waiting]

@@ -169,7 +169,7 @@ def _incident(decision: Decision, before: int) -> str:
 
 def _add_alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
     what = str(decision.data.get("what"))
-    if what in ("opened", "raised", "joined") and decision.severity is not None:
+    if what in ("opened", "raised", "joined", "grew") and decision.severity is not None:
         incident = _incident(decision, before)
         outcome.alarms.append(
             Alarm(

@@ -53,7 +53,7 @@ def only_in(left: Outcome, right: Outcome) -> list[Alarm]:
     return [
         alarm
         for alarm in left.alarms
-        if alarm.what != "joined"
+        if alarm.what in ("opened", "raised")
         and not any(
             abs(other.step - alarm.step) <= near
             and SEVERITIES.index(other.severity) <= SEVERITIES.index(alarm.severity)
@@ -136,7 +136,7 @@ def _incident_lines(outcome: Outcome) -> Iterator[str]:
         would.setdefault(act.incident, []).append(act.runbook)
     raised: dict[str, list[Alarm]] = {}
     for alarm in outcome.alarms:
-        if alarm.what != "joined":
+        if alarm.what in ("opened", "raised"):
             raised.setdefault(alarm.incident, []).append(alarm)
     for incident, alarms in raised.items():
         steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)

@@ -28,7 +28,7 @@ from ..errors import InputError
 
 @dataclass(slots=True)
 class Alarm:
-    """An incident: `what` is opened, raised, or joined (by a further rule).
+    """An incident: `what` is opened, raised, joined (by a further rule) or grew.
 
     Attributes:
         row: frames of the run processed so far.

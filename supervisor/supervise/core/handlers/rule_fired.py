@@ -37,8 +37,8 @@ def on_rules_changed(
     was_in, fired = state.machine, []
     for r, began in changes:
         rule = policy.rules[r]
+        numbers = monitor.numbers(rule)
         if began:
-            numbers = monitor.numbers(rule)
             fired.append((rule, numbers))
             ctx.record(
                 "rule",
@@ -59,7 +59,7 @@ def on_rules_changed(
                 what="cleared",
                 rank=rank,
             )
-        flapping.on_rule_changed(ctx, rule, rank)
+        flapping.on_rule_changed(ctx, rule, rank, numbers)
         if began:
             flapping.extend_firing(policy, state, rule, monitor.rules[r])
     firing = set(state.firing(policy))
@@ -106,6 +106,8 @@ def _answer(
                 suppressed_by=muted,
             )
             state.rules.muted[rule.id] = muted
+            if rule.severity == "SEV0" and muted.startswith("session_end:"):
+                told |= opening.tell_alone(ctx, rule, numbers, told=told)
             continue
         text = headline(numbers, rule.text)
         told |= opening.group(ctx, monitor, rule, numbers, text, told=told)

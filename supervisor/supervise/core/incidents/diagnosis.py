@@ -33,8 +33,6 @@ GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
 ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
-# What a planned event may move. A rule that reads anything else speaks during one, too.
-MOVED_BY_PLAN = frozenset((*LOSSES, GRAD, UPDATE, CLIPPED, RATE, "update_to_weight", "loss_scale"))
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
 SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
@@ -151,7 +149,7 @@ def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
     if rule.severity == "SEV0" or not policy.planned:
         return None
-    if not rule_scope.metrics(policy, rule) <= MOVED_BY_PLAN:
+    if not rule_scope.metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
         return None
     for event in policy.planned:
         if event.from_step <= step <= event.to_step and _as_expected(monitor, event):

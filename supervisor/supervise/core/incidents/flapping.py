@@ -1,4 +1,6 @@
-"""Rules that change too often: told once, then silently, until they settle.
+"""Rules that change too often: told once, then silently, until they settle or grow.
+
+One that acts, or is of SEV0, never flaps: its next breach may be the one that matters.
 
 Source: policy.md 2.6, after Nagios: more than 6 changes in 500 steps.
 """
@@ -6,11 +8,13 @@ Source: policy.md 2.6, after Nagios: more than 6 changes in 500 steps.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from ..detection.rank_monitor import RuleWatch
 from ..model.policy import Policy, Rule
 from ..state.run_state import State, StepContext
-from . import next_steps
+from . import next_steps, telling
 
 CHANGES, STEPS = 6, 500
 # An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
@@ -18,8 +22,12 @@ CHANGES, STEPS = 6, 500
 KEEP = 100
 
 
-def on_rule_changed(ctx: StepContext, rule: Rule, rank: int) -> None:
+def on_rule_changed(
+    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Mapping[str, Any]]
+) -> None:
     """The rule fired or cleared on a rank."""
+    if rule.runbook is not None or rule.severity == "SEV0":
+        return
     state, rules = ctx.state, ctx.state.rules
     flips = rules.flips.setdefault((rule.id, rank), deque(maxlen=CHANGES + 1))
     flips.append(state.frame_count)
@@ -43,8 +51,9 @@ def on_rule_changed(ctx: StepContext, rule: Rule, rank: int) -> None:
             rule.severity,
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
-            then="no further notification until it settles",
+            then="no further notification until it settles or grows",
         )
+        telling.remember(state, rule, numbers)
     elif not busy:
         rules.flapping.discard(rule.id)
 

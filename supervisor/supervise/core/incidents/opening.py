@@ -15,10 +15,10 @@ from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
-from ..state.incident import HELD, OPEN, Incident, first_breach, symptom
+from ..state.incident import HELD, OPEN, Incident, first_breach, headline, symptom
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import data_suspicion, diagnosis, next_steps, withdrawal
+from . import data_suspicion, diagnosis, next_steps, telling, withdrawal
 
 
 def group(
@@ -39,15 +39,19 @@ def group(
         Whether people are told of this one.
     """
     state, incident = ctx.state, ctx.state.incident
-    breach = first_breach(numbers, monitor.step)
+    breach, news = first_breach(numbers, monitor.step), True
     if incident is None:
         incident = open_incident(
             ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
         )
         data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
-    elif not _joins(ctx, monitor, incident, rule, breach, text):
+    else:
+        news = _joins(ctx, monitor, incident, rule, breach, text)
+    if rule.id in state.rules.flapping or not (news or told):
+        telling.track_growth(state, rule, numbers)
         return False
-    if told or rule.id in state.rules.flapping:
+    telling.remember(state, rule, numbers)
+    if told:
         return False
     held = incident.phase == HELD
     now = "automatic actions are off" if held else "no automatic action yet"
@@ -69,12 +73,31 @@ def group(
     return True
 
 
+def tell_alone(
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], *, told: bool
+) -> bool:
+    """Tell of a SEV0 while the incident of the training before comes to its end; return True.
+
+    It opens an incident of its own after that, if it still fires then.
+    """
+    if not told:
+        ctx.notify(
+            rule.severity,
+            f"{symptom(numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
+            verdict=headline(numbers, rule.text),
+            why=f"rule {rule.id}: {rule.text}",
+            then="it is answered when the action under way is over",
+        )
+    return True
+
+
 def _joins(
     ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
 ) -> bool:
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = ctx.policy, incident.run is None
-    news = rule_scope.new_kind(incident, rule)
+    worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
+    news = telling.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
     begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)
@@ -100,7 +123,7 @@ def _joins(
         runbook=rule.see,
         **since,
     )
-    return raised or news or (incident.phase == HELD and rule.severity != "SEV2")
+    return news
 
 
 def is_more_severe(rule: Rule, run: RunbookExecution) -> bool:

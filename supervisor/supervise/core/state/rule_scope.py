@@ -25,6 +25,15 @@ MACHINE = frozenset(
 )
 
 
+# What one spike, or a planned event, moves.
+MOVED_BY_SPIKE = frozenset(
+    (
+        *("train_loss_raw", "train_loss_ema", "grad_global_norm", "update_norm", "grad_clip_rate"),
+        *("learning_rate", "update_to_weight", "loss_scale"),
+    )
+)
+
+
 def metrics(policy: Policy, rule: Rule) -> set[str]:
     """Return what the detectors behind a rule read; nothing for one that reads the clock."""
     return {m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics}
@@ -47,6 +56,14 @@ def against_weights(policy: Policy, incident: Incident) -> bool:
 def new_kind(incident: Incident, rule: Rule) -> bool:
     """Return whether no rule of the incident is of the same pack: a trouble of its own."""
     return all(_pack(name) != _pack(rule.id) for name in incident.rules)
+
+
+def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule, and one of the incident, read only what one spike moves."""
+    others = [other for other in policy.rules if other.id in incident.rules]
+    return metrics(policy, rule) <= MOVED_BY_SPIKE and any(
+        metrics(policy, other) <= MOVED_BY_SPIKE for other in others
+    )
 
 
 def _pack(rule: str) -> str:

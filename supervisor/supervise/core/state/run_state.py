@@ -24,8 +24,21 @@ from .runbook_execution import RunbookExecution
 
 
 @dataclass(slots=True)
+class Told:
+    """What people last heard of a rule: of which incident, at which frame count, how far it was.
+
+    Attributes:
+        peaks: metric in breach -> how far it was off; see `incidents/telling`.
+    """
+
+    incident: str
+    at: int
+    peaks: dict[str, float]
+
+
+@dataclass(slots=True)
 class RuleMemory:
-    """Which rules flap, are muted or are silenced.
+    """Which rules flap, are muted or are silenced, and what people were told of them.
 
     Attributes:
         flips: (rule id, rank) -> frame counts of its last changes, to tell flapping.
@@ -33,6 +46,7 @@ class RuleMemory:
         noted: (detector, kind) -> frame_count from which on a note of it is written again.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
+        told: rule id -> what people last heard of it. growing: rule id -> what they are to hear.
     """
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
@@ -40,12 +54,11 @@ class RuleMemory:
     noted: dict[tuple[str, str], int] = field(default_factory=dict)
     muted: dict[str, str] = field(default_factory=dict)
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
+    told: dict[str, Told] = field(default_factory=dict)
+    growing: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> RuleMemory:
-        flips = {key: deque(counts, maxlen=counts.maxlen) for key, counts in self.flips.items()}
-        return RuleMemory(
-            flips, set(self.flapping), dict(self.noted), dict(self.muted), dict(self.silenced)
-        )
+        return copy.deepcopy(self)
 
     def silence(self, rule: str, frame_count: int) -> str | None:
         """Return the name of who silenced a rule that is still to be silent, else None."""
@@ -57,9 +70,11 @@ class RuleMemory:
         self.muted = {rule: by for rule, by in self.muted.items() if rule in firing}
 
     def forget_unknown(self, known: Collection[str]) -> None:
-        """Forget the changes of rules that the policy does not have any more."""
+        """Forget the rules that the policy does not have any more."""
         self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
         self.flapping.intersection_update(known)
+        self.told = {rule: told for rule, told in self.told.items() if rule in known}
+        self.growing = {rule: text for rule, text in self.growing.items() if rule in known}
 
 
 END_REQUESTED = "the end of the job was requested"  # why it is not started again

@@ -1,0 +1,141 @@
+"""What people have heard of a rule, and what of it is news: a new trouble, and one that grows.
+
+One trouble makes many rules fire within a few steps, and one rule often. They hear of it once, and
+again when a value is GROWTH times what they were told last: growth is never a repetition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..detection.rank_monitor import RankMonitor
+from ..model.policy import Policy, Rule
+from ..state import rule_scope
+from ..state.incident import HELD, Incident, headline
+from ..state.run_state import State, StepContext, Told
+from . import next_steps
+
+GROWTH = 1.5  # times what was told last (evidence.md 5)
+# What fires within as many frames of a message is part of what that was about: the norms lead the
+# loss by a few steps. As many without a firing rule end an incident.
+TOGETHER = 20
+AGAIN = 500  # frames until a rule that fires again and again in a hold is told again
+
+
+def remember(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """People hear of a rule now, by its own message or by that of a worse one."""
+    incident = state.incident
+    name = incident.id if incident is not None else ""
+    state.rules.told[rule.id] = Told(name, state.frame_count, peaks(numbers))
+    state.rules.growing.pop(rule.id, None)
+
+
+def joins_as_news(
+    policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
+) -> bool:
+    """Return whether people hear of a rule that joins an incident, before it has joined.
+
+    A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
+    the newest message is about the same; a notice is where it tells of another kind of trouble.
+    """
+    told, now = state.rules.told.get(rule.id), state.frame_count
+    since = math.inf if told is None or told.incident != incident.id else now - told.at
+    if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
+        return True
+    together = now - _newest(state, incident) <= TOGETHER
+    other = rule_scope.new_kind(incident, rule)
+    if rule.severity == "SEV0":
+        same = together and not other and _says_the_same(policy, incident, rule)
+        return since > TOGETHER and not same
+    if since < math.inf:
+        return False
+    if rule.severity == "SEV2":
+        return other and not (together and rule_scope.against_weights(policy, incident))
+    one = not other or rule_scope.may_be_one_spike(policy, incident, rule)
+    return text != incident.headline and not (together and one)
+
+
+def _says_the_same(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule of an incident that is as severe reads a metric that this one does."""
+    read = rule_scope.metrics(policy, rule)
+    others = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
+    return any(read & rule_scope.metrics(policy, other) for other in others)
+
+
+def _newest(state: State, incident: Incident) -> int:
+    """Return the frame count of the newest message about a rule of an incident."""
+    told = state.rules.told.values()
+    return max((one.at for one in told if one.incident == incident.id), default=-TOGETHER - 1)
+
+
+def track_growth(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Take down that a rule that fires has grown beyond what people were told of it.
+
+    That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
+    """
+    rules, incident = state.rules, state.incident
+    told = rules.told.get(rule.id)
+    if rule.id in rules.flapping:
+        told = told or rules.told.setdefault(rule.id, Told("", -AGAIN, {}))
+    elif rule.severity == "SEV2" or incident is None:
+        return
+    elif told is None or told.incident != incident.id:  # the newest message is about it, too
+        rules.told[rule.id] = Told(incident.id, _newest(state, incident), peaks(numbers))
+        return
+    for name, height in peaks(numbers).items():
+        before = told.peaks.get(name, 0.0)
+        if height > before and height >= GROWTH * before:
+            state.rules.growing[rule.id] = headline(numbers, rule.text)
+            told.peaks[name] = height  # only what is beyond that is worth saying then
+
+
+def tell_growth(ctx: StepContext, monitor: RankMonitor) -> None:
+    """Tell of rules that have grown, a few frames after the message before at the earliest."""
+    state, rules = ctx.state, ctx.state.rules
+    for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
+        if rule.id in rules.flapping and watch.firing:
+            track_growth(state, rule, monitor.numbers(rule))
+        if rule.id not in rules.growing or state.frame_count - rules.told[rule.id].at <= TOGETHER:
+            continue
+        text, incident = rules.growing.pop(rule.id), state.incident
+        if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
+            continue
+        rules.told[rule.id].at = state.frame_count
+        ctx.record(
+            "incident", f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity, what="grew"
+        )
+        ctx.notify(
+            rule.severity,
+            f"{incident.id}: {rule.id} grows",
+            verdict=text,
+            why=f"rule {rule.id}: {rule.text}",
+            then=next_steps.read(rule.see),
+        )
+
+
+def peaks(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return how far each metric in breach is off, larger for worse.
+
+    That is its height over the baseline, without one the value; not a z, whose scale may shrink.
+    Below a baseline, or a lower limit, a value is as far off as its inverse would be above it.
+    """
+    found: dict[str, float] = {}
+    for name, reading in numbers.items():
+        value, limit = reading.get("value"), reading.get("threshold")
+        if reading.get("code") != "BREACH":
+            continue
+        if reading.get("nonfinite"):
+            found[name] = math.inf
+        elif isinstance(value, float) and isinstance(limit, int | float):
+            bases = (reading.get(key) for key in ("median", "reference", "level"))
+            base = next((float(b) for b in bases if isinstance(b, int | float)), None)
+            below = 0.0 < value < (limit if base is None else base)
+            if base is None:
+                height = 1.0 / value if below else abs(value)
+            else:
+                height = base * (base / value - 1.0) if below else abs(value - base)
+            metric = str(reading.get("metric", name))
+            found[metric] = max(height, found.get(metric, 0.0))
+    return found
