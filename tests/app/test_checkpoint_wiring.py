@@ -64,3 +64,4 @@ def test_each_rank_counts_on_from_its_own_counters():
 
     two, three = ({**own, "tokens_seen": count} for count in (98.0, 90.0))
     assert saved[0].data["counters"] == {"all": own, "2": two, "3": three}
+    assert saved[0].data["values"] == {"step_time": 0.1, **own}

@@ -43,6 +43,14 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
     )
 
 
+def forward_saves(
+    checkpoints: CheckpointService, events: Sequence[Event], processor: EventProcessor
+) -> None:
+    """Pass on the saves among processed events: ranks are read in turn, now all counted as far."""
+    for event in events:
+        forward_save(checkpoints, event, processor.policy, processor.window)
+
+
 def forward_save(
     checkpoints: CheckpointService, event: Event, policy: Policy, window: Window
 ) -> None:
@@ -61,10 +69,10 @@ def forward_save(
 
 
 def _with_counters(event: Notice, window: Window) -> Notice:
-    """Return the notice with the counters of all ranks, as `checkpoints.registry.Entry` has them.
+    """Return the notice with what `checkpoints.registry.Entry` has as `counters` and `values`.
 
-    The rank that saved reports its own. Another one's are those of its newest frame by then, plus
-    what the rank that saved has counted since that step.
+    The rank that saved reports its own counters. Another one's are those of its newest frame by
+    then, plus what the rank that saved has counted since that step.
     """
     reported = event.data.get("counters", {})
     saver = {name: count for name, count in reported.items() if type(count) in (int, float)}
@@ -83,7 +91,9 @@ def _with_counters(event: Notice, window: Window) -> Notice:
         }
         if any(ahead.values()):
             by_rank[str(rank)] = {n: count + ahead.get(n, 0.0) for n, count in saver.items()}
-    return replace(event, data={**event.data, "counters": by_rank})
+    last = counted.get((event.rank or 0, (event.step or 0) - 1), {})
+    values = {name: value for name, value in last.items() if value is not None}
+    return replace(event, data={**event.data, "counters": by_rank, "values": values})
 
 
 def verify_awaited(checkpoints: CheckpointService, policy: Policy, state: State) -> None:

@@ -352,11 +352,9 @@ class App:
         for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._enricher.complete(event):
                 self.processor.process(completed)
-            checkpoint_wiring.forward_save(
-                self._checkpoints, event, self.processor.policy, self.processor.window
-            )
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
+        checkpoint_wiring.forward_saves(self._checkpoints, events, self.processor)
 
     def _added_values(self, pid: int, leads: bool) -> dict[str, float]:
         """Return what joins the next frame of this process: its machine, and a checkpoint."""

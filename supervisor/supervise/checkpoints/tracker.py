@@ -102,7 +102,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         python=data.get("python"),
         probe_batch=data.get("probe_batch"),
         counters=data.get("counters", {}),
-        values=position.values,
+        values=data.get("values") or position.values,
     )
 
 
