@@ -145,3 +145,14 @@ def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wan
     found = live.looked_up(known, "rate_x30", act, shadowed("nano"), 9.0)
 
     assert found == wanted
+
+
+def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
+    from grid import Cell, Program
+
+    monkeypatch.setattr(live, "remedies", lambda fault: [])
+    program = Program("accumulate_amp", 11, 6)
+
+    found = live.run(program, [Cell(program, "nan_gradient", 0, 2)])
+
+    assert [len(result["losses"]) for result in found.values()] == [6, 6]

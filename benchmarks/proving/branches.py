@@ -182,8 +182,9 @@ class Run:
 
 def hook(run: Run) -> None:
     """Stand around forward, backward and step."""
-    call, backward, scale = nn.Module.__call__, torch.Tensor.backward, torch.amp.GradScaler.scale
-    depth = 0
+    scaler, depth = torch.amp.GradScaler, 0
+    call, backward = nn.Module.__call__, torch.Tensor.backward
+    scale, update = scaler.scale, scaler.update
 
     def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
@@ -196,10 +197,14 @@ def hook(run: Run) -> None:
         finally:
             depth -= 1
 
-    def scaling(scaler: Any, outputs: Any) -> Any:
-        result = scale(scaler, outputs)
-        run.scaled(scaler)
+    def scaling(self: Any, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        run.scaled(self)
         return result
+
+    def updated(self: Any, *args: Any, **kwargs: Any) -> None:
+        run.stepped = True  # an update that overflowed is a row, too
+        update(self, *args, **kwargs)
 
     def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         backward(loss, *args, **kwargs)
@@ -219,7 +224,7 @@ def hook(run: Run) -> None:
 
     nn.Module.__call__ = forward
     torch.Tensor.backward = differentiate
-    torch.amp.GradScaler.scale = scaling
+    scaler.scale, scaler.update = scaling, updated
     optim.register_optimizer_step_pre_hook(before)
     optim.register_optimizer_step_post_hook(run.after_update)
 
