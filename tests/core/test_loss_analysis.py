@@ -217,6 +217,8 @@ def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
 
 ODD = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
 QUIET = replace(SPIKE, after=after((100, 0.0)), peak=2.0, about_loss=False)
+FEWER = ContextEvent(ONSET, "batch", "tokens_per_update 64, 512 before")
+SAME = {"val_loss": probes(0.0)}
 SERIES = "3 excursions within 900 steps"
 
 
@@ -226,10 +228,25 @@ SERIES = "3 excursions within 900 steps"
         (PLATEAU, spike_classifier.PLATEAU, ""),
         (replace(PLATEAU, happened=[ODD]), spike_classifier.DATA, "batch_token_entropy 5.4"),
         (replace(PLATEAU, norms=WILD), spike_classifier.STRUCTURAL, "no optimizer-level knob"),
-        (replace(PLATEAU, probes={"val_loss": probes(0.0)}), spike_classifier.ARTEFACT, ""),
-        # No evaluation, or one that changed itself: never guessed, also where the norms would fit.
+        (replace(PLATEAU, probes=SAME), spike_classifier.ARTEFACT, ""),
+        # The batch, then the norms, whatever an evaluation says, or if there is none.
+        (replace(PLATEAU, probes={}, happened=[ODD]), spike_classifier.DATA, ""),
+        (replace(PLATEAU, norms=WILD, happened=[ODD]), spike_classifier.DATA, ""),
+        (replace(PLATEAU, probes={}, norms=WILD), spike_classifier.STRUCTURAL, ""),
+        (replace(PLATEAU, probes=SAME, norms=WILD), spike_classifier.STRUCTURAL, ""),
+        # Updates of fewer tokens are noisier: no matter of the architecture.
+        (replace(PLATEAU, norms=WILD, happened=[FEWER]), spike_classifier.CUT, "tokens per update"),
+        (replace(PLATEAU, happened=[FEWER]), spike_classifier.CUT, ""),
+        (replace(SPIKE, norms=WILD, happened=[FEWER]), spike_classifier.CUT, ""),
+        (replace(SPIKE, exhausted=True, happened=[FEWER]), spike_classifier.CUT, ""),
+        (replace(SPIKE, happened=[FEWER]), spike_classifier.RECOVERABLE, ""),
+        # A step that was skipped is contained, not when it repeats or behind a rollback.
+        (replace(QUIET, skipped=[ONSET], bad_losses=1), spike_classifier.CONTAINED, ""),
+        (replace(QUIET, skipped=[ONSET, ONSET + 9]), spike_classifier.CONTAINED, "in steps"),
+        (replace(QUIET, skipped=[ONSET], bad_losses=2), spike_classifier.NUMERIC, ""),
+        (replace(QUIET, skipped=[ONSET], rolled_back=True), spike_classifier.NUMERIC, ""),
+        # No evaluation, or one that changed itself: never guessed where the norms are as before.
         (replace(PLATEAU, probes={}), spike_classifier.UNDECIDED, "no evaluation to compare"),
-        (replace(PLATEAU, probes={}, norms=WILD), spike_classifier.UNDECIDED, ""),
         (replace(PLATEAU, probes={"val_loss": probes(0.3)[:10]}), spike_classifier.UNDECIDED, ""),
         (replace(PLATEAU, artefact="changed"), spike_classifier.UNDECIDED, "itself changed"),
         # It may still come back; too few losses behind the onset, and before it.

@@ -11,6 +11,7 @@ from supervise.core.analysis import spike_classifier
 from supervise.core.analysis.loss_band import median, spread
 from supervise.core.model.events import Announced, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Planned
+from supervise.detectors.nonfinite import Nonfinite
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
@@ -92,7 +93,8 @@ def test_a_quiet_incident_waits_for_its_loss_and_not_for_ever(tell):
         (4.0, 0.1, 3.0, 4.2, "new worse plateau"),
         (4.0, 0.5, 3.0, 4.2, "structural instability"),
         (4.0, 0.1, 5.4, 4.2, "data event"),
-        (4.0, 0.5, 3.0, 2.2, "logging artefact or data order"),
+        (4.0, 0.1, 3.0, 2.2, "logging artefact or data order"),
+        (4.0, 0.5, 3.0, 2.2, "structural instability"),  # the norms are asked first
         (2.0, 0.1, 5.4, 2.2, "recoverable spike"),
     ],
 )
@@ -112,6 +114,31 @@ def test_the_metrics_decide_the_class(tell, loss, update, entropy, value, kind):
         assert questions["eval_shifted"]["shift"] == pytest.approx(value - 2.2)
         numbers = questions["norms_stayed"]["metrics"]["update_norm"]
         assert numbers == pytest.approx({"before": 0.1, "after": update, "limit": 0.15})
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind"), [((64.0,), "batch size change"), ((64.0, 512.0), "structural instability")]
+)
+def test_a_smaller_batch_is_one_that_stays(tell, counts, kind):
+    """The norms of noisier updates are no matter of the architecture; an epoch's end is no cut."""
+    story = tell(mode="observe", names=(*FULL, "tokens_per_update"))
+    story.rows(*[row(2.0, tokens_per_update=512.0)] * 300)
+    late = [row(4.0, update_norm=0.5, tokens_per_update=counts[-1])] * 400
+    story.rows(*[row(8.0, tokens_per_update=counts[0])] * 3, *late)
+    found = closed(story).data["spike"]
+
+    assert found["class"] == kind
+    assert "tokens_per_update 64, 512 before" in found["questions"]["else_happened"]["text"]
+
+
+def test_a_loss_that_is_nan_again_is_not_contained(tell):
+    story = watch_only(tell, **one_rule(Nonfinite(("train_loss_raw",)), "SEV2"))
+    bad = row(math.nan, grad_global_norm=math.nan, update_norm=0.0, update_skipped=1.0)
+    story.rows(*[row(2.0)] * 100, bad, *[row(2.0)] * 60)
+    assert closed(story).data["spike"]["class"] == "contained numeric fault"
+    story.rows(bad, row(2.0), bad, *[row(2.0)] * 60)
+
+    assert closed(story).data["spike"]["class"] == "numeric fault"
 
 
 def test_question_four_knows_what_happened(tell):
@@ -331,7 +358,7 @@ def test_only_a_rate_that_the_job_asked_for_and_that_jumped_is_its_schedule(begu
     [
         (4.0, 4.2, "learning rate jump"),
         (4.0, None, "learning rate jump"),  # it needs no evaluation: the cause is known
-        (4.0, 2.2, "logging artefact or data order"),  # the model is as good as before
+        (4.0, 2.2, "learning rate jump"),
         (2.0, 2.2, "learning rate jump"),  # the loss is back, the large updates are not
     ],
 )

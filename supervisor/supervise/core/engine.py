@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .analysis.spike_classifier import SCHEDULE, STRUCTURAL, Verdict
+from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL, Verdict
 from .detection.rank_monitor import RankMonitor
 from .handlers import (
     approval_answers,
@@ -305,7 +305,7 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     level = incident.escalation.level
     name, _ = escalation.next_level(ctx.policy.ladder, level)
     idle = incident.run is None and incident.phase != HELD
-    lasting = found.kind in (STRUCTURAL, SCHEDULE)
+    lasting = found.kind in (STRUCTURAL, SCHEDULE, CUT)
     if lasting and idle and level >= 0 and name == HOLD:
         closing.hold(
             ctx, incident, f"{found.kind}, and the escalation ladder is exhausted", exhausted=True

@@ -62,6 +62,7 @@ EXPECTED = "expected transition"
 NUMERIC = "numeric fault"
 CONTAINED = "contained numeric fault"
 SCHEDULE = "learning rate jump"
+CUT = "batch size change"
 UNDECIDED = "undecided"
 NO_EXCURSION = "no loss excursion"
 
@@ -81,6 +82,8 @@ ADVICE: Mapping[str, str] = {
     CONTAINED: "no rollback needed; find the first value that was not finite",
     SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump again), and "
     "go back to before the jump",
+    CUT: "compare the tokens per update with what was meant, set them right, and go back to before "
+    "they changed",
     UNDECIDED: "compare the weights from before and after on a fixed batch",
     NO_EXCURSION: "nothing to do",
 }
@@ -98,6 +101,7 @@ SENTENCES: Mapping[str, str] = {  # a class in a message
     NUMERIC: "NaN or Inf in the loss, the gradient or the update",
     CONTAINED: "a step with NaN or Inf was kept from the weights",
     SCHEDULE: "the job raised its own learning rate just before",
+    CUT: "an update has had another number of tokens since just before",
     UNDECIDED: "the cause is not known",
     NO_EXCURSION: "the loss was normal throughout",
 }
@@ -117,6 +121,7 @@ class Evidence:
         nonfinite: first step at which the loss, the gradient or the update was not finite.
         lasting: the newest frame is not finite either.
         skipped: first and last one of those that were skipped instead; they are none of the former.
+        bad_losses: how many losses were not finite, skipped or not.
         planned: an announced event covers the onset, and the loss went the way that was expected.
         exhausted: it came back after the last level of the ladder.
         recurring: why it counts as recurring, "" when it does not.
@@ -134,6 +139,7 @@ class Evidence:
     nonfinite: int | None = None
     lasting: bool = False
     skipped: Sequence[int] = ()
+    bad_losses: int = 0
     planned: bool = False
     exhausted: bool = False
     recurring: str = ""
@@ -173,7 +179,7 @@ def sentence(found: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
     text = SENTENCES[found.kind]
     step = found.questions["rejoined"].get("rejoined_step")
-    kind = {SCHEDULE: OWN_RATE, DATA: "data"}.get(found.kind)
+    kind = {SCHEDULE: OWN_RATE, DATA: "data", CUT: "batch"}.get(found.kind)
     for event in found.questions["else_happened"].get("events", ()):
         if event["kind"] == kind:
             return f"{text}: {event['text']} (step {event['step']})"
@@ -201,42 +207,46 @@ def judge(case: Evidence) -> Verdict:
         advice = f"{what} was kept from the weights; {advice}"
     elif kind == NUMERIC and case.rolled_back and answers[0] == YES and not case.lasting:
         advice = REPAIRED
-    elif kind == NUMERIC and _own_rate(case):
+    elif kind == NUMERIC and _happened(case, OWN_RATE):
         advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
 
 
 def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     back, shifted, normal, _ = answers
-    if case.nonfinite is not None:
+    # A skipped step is contained; a loss that is NaN again, or after a rollback, is not.
+    again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
+    if case.nonfinite is not None or again:
         return NUMERIC
-    own_rate = _own_rate(case)
+    known = _known_cause(case)
     if case.exhausted:
-        return SCHEDULE if own_rate else STRUCTURAL
+        return known or STRUCTURAL
     if not first["excursion"] and back != NO:
         return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
-        left = SCHEDULE if own_rate else SUSPECT
-        return left if case.recurring or normal == NO else RECOVERABLE
+        return (known or SUSPECT) if case.recurring or normal == NO else RECOVERABLE
     if back == UNKNOWN or first["in_time"]:
         return UNDECIDED
+    if known == SCHEDULE:
+        return SCHEDULE
+    if _happened(case, "data"):
+        return DATA
+    if normal == NO:  # whatever an evaluation says
+        return known or STRUCTURAL
     if shifted == NO:
         return ARTEFACT
-    if own_rate:
-        return SCHEDULE
-    if shifted == UNKNOWN:
-        return UNDECIDED
-    if normal == NO:
-        return STRUCTURAL
-    blamed = any(happened.kind == "data" for happened in case.happened)
-    return DATA if normal == YES and blamed else PLATEAU
+    return known or (PLATEAU if shifted == YES else UNDECIDED)
 
 
-def _own_rate(case: Evidence) -> bool:
-    """Return whether the job itself raised its learning rate just before: that explains it."""
-    return any(happened.kind == OWN_RATE for happened in case.happened)
+def _known_cause(case: Evidence) -> str:
+    """Return what the job changed itself just before, "" for nothing: that explains the rest."""
+    return SCHEDULE if _happened(case, OWN_RATE) else CUT if _happened(case, "batch") else ""
+
+
+def _happened(case: Evidence, kind: str) -> bool:
+    return any(happened.kind == kind for happened in case.happened)
 
 
 def rejoined(case: Evidence) -> Answer:

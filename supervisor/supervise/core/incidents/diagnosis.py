@@ -48,7 +48,8 @@ def open_case(
     onset, history, case = incident.breach_step, monitor.history, incident.case
     case.rank, case.attempt, case.first_step = rank, monitor.attempt, onset
     case.since_frame, case.last_step, case.verdict = state.frame_count, monitor.step, None
-    case.excursion.outliers, case.excursion.peak = 0, None  # of an onset that it had before
+    # Of an onset that it had before.
+    case.excursion.outliers, case.excursion.peak, case.excursion.bad_losses = 0, None, 0
     case.opened_at_frame = (
         case.opened_at_frame or state.frame_count
     )  # it may be opened anew, when raised
@@ -196,6 +197,7 @@ def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | No
         nonfinite=case.excursion.nonfinite,
         lasting=case.excursion.lasting,
         skipped=case.excursion.skipped,
+        bad_losses=case.excursion.bad_losses,
         planned=_planned(policy, case, incident.breach_step),
         exhausted=case.exhausted,
         recurring=recurring([*onsets, case.opened_at_frame]) if _is_series_excursion(case) else "",
@@ -217,6 +219,7 @@ def _observe(
     wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
     kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
     seen.lasting = bool(wrong) and not kept
+    seen.bad_losses += LOSS in wrong
     if wrong and kept:
         seen.skipped = (*seen.skipped[:1], step)
     elif wrong and seen.nonfinite is None:
@@ -317,7 +320,10 @@ def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
 
 
 def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
-    """Yield batches, and counts of tokens, that were unlike those before."""
+    """Yield batches, and counts of tokens, that were unlike those before.
+
+    A count that stays so is another size of the batch; a single one is the end of an epoch.
+    """
     for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
         for metric in metrics:
             usual = values_before(monitor, metric, onset)
@@ -328,6 +334,10 @@ def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
             near = [p for p in monitor.history.series(metric) if abs(p[0] - onset) <= NEAR]
             far = max(near, key=lambda p: abs(p[1] - middle), default=None)
             if far is not None and abs(far[1] - middle) > OUTLIER * scale:
+                late = [v for at, v in monitor.history.series(metric) if at > onset + NEAR]
+                stays = abs(median(late or [far[1]]) - middle) > OUTLIER * scale
+                if kind == "logging" and stays:
+                    kind = "batch"
                 text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
                 yield ContextEvent(far[0], kind, text)
 
