@@ -46,7 +46,7 @@ def policy() -> Policy:
     for i in range(16):
         detectors[f"t{i}"] = Threshold(metric=names[i], gt=6.0, for_=2)
     for i in range(4):
-        detectors[f"n{i}"] = Nonfinite(metrics=tuple(names[16 * i : 16 * i + 16]))
+        detectors[f"n{i}"] = Nonfinite(tuple(names[16 * i : 16 * i + 16]))
     for i in range(15):
         detectors[f"z{i}"] = RobustZ(metric=names[16 + i], gt=7.0, clear=3.0)
     for i in range(8):

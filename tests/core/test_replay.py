@@ -157,7 +157,7 @@ def everything(tell):
         "x": Ratio("train_loss_raw", fast=1, ref=16, gt=1.4),
         "chain": Sequence(steps=("z", "x"), within=5),
         "either": Join(any=("z", "x"), within=2),
-        "bad": Nonfinite(metrics=("train_loss_raw", "grad_global_norm")),
+        "bad": Nonfinite(("train_loss_raw", "grad_global_norm")),
         "stalled": Absence(signal="step", after={"min": 60.0}),
     }
     severities = dict.fromkeys(detectors, "SEV2") | {"high": "SEV1", "huge": "SEV0"}

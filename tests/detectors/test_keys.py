@@ -108,7 +108,15 @@ TABLE = [
             ({"margin": 0.0}, "margin"),
         ],
     ),
-    (Nonfinite, {}, [({"metrics": ()}, "metrics")]),
+    (
+        Nonfinite,
+        {},
+        [
+            ({"metrics_": ()}, "metrics"),
+            ({"startup": -1}, "startup"),
+            ({"m_of_n": (3, 2)}, "m_of_n"),
+        ],
+    ),
     (
         Paired,
         {"metric": "a", "gt": 1.0},

@@ -34,6 +34,7 @@ FLAT = ((0.0, 1.0, 0.1), (30.0, 1.1, 0.2), (900.0, 1.0, 0.1))
 FALLING = ((0.0, 2.0, 0.1), (0.5, 1.2, 0.1), (1.0, 1.0, 0.1))
 ALL = {
     "nonfinite": Nonfinite(("a", "b")),
+    "nonfinite_few": Nonfinite(("a",), m_of_n=(2, 4), startup=3, without=("b",)),
     "threshold": Threshold("a", gt=2.0, clear=1.0, m_of_n=(2, 4)),
     "robust_z": RobustZ("a", m_of_n=(2, 3), **Z),
     "robust_z_log": RobustZ("a", side="both", transform="log", **Z),

@@ -158,12 +158,18 @@ def on_side(side, x):
 
 
 def nonfinite(spec, events):
-    expected = []
-    for _, row in events:
+    """Without `m_of_n` it looks at every sample, also at one whose step came before."""
+    judged = []
+    for taken, step, (*row, other) in in_order(events):
         present = [value for value in row if value is not None]
-        bad = [value for value in present if not math.isfinite(value)]
-        expected.append(BREACH if bad else OK if present else UNKNOWN)
-    return (expected,)
+        bad = any(not math.isfinite(value) for value in present)
+        if spec.m_of_n and not taken:
+            judged.append(None)
+        elif other is not None or (spec.startup and step < events[0][0] + spec.startup):
+            judged.append((False, False))
+        else:
+            judged.append((bad, False) if present else None)
+    return debounced(judged, spec.m_of_n or (1, 1))
 
 
 def threshold(spec, events):
@@ -530,7 +536,15 @@ SHARED_CURVE = ((0.0, 2.0, 0.1), (0.3, 1.4, 0.05), (0.9, 1.0, 0.02))
 
 REFERENCES = {
     "nonfinite": Reference(
-        st.just(Nonfinite(("a", "b"))), series(st.tuples(samples, samples), 0, 40), nonfinite
+        built(
+            Nonfinite,
+            ("a", "b"),
+            m_of_n=one_of([None, (2, 4)]),
+            startup=one_of([0, 3]),
+            without=("c",),
+        ),
+        series(st.tuples(samples, samples, one_of([None, 1.0])), 0, 40),
+        nonfinite,
     ),
     "threshold": Reference(
         bounded(Threshold, "a", choices=ABOVE + BELOW, m_of_n=quotas), series(samples), threshold

@@ -1,7 +1,7 @@
 """Nonfinite: NaN or infinity in a metric.
 
-The only detector for which NaN is data; for all others it is UNKNOWN. It has no memory, so a
-repeated step id cannot hide a NaN.
+The only detector for which NaN is data; for all others it is UNKNOWN. Without `m_of_n` it has no
+memory, so a repeated step id cannot hide a NaN.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
-from ._watch import Memory
+from ..core.model.interfaces import Detector, Steps
+from ._watch import NEVER, Debounced, check_quota
 
 
 @dataclass(frozen=True)
 class Nonfinite(Detector):
     """BREACH when any of `metrics` is NaN or infinite, on from the first step, without a baseline.
+
+    With `m_of_n` it takes m such samples among the newest n. The first `startup` steps are not
+    judged: a grad scaler overflows while it looks for its scale. Where any metric of `without` is
+    present, nothing is judged either: that one tells more.
 
     Absent metrics are left out; UNKNOWN when all of them are absent.
 
@@ -33,7 +37,14 @@ class Nonfinite(Detector):
 
     reads: ClassVar[str] = "metrics"
 
-    metrics: tuple[str, ...] = ("train_loss_raw", "grad_global_norm")  # both pass the host anyway
+    metrics_: tuple[str, ...] = ("train_loss_raw", "grad_global_norm")  # both pass the host anyway
+    m_of_n: tuple[int, int] | None = None  # samples that are not finite among the newest n
+    startup: Steps = 0  # of the job, on from its first
+    without: tuple[str, ...] = ()  # other metrics
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*self.metrics_, *self.without)
 
     @property
     def needs_all(self) -> bool:
@@ -43,40 +54,67 @@ class Nonfinite(Detector):
         return NonfiniteWatch(self)
 
     def check(self) -> list[tuple[str, str]]:
-        return [] if self.metrics else [("metrics", "names no metric")]
+        wrong = check_quota(1, self.m_of_n)
+        if not self.metrics_:
+            wrong.append(("metrics", "names no metric"))
+        if self.startup < 0:
+            wrong.append(("startup", f"must be zero or more steps, not {self.startup}"))
+        return wrong
 
 
-class NonfiniteWatch(Memory):
-    """Keeps the last sample for its numbers only."""
+class NonfiniteWatch(Debounced):
+    """Keeps the last sample for its numbers. `first`: the first step, where `startup` begins."""
 
     def __init__(self, spec: Nonfinite) -> None:
         self.spec = spec
-        super().__init__()
+        self.counted = spec.m_of_n is not None
+        super().__init__(1, spec.m_of_n)
+
+    def reset(self) -> None:
+        super().reset()
+        self.first = NEVER
 
     def forget_last(self) -> None:
         super().forget_last()
         self.sample: Sequence[float | None] = ()
 
     def feed(self, sample: Any, step: int) -> int:
+        if self.counted and step <= self.last:
+            self.raw = UNKNOWN
+            return UNKNOWN
         self.last = step
         self.sample = sample
+        spec = self.spec
+        if spec.startup:
+            if self.first == NEVER:
+                self.first = step
+            if step < self.first + spec.startup:
+                self.raw = OK
+                return OK
         try:
             if sample and isfinite(sum(sample)):  # then all of them are
                 self.raw = OK
-                return OK
+                return self.debounce(False, False) if self.counted else OK
         except TypeError:  # one of them is absent
             pass
-        code = UNKNOWN
-        for value in sample:
-            if value is not None:
-                if value - value != 0.0:  # NaN and both infinities
-                    self.raw = BREACH
-                    return BREACH
+        code, judged = UNKNOWN, len(spec.metrics_)
+        for place, value in enumerate(sample):
+            if value is None:
+                continue
+            if place >= judged:
+                code = OK
+                break
+            if value - value != 0.0:  # NaN and both infinities
+                code = BREACH
+            elif code == UNKNOWN:
                 code = OK
         self.raw = code
-        return code
+        if code == UNKNOWN or not self.counted:
+            return code
+        return self.debounce(code == BREACH, False)
 
     def numbers(self) -> dict[str, Any]:
-        values = dict(zip(self.spec.metrics, self.sample, strict=False))
+        values = dict(zip(self.spec.metrics_, self.sample, strict=False))
         bad = [name for name, value in values.items() if value is not None and value - value != 0.0]
-        return {"step": self.last, "values": values, "nonfinite": bad}
+        counts = self.counts() if self.counted else {}
+        return {"step": self.last, "values": values, "nonfinite": bad, **counts}

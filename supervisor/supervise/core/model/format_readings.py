@@ -103,7 +103,8 @@ def reading(numbers: Mapping[str, Any]) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
         values = numbers.get("values") or {}
-        return ", ".join(f"{name} {number(value)}" for name, value in values.items())
+        said = [f"{name} {number(value)}" for name, value in values.items()]
+        return ", ".join(said + _votes(numbers))
     if "signal" in numbers:
         text = f"no {numbers['signal']} for {number(numbers.get('value'))} s"
         return f"{text} (limit {number(numbers.get('threshold'))} s)"
@@ -118,10 +119,14 @@ def reading(numbers: Mapping[str, Any]) -> str:
         parts.append(MEASURES.get(key, "share {}").format(number(found)))
     if "threshold" in numbers:
         parts[-1] += f" ({limit(found, numbers)})"
-    if of := numbers.get("of", 1):
-        parts += [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
+    parts += _votes(numbers)
     rest = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _plain(v)]
     return "; ".join([", ".join([*parts, *rest[:4]]), *filter(None, [baseline(numbers)])])
+
+
+def _votes(numbers: Mapping[str, Any]) -> list[str]:
+    of = numbers.get("of", 1)
+    return [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
 
 
 def _coupled(numbers: Mapping[str, Any]) -> str:
