@@ -49,10 +49,10 @@ CASES = (
     Case("bit of a weight", _at("bit_flip:target=weight"), "recovered"),
     Case("second moments / 10000", _at("moments"), "recovered"),
     Case("moments lost", _at("moments:how=restart"), "recovered"),
-    Case("noise on a matrix", _at("weight_noise"), "recovered"),
+    Case("noise on a matrix", _at("weight_noise:std=0.5"), "recovered"),
     Case("overflow storm", _at("overflow_storm:steps=100"), "recovered"),
     Case("NaN in a gradient", _at("nan_grad"), "recovered"),
-    Case("biased attention", _at("attention_bias"), "held", by="attention.growth"),
+    Case("biased attention", _at("attention_bias:bits=32"), "held", by="attention.growth"),
     Case("slow input", _at("slow_input"), "recovered", slows=True),
     Case("hang", _at("hang"), "recovered", slows=True),
     Case("crash", _at("crash"), "recovered"),
@@ -79,6 +79,8 @@ CASES = (
     Case("rank 1 reads garbage", _at("bad_batch:rank=1,steps=100000"), "recovered", 2),
     Case("same batch on all ranks", _at("same_batch"), "held", 2, 400, by="ranks.duplicated"),
     Case("rank 1 is slow", _at("slow_compute:rank=1,steps=100000"), "told", 2, 400, slows=True),
-    Case("rank 1 drifts apart", _at("weight_noise:rank=1,target=vector"), "recovered", 2, 400),
+    Case(
+        "rank 1 drifts apart", _at("weight_noise:rank=1,target=vector,std=0.5"), "recovered", 2, 400
+    ),
     Case("rank 1 crashes", _at("crash:rank=1"), "recovered", 2, 400),
 )

@@ -6,7 +6,8 @@
 A run is watched under `nano` in mode observe, so that nothing acts; its frames become a table in
 `recordings/<program>.parquet`, a row per frame, with the columns run, step, rank, attempt and a
 column per metric (float32; absent is null, NaN is NaN). What is not in the frames is in
-`recordings/<program>.json`: of each run its fault, the row where that began, and the final loss.
+`recordings/<program>.json`: of each run its fault, the drill with all of its parameters, the row
+where that began, and the final loss. A run is made anew where its drill has changed since.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ import pyarrow as pa
 from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
+from supervise.catalog.inventory import drills
 from supervise.store import history
 from supervise.store.run_directory import RunDir
+from supervise_probe import faults
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE / "recordings"
@@ -37,6 +40,8 @@ LEFT_OUT = re.compile(
     r"(host|gpu|disk|device|open_files|checkpoint|probe_|heartbeat|metrics_)"
     r"|.*_time$|tokens_per_sec|mfu|.*_stall_frac|.*_time_frac"
 )
+REFUSED = re.compile(r"drill \w+ is refused: [^\"]*")
+SEEDS = 100  # more than anybody records
 KEYS = ("run", "step", "rank", "attempt")
 
 
@@ -54,11 +59,22 @@ def command(cell: Cell, run: Path) -> list[str]:
     return [*supervise, "-q", "--run-dir", str(run), *drill, "--", *job]
 
 
+def drill(cell: Cell) -> dict[str, Any]:
+    """Return the drill that makes a fault, with all of its parameters; nothing in a healthy run."""
+    return {} if cell.fault == HEALTHY else drills.parse(f"{FAULTS[cell.fault]}@{cell.row}")
+
+
+def moved(cell: Cell) -> str:
+    """Return the metric that the drill of a cell says it moves."""
+    order = drill(cell)
+    return faults.catalog()[order["fault"]].moves(order["params"]) if order else ""
+
+
 def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a cell; return what is known of it and its rows.
 
     Raises:
-        RuntimeError: the run failed for another reason than its fault.
+        RuntimeError: the run failed for another reason than its fault, or has nothing to strike.
     """
     with tempfile.TemporaryDirectory() as home:
         run = Path(home) / "run"
@@ -70,13 +86,16 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         took_s = time.monotonic() - started
         if done.returncode:
             raise RuntimeError(f"{cell.program.name} {cell.name}: {done.stderr[-2000:]}")
+        if refused := REFUSED.search((run / "audit.log").read_text()):
+            raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
         rows = []
         for rank, attempt, step, _, values in history.frames(RunDir.open(run)):
-            kept = {name: value for name, value in values.items() if not LEFT_OUT.match(name)}
+            kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
     known = {
         "fault": cell.fault,
+        "drill": drill(cell),
         "seed": cell.seed,
         "row": cell.row,
         "final_loss": float(final[-1]),
@@ -133,8 +152,13 @@ def main() -> int:
             continue
         known, rows = ({}, []) if options.again else load(program)
         wanted = list(cells(program, options.seeds, options.healthy_seeds))
-        faults = {HEALTHY, *(options.faults or FAULTS)}
-        missing = [c for c in wanted if c.fault in faults and c.name not in known]
+        chosen = {HEALTHY, *(options.faults or FAULTS)}
+        is_known = {c.name: known[c.name]["drill"] == drill(c) for c in wanted if c.name in known}
+        missing = [c for c in wanted if c.fault in chosen and not is_known.get(c.name)]
+        # Made under another drill, or by one that has nothing to strike in this program.
+        of_program = {c.name for c in cells(program, SEEDS, SEEDS)} - {c.name for c in missing}
+        known = {name: run for name, run in known.items() if name in of_program}
+        rows = [row for row in rows if row["run"] in of_program]
         with ThreadPoolExecutor(options.jobs) as pool:
             runs = {cell: pool.submit(record, cell) for cell in missing}
             for number, (cell, run) in enumerate(runs.items(), 1):

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.app.launcher import probe_config
-from supervise.catalog.inventory import drills
+from supervise.catalog.inventory import drills, metrics
 from supervise.core.model.policy import Planned, Policy
 from supervise.errors import UsageError
+from supervise_probe import faults
 from supervise_probe.sampling.sample_sets import DEFAULTS
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
@@ -116,3 +117,14 @@ def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
 def test_what_is_no_drill_is_refused(text):
     with pytest.raises(UsageError, match=r"no parameter 'rank'|no fault '_tokens'"):
         drills.parse(text)
+
+
+def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
+    """How long it lasts, what it draws, which token and which signal are no size; a hang ends all
+    frames."""
+    for name, fault in faults.catalog().items():
+        params = faults.complete(name, {})
+        sizes = [key for key, value in params.items() if isinstance(value, (int, float))]
+        if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
+            assert metrics.is_known(fault.MOVES), name
+    assert faults.catalog()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"

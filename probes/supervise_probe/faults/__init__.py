@@ -1,7 +1,8 @@
 """Faults that a drill can inject, one per file; only the supervisor switches them on.
 
-Adding a fault is adding a file with a subclass of `Fault`. `MEANING` and `PARAMS` are plain data:
-the command line lists them without torch. Nothing here draws from the job's random generators.
+Adding a fault is adding a file with a subclass of `Fault`. `MEANING`, `MOVES` and `PARAMS` are
+plain data: the command line and the documentation read them without torch. Nothing here draws from
+the job's random generators.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ class Fault:
     """One active fault. A subclass overrides the calls that it needs; any may raise CannotActError.
 
     Attributes:
-        MEANING: one sentence for `--help`.
+        MEANING: one sentence for the table in `probes/README.md`.
+        MOVES: the metric that it moves at its default size; empty where it has no size.
         PARAMS: name -> (default, meaning).
         silent: whether no frame is published while it acts.
         steps: for how many steps it acts.
     """
 
     MEANING: ClassVar[str] = ""
+    MOVES: ClassVar[str] = ""
     PARAMS: ClassVar[Params] = {}
     silent: ClassVar[bool] = False
 
@@ -40,6 +43,11 @@ class Fault:
         self.torch = torch
         self.params = params
         self.steps = int(params.get("steps", 1))
+
+    @classmethod
+    def moves(cls, params: Mapping[str, Value]) -> str:
+        """Return the metric that it moves with these parameters."""
+        return cls.MOVES
 
     def lr_factor(self) -> float:
         """Return the factor of the learning rate."""

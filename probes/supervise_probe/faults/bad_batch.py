@@ -12,6 +12,7 @@ class BadBatch(Fault):
     """Replaces the first whole-number tensor that goes into the outermost module."""
 
     MEANING = "feed random tokens into the model for some steps"
+    MOVES = "train_loss_raw"
     PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "seed": (0, "of the fault's own generator"),

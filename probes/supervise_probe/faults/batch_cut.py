@@ -12,6 +12,7 @@ class BatchCut(Fault):
     """Keeps the first rows only, of every input that has as many rows as the tokens."""
 
     MEANING = "keep a part of each batch only"
+    MOVES = "tokens_per_update"
     PARAMS: ClassVar[Params] = {
         "factor": (0.125, "which part of its rows, one at least"),
         "steps": (100000, "for so many steps"),

@@ -4,9 +4,9 @@ the higher, the larger the error. Where the optimizer clips, a gradient may be a
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List
+from typing import Any, ClassVar, List, Mapping
 
-from . import CannotActError, Fault, Params
+from . import CannotActError, Fault, Params, Value
 
 
 class BitFlip(Fault):
@@ -14,12 +14,17 @@ class BitFlip(Fault):
     what the step used."""
 
     MEANING = "flip one bit of a gradient or a weight, once"
+    MOVES = "grad_global_norm"
     PARAMS: ClassVar[Params] = {
         "target": ("grad", "grad or weight"),
         "bit": (30, "which bit of the float32: 23 to 30 are the exponent, 31 the sign"),
     }
 
     _done = False
+
+    @classmethod
+    def moves(cls, params: Mapping[str, Value]) -> str:
+        return "train_loss_raw" if params["target"] == "weight" else cls.MOVES
 
     def after_backward(self, params: List[Any]) -> None:
         torch, of_grad = self.torch, self.params["target"] == "grad"

@@ -11,6 +11,7 @@ class LrSpike(Fault):
     """Multiplies the rate that the optimizer uses."""
 
     MEANING = "multiply the learning rate for some steps"
+    MOVES = "update_norm"
     PARAMS: ClassVar[Params] = {
         "factor": (30.0, "the learning rate is multiplied by this"),
         "steps": (20, "for so many steps"),

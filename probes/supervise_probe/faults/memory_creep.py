@@ -11,6 +11,7 @@ class MemoryCreep(Fault):
     """Keeps more memory in each step, until the fault ends."""
 
     MEANING = "hold on to more memory in each step"
+    MOVES = "host_mem_growth"
     PARAMS: ClassVar[Params] = {
         "megabytes": (1.0, "more in each step"),
         "steps": (300, "for so many steps"),

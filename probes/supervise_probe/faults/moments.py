@@ -15,6 +15,7 @@ class Moments(Fault):
     count, `restart` sets that to zero as well."""
 
     MEANING = "damage the moments of Adam-like optimizers, once"
+    MOVES = "update_norm"
     PARAMS: ClassVar[Params] = {
         "how": ("variance", "variance, zero or restart"),
         "factor": (1e-4, "the second moments are multiplied by this"),

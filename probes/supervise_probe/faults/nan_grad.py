@@ -11,6 +11,7 @@ class NanGrad(Fault):
     """Acts once, in the first parameter that has a gradient, before the job can clip."""
 
     MEANING = "set one gradient element to NaN, once"
+    MOVES = "grad_global_norm"
     PARAMS: ClassVar[Params] = {}
 
     _done = False

@@ -11,6 +11,7 @@ class OverflowStorm(Fault):
     """Makes one gradient element infinite in a share of the steps."""
 
     MEANING = "make gradients infinite in a share of the steps"
+    MOVES = "grad_global_norm"
     PARAMS: ClassVar[Params] = {
         "share": (0.3, "of the steps"),
         "steps": (300, "for so many steps"),

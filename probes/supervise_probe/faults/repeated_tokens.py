@@ -12,6 +12,7 @@ class RepeatedTokens(Fault):
     """Makes every whole-number input of the outermost module constant."""
 
     MEANING = "feed one token over and over, inputs and targets"
+    MOVES = "train_loss_raw"
     PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "token": (0, "which token"),

@@ -12,6 +12,7 @@ class ShuffledLabels(Fault):
     """Shuffles the last whole-number input of the outermost module along its last dimension."""
 
     MEANING = "shuffle the targets within each sequence for some steps"
+    MOVES = "train_loss_raw"
     PARAMS: ClassVar[Params] = {
         "steps": (10, "for so many steps"),
         "seed": (0, "of the fault's own generator"),

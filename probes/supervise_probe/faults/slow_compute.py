@@ -12,6 +12,7 @@ class SlowCompute(Fault):
     """Sleeps inside each forward of the outermost module."""
 
     MEANING = "let each forward take longer for some steps"
+    MOVES = "step_time"
     PARAMS: ClassVar[Params] = {
         "seconds": (0.05, "longer"),
         "steps": (100, "for so many steps"),

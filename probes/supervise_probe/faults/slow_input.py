@@ -12,6 +12,7 @@ class SlowInput(Fault):
     """Sleeps before each forward."""
 
     MEANING = "wait in front of each forward for some steps"
+    MOVES = "step_time"
     PARAMS: ClassVar[Params] = {
         "seconds": (0.1, "in front of each"),
         "steps": (100, "for so many steps"),

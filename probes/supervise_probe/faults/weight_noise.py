@@ -11,6 +11,7 @@ class WeightNoise(Fault):
     """Acts once, in the last parameter of its kind."""
 
     MEANING = "add noise to one weight matrix or vector, once"
+    MOVES = "train_loss_raw"
     PARAMS: ClassVar[Params] = {
         "target": ("matrix", "matrix or vector"),
         "std": (8.0, "in standard deviations of the parameter; of a constant one, in its size"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from supervise_probe import faults
+
 from ..assembly.pack import PACKS
 from ..assembly.runbook_library import RUNBOOKS
 from ..document import yaml_reader
@@ -67,6 +69,16 @@ def detectors() -> str:
         ("kind", "BREACH when", "keys and defaults"),
         [(f"`{name}`", summary(form).removeprefix("BREACH "), _keys(form)) for name, form in kinds],
     )
+
+
+def drills() -> str:
+    """Return the faults that `--drill` injects."""
+    rows = []
+    for name, fault in faults.catalog().items():
+        params = (f"`{key}: {value}` {text}" for key, (value, text) in fault.PARAMS.items())
+        moves = f"`{fault.MOVES}`" if fault.MOVES else "–"
+        rows.append((f"`{name}`", fault.MEANING, moves, "; ".join(params) or "–"))
+    return table(("drill", "what it does", "moves", "parameters and defaults"), rows)
 
 
 def actions() -> str:
@@ -164,6 +176,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "runbook-keys": lambda: keys(RunbookFile),
     "detectors": detectors,
     "metrics": measured,
+    "drills": drills,
     "actions": actions,
     "notifiers": notifiers,
     "policies": policies,
