@@ -14,9 +14,10 @@ update of that row on:
 - `hold_rate`, `hold_rate_now`: the rate of every group is the one that the program set.
 - `restore_N`: parameters, buffers, optimizer state and scaler of N steps before, or of the start;
   loop, schedule and data go on. Nothing is held or skipped after it.
-- `relaunch`: the program starts again from a checkpoint of a multiple of 100 steps, or from the
-  start, as it was then. It is not run: all of it is repeatable, so that it is the undisturbed run
-  from there, or that with the fault where the fault is in the data, which come again.
+- `relaunch`: the program starts again as it was 50 steps before the fault (the mean age of a
+  checkpoint every 100), or from the start. It is not run: all of it is repeatable, so that it is
+  the undisturbed run from there, or that with the fault where the fault is in the data, which come
+  again. The time of a start is not counted.
 
 A remedy that has nothing to do is not run either: it is `nothing`.
 
@@ -26,13 +27,15 @@ counts as that one: no model is worth less than an untrained one. Rows are updat
 relaunch repeats are rows, too, and it ends as much behind. `worse` is the final loss, relative to
 the undisturbed run. `diverged`: the last 20 rows are, in the mean, no better than the first row.
 
-A policy is scored by look-up: its first ordered action that is a remedy, in the recording, is the
-branch that is taken. If it begins later than 3 rows, what `nothing` lost meanwhile is added to what
-the branch lost from its remedy on, which is kind to late remedies; after the end of the fault there
-is nothing to skip or to hold. A rollback goes to the newest savepoint that is as old as its runbook
-wants, counted from the action, and is scored as the nearest of 10, 25 and 100; to a state since the
-fault, as `nothing`. What else a runbook does (a lower rate after it) is left out, and so are
-standing orders that act before an update. 0 is what `nothing` lost, 1 the best branch.
+A policy is scored by look-up: its first ordered action that touches the job, in the recording, is
+the branch that is taken; one that begins after 1 or 2 rows counts as 3 where there is no `now`.
+If it begins later, what `nothing` lost meanwhile is added to what the branch lost from its remedy
+on, which is kind to late remedies; after the end of the fault there is nothing to skip or to hold.
+A rollback goes to the newest savepoint that is as old as its runbook wants, counted from the
+action, and is scored as the nearest of 10, 25 and 100; to a state since the fault, as `nothing`, as
+is a stop. A lower rate counts as `hold_rate`, which is kind, too. What else a runbook does (a lower
+rate after a rollback) is left out, and so are standing orders that act before an update. 0 is what
+`nothing` lost, 1 the best branch.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ FAULTS = (
 NOTHING, SKIP, HOLD, RELAUNCH = "nothing", "skip", "hold_rate", "relaunch"
 RESTORES = ("restore_10", "restore_25", "restore_100")
 BRANCHES = (NOTHING, SKIP + NOW, SKIP, HOLD + NOW, HOLD, *RESTORES, RELAUNCH)
-CHECKPOINTS = 100
+CHECKPOINT_AGE = 50
 SAVEPOINTS = 25  # of a policy that keeps none in the mode that it is scored in
 LAST = 20
 FAR = 10.0  # a final loss that is so much worse is no number to read, nor is NaN
@@ -154,7 +157,7 @@ def judged(program: Program, of: Sequence[Cell], found: dict[str, Any]) -> dict[
     kept: dict[str, Any] = {}
     for cell in of:
         name, begins = cell.fault, cell.row + DELAY
-        again = cell.row // CHECKPOINTS * CHECKPOINTS
+        again = max(0, cell.row - CHECKPOINT_AGE)
         base = name if name in TOKENS else TWIN
         relaunched = [*series[name][:begins], *series[base][again:]][: program.steps]
         runs = {NOTHING: (series[name], found[name]["final_loss"])}
@@ -234,7 +237,7 @@ def answers(kept: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, s
                 continue
             known = about["faults"][fault]
             acts = (a for a in outcome.actions if a.touches_job and a.step >= known["row"])
-            said, total = "-", known["branches"][NOTHING]["lost"]
+            said, total = "none", known["branches"][NOTHING]["lost"]
             if act := next(acts, None):
                 both = capped(series[run], most), capped(series[f"{HEALTHY}-0"], most)
                 ill = lost(*both, known["row"], act.step + 1)
@@ -264,7 +267,8 @@ SHARES = """
 ## The first remedy of each policy
 
 What it is, how many rows after the fault it is ordered, and what part it saves of what the best
-branch saves: 1 the best branch, 0 nothing done, below 0 worse than nothing. Looked up above.
+branch saves: 1 the best branch, 0 nothing done, below 0 worse than nothing, `-` where nothing is
+best. Looked up above; `nothing` with a row is an action that saves none of it, as a stop.
 
 """
 
