@@ -87,6 +87,7 @@ TABLE = [
             ({"law": "increasing"}, "law"),
             ({"to": None, "with_": "b", "law": "nondecreasing"}, "law"),
             ({"to": "first", "law": "changing"}, "law"),
+            ({"exact": True}, "exact"),
             ({"abs_tolerance": math.nan}, "abs_tolerance"),
         ],
     ),

@@ -67,6 +67,25 @@ def test_nonfinite_the_numbers_name_the_culprit():
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "exact"),
+    [
+        (2.3456788063049316, True),  # a float32, as the probe has it
+        (2.345679, True),  # the same, as a program prints it
+        (2.34568, False),  # six digits of it
+        (0.0, False),
+        (0.30000001192092896, False),  # 0.3 in float32
+        (0.9999999403953552, False),  # a norm that was clipped to 1
+        (0.69140625, False),  # ln 2 in bfloat16
+    ],
+)
+def test_equal_a_value_that_was_rounded_may_repeat_itself(value, exact):
+    watch = Equal("a", to="previous", law="changing", exact=True).start()
+    watch.feed((value,), 0)
+
+    assert watch.feed((value,), 1) == (BREACH if exact else OK)
+
+
 def test_rate_a_share_is_of_the_whole_window(read):
     """Half of four is two, also in the first steps of a run: one event is not all of one step."""
     watch = Rate("skip", window=4, share_gte=0.5).start()

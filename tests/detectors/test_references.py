@@ -354,7 +354,7 @@ def equal(spec, events):
             "constant": abs(away) <= room,
             "nondecreasing": away >= -room,
             "increasing": away > -room,
-            "changing": abs(away) > room,
+            "changing": abs(away) > room or spec.exact,  # all values here are rounded
         }[spec.law]
         judged.append((not fine, False))
     return debounced(judged, spec.m_of_n)
@@ -527,6 +527,7 @@ LAWS += [
     for to, law in product(("first", "previous"), ("nondecreasing", "increasing", "changing"))
     if (to, law) != ("first", "changing")
 ]
+LAWS += [{"to": "previous", "law": "changing", "exact": True}]
 SLACK = one_of([0.0, 0.25])
 RISES = [{"gt": 0.2}, {"gt": 0.2, "rel_gt": 0.3}, {"rel_gt": 0.15}, {"lt": -0.6, "gt": 0.7}]
 knots = st.tuples(

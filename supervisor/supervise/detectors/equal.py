@@ -16,6 +16,7 @@ from ._curve import cut
 from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that `rewind` can drop
+FLOAT32 = 2.0**-23  # the distance of 1 to the next float32
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Equal(Detector):
 
     `law` is about `first` and `previous`: `constant`, `nondecreasing` (no less than it), or
     `increasing` (above it); the tolerances soften each. `changing` turns `constant` around: with
-    `for: 20` a metric that died and repeats its last value is a BREACH. After `previous` the next
-    sample is compared with this one, whatever it was: a counter that fell back is a BREACH for one
-    sample.
+    `for: 20` a metric that died and repeats its last value is a BREACH. With `exact` only a value
+    that nobody rounded counts: it has more than 6 decimal digits and more than 12 binary ones, and
+    is no constant of 4 decimal digits in float32. After `previous` the next sample is compared with
+    this one, whatever it was: a counter that fell back is a BREACH for one sample.
 
     UNKNOWN for absent and NaN samples of either metric, and for the first sample where it is the
     reference. `rewind` gives the reference of then back, over 256 changes of the value.
@@ -51,6 +53,7 @@ class Equal(Detector):
     law: Literal["constant", "nondecreasing", "increasing", "changing"] = "constant"
     tolerance: float = 0.0  # share of what is referred to
     abs_tolerance: float = 0.0  # units of the metric
+    exact: bool = False  # with `changing`: no rounded value repeats itself
     for_: int = 1  # samples in a row
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
     unit: Unit = "rows"  # of `for` and `m_of_n`; steps: of the job, for a sampled metric
@@ -74,6 +77,8 @@ class Equal(Detector):
             wrong.append(("law", f"{self.law} needs `to: first` or `to: previous`"))
         elif self.law == "changing" and self.to == "first":
             wrong.append(("law", "changing needs `to: previous`"))
+        if self.exact and self.law != "changing":
+            wrong.append(("exact", "needs `law: changing`"))
         for name, share in (("tolerance", self.tolerance), ("abs_tolerance", self.abs_tolerance)):
             if not 0.0 <= share < math.inf:
                 wrong.append((name, f"must be zero or a positive number, not {share}"))
@@ -116,6 +121,7 @@ class EqualWatch(Debounced):
         above = value - reference
         if self.law in (0, 3):
             breach = (abs(above) > slack) == (self.law == 0)
+            breach = breach and not (spec.exact and _is_rounded(value))
         else:
             breach = above < -slack or (self.law == 2 and above == -slack)
         self.raw = BREACH if breach else OK
@@ -163,3 +169,10 @@ class EqualWatch(Debounced):
     @property
     def _fixed(self) -> bool:
         return self.spec.to not in ("first", "previous", None)
+
+
+def _is_rounded(value: float) -> bool:
+    """Whether a log may have rounded it, or float16 or bfloat16; 12 binary digits: one more."""
+    if float(f"{value:.5e}") == value or (math.frexp(value)[0] * 4096.0).is_integer():
+        return True
+    return abs(float(f"{value:.3e}") - value) <= FLOAT32 * abs(value)
