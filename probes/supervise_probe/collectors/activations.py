@@ -27,6 +27,22 @@ METRICS = (
         EVERY,
     ),
     MetricSpec(
+        "residual_rms_p50.<i>",
+        "1",
+        "Median over these rows of the root mean square of a row of block i; of 4 blocks.",
+        "sqrt(mean(h^2)) of each token, nearest rank below",
+        "",
+        EVERY,
+    ),
+    MetricSpec(
+        "residual_rms_p99.<i>",
+        "1",
+        "The same, 99th percentile.",
+        "sqrt(mean(h^2)) of each token, nearest rank below",
+        "",
+        EVERY,
+    ),
+    MetricSpec(
         "activation_outlier_rate",
         "%",
         "Share of a block's outputs over 6 times their root mean square, in the worst block.",

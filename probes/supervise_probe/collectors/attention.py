@@ -5,12 +5,16 @@ Values join the frame of the step that was sampled, and are absent in the others
 
 from __future__ import annotations
 
-from typing import Dict
+from math import inf
+from typing import TYPE_CHECKING, Dict, Set
 
-from ..sampling.attention import NO_ENTROPY
+from ..sampling.attention import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
 from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
 from . import Collector as Base
+
+if TYPE_CHECKING:
+    from ..context import ProbeContext
 
 COST = "on a sampled step, 64 x T logits a head of 4 sequences, each layer"
 EVERY = DEFAULTS["attention"]
@@ -29,6 +33,15 @@ METRICS = (
         "max_attn_logit.<i>",
         "1",
         "The same of layer i, in order of calls; of 8 layers, evenly spread.",
+        "q . k * scale after mask, Kimi K2 and Megatron-LM",
+        "",
+        EVERY,
+    ),
+    MetricSpec(
+        "max_attn_logit_head",
+        "1",
+        "The same of one head, of the 3 that have most in this sample; append layer and head: "
+        "`.2.5`. The first 6 that ever come.",
         "q . k * scale after mask, Kimi K2 and Megatron-LM",
         "",
         EVERY,
@@ -69,12 +82,28 @@ METRICS = (
 )
 
 
+COLUMNS = 6  # of single heads
+
+
 class Collector(Base):
-    """The work is done in the forward; here entropies are dropped that are none."""
+    """The work is done in the forward; here heads get their names, and what is none is dropped."""
 
     SAMPLED = "attention"
 
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._heads: Set[str] = set()
+
     def finish(self, values: Dict[str, float]) -> None:
+        for rank in range(HEADS) if f"{HEAD}0" in values else ():
+            logit, place = values.pop(f"{HEAD}{rank}", None), values.pop(f"{PLACE}{rank}", None)
+            if logit is None or place is None or logit == -inf:
+                continue
+            layer, head = divmod(int(place), WIDE)
+            name = f"max_attn_logit_head.{layer}.{head}"
+            if name in self._heads or len(self._heads) < COLUMNS:
+                self._heads.add(name)
+                values[name] = logit
         if values.get("attn_entropy") == NO_ENTROPY:
             values.pop("attn_entropy", None)
             values.pop("attn_entropy_min", None)

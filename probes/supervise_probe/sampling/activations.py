@@ -6,7 +6,7 @@ dimension, in a language model one token. A block that is called again is looked
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..torch_state.structure import leaves
 from .attention import spread
@@ -14,6 +14,8 @@ from .attention import spread
 ROWS = 256
 LOGITS = 1 << 20  # numbers of the output that are looked at
 OUTLIER = 6.0
+PERCENTILES = 50, 99
+BLOCKS = 4  # whose percentiles get columns
 
 
 class Activations:
@@ -21,7 +23,7 @@ class Activations:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._blocks: Dict[int, Tuple[Any, Any]] = {}
+        self._blocks: Dict[int, Tuple[Any, Any, Any]] = {}
         self.logz: Optional[Any] = None
 
     def block(self, index: int, output: Any) -> None:
@@ -30,8 +32,9 @@ class Activations:
         if tensor is None or index in self._blocks:
             return
         rows = _some_rows(tensor.detach(), ROWS).float()
-        rms = rows.square().mean().sqrt()
-        self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean()
+        squares = rows.square().mean(-1)
+        rms = squares.mean().sqrt()
+        self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean(), squares
 
     def output(self, output: Any, vocabularies: Set[int]) -> None:
         """The model returned `output`: its logits, if it is as wide as one of its vocabularies."""
@@ -56,7 +59,18 @@ class Activations:
             found["activation_outlier_rate"] = 100.0 * outliers.amax()
             for place in spread(len(order)):
                 found[f"residual_rms.{order[place]}"] = rms[place]
+            found.update(self._percentiles([order[i] for i in spread(len(order), BLOCKS)]))
         return found
+
+    def _percentiles(self, indices: List[int]) -> Dict[str, Any]:
+        squares = [self._blocks[index][2] for index in indices]
+        pad = self._torch.nn.utils.rnn.pad_sequence
+        rows = pad(squares, batch_first=True, padding_value=float("inf")).sort()[0].sqrt()
+        return {
+            f"residual_rms_p{p}.{index}": row[(len(own) - 1) * p // 100]
+            for index, own, row in zip(indices, squares, rows)
+            for p in PERCENTILES
+        }
 
 
 def _floating(torch: Any, output: Any) -> Optional[Any]:

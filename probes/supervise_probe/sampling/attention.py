@@ -26,6 +26,9 @@ LAYERS = 8  # with a column of their own
 MASKED = -5000.0  # older models mask by -10000
 FEWEST_KEYS = 9  # a query that sees fewer has no entropy worth a mean
 MUCH = 100.0
+HEADS = 3  # with the largest logits
+HEAD, PLACE = "attn_head.", "attn_head_place."  # on their way to the host; never published
+WIDE = 4096  # heads of a layer, at most
 NO_ENTROPY = -1.0  # on its way to the host, where no query sees enough keys; never published
 
 # largest per head, mean of |logit|, and per head: the sum of entropies, and of how many queries
@@ -100,15 +103,19 @@ class Attention:
         torch, layers = self._torch, self.layers
         if not layers:
             return {}
-        tops = [top.amax() for top, _, _ in layers]
-        largest = torch.stack(tops)
-        over = torch.stack([(top > MUCH).sum() for top, _, _ in layers]).sum()
+        pad = torch.nn.utils.rnn.pad_sequence  # layers may differ in their number of heads
+        heads = pad([top for top, _, _ in layers], batch_first=True, padding_value=-torch.inf)
+        largest = heads.amax(1)
+        over = (heads > MUCH).sum()
         names = ["max_attn_logit", "attn_logit_heads_over_100", "attn_logit_absmean"]
         mean = torch.stack([mean for _, mean, _ in layers]).mean()
         found = [largest.amax(), over.to(mean.dtype), mean]
         for index in spread(len(layers)):
             names.append(f"max_attn_logit.{index}")
-            found.append(tops[index])
+            found.append(largest[index])
+        for rank, (logit, place) in enumerate(zip(*_highest(heads))):
+            names += [f"{HEAD}{rank}", f"{PLACE}{rank}"]
+            found += [logit, place]
         entropies = [entropy for _, _, entropy in layers if entropy is not None]
         if entropies:
             names += ["attn_entropy", "attn_entropy_min"]
@@ -183,8 +190,19 @@ class Attention:
         return share.sum((0, 2)), enough.sum((0, 2))
 
 
-def spread(count: int) -> List[int]:
-    """Return at most LAYERS numbers below `count`, evenly spread, first and last among them."""
-    if count <= LAYERS:
+def _highest(heads: Any) -> Tuple[Any, Any]:
+    """Return the largest logits of single heads, and where: layer * WIDE + head.
+
+    Where is only known on the device.
+    """
+    logits, at = heads.flatten().topk(min(HEADS, heads.numel()))
+    width = heads.shape[1]
+    places = at.div(width, rounding_mode="floor") * WIDE + at % width
+    return logits.unbind(), places.to(logits.dtype).unbind()
+
+
+def spread(count: int, most: int = LAYERS) -> List[int]:
+    """Return at most `most` numbers below `count`, evenly spread, first and last among them."""
+    if count <= most:
         return list(range(count))
-    return [i * (count - 1) // (LAYERS - 1) for i in range(LAYERS)]
+    return [i * (count - 1) // (most - 1) for i in range(most)]

@@ -36,6 +36,11 @@ class Model(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, 50), targets.view(-1))
 
 
+def percentile(rows, p):
+    norms = sorted(float((row ** 2).mean()) ** 0.5 for row in rows)
+    return norms[(len(norms) - 1) * p // 100]
+
+
 seen, outputs = [], []
 gain = torch.ones(16)
 gain[3] = 30.0  # one channel runs away, as in a large model
@@ -57,7 +62,10 @@ for step in range(8):
     emit(step=step, residual_rms=max(rms).item(),
          activation_outlier_rate=100 * max(outliers).item(),
          logz_mean=z.exp().sum(-1).log().mean().item(),
-         **{f"residual_rms.{i}": rms[i].item() for i in columns})
+         **{f"residual_rms.{i}": rms[i].item() for i in columns},
+         **{f"residual_rms_p{p}.{i}": percentile(some[i], p) for p in (50, 99)
+            for i in sorted({i * (LAYERS - 1) // 3 for i in range(4)} if LAYERS > 4
+                            else range(LAYERS))})
     assert not any(m._forward_hooks for m in model.modules())
     seen.clear()
     outputs.clear()

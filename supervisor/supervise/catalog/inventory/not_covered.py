@@ -33,7 +33,8 @@ _GROUPS = (
     ),
     (
         "Says where a trouble is, which the whole tells.",
-        "attn_entropy_min grad_global_norm.<i> max_attn_logit.<i> residual_rms.<i> slice_val_loss"
+        "attn_entropy_min grad_global_norm.<i> max_attn_logit.<i> max_attn_logit_head"
+        " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> slice_val_loss"
         " update_to_weight.<i>",
     ),
     (
