@@ -22,7 +22,7 @@ from .handlers import (
     rule_fired,
     session_change,
 )
-from .incidents import closing, data_suspicion, diagnosis, flapping, next_steps, opening, telling
+from .incidents import closing, data_suspicion, diagnosis, flapping, next_steps, opening, reporting
 from .model import escalation, state_machine
 from .model.decisions import ACTING_MODES, BREACH, Decision
 from .model.events import (
@@ -148,7 +148,7 @@ def _on_frame(ctx: StepContext, frame: Frame) -> None:
     if state.rules.flapping and is_leader:
         flapping.clear_settled(ctx)
     if state.rules.flapping or state.rules.growing:
-        telling.tell_growth(ctx, monitor)
+        reporting.report_growth(ctx, monitor)
     incident = state.incident
     if incident is not None and incident.deferred.rules:
         rule_fired.run_deferred(ctx)

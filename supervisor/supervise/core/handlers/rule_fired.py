@@ -107,7 +107,7 @@ def _answer(
             )
             state.rules.muted[rule.id] = muted
             if rule.severity == "SEV0" and muted.startswith("session_end:"):
-                told |= opening.tell_alone(ctx, rule, numbers, told=told)
+                told |= opening.notify_alone(ctx, rule, numbers, told=told)
             continue
         text = headline(numbers, rule.text)
         told |= opening.group(ctx, monitor, rule, numbers, text, told=told)

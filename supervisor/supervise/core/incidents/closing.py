@@ -21,7 +21,7 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
     policy, state = ctx.policy, ctx.state
     approvals.settle(ctx, "withdrawn", f"{incident.id} is held")
     incident.phase, incident.run, incident.deferred.retry = HELD, None, None
-    state.rules.told.clear()  # what fires from now on is answered by nobody else
+    state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
     opening.invalidate_attempt(state, incident)
     if state.job.returncode is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..detection.rank_monitor import RuleWatch
 from ..model.policy import Policy, Rule
 from ..state.run_state import State, StepContext
-from . import next_steps, telling
+from . import next_steps, reporting
 
 CHANGES, STEPS = 6, 500
 # An advisory rule that flaps fires for so long at least, or a loss that is two losses by turns
@@ -53,7 +53,7 @@ def on_rule_changed(
             verdict=f"{len(flips)} changes in {STEPS} steps",
             then="no further notification until it settles or grows",
         )
-        telling.remember(state, rule, numbers)
+        reporting.remember(state, rule, numbers)
     elif not busy:
         rules.flapping.discard(rule.id)
 

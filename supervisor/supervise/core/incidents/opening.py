@@ -18,7 +18,7 @@ from ..state import rule_scope
 from ..state.incident import HELD, OPEN, Incident, first_breach, headline, symptom
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import data_suspicion, diagnosis, next_steps, telling, withdrawal
+from . import data_suspicion, diagnosis, next_steps, reporting, withdrawal
 
 
 def group(
@@ -48,9 +48,9 @@ def group(
     else:
         news = _joins(ctx, monitor, incident, rule, breach, text)
     if rule.id in state.rules.flapping or not (news or told):
-        telling.track_growth(state, rule, numbers)
+        reporting.track_growth(state, rule, numbers)
         return False
-    telling.remember(state, rule, numbers)
+    reporting.remember(state, rule, numbers)
     if told:
         return False
     held = incident.phase == HELD
@@ -73,7 +73,7 @@ def group(
     return True
 
 
-def tell_alone(
+def notify_alone(
     ctx: StepContext, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], *, told: bool
 ) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
@@ -97,7 +97,7 @@ def _joins(
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = ctx.policy, incident.run is None
     worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
-    news = telling.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
+    news = reporting.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
     begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
     begins = begins and not rule_scope.against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)

@@ -103,8 +103,8 @@ def reading(numbers: Mapping[str, Any]) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
         values = numbers.get("values") or {}
-        said = [f"{name} {number(value)}" for name, value in values.items()]
-        return ", ".join(said + _votes(numbers))
+        parts = [f"{name} {number(value)}" for name, value in values.items()]
+        return ", ".join(parts + _votes(numbers))
     if "signal" in numbers:
         text = f"no {numbers['signal']} for {number(numbers.get('value'))} s"
         return f"{text} (limit {number(numbers.get('threshold'))} s)"

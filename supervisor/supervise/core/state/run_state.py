@@ -24,11 +24,11 @@ from .runbook_execution import RunbookExecution
 
 
 @dataclass(slots=True)
-class Told:
+class Reported:
     """What people last heard of a rule: of which incident, at which frame count, how far it was.
 
     Attributes:
-        peaks: metric in breach -> how far it was off; see `incidents/telling`.
+        peaks: metric in breach -> how far it was off; see `incidents/reporting`.
     """
 
     incident: str
@@ -46,7 +46,7 @@ class RuleMemory:
         noted: (detector, kind) -> frame_count from which on a note of it is written again.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
-        told: rule id -> what people last heard of it. growing: rule id -> what they are to hear.
+        reported: rule id -> what people last heard of it. growing: -> what they are to hear.
     """
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RuleMemory:
     noted: dict[tuple[str, str], int] = field(default_factory=dict)
     muted: dict[str, str] = field(default_factory=dict)
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
-    told: dict[str, Told] = field(default_factory=dict)
+    reported: dict[str, Reported] = field(default_factory=dict)
     growing: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> RuleMemory:
@@ -73,7 +73,7 @@ class RuleMemory:
         """Forget the rules that the policy does not have any more."""
         self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
         self.flapping.intersection_update(known)
-        self.told = {rule: told for rule, told in self.told.items() if rule in known}
+        self.reported = {rule: at for rule, at in self.reported.items() if rule in known}
         self.growing = {rule: text for rule, text in self.growing.items() if rule in known}
 
 

@@ -14,7 +14,7 @@ from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
 from ..state.incident import HELD, Incident, headline
-from ..state.run_state import State, StepContext, Told
+from ..state.run_state import Reported, State, StepContext
 from . import next_steps
 
 GROWTH = 1.5  # times what was told last (evidence.md 5)
@@ -28,7 +28,7 @@ def remember(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]])
     """People hear of a rule now, by its own message or by that of a worse one."""
     incident = state.incident
     name = incident.id if incident is not None else ""
-    state.rules.told[rule.id] = Told(name, state.frame_count, peaks(numbers))
+    state.rules.reported[rule.id] = Reported(name, state.frame_count, peaks(numbers))
     state.rules.growing.pop(rule.id, None)
 
 
@@ -40,14 +40,14 @@ def joins_as_news(
     A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
     the newest message is about the same; a notice is where it tells of another kind of trouble.
     """
-    told, now = state.rules.told.get(rule.id), state.frame_count
-    since = math.inf if told is None or told.incident != incident.id else now - told.at
+    known, now = state.rules.reported.get(rule.id), state.frame_count
+    since = math.inf if known is None or known.incident != incident.id else now - known.at
     if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
         return True
     together = now - _newest(state, incident) <= TOGETHER
     other = rule_scope.new_kind(incident, rule)
     if rule.severity == "SEV0":
-        same = together and not other and _says_the_same(policy, incident, rule)
+        same = together and not other and _repeats(policy, incident, rule)
         return since > TOGETHER and not same
     if since < math.inf:
         return False
@@ -57,7 +57,7 @@ def joins_as_news(
     return text != incident.headline and not (together and one)
 
 
-def _says_the_same(policy: Policy, incident: Incident, rule: Rule) -> bool:
+def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule of an incident that is as severe reads a metric that this one does."""
     read = rule_scope.metrics(policy, rule)
     others = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
@@ -66,8 +66,8 @@ def _says_the_same(policy: Policy, incident: Incident, rule: Rule) -> bool:
 
 def _newest(state: State, incident: Incident) -> int:
     """Return the frame count of the newest message about a rule of an incident."""
-    told = state.rules.told.values()
-    return max((one.at for one in told if one.incident == incident.id), default=-TOGETHER - 1)
+    known = state.rules.reported.values()
+    return max((one.at for one in known if one.incident == incident.id), default=-TOGETHER - 1)
 
 
 def track_growth(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -76,33 +76,36 @@ def track_growth(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, An
     That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
     """
     rules, incident = state.rules, state.incident
-    told = rules.told.get(rule.id)
+    known = rules.reported.get(rule.id)
     if rule.id in rules.flapping:
-        told = told or rules.told.setdefault(rule.id, Told("", -AGAIN, {}))
+        known = known or rules.reported.setdefault(rule.id, Reported("", -AGAIN, {}))
     elif rule.severity == "SEV2" or incident is None:
         return
-    elif told is None or told.incident != incident.id:  # the newest message is about it, too
-        rules.told[rule.id] = Told(incident.id, _newest(state, incident), peaks(numbers))
+    elif known is None or known.incident != incident.id:  # the newest message is about it, too
+        rules.reported[rule.id] = Reported(incident.id, _newest(state, incident), peaks(numbers))
         return
     for name, height in peaks(numbers).items():
-        before = told.peaks.get(name, 0.0)
+        before = known.peaks.get(name, 0.0)
         if height > before and height >= GROWTH * before:
             state.rules.growing[rule.id] = headline(numbers, rule.text)
-            told.peaks[name] = height  # only what is beyond that is worth saying then
+            known.peaks[name] = height  # only what is beyond that is worth saying then
 
 
-def tell_growth(ctx: StepContext, monitor: RankMonitor) -> None:
+def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
     """Tell of rules that have grown, a few frames after the message before at the earliest."""
     state, rules = ctx.state, ctx.state.rules
     for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
         if rule.id in rules.flapping and watch.firing:
             track_growth(state, rule, monitor.numbers(rule))
-        if rule.id not in rules.growing or state.frame_count - rules.told[rule.id].at <= TOGETHER:
+        if (
+            rule.id not in rules.growing
+            or state.frame_count - rules.reported[rule.id].at <= TOGETHER
+        ):
             continue
         text, incident = rules.growing.pop(rule.id), state.incident
         if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
             continue
-        rules.told[rule.id].at = state.frame_count
+        rules.reported[rule.id].at = state.frame_count
         ctx.record(
             "incident", f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity, what="grew"
         )
