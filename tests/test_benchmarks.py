@@ -156,3 +156,18 @@ def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
     found = live.run(program, [Cell(program, "nan_gradient", 0, 2)])
 
     assert [len(result["losses"]) for result in found.values()] == [6, 6]
+
+
+def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(scorer):
+    """On the recordings of the proving ground, under every policy that has the rule."""
+    from supervise.backtest import pool
+
+    fired = {policy: set() for policy in scorer.OURS}
+    for path in sorted(scorer.RECORDINGS.glob("*.parquet")):
+        for outcomes in pool.run([path], scorer.OURS, {}, 1, []):
+            for outcome in outcomes:
+                if outcome.fired.get("loss_spike.ordered"):
+                    assert not outcome.run.startswith(scorer.HEALTHY), (path.stem, outcome.run)
+                    if outcome.run.startswith("rate_x30-"):
+                        fired[outcome.policy].add(path.stem)
+    assert all(len(programs) >= 8 for programs in fired.values()), fired
