@@ -69,8 +69,8 @@ class EvaluationPass:
     def _evaluates_now(self) -> bool:
         """Whether it is between two steps, and the model in eval mode."""
         gate, tracker = self._gate, self._tracker
-        begun = gate.in_forward or gate.in_backward or self._times.forward_since()
-        return not (begun or tracker.accumulates or tracker.current or _trains(self._root()))
+        started = gate.in_forward or gate.in_backward or self._times.forward_since()
+        return not (started or tracker.accumulates or tracker.current or _trains(self._root()))
 
     def took(self, target: Any, ignored: int, how: str, result: Any) -> None:
         """A loss was taken behind that; `how` and the others as in `ForwardListener.loss_taken`."""
