@@ -115,6 +115,18 @@ CHANGES = [
     ("mode: enforce", "inhibit: [{by_rule: spike, mute: [¦dead]}]", "dead is SEV0, which cannot"),
     ("mode: enforce", "inhibit: [¦{mute: [spike]}]", "inhibit needs one of 'by_rule' and"),
     ("mode: enforce", "inhibit: [¦{by_rule: dead, mute: []}]", "inhibit mutes nothing"),
+    ("sev: SEV0", "sev: SEV0, phases: {¦earl: off}", "rule dead.phases has no key 'earl' (did"),
+    ("sev: SEV0", "sev: SEV0, phases: {late: ¦SEV3}", "rule dead.phases.late should be one of"),
+    (
+        "sev: SEV0",
+        "sev: SEV1, phases: {late: SEV0}}\ninhibit:\n  - {by_rule: spike, mute: [¦dead]",
+        "dead is SEV0, which cannot be muted",
+    ),
+    (
+        "sev: SEV0",
+        "sev: SEV1, phases: {early: off}}\ninhibit:\n  - {by_rule: dead, mute: [¦spike]",
+        "dead cannot mute spike, which is more severe in phase early",
+    ),
     ("mode: enforce", "notify: {¦slak: {}}", "notify: no notifier 'slak' (did you mean 'slack'"),
     ("mode: enforce", "notify: {slack: {¦url: x}}", "notify.slack has no key 'url' (did you"),
     ("mode: enforce", "machine: ¦{any: {exited: halted}}", "machine: 'acting' can never be reac"),

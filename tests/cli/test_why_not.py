@@ -11,6 +11,7 @@ from supervise.catalog.inventory import shipped
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap
 from supervise.explain import conditions, why_not
+from tests.support.recorded_run import SMALL
 
 SECOND = 1_000_000_000
 NAN = float("nan")
@@ -229,3 +230,21 @@ def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, 
     )
 
     assert found["text"].endswith(f"; {why}")
+
+
+def test_a_phase_that_mutes_a_rule_or_changes_it_is_named(
+    supervise, tmp_path, keep_run, make_frames
+):
+    """The ten frames of the policy's `warmup` are early."""
+    policy = tmp_path / "phased.yaml"
+    text = SMALL.replace("cooldown: 50", "cooldown: 50, phases: {early: off}")
+    policy.write_text(text.replace("for: 2", "for: 2, phases: {early: SEV1}"))
+    run = keep_run(make_frames(0, *[2.0] * 5, *[8.0] * 10, grad=10.0), policy=policy)
+
+    out = supervise("why-not", run.path, "--rule", "spike", "--step", "6")[1]
+    assert "off in phase early, else SEV1, runs calm" in out
+    assert "spike is muted by the phase early of the run [phase:early]" in out
+    out = supervise("why-not", run.path, "--rule", "grad", "--step", "6")[1]
+    assert "SEV1 in phase early, else SEV2, runs nothing" in out
+    out = supervise("why-not", run.path, "--rule", "spike", "--step", "12")[1]
+    assert "in phase" not in out

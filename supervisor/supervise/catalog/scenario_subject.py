@@ -11,6 +11,7 @@ from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.detection.run_phase import LR_PHASE
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy
 from ..errors import InputError
@@ -213,11 +214,12 @@ def _names(
     scope: str,
 ) -> Names:
     read = (detectors or {}).values()
+    metrics = {LR_PHASE, *(metric for each in read for metric in each.metrics)}
     return Names(
         rules=rules,
         verbs=list(discover.actions()),
         budgets=list(dict.fromkeys((*budgets, ALL))),
-        metrics=None if detectors is None else {name for each in read for name in each.metrics},
+        metrics=None if detectors is None else metrics,
         clock=any(each.reads == "clock" for each in read),
         scope=scope,
     )

@@ -68,7 +68,11 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     if others := [a for a in answer["attempts"] if a != answer["attempt"]]:
         yield f"  other attempts of this step: {', '.join(map(str, others))} (--attempt)"
     runs = f"runs {answer['runbook']}" if answer["runbook"] else "runs nothing"
-    yield f"  {answer['severity']}, {runs}; policy {answer['policy']} ({answer['mode']})"
+    severity = answer["severity"]
+    if phase := answer["phase"]:
+        now = "off" if phase["off"] else severity
+        severity = f"{now} in phase {phase['name']}, else {phase['else']}"
+    yield f"  {severity}, {runs}; policy {answer['policy']} ({answer['mode']})"
     yield f"  when {answer['when']}   in {answer['where']}"
     if answer["missing"]:
         yield "conditions not met"

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL, Verdict
 from .detection.rank_monitor import RankMonitor
+from .detection.run_phase import LR_PHASE
 from .handlers import (
     approval_answers,
     job_lifecycle,
@@ -57,11 +58,13 @@ def start(policy: Policy) -> State:
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
-    ctx = StepContext(policy, state, event)
+    # What binds monitors to the policy takes it as it is written.
+    written = isinstance(event, Announced | Reloaded)
+    ctx = StepContext(policy if written else state.phase.of(policy), state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
     if isinstance(event, Frame):
-        _on_frame(ctx, event)
+        _on_frame(ctx, policy, event)
     elif isinstance(event, Tick):
         _on_tick(ctx, event)
     elif isinstance(event, Announced):
@@ -116,11 +119,11 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
     state.job.world_size = event.world_size
 
 
-def _on_frame(ctx: StepContext, frame: Frame) -> None:
+def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     state, rank, step = ctx.state, frame.rank, frame.step
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
-    monitor = state.monitors.get(rank) or _monitor(ctx.policy, state, rank)
+    monitor = state.monitors.get(rank) or _monitor(written, state, rank)
     is_leader = not rank or (leader := state.leader()) is None or rank <= leader
     if is_leader:  # rank 0 does whenever it speaks
         state.frame_count += 1
@@ -137,6 +140,8 @@ def _on_frame(ctx: StepContext, frame: Frame) -> None:
     seen = state.frame_count - state.history.session_start
     if state.machine == state_machine.WARMING and seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{seen} frames seen")
+    if is_leader and _follow_phase(state, monitor, warms_up=seen < written.warmup_steps):
+        rule_fired.on_phase_changed(ctx, state.phase.moved(written), changes)
     if monitor.notes:
         _record_notes(ctx, monitor)
     if state.incident is not None:
@@ -155,6 +160,15 @@ def _on_frame(ctx: StepContext, frame: Frame) -> None:
     if incident is not None and is_leader and not incident.deferred.session_end:
         effect_verification.judge_frame(ctx, incident, frame)
         _update_incident(ctx, incident)
+
+
+def _follow_phase(state: State, monitor: RankMonitor, *, warms_up: bool) -> bool:
+    """Let the phase of the run follow a frame; return whether another one begins."""
+    lr_phase = monitor.value(LR_PHASE)
+    rate = None if lr_phase is None else monitor.value(diagnosis.SCHEDULED)
+    if lr_phase is not None and rate is None:
+        rate = monitor.value(diagnosis.RATE)
+    return state.phase.follow(warms_up, lr_phase, rate)
 
 
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:

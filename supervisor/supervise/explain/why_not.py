@@ -45,8 +45,8 @@ def if_fired(
     """
     state = state.copy()
     state.machine = machine_before
-    ctx, monitor = StepContext(policy, state, Tick(state.at_ns)), state.monitors[rank]
-    place = policy.rules.index(rule)
+    ctx = StepContext(state.phase.of(policy), state, Tick(state.at_ns))
+    place, monitor = policy.rules.index(rule), state.monitors[rank]
     monitor.rules[place].firing, monitor.rules[place].answered = True, False
     rule_fired.on_rules_changed(ctx, monitor, rank, [(place, True)])
     return ctx.decisions
@@ -125,6 +125,7 @@ def answer(
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
     place = _place(question.rule, policy, records)
     rule, watch = policy.rules[place], monitor.rules[place]
+    phased = moment.state.phase.of(policy).rules[place]
     now = next((d for _, d in moment.made if _is_fired(d, question)), None)
     found: dict[str, Any] = {
         "rule": rule.id,
@@ -135,7 +136,10 @@ def answer(
         "event": target,
         "when": rule.text,
         "where": rule.where,
-        "severity": rule.severity,
+        "severity": phased.severity,
+        "phase": {"name": phased.phase, "off": phased.off, "else": rule.severity}
+        if phased.phase
+        else None,
         "runbook": rule.runbook,
         "policy": policy.name,
         "mode": policy.mode,

@@ -193,6 +193,11 @@ def _rules(subject: Subject) -> Iterator[Mutant]:
                 rule: Rule = put(made.rule, (name,), new)
                 what = f"{rule.id}.{_change_text((key,), old, new)}"
                 yield Mutant(_where(place), what, _with(policy, rules=_swap(policy, i, rule)))
+        place = node.get("phases")
+        if place is not None and place.source is subject.own:
+            rule = replace(made.rule, phases={})
+            swapped = _with(policy, rules=_swap(policy, i, rule))
+            yield Mutant(_where(place), f"phases of {rule.id} removed", swapped)
         place = node.place("when")
         if place.source is subject.own:
             for tree in _trees(parse(made.rule.text, limit=len(made.rule.text)).tree):

@@ -202,9 +202,8 @@ def _check_rule(
     rule = names.rule(expect.rule or "") or ""
     how = expect.is_ or "firing"
     if how == "muted":
-        return _check_count(
-            expect, result.suppressed("inhibit:", rule), first, last, f"muting of {rule}"
-        )
+        at = sorted((*result.suppressed("inhibit:", rule), *result.suppressed("phase:", rule)))
+        return _check_count(expect, at, first, last, f"muting of {rule}")
     if how in ("on", "quiet"):
         wanted = how == "on"
         on = result.on(rule)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...core.model.decisions import SEVERITIES
 from ...core.model.interfaces import Detector
-from ...core.model.policy import HOLD, Inhibit, Rule
+from ...core.model.policy import HOLD, OFF, RUN_PHASES, Inhibit, Rule
 from ..document.diagnostics import Problems, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, first_text, inside
 from ..forms.file_forms import BaselineForm, InhibitForm, RuleForm
@@ -168,6 +168,7 @@ def _rule(
         cooldown_steps=form.cooldown,
         unknown=form.unknown,
         mode=form.mode,
+        phases={name: sev for name in RUN_PHASES if (sev := getattr(form.phases, name, None))},
         where=f"{node.source.label}:{node.line}:{node.col}",
         see=form.see or (form.run if form.run not in (None, HOLD) else None) or form.sev.lower(),
     )
@@ -201,12 +202,25 @@ def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]
     return [short.get(name, name) for name in known]
 
 
+def _weight(form: RuleForm, phase: str) -> int:
+    """Return how little a rule counts in a phase: 0 is SEV0, 3 is off."""
+    given = None if form.phases is None else getattr(form.phases, phase)
+    return (*SEVERITIES, OFF).index(given or form.sev)
+
+
+def _weights(form: RuleForm) -> list[int]:
+    return [_weight(form, phase) for phase in RUN_PHASES]
+
+
 def _refusal(by: Written | None, muted: Written | None) -> str:
     """Say why a rule cannot mute another one, "" when it can."""
     if by is None or muted is None or not (by.form.sev and muted.form.sev):
         return ""
-    if SEVERITIES.index(by.form.sev) > SEVERITIES.index(muted.form.sev):
-        return "which is more severe"
+    for phase in RUN_PHASES:
+        first, second = _weight(by.form, phase), _weight(muted.form, phase)
+        if first > second:
+            same = not (by.form.phases or muted.form.phases)
+            return "which is more severe" if same else f"which is more severe in phase {phase}"
     return "which has a runbook" if muted.form.run and not by.form.run else ""
 
 
@@ -242,7 +256,7 @@ def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> l
             place = first_text(entry.node.place("mute"), written)
             one, source = known.get(name), known.get(by or "")
             why = _refusal(source, one)
-            if one is not None and one.form.sev == "SEV0":
+            if one is not None and one.form.sev and not min(_weights(one.form)):
                 problems.add(place, f"{name} is SEV0, which cannot be muted")
             elif why and ((one and one.entry.overridden) or (source and source.entry.overridden)):
                 void.add(name)

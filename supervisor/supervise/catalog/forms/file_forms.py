@@ -31,6 +31,22 @@ Mode = Literal["observe", "shadow", "approve", "enforce"]
 State = Annotated[str, type_of(Literal[STATES])]
 
 
+SeverityOrOff = Literal["SEV0", "SEV1", "SEV2", "off"]
+
+
+@dataclass(frozen=True)
+class PhasesForm:
+    """What a rule counts for in a phase of the run, where that is not `sev`."""
+
+    early: Annotated[
+        SeverityOrOff | None, Doc("while the learning rate warms up, and for `warmup` frames")
+    ] = None
+    steady: Annotated[SeverityOrOff | None, Doc("after that, and where nothing is known")] = None
+    late: Annotated[
+        SeverityOrOff | None, Doc("from where a decay has halved the learning rate")
+    ] = None
+
+
 @dataclass(frozen=True)
 class RuleForm:
     """Detectors joined by and/or/not, with a severity and a runbook."""
@@ -56,6 +72,9 @@ class RuleForm:
         "hold"
     )
     mode: Annotated[Mode | None, Doc("weaker than the policy's, to try the rule out")] = None
+    phases: Annotated[
+        PhasesForm | None, Doc("another severity, or off, in phases of the run; same runbook")
+    ] = None
 
 
 @dataclass(frozen=True)

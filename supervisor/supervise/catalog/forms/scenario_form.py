@@ -77,7 +77,9 @@ class ExpectForm:
     rule: Annotated[Identifier | None, Doc("a rule; inside its pack by its short name")] = None
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
-        Doc("firing: begins to; cleared; on, quiet: all along; muted: is inhibited"),
+        Doc(
+            "firing: begins to; cleared; on, quiet: all along; muted: inhibited, or off in a phase"
+        ),
     ] = None
     state: Annotated[State | None, Doc("state of the run")] = None
     actions: Annotated[
@@ -92,7 +94,8 @@ class ExpectForm:
     ] = None
     message: Annotated[str | None, Doc("text in a message to people")] = None
     suppressed: Annotated[
-        str | None, Doc("what suppressed an action: budget:NAME, inhibit:RULE, cooldown, acting")
+        str | None,
+        Doc("what suppressed an action: budget:NAME, inhibit:RULE, phase:NAME, cooldown"),
     ] = None
     never: Annotated[
         tuple[Identifier, ...] | None, Doc("rules, verbs, severities or states that must not occur")

@@ -121,7 +121,7 @@ class RankMonitor:
         self._hot = list(range(len(self.policy.rules)))
 
     def _plan(self) -> None:
-        column = {name: i for i, name in enumerate(self.names)}
+        column = self._column = {name: i for i, name in enumerate(self.names)}
         self._clocks: list[tuple[int, Clockwork]] = []
         self._single: list[tuple[int, Feed, int]] = []  # with the column of its metric
         self._joint: list[tuple[int, Feed, Sampler]] = []  # read several inputs
@@ -350,9 +350,7 @@ class RankMonitor:
 
     def value(self, metric: str) -> float | None:
         """Return the newest value of a metric, None when absent."""
-        if metric not in self.names:
-            return None
-        column = self.names.index(metric)
+        column = self._column.get(metric, len(self.latest))
         return self.latest[column] if column < len(self.latest) else None
 
 

@@ -118,7 +118,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
         near = [rule.id for rule in ctx.policy.rules if rule.id.startswith(pack)]
         hint = f"; there is {', '.join(near)}" if near else ""
         raise Refused(f"there is no rule {name!r}{hint}")
-    if rule.severity == "SEV0":
+    if "SEV0" in (rule.severity, *rule.phases.values()):
         raise Refused(f"{name} is SEV0 and cannot be silenced")
     steps = operator_actions.count(event, "for", SILENT_STEPS)
 

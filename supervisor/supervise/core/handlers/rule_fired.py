@@ -40,6 +40,7 @@ def on_rules_changed(
         numbers = monitor.numbers(rule)
         if began:
             fired.append((rule, numbers))
+            phase: dict[str, Any] = {"phase": rule.phase} if rule.phase else {}
             ctx.record(
                 "rule",
                 f"{rule.id} fired: {headline(numbers, rule.text)}",
@@ -49,6 +50,7 @@ def on_rules_changed(
                 when=rule.text,
                 rank=rank,
                 numbers=numbers,
+                **phase,
             )
         else:
             ctx.record(
@@ -66,6 +68,20 @@ def on_rules_changed(
     state.rules.unmute_cleared(firing)
     if fired:
         _answer(ctx, monitor, fired, firing, was_in)
+
+
+def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
+    """Judge by the policy of the phase that begins; what fires and is worse in it is told again.
+
+    Args:
+        changes: what fired or cleared in this event, which is not answered yet.
+    """
+    state, new = ctx.state, {r for r, _ in changes}
+    for r, (was, rule) in enumerate(zip(ctx.policy.rules, policy.rules, strict=True)):
+        worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(was.severity)
+        if worse and r not in new and any(m.rules[r].firing for m in state.monitors.values()):
+            state.rules.muted.setdefault(rule.id, f"phase:{was.phase}")
+    ctx.policy = policy
 
 
 def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
@@ -100,7 +116,7 @@ def _answer(
         if muted is not None:
             ctx.record(
                 "suppressed",
-                f"{rule.id} is muted by {muted.partition(':')[2]}",
+                f"{rule.id} is muted by {_named(muted)}",
                 rule=rule.id,
                 severity=rule.severity,
                 suppressed_by=muted,
@@ -124,15 +140,24 @@ def _answer(
         ctx.move("notice", f"{state.incident.id}: {state.incident.headline}")
 
 
+def _named(muted: str) -> str:
+    """Return what mutes a rule in words."""
+    kind, _, what = muted.partition(":")
+    return f"the phase {what} of the run" if kind == "phase" else what
+
+
 def _muted(
     policy: Policy, state: State, monitor: RankMonitor, rule: Rule, firing: set[str], was_in: str
 ) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
-    `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>` or `planned:<what>`.
+    `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>` or
+    `planned:<what>`.
     """
     incident = state.incident
-    if (silent := state.silence(rule.id)) is not None:
+    if rule.off:
+        return f"phase:{rule.phase}"
+    if (silent := state.silence(rule.id)) is not None and rule.severity != "SEV0":
         return f"silence:{silent}"
     if incident is not None and incident.deferred.session_end:
         return f"session_end:{incident.id}"

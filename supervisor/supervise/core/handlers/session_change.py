@@ -14,6 +14,7 @@ Budgets, and what operators silenced, are of the run and stay.
 from __future__ import annotations
 
 from ..detection.rank_monitor import RankMonitor, RuleWatch
+from ..detection.run_phase import RunPhase
 from ..incidents import approvals, closing, diagnosis
 from ..model.action import Action
 from ..model.events import Announced
@@ -129,5 +130,6 @@ def _start_session(ctx: StepContext, why: str) -> None:
     if state.job.returncode is not None:
         return
     state.history.start_session(state.frame_count)
+    state.phase = RunPhase()
     state.context.onsets.clear()
     ctx.move("session_started", why)

@@ -6,7 +6,7 @@ The catalog builds it from YAML; tests build small ones by hand. Everything is f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .decisions import MODES
@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the launch of a job needs neither
     from .interfaces import Detector
 
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
+EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `detection.run_phase`
+OFF = "off"  # instead of a severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Rule:
         unknown: what UNKNOWN counts as: `hold` (keeps the last), `breach`, `ok`, `ignore`.
         runbook: name, `hold`, or None (the rule only notifies).
         see: name of the runbook that people read about it, whether it is run or not.
+        phases: phase of the run -> severity in it, or `off`.
+        phase: the phase that has given it this severity, or mutes it; "" for none.
+        off: it is muted in this phase.
     """
 
     id: str
@@ -51,6 +56,18 @@ class Rule:
     mode: str | None = None
     where: str = ""  # file:line:col
     see: str = ""
+    phases: Mapping[str, str] = field(default_factory=dict)
+    phase: str = ""
+    off: bool = False
+
+    def in_phase(self, phase: str) -> Rule:
+        """Return the rule as it is in a phase of the run."""
+        given = self.phases.get(phase)
+        if given is None or given == self.severity:
+            return self
+        if given == OFF:
+            return replace(self, phase=phase, off=True)
+        return replace(self, phase=phase, severity=given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +177,12 @@ class Policy:
     job: Mapping[str, Any] = field(default_factory=dict)
     verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators
     resolved: str = ""  # the resolved policy as YAML text, kept in the run directory
+
+    def in_phase(self, phase: str) -> Policy:
+        """Return the policy as it is in a phase of the run; itself where that changes no rule."""
+        rules = tuple(rule.in_phase(phase) for rule in self.rules)
+        same = all(a is b for a, b in zip(rules, self.rules, strict=True))
+        return self if same else replace(self, rules=rules)
 
     def mode_of(self, rule: Rule) -> str:
         """Return the weaker one of the policy's mode and the rule's own."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..analysis.shard_attribution import ShardAttribution
 from ..detection.rank_monitor import RankMonitor
+from ..detection.run_phase import RunPhase
 from ..model import state_machine
 from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
@@ -268,7 +269,7 @@ class State:
         monitors: what is known of each rank, in order of the ranks.
         incident: the open one. ledger: what was spent of the budgets.
         checkpoints: those of the job that the guard told of.
-        rules, history, job, approvals, context: see their classes.
+        phase, rules, history, job, approvals, context: see their classes.
     """
 
     machine: str = state_machine.LAUNCHING
@@ -281,6 +282,7 @@ class State:
     incident: Incident | None = None
     ledger: Ledger = field(default_factory=Ledger)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    phase: RunPhase = field(default_factory=RunPhase)
     rules: RuleMemory = field(default_factory=RuleMemory)
     history: IncidentHistory = field(default_factory=IncidentHistory)
     job: JobLife = field(default_factory=JobLife)
@@ -293,7 +295,7 @@ class State:
         twin.monitors = {rank: monitor.copy() for rank, monitor in self.monitors.items()}
         twin.incident = copy.deepcopy(self.incident)
         twin.ledger = copy.deepcopy(self.ledger)
-        twin.checkpoints = self.checkpoints.copy()
+        twin.checkpoints, twin.phase = self.checkpoints.copy(), copy.copy(self.phase)
         twin.rules, twin.history = self.rules.copy(), self.history.copy()
         twin.job, twin.approvals = self.job.copy(), self.approvals.copy()
         twin.context = self.context.copy()

@@ -1,0 +1,63 @@
+"""The phase that a run is in: early, steady or late. What a rule counts for may depend on it.
+
+`early` lasts while the learning rate warms up (`lr_phase` below 1) and for the policy's `warmup`
+frames at least, and never comes back in a training session. `late` is where a decay has taken the
+rate to half of its highest: the second half of a linear or cosine decay, and all of a staircase
+after its first large step. `steady` is the rest, and where nothing is known of the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.policy import EARLY, LATE, STEADY, Policy
+
+LR_PHASE = "lr_phase"
+STABLE, DECAY, REWARM = 1.0, 2.0, 3.0  # where these parts of `lr_phase` begin
+LOW = 0.5  # of the highest rate; project default
+
+
+@dataclass(slots=True)
+class RunPhase:
+    """The phase now.
+
+    Attributes:
+        name: `early`, `steady` or `late`. highest: the highest rate so far.
+    """
+
+    name: str = EARLY
+    highest: float = 0.0
+    _written: Policy | None = None
+    _in_force: Policy | None = None
+
+    def follow(self, warms_up: bool, lr_phase: float | None, rate: float | None) -> bool:
+        """Take a frame of the leading rank; return whether another phase begins.
+
+        Args:
+            warms_up: the policy's `warmup` is not over.
+        """
+        before = self.name
+        if rate is not None and rate > self.highest:
+            self.highest = rate
+        if before == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
+            return False
+        if lr_phase is None or rate is None:
+            self.name = LATE if before == LATE else STEADY
+        elif lr_phase < REWARM:  # our own ramp after a rollback is no phase of the run
+            low = lr_phase >= DECAY and rate <= LOW * self.highest
+            self.name = LATE if low else STEADY
+        else:
+            self.name = STEADY if before == EARLY else before
+        return self.name != before
+
+    def of(self, policy: Policy) -> Policy:
+        """Return a policy as it is in this phase."""
+        if self._written is not policy:
+            self._written, self._in_force = policy, policy.in_phase(self.name)
+        assert self._in_force is not None
+        return self._in_force
+
+    def moved(self, policy: Policy) -> Policy:
+        """Return a policy as it is in the phase that has just begun."""
+        self._written = None
+        return self.of(policy)
