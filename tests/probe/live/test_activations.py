@@ -63,7 +63,8 @@ for step in range(8):
          activation_outlier_rate=100 * max(outliers).item(),
          logz_mean=z.exp().sum(-1).log().mean().item(),
          **{f"residual_rms.{i}": rms[i].item() for i in columns},
-         **{f"residual_rms_p{p}.{i}": percentile(some[i], p) for p in (50, 99)
+         **{f"{name}.{i}": percentile(some[i], p) for name, p in
+            (("residual_rms_p50", 50), ("residual_rms_p99", 99))
             for i in sorted({i * (LAYERS - 1) // 3 for i in range(4)} if LAYERS > 4
                             else range(LAYERS))})
     assert not any(m._forward_hooks for m in model.modules())
