@@ -184,6 +184,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
             "probe_batch": {"verdict": "equal"},
         },
         "measurement-changed": {"metrics": ["update_norm"]},
+        "weights-restored": {"attempt": 1, "to": 7},
         "resume-refused": {"how": "library", "path": "/c"},
     }
     assert sound.keys() == DATA.keys()
