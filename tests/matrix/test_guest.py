@@ -168,7 +168,8 @@ def test_nothing_waits_for_a_device(pair, loop, below):
         "update_clip": {"window": 4, "sigma": 1e6},
     }
     script = watched(loop, below)
-    job = pair.probed.run(script, late=True, sampling=sampling, safeguards=standing)
+    run = {"sampling": sampling, "safeguards": standing, "capacity": 128}
+    job = pair.probed.run(script, late=True, **run)
     assert job.output[0]["waited"] == {} and job.err == ""
     assert len(job.frames) >= 8 and all("grad_global_norm" in frame for frame in job.frames)
     if loop == "experts":
