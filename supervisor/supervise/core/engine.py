@@ -140,8 +140,8 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     seen = state.frame_count - state.history.session_start
     if state.machine == state_machine.WARMING and seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{seen} frames seen")
-    if is_leader and _follow_phase(state, monitor, warms_up=seen < written.warmup_steps):
-        rule_fired.on_phase_changed(ctx, state.phase.moved(written), changes)
+    if is_leader:
+        _follow_phase(ctx, written, monitor, changes, warms_up=seen < written.warmup_steps)
     if monitor.notes:
         _record_notes(ctx, monitor)
     if state.incident is not None:
@@ -162,13 +162,21 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
         _update_incident(ctx, incident)
 
 
-def _follow_phase(state: State, monitor: RankMonitor, *, warms_up: bool) -> bool:
-    """Let the phase of the run follow a frame; return whether another one begins."""
-    lr_phase = monitor.value(LR_PHASE)
+def _follow_phase(
+    ctx: StepContext,
+    written: Policy,
+    monitor: RankMonitor,
+    changes: list[tuple[int, bool]],
+    *,
+    warms_up: bool,
+) -> None:
+    """Let the phase of the run follow a frame, and the policy the phase."""
+    phase, lr_phase = ctx.state.phase, monitor.value(LR_PHASE)
     rate = None if lr_phase is None else monitor.value(diagnosis.SCHEDULED)
     if lr_phase is not None and rate is None:
         rate = monitor.value(diagnosis.RATE)
-    return state.phase.follow(warms_up, lr_phase, rate)
+    if phase.follow(warms_up, lr_phase, rate):
+        rule_fired.on_phase_changed(ctx, phase.moved(written), changes)
 
 
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
