@@ -142,8 +142,7 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
         ctx.move("ready", f"{seen} frames seen")
     if is_leader:
         _follow_phase(ctx, written, monitor, changes, warms_up=seen < written.warmup_steps)
-    if monitor.notes:
-        _record_notes(ctx, monitor)
+    _record_notes(ctx, monitor)
     if state.incident is not None:
         data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)
     if changes:
