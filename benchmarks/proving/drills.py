@@ -3,12 +3,13 @@
     python benchmarks/proving/drills.py
 
 Judged are the recorded runs of seed 0 whose drill has its default sizes; how long it lasts is no
-size. The band of a metric is of the rows around the fault: 32 rows of the same run before it, and
-of the undisturbed run of the same seed those and the rows after it. It reaches over their range,
-and over their median with six median absolute deviations on both sides. The metric has moved when a
-value after the fault lies outside or is not finite. A fault that lasts is given until it ends, any
-other one 30 rows. Exit code 1: a drill moves its metric in fewer than ten of the programs in which
-it can act, and not in all of them.
+size. A value is taken as its distance from the undisturbed run of the same seed: from the median of
+its 17 samples around, so that a loss that falls makes no band wide. The band is of the rows around
+the fault: 32 of the same run before it, and of the undisturbed run those and the rows after it. It
+reaches over their range, and over six median absolute deviations on both sides. The metric has
+moved when a value after the fault lies outside or is not finite. A fault that lasts is given until
+it ends, any other one 30 rows. Exit code 1: a drill moves its metric in fewer than ten of the
+programs in which it can act, and not in all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from supervise_probe import faults
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "drills.md"
 NO_SIZES = ("steps", "seed", "token", "rank")
-BEFORE, AFTER, SPREADS, ENOUGH = 32, 30, 6.0, 10
+BEFORE, AFTER, AROUND, SPREADS, ENOUGH = 32, 30, 17, 6.0, 10
 TO_NORMAL = 1.4826  # from the median absolute deviation to the standard deviation
 HEAD = """# What drills move
 
@@ -58,18 +59,23 @@ def has_moved(rows: Rows, name: str, twin: str, metric: str, drill: Mapping[str,
     row = drill["step"]
     end = row + max(AFTER, int(drill["params"].get("steps", 0)))
 
-    def values(run: str, first: int, last: int) -> Iterable[float]:
+    def values(run: str, first: int, last: int) -> list[tuple[int, float]]:
         found = (each for each in rows[run] if first <= each["step"] < last)
-        return [each[metric] for each in found if each.get(metric) is not None]
+        return [(r["step"], r[metric]) for r in found if r.get(metric) is not None]
 
-    band = [*values(name, row - BEFORE, row), *values(twin, row - BEFORE, end)]
-    band = [value for value in band if math.isfinite(value)]
-    if not band:
+    before, usual = values(name, row - BEFORE, row), values(twin, row - BEFORE, end)
+    usual = [(step, value) for step, value in usual or before if math.isfinite(value)]
+    if not usual:
         return False
-    middle = statistics.median(band)
-    reach = SPREADS * TO_NORMAL * statistics.median(abs(value - middle) for value in band)
-    low, high = min(*band, middle - reach), max(*band, middle + reach)
-    return any(not low <= value <= high for value in values(name, row, end))
+
+    def distance(step: int, value: float) -> float:
+        near = sorted(usual, key=lambda each: abs(each[0] - step))[:AROUND]
+        return value - statistics.median(each for _, each in near)
+
+    band = [distance(*each) for each in (*before, *usual)]
+    reach = SPREADS * TO_NORMAL * statistics.median(map(abs, band))
+    low, high = min(*band, -reach), max(*band, reach)
+    return any(not low <= distance(*each) <= high for each in values(name, row, end))
 
 
 def main() -> int:

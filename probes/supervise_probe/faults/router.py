@@ -18,7 +18,7 @@ class Router(Fault):
     """
 
     MEANING = "damage the routers of a mixture of experts, once"
-    MOVES = "moe_util_entropy"
+    MOVES = "router_token_entropy"
     PARAMS: ClassVar[Params] = {"how": ("sharp", "common, sharp or flat")}
 
     _done = False
