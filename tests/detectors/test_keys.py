@@ -9,6 +9,7 @@ from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
+from supervise.detectors.harm import Harm
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
@@ -89,6 +90,15 @@ TABLE = [
             ({"to": "first", "law": "changing"}, "law"),
             ({"exact": True}, "exact"),
             ({"abs_tolerance": math.nan}, "abs_tolerance"),
+        ],
+    ),
+    (
+        Harm,
+        {"metric": "a"},
+        [
+            ({"arl": 100.0}, "arl"),
+            ({"margin": -0.1}, "margin"),
+            ({"window": 31}, "window", "32 to 1024"),
         ],
     ),
     (

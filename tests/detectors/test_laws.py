@@ -14,6 +14,7 @@ from supervise.detectors.band import Band
 from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
+from supervise.detectors.harm import Harm
 from supervise.detectors.join import Join
 from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
@@ -52,6 +53,8 @@ ALL = {
     "level_shift": LevelShift("a", after="b", settle=4, window=20, margin=0.5),
     "cusum": Cusum("a", **SUM),
     "cusum_log": Cusum("a", side="both", transform="log", m_of_n=(2, 3), **SUM),
+    "harm": Harm("a", window=32),
+    "harm_suspected": Harm("a", level="suspected", margin=0.0, window=32),
     "equal": Equal("a", with_="b", tolerance=0.05, m_of_n=(2, 4)),
     "equal_first": Equal("a", to="first", abs_tolerance=0.1, for_=2),
     "equal_previous": Equal("a", to="previous", law="nondecreasing"),
@@ -208,8 +211,9 @@ def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
 def test_huge_numbers_do_not_overflow():
     """The largest floats up and down: no exception, and the watch is as good as before."""
     for name, detector in ALL.items():
-        # To `rate` all of these are events, and `collapse` would take them for its scale.
-        if detector.reads != "metric" or name in ("rate", "collapse"):
+        # To `rate` all of these are events, `collapse` would take them for its scale, and after so
+        # many zeros 1 is harm.
+        if detector.reads != "metric" or name in ("rate", "collapse", "harm", "harm_suspected"):
             continue
         watch = detector.start()
         wild = [1e308, -1e308, 5e-324, 1.7e308, 0.0] * 20

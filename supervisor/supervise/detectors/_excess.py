@@ -1,0 +1,281 @@
+"""The excess of a series over its own prediction, summed: evidence that it became worse.
+
+For a sum with drift -k and long-run variance L per row, the chance of one excursion above h is
+exp(-2 k h / L), whatever the noise is. So the limit h grows with the logarithm of the rows wanted
+between two false alarms; and where noise is stranger than L says, with the greatest sum that was
+over by itself, which needs no model but a past. The prediction is never above the recent past, so a
+fall is no harm; and an excursion never enters its own reference.
+
+Long-run variances: the greatest of one from the lag-1 correlation around a parabola, and of those
+of sums of 16 and 64 rows by third differences. Neither takes the curve of a falling loss for noise.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from itertools import islice
+from operator import mul
+
+from ._baseline import NORMAL, median
+
+QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)
+NEWEST = 32  # rows of the second median
+REFIT = 8  # quiet rows between two fits
+MEMORY = 256  # rows that the running means remember at most
+LOW, BATCH = -6.0, 64  # spreads, rows: what is that low waits, as a batch that is repeated would be
+SUSPECT = 1e3  # rows between two false suspicions
+LEAST = 20  # independent rows that must have been seen
+AGES, AGE = 16, 256  # records are kept for 16 ages of 256 rows
+FLOOR, LEAST_SPREAD = 0.002, 1e-9  # share of the prediction, units of the metric
+FAST, JUMP = 8.0, 0.25  # two rows in a row: spreads, share of the prediction
+LASTING = 512  # rows after which an excess is the new level
+ENDS = 16  # rows back in the allowance, at most, until it is over
+CLIPPED = 16.0  # spreads; what a row teaches at most
+
+
+class Blocks:
+    """The variance of sums of `size` rows, per row, with `errors` standard errors on top."""
+
+    def __init__(self, size: int, errors: float) -> None:
+        self.size, self.errors = size, errors
+        self.filled, self.sum = 0, 0.0
+        self.newest: tuple[float, ...] = ()
+        self.weight = self.mean = 0.0
+
+    def add(self, value: float, rate: float) -> None:
+        """Add a row; `rate` is how fast rows are forgotten."""
+        self.sum += value
+        self.filled += 1
+        if self.filled < self.size:
+            return
+        self.newest = (*self.newest[-3:], self.sum)
+        self.filled, self.sum = 0, 0.0
+        if len(self.newest) == 4:
+            a, b, c, d = self.newest
+            third = d - a + 3.0 * (b - c)  # of independent sums it has 20 times their variance
+            self.weight = min(self.weight + 1.0, max(1.0, 2.0 / (rate * self.size)))
+            self.mean += (third * third / (20.0 * self.size) - self.mean) / self.weight
+
+    def variance(self) -> float:
+        """Return the variance per row, 0 while there is none. Neighbours share their sums: 2.3."""
+        if not self.weight:
+            return 0.0
+        return self.mean * (1.0 + self.errors * math.sqrt(2.3 / self.weight))
+
+    def copy(self) -> Blocks:
+        twin = Blocks(self.size, self.errors)
+        vars(twin).update(vars(self))
+        return twin
+
+
+class Excess:
+    """The statistic without steps: `feed` rows, and read `level`, `spread`, `total` and `limit`.
+
+    Attributes:
+        ref: the newest quiet rows. waiting: the rows of the excursion under way. rows: how many.
+        lost: their sum above `level`, the prediction. total: their evidence, at most `limit`.
+        on: rows since the excess was established, 0 when it is not.
+    """
+
+    def __init__(self, arl: float, margin: float, window: int) -> None:
+        self.wanted, self.margin, self.window = math.log(arl), margin, window
+        self.least = 3 * window // 8
+        self.ref: list[float] = []
+        self.ordered: list[float] = []
+        self.low: list[float] = []
+        self.blocks = (Blocks(16, 1.5), Blocks(64, 1.0))
+        self.seen = self.fit_in = 0  # rows learned from; until the next fit
+        self.mean = self.upper = self.square = self.product = self.usual = 0.0
+        self.sums, self.rises = [0.0] * AGES, [0.0] * AGES  # the greatest of each age
+        self.level = self.spread = self.limit = math.nan
+        self.allowed = self.most = self.suspect = self.per_independent = 0.0
+        self.axes: tuple[list[float], list[float], float, float] = ([], [], 1.0, 1.0)
+        self.forget_excursion()
+
+    def forget_excursion(self) -> None:
+        """Forget the excursion under way, and what waits."""
+        self.waiting: list[float] = []
+        self.total = self.peak = self.lost = 0.0
+        self.rows = self.on = 0
+        self.jumped = False  # the newest row was far out
+
+    def copy(self) -> Excess:
+        twin = object.__new__(Excess)
+        for name, value in vars(self).items():
+            setattr(twin, name, value.copy() if isinstance(value, list) else value)
+        twin.blocks = (self.blocks[0].copy(), self.blocks[1].copy())
+        return twin
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────
+
+    def feed(self, x: float) -> int:
+        """Take the next row."""
+        if len(self.ref) < self.least:
+            self._accept(x)
+            if len(self.ref) == self.least:
+                self.seen = self.least
+                self._fit()
+            return LEARNING
+        u = (x - self.level) / self.spread
+        if self.on:
+            return self._follow(x, u)
+        if u < LOW:
+            self.low.append(x)
+            if len(self.low) >= BATCH:
+                self._take_in(self.low)
+                self.low = []
+            return QUIET
+        total = self.total + (u if u < self.most else self.most) - self.allowed
+        if total <= 0.0:
+            self._learn_quiet(x)
+            return QUIET
+        self.total, self.peak = total, max(self.peak, total)
+        self.rows += 1
+        self.waiting.append(x)
+        self.lost += x - self.level
+        if self._is_established(x, u):
+            self.on, self.total = 1, min(total, self.limit)
+            return ESTABLISHED
+        enough = self._has_enough()
+        if (enough and total >= 2.0 * self.limit) or self.rows > self.window:
+            self._take_in(self.waiting)  # real and too small to matter, or too long for the start
+            self.forget_excursion()
+            return QUIET
+        return SUSPECTED if total >= self.suspect else QUIET
+
+    def _has_enough(self) -> bool:
+        return self.seen + self.rows >= LEAST * self.per_independent
+
+    def _is_established(self, x: float, u: float) -> bool:
+        share = abs(self.level)
+        far = u > FAST and x - self.level > JUMP * share and u > 2.0 * max(self.rises)
+        twice, self.jumped = far and self.jumped, far
+        matters = self.lost > self.margin * share * self.rows
+        return twice or (self.total >= self.limit and matters and self._has_enough())
+
+    def _follow(self, x: float, u: float) -> int:
+        """Follow what was established until it is over, or has lasted for so long that it stays."""
+        self.rows += 1
+        self.on += 1
+        self.lost += x - self.level
+        self.waiting.append(x)
+        if len(self.waiting) > 2 * self.window:
+            del self.waiting[: self.window]
+        more = min(u, self.most) - self.allowed
+        self.total = min(
+            self.limit, self.total + (more if more > 0.0 else min(more, -self.limit / ENDS))
+        )
+        if self.total > 0.0 and self.on < LASTING:
+            return ESTABLISHED
+        lasted = self.total > 0.0
+        if lasted:
+            self._take_in(self.waiting)
+        else:
+            self._note_sum(min(self.peak, 2.0 * self.limit))
+            self._fit()
+        self.forget_excursion()
+        return LASTED if lasted else QUIET
+
+    # ── learning ──────────────────────────────────────────────────────────────────────────────────
+
+    def _learn_quiet(self, x: float) -> None:
+        """Learn from a quiet row, and from what waited: that is over by itself."""
+        if self.waiting:
+            for each in self.waiting:
+                self._learn(each)
+            self._note_sum(self.peak)
+            self.forget_excursion()
+        self._learn(x)
+        self.fit_in -= 1
+        if self.fit_in <= 0:
+            self._fit()
+
+    def _accept(self, x: float) -> None:
+        ref, ordered = self.ref, self.ordered
+        if len(ref) >= self.window:
+            del ordered[bisect_left(ordered, ref[0])]
+            del ref[0]
+        insort(ordered, x)
+        ref.append(x)
+
+    def _take_in(self, rows: list[float]) -> None:
+        for x in rows[-self.window :]:
+            self._accept(x)
+        self._fit()
+
+    def _learn(self, x: float) -> None:
+        """Accept a row, and learn from its residual, which was out of sample."""
+        self._accept(x)
+        u = (x - self.level) / self.spread
+        age, first = divmod(self.seen, AGE)
+        age %= AGES
+        if first == 0:
+            self.rises[age] = self.sums[age] = 0.0
+        if u > self.rises[age]:
+            self.rises[age] = u
+        n = self.seen = self.seen + 1
+        most = min(max(4.0, self.most), CLIPPED)
+        u = -most if u < -most else most if u > most else u
+        rate = 1.0 / min(n, n / 3 + NEWEST, MEMORY)
+        self.mean += rate * (u - self.mean)
+        self.upper += rate * ((2.0 * u * u if u > 0.0 else 0.0) - self.upper)
+        for blocks in self.blocks:
+            blocks.add(u, rate)
+
+    def _note_sum(self, peak: float) -> None:
+        age = self.seen // AGE % AGES
+        self.sums[age] = max(peak, self.sums[age])
+
+    def _fit(self) -> None:
+        """Fit level, spread, variances and limits to the reference."""
+        self.fit_in = REFIT
+        newest, middle = median(sorted(self.ref[-NEWEST:])), median(self.ordered)
+        self.level = newest if newest < middle else middle
+        n = self.seen
+        self._fit_noise(REFIT / min(n / 3 + NEWEST, MEMORY) if self.usual else 1.0)
+        known = min(n, n / 3 + NEWEST, MEMORY)
+        v = max(self.square, 1e-12)
+        p = self.product / v
+        p += 3.0 * (1.0 + max(p, 0.0)) / len(self.ref)  # the parabola's bias
+        p = min(max(p + 2.0 * math.sqrt(max(1.0 - p * p, 0.0) / known), 0.0), 0.98)
+        v = max(v, self.upper)
+        lrv = max(v * (1.0 + p) / (1.0 - p), *(blocks.variance() for blocks in self.blocks))
+        self.per_independent = max(lrv / v, 1.0)
+        # The error of the level, the lower of two medians: 1.57 L / 48, and more of dependent rows.
+        error = 1.5 * math.sqrt(lrv * (1.0 + self.per_independent / 40.0) / 30.0)
+        self.allowed = 0.75 * math.pow(lrv, 0.25) + max(0.0, self.mean) + error
+        self.limit = self._limit(lrv, self.wanted)
+        self.suspect = self._limit(lrv, math.log(SUSPECT))
+        self.most = self.allowed + self.limit / 3.0  # so it takes three rows, whatever their height
+
+    def _limit(self, lrv: float, wanted: float) -> float:
+        """Return the limit for exp(`wanted`) rows between two false alarms."""
+        n, tau = min(self.seen, AGES * AGE), self.per_independent
+        few = 1.0 + 8.0 * tau / n
+        model = wanted * math.pow(lrv, 0.75) / 1.2 * few  # 1.25 times what k of `allowed` asks for
+        tail = (wanted - math.log(tau)) / math.log(max(n / tau, 1.5))
+        return max(model, max(self.sums) * max(2.0, tail))
+
+    def _fit_noise(self, rate: float) -> None:
+        """Fit the spread, and variance and lag-1 product in its units, around a parabola."""
+        ref = self.ref
+        n = len(ref)
+        if n != len(self.axes[0]):
+            line = [i - (n - 1) / 2 for i in range(n)]
+            square = sum(map(mul, line, line))
+            curve = [t * t - square / n for t in line]
+            self.axes = (line, curve, square, sum(map(mul, curve, curve)))
+        line, curve, lines, curves = self.axes
+        level = sum(ref) / n
+        slope = sum(map(mul, ref, line)) / lines
+        bend = sum(map(mul, ref, curve)) / curves
+        off = [x - level - slope * t - bend * c for x, t, c in zip(ref, line, curve, strict=True)]
+        mad = NORMAL * median(sorted(map(abs, off)))
+        self.usual += (mad - self.usual) * rate
+        spread = max(mad, self.usual, FLOOR * abs(self.level), LEAST_SPREAD)
+        most = min(max(4.0, self.most), CLIPPED) * spread
+        off = [most if e > most else -most if e < -most else e for e in off]
+        unit, self.spread = spread * spread * (n - 3), spread
+        self.square += rate * (sum(map(mul, off, off)) / unit - self.square)
+        self.product += rate * (sum(map(mul, off, islice(off, 1, None))) / unit - self.product)

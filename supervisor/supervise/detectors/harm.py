@@ -1,0 +1,166 @@
+"""Harm: a loss above its own prediction for long enough, or by enough, that something is lost.
+
+One loss far out says little, a few percent for hundreds of rows a lot. What counts is the sum of
+the excess, in units of what the run's own noise would make of it: see `_excess`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import NOTE
+from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, Excess
+from ._theil_sen import HUGE
+from ._watch import NEVER, Memory, MetricDetector, needs
+
+KEPT = 3  # states that `rewind` can restore, a window of rows apart
+
+
+@dataclass(frozen=True)
+class Harm(MetricDetector):
+    """BREACH when the summed excess over the prediction is more than noise, and while it lasts.
+
+    The prediction is the lower one of the medians of the newest `window` and of the newest 32 quiet
+    rows. An excess u, in spreads, adds u - k to a sum that never falls below zero, at most a third
+    of its limit a row. k and the limit follow from the run's own variance, correlation and greatest
+    sum that was over by itself, for one false alarm in `arl` rows; `level: suspected` takes one in
+    1000. It must also be above `margin` times the prediction on average. Two rows in a row 8
+    spreads, a quarter of the prediction and twice every quiet row of the last 4096 up will do.
+
+    Rows of an excursion never enter their own reference. It is over when the sum is back at zero.
+    After 512 rows it is the new level, with a `rebaseline` note that says what was lost. An excess
+    below `margin`, or a sum that takes more than `window` rows, becomes the level unsaid.
+
+    UNKNOWN for the first three eighths of `window` rows, and for absent and NaN samples. `rewind`
+    keeps what was before, and forgets an excursion.
+
+    Example:
+        {kind: harm, metric: train_loss_raw, level: established}
+
+    Blind to: excesses below one spread of the noise or `margin`, the first rows, the steepest fall,
+        rises slower than the window (use `trend`), and losses smoothed at 0.9 and
+        more: there a step of 8 spreads takes 50 rows.
+    Source: Page, 1954, with the exponential tail of excursions as limit; our own simulations and
+        recordings, `benchmarks/harm.md`. Where a higher loss is not worse (GAN, RL) it means
+        nothing.
+    """
+
+    metric: str
+    level: Literal["suspected", "established"] = "established"
+    arl: float = 1e6  # rows between two false alarms, as the noise promises; project default
+    margin: float = 0.02  # share of the prediction that matters; project default
+    window: int = 128  # rows
+
+    def start(self) -> HarmWatch:
+        return HarmWatch(self)
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 1e3 <= self.arl <= 1e12:
+            wrong.append(("arl", f"must be 1e3 to 1e12 rows, not {self.arl}"))
+        if not 0.0 <= self.margin < math.inf:
+            wrong.append(("margin", f"must be zero or a positive share, not {self.margin}"))
+        if not 32 <= self.window <= 1024:
+            wrong.append(("window", f"must be 32 to 1024 rows, not {self.window}"))
+        return wrong
+
+
+class HarmWatch(Memory):
+    """The statistic now, states of before, and the rows since the oldest of these.
+
+    `since` is the first step of the excursion under way, NEVER when there is none.
+    """
+
+    def __init__(self, spec: Harm) -> None:
+        self.spec = spec
+        self.least = SUSPECTED if spec.level == "suspected" else ESTABLISHED
+        super().__init__()
+
+    def reset(self) -> None:
+        spec = self.spec
+        self.excess = Excess(spec.arl, spec.margin, spec.window)
+        self.states: list[Excess] = []
+        self.rows: list[tuple[int, float]] = []
+        super().reset()
+
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.excess.forget_excursion()
+        self.since = NEVER
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.value, self.raw = sample, UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last = step
+        if sample is None or not abs(sample) < HUGE:
+            return UNKNOWN
+        excess = self.excess
+        if len(self.rows) % self.spec.window == 0:
+            self._keep()
+        self.rows.append((step, sample))
+        lost, level = excess.lost, excess.level
+        found = excess.feed(sample)
+        if excess.rows <= 1:
+            self.since = step if excess.rows else NEVER
+        if found == LEARNING:
+            return UNKNOWN
+        self.raw = BREACH if self.least <= found <= ESTABLISHED else OK
+        if found == LASTED:
+            self.pending_note = self._lasted(lost + sample - level, level)
+            return self.raw | NOTE
+        return self.raw
+
+    def _keep(self) -> None:
+        """Keep the state before the next row, and drop what is too old."""
+        self.states.append(self.excess.copy())
+        if len(self.states) > KEPT:
+            del self.states[0], self.rows[: self.spec.window]
+
+    def _lasted(self, lost: float, level: float) -> dict[str, Any]:
+        metric, now = self.spec.metric, self.excess.level
+        return {
+            "kind": "rebaseline",
+            "reason": f"{metric}: worse by {now - level:.4g} for {LASTING} rows, {lost:.4g} lost; "
+            f"{now:.6g} is its level now",
+            "metric": metric,
+            "median": now,
+            "lost": lost,
+            "before": {"median": level},
+        }
+
+    def drop_after(self, step: int) -> None:
+        """Go back to the last state of before, and take the rows between again."""
+        window = self.spec.window
+        while self.rows and self.rows[-1][0] > step:
+            del self.rows[-1]
+        if not self.rows:  # further back than what is kept
+            self.reset()
+            return
+        place = (len(self.rows) - 1) // window
+        del self.states[place + 1 :]
+        self.excess = self.states[place].copy()
+        for _, value in self.rows[place * window :]:
+            self.excess.feed(value)
+
+    def lacks(self, spacing: int) -> str:
+        return needs(len(self.rows), self.excess.least + 1, f"samples of {self.spec.metric}")
+
+    def numbers(self) -> dict[str, Any]:
+        excess = self.excess
+        suspected = self.least == SUSPECTED
+        return {
+            "step": self.last,
+            "value": self.value,
+            "sum": excess.total,
+            "threshold": excess.suspect if suspected else excess.limit,
+            "since": self.since if excess.rows else None,
+            "lost": excess.lost,
+            "rows": excess.rows,
+            "median": excess.level,
+            "scale": excess.spread,
+            "samples": len(excess.ref),
+        }

@@ -1,0 +1,125 @@
+"""Harm: the excess of a loss over its prediction, summed."""
+
+import random
+
+import pytest
+
+from supervise.core.model.interfaces import NOTE
+from supervise.detectors.harm import Harm
+
+LEVEL, SPREAD = 2.4, 0.02
+
+
+def _noise(rows, seed=1):
+    drawn = random.Random(seed)
+    return [drawn.gauss(LEVEL, SPREAD) for _ in range(rows)]
+
+
+@pytest.fixture
+def calm(read):
+    """Return a function that makes a watch of 400 rows of noise."""
+
+    def _calm(**fields):
+        watch = Harm("loss", **fields).start()
+        assert read(watch, _noise(400)) == "?" * 48 + "o" * 352
+        return watch
+
+    return _calm
+
+
+def test_no_row_counts_for_more_than_a_third(read, calm):
+    """A fifth up is far beyond the noise; it takes three rows, and sixteen at most to end."""
+    watch = calm()
+
+    assert read(watch, [2.88] * 3, 400) == "ooB"
+    assert watch.numbers()["lost"] == pytest.approx(3 * 0.48, abs=0.05)
+    assert watch.numbers()["since"] == 400
+    assert 8 <= len(read(watch, _noise(40, seed=2), 403).rstrip("o")) <= 16
+    assert watch.numbers()["since"] is None
+
+
+def test_two_rows_half_as_much_again_will_do(read, calm):
+    assert read(calm(), [3.6, 2.4, 3.6, 3.6], 400) == "oooB"
+
+
+def test_what_no_single_row_shows_adds_up(read, calm):
+    """Three spreads, in rows that are each within the noise of a hundred."""
+    rows = read(calm(), [LEVEL + 3.2 * SPREAD] * 80, 400)
+
+    assert 20 < rows.index("B") < 60
+    assert set(rows[rows.index("B") :]) == {"B"}
+
+
+def test_what_is_below_the_margin_is_followed_unsaid(read, calm):
+    watch, up = calm(margin=0.05), [LEVEL * 1.04] * 200
+
+    assert "B" not in read(watch, up, 400)
+    assert watch.numbers()["median"] == LEVEL * 1.04
+    assert "B" in read(calm(), up, 400)
+
+
+def test_an_excursion_never_enters_its_own_reference(read, calm):
+    """300 rows far up, and the prediction is what it was."""
+    watch = calm()
+    before = watch.numbers()["median"]
+
+    assert set(read(watch, [3.0] * 300, 400)[2:]) == {"B"}
+    assert watch.numbers()["median"] == before
+
+
+def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
+    watch = calm()
+    read(watch, [3.0] * 512, 400)  # the second of these establishes it
+
+    assert watch.feed(3.0, 912) == NOTE
+    note = watch.note()
+    assert note["kind"] == "rebaseline"
+    assert note["lost"] == pytest.approx(513 * 0.6, rel=0.02)
+    assert watch.numbers()["median"] == 3.0
+
+
+def test_what_was_over_by_itself_is_a_precedent(read, calm):
+    """Ten rows eight spreads up are established; with nine of them known, ten are not."""
+    watch, twin = calm(), calm()
+    up, quiet = [LEVEL + 6 * SPREAD] * 20, _noise(40, seed=3)
+
+    first = read(watch, up, 400).index("B")
+    read(twin, [*up[: first - 1], *quiet], 400)
+
+    assert "B" not in read(twin, up[: first + 1], 460)
+
+
+def test_a_suspicion_is_no_later(read, calm):
+    up = [LEVEL + 4 * SPREAD] * 60
+    suspected = read(calm(level="suspected"), up, 400).index("B")
+
+    assert suspected < read(calm(), up, 400).index("B")
+
+
+def test_a_fall_is_no_harm_and_hides_none(read):
+    """A power law, steep at first; half a nat more from row 300 on."""
+    noise = _noise(340)
+    falling = [x + 4.0 / (i + 10) ** 0.5 for i, x in enumerate(noise)]
+    watch = Harm("loss").start()
+
+    assert "B" not in read(watch, falling[:300])
+    assert "B" in read(watch, [x + 0.5 for x in falling[300:306]], 300)
+
+
+def test_a_batch_seen_before_does_not_lower_the_prediction(read, calm):
+    watch = calm()
+    before = watch.numbers()["median"]
+    read(watch, [1.0] * 60, 400)
+
+    assert watch.numbers()["median"] == before
+
+
+def test_going_back_forgets_an_excursion_and_keeps_the_past(read, calm):
+    watch = calm()
+    read(watch, [3.0] * 20, 400)
+    watch.rewind(390)
+
+    assert watch.numbers()["since"] is None
+    assert read(watch, [3.0] * 3, 391) == "oBB"
+    watch.rewind(2)
+    assert watch.lacks(1)
