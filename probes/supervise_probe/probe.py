@@ -200,6 +200,7 @@ class Probe:
         collectors = {name: guard.part(name) for name in parts.collectors.by_name}
         why = parts.no_optimizer()
         if_any = {
+            "library": parts.wired.framework.trainer,
             "steps": why and f"inferred from backward: {why}",
             "shards": parts.wired.shards.newest(),
             "quarantine": parts.wired.quarantine.describe(),

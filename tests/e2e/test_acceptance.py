@@ -29,6 +29,7 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
     hit = supervise.run("--policy", "nano", "--drill", "lr_spike@100", job=job, name="hit")
 
     assert (calm.returncode, calm.actions, calm.severities - {"SEV2"}) == (0, [], set())
+    assert "supervise: rollback: yes, weights and loop · relaunch: not configured" in calm.stderr
     assert hit.returncode == 0
     assert "rollback" in hit.actions
     # A busy machine may have opened a SEV2 before; the spike joins it then.

@@ -42,6 +42,7 @@ def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path):
     (note,) = run.kinds("note", "program-replaced")
     assert note["data"]["last_step"] == 39 and note["data"]["rank"] == 0
     assert [int(row["step"]) for row in supervise.rows("run")] == [*range(40)] * 2
+    assert run.state["can"]["actions"] == "none in mode shadow (--mode enforce)"
     fired = [r for r in run.kinds("rule", "fired") if r["rule"].startswith("nonfinite.")]
     second = [r["step"] for r in fired if r["seq"] > note["seq"]]
     assert min(second) in (30, 31) and len(fired) > len(second)
@@ -49,6 +50,44 @@ def test_the_second_program_is_watched_as_the_first_was(supervise, tmp_path):
     ends = [one["reason"] for one in run.kinds("incident", "closed")]
     assert ends[0] == "closed: over: its training session ended after step 39; another one starts"
     assert ends[1].startswith("closed: the job ended with code 0")
+    run.prove()
+
+
+LOOP = """
+import time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(110):
+    if i == 80:  # from here on it steps masters of the weights
+        masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+        second = torch.optim.SGD(masters, lr=0.01)
+    optimizer.zero_grad()
+    (model(torch.randn(8, 4)) ** 2).mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(supervise, tmp_path):
+    """One line on the console, the same in the status; later what is lost, what it means, once."""
+    script = tmp_path / "ex.py"
+    script.write_text(LOOP)
+    run = supervise.run("--policy", "nano", job=[sys.executable, str(script)])
+
+    assert run.returncode == 0
+    can = [line for line in run.stderr.splitlines() if line.startswith("supervise: rollback: ")]
+    assert can == [
+        "supervise: rollback: yes, weights (ex.py:6 drives the step from a for statement, whose "
+        "iterator cannot be rewound, so the loop goes on) · relaunch: not configured (add "
+        "job.relaunch to the policy) · ranks: 1 · messages: console only"
+    ]
+    assert [n["reason"] for n in run.kinds("note", "capabilities")] == [can[0][11:]]
+    (lost,) = (m for m in run.kinds("notify_intent") if "no rollback" in m["reason"])
+    assert "parameters" in lost["data"]["message"]["why"] and lost["step"] > 80
+    assert "supervise reload" in lost["data"]["message"]["next"]
+    assert run.state["can"]["rollback"].startswith("no (")
+    assert "can do" in supervise("status", run.directory).stdout
     run.prove()
 
 

@@ -117,6 +117,8 @@ def test_a_library_goes_on_with_the_weights_of_before(supervise, tmp_path):
     (commit,) = (r for r in run.kinds("commit") if "rollback" in r["reason"])
     assert commit["data"]["result"]["loop"] == "keep"
     (ended,) = run.kinds("incident", "closed")
+    assert "supervise: rollback: yes, weights (trainer.py:" in run.stderr
+    assert "relaunch: not yet (no checkpoint" in run.stderr or "relaunch: yes, from" in run.stderr
     assert run.actions == ["rollback"] and "recovered" in ended["reason"]
     to = f"with the weights of step {commit['data']['result']['step']}"
     assert any(to in str(r["data"]["message"]) for r in run.kinds("notify_intent"))

@@ -1,8 +1,8 @@
-"""Reports the start of a run, its newest status and a missing probe."""
+"""Reports the start of a run, what can be done in it, its newest status and a missing probe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.controller import Control
 from ..outputs import status_snapshot
+from ..outputs.capabilities import capabilities, is_known, line
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
@@ -18,6 +19,7 @@ from .event_processor import EventProcessor
 from .settings import Settings
 
 TICK_NS = 1_000_000_000
+SETTLED_S = 60.0  # what can be done is said in the first minute; project default
 PROBE_DEADLINE_S = (
     120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
 )
@@ -33,6 +35,8 @@ class Status:
         self._tier = settings.tier
         self._launched_ns = 0
         self._is_reported = False
+        self._first_frame_ns = 0
+        self._channels: Sequence[str] = settings.facts.get("channels", ())
 
     def started(self, pid: int) -> None:
         """Write down what was started."""
@@ -69,11 +73,14 @@ class Status:
             self._processor.process(Notice(now_ns, "no-probe", message))
 
     def write(self, control: Control, now_ns: int) -> None:
-        """Write the newest status."""
+        """Write the newest status, and say once what can be done in this job."""
         try:
             ranks = control.ranks()
         except SegmentError:
             ranks = {}
+        probe = ranks[min(ranks)]["status"] if ranks else {}
+        can = capabilities(self._processor.policy, self._processor.state, probe, self._channels)
+        self._report_once(can, probe, now_ns)
         found = status_snapshot.snapshot(
             self._processor.policy,
             self._processor.state,
@@ -84,10 +91,23 @@ class Status:
             last=self._processor.last,
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
+        found["can"] = can if probe else {}
         try:
             self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:
             self._recorder.failed(error)
+
+    def _report_once(self, can: Mapping[str, str], probe: Mapping[str, Any], now_ns: int) -> None:
+        """Say what can be done: once the savepoints have shown it, after a minute in any case."""
+        policy, state = self._processor.policy, self._processor.state
+        if state.job.lost is not None or state.step < 0 or not probe:
+            return
+        self._first_frame_ns = self._first_frame_ns or now_ns
+        elapsed_s = (now_ns - self._first_frame_ns) / 1e9
+        if elapsed_s < SETTLED_S and not is_known(policy, state, probe):
+            return
+        self._processor.process(Notice(now_ns, "capabilities", line(can)))
+        self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
 
 
 def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:

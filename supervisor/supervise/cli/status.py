@@ -15,6 +15,7 @@ import click
 from ..core.model.events import Exited, Launched
 from ..errors import StoreError, understood
 from ..inputs import clock
+from ..outputs.capabilities import line
 from ..store import audit, journal
 from ..store.files import locked
 from ..store.recorder import incomplete
@@ -166,6 +167,8 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
     lines.append(("state", f"{state['state']} ({how})"))
     lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
+    if can := state.get("can"):
+        lines.append(("can do", line(can)))
     if trouble := state.get("trouble"):
         lines.append(("trouble", str(trouble)))
     broken = state.get("channels") or {}

@@ -28,6 +28,11 @@ UNMONITORED = {  # kind of notice -> what it means
     "probe-off": "no metrics of this process from here on; the job keeps training",
     "segment-fault": "no metrics of this rank from here on; the job keeps training",
 }
+LOST = {  # verb -> what it means that the job does not allow it any more
+    "rollback": "no rollback is possible from here on",
+    "rewind": "a rollback takes the weights back from here on, and the loop goes on",
+    "portable": "a relaunch has no savepoint to go on from",
+}
 OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another ctx: a job that says one of these knows better than we do.
@@ -97,7 +102,24 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         resume = (ctx.policy.job.get("relaunch") or {}).get("resume")
         if verb == "rollback" and resume == "savepoint":
             job.unavailable["portable"] = event.message
+        _notify_lost(ctx, verb, event.message)
+    if event.kind == "capabilities":
+        job.lost = frozenset(job.unavailable)
     _notify_people(ctx, event)
+
+
+def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
+    """Say once that something cannot be done any more which people were told could be."""
+    job = ctx.state.job
+    if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
+        return
+    job.lost |= {verb}
+    then = "nothing to do; supervise status RUN shows what is left"
+    if verb == "rollback" and ctx.policy.job.get("relaunch"):
+        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
+    elif verb == "rollback":
+        then = "to allow a relaunch: add job.relaunch to the policy, then supervise reload RUN"
+    ctx.notify("SEV2", LOST[verb], why=why, then=then)
 
 
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
@@ -134,7 +156,8 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             then=f"to end them: {event.data['end']}" if event.data.get("end") else "",
         )
     if event.kind in UNMONITORED:
-        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind])
+        then = "what a probe finds here: supervise doctor -- COMMAND"
+        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then)
     # Each rank reports the same, so people are told by one.
     if event.kind == "report" and event.rank == min(state.monitors, default=event.rank):
         ctx.notify("SEV2", event.message, verdict="rules that read these metrics are not evaluated")

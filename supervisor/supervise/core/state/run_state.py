@@ -118,6 +118,7 @@ class JobLife:
         end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         unavailable: verb -> why the probe says that this job does not allow it.
+        lost: the verbs that people know to be unavailable; None before they heard what can be done.
     """
 
     world_size: int = 1
@@ -133,6 +134,7 @@ class JobLife:
     no_restart_reason: str = ""
     restarts: Restarts = field(default_factory=Restarts)
     unavailable: dict[str, str] = field(default_factory=dict)
+    lost: frozenset[str] | None = None
 
     def copy(self) -> JobLife:
         return replace(self, restarts=self.restarts.copy(), unavailable=dict(self.unavailable))

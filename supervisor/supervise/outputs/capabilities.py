@@ -1,0 +1,107 @@
+"""What can be done about a trouble in this job and what not, with the reason and the one change.
+
+Console, `supervise status` and its JSON take it from here, so that they say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.policy import Policy
+from ..core.state.run_state import State
+
+REFUSED = "unavailable: "  # how the probe's status begins where no rollback is possible
+ADD = "add job.relaunch to the policy"
+
+
+def capabilities(
+    policy: Policy, state: State, probe: Mapping[str, Any], channels: Sequence[str]
+) -> dict[str, str]:
+    """Return what can be done -> how, or why not.
+
+    Args:
+        probe: the status of the leading rank's probe, empty where it has none.
+        channels: names of the channels that people are told on.
+    """
+    found = {}
+    if policy.mode not in ACTING_MODES:
+        found["actions"] = f"none in mode {policy.mode} (--mode enforce)"
+    else:
+        found["rollback"] = _rollback(policy, state, probe)
+        found["relaunch"] = _relaunch(policy, state, probe)
+    found["ranks"] = str(state.job.world_size)
+    found["messages"] = ", ".join(channels) if channels[1:] else "console only"
+    return found
+
+
+def line(found: Mapping[str, str]) -> str:
+    """Return them as one line."""
+    return " · ".join(f"{what}: {how}" for what, how in found.items())
+
+
+def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
+    """Return whether the job has shown what a rollback can do in it."""
+    if policy.mode not in ACTING_MODES or state.job.world_size > 1:
+        return True
+    reported = state.job.unavailable.keys() & {"rollback", "rewind"}
+    refused = str(probe.get("rollback", "")).startswith(REFUSED)
+    # Three savepoints show which frame drives the loop.
+    enough = min(3, int(policy.savepoints.get("keep", 3)))
+    return bool(reported) or refused or len(probe.get("savepoints") or ()) >= enough
+
+
+def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
+    missing, status = state.job.unavailable, str(probe.get("rollback", ""))
+    if state.job.world_size > 1:
+        return f"no ({state.job.world_size} ranks would have to change at the same step)"
+    if not _has(policy, "rollback"):
+        return f"no (policy {policy.name} never runs it)"
+    if "rollback" in missing:
+        return f"no ({_reason(missing['rollback'])})"
+    if status.startswith(REFUSED):
+        return f"no ({status.removeprefix(REFUSED)})"
+    if not probe.get("savepoints"):
+        every = policy.savepoints.get("every", "?")
+        return f"not yet (savepoints are taken every {every} steps at most)"
+    if "rewind" in missing:
+        return f"yes, weights ({_reason(missing['rewind'])}, so the loop goes on)"
+    return "yes, weights and loop"
+
+
+def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
+    settings, why = policy.job.get("relaunch"), state.job.unavailable.get("relaunch")
+    if not settings:
+        library = probe.get("library")
+        recipe = f"{library} recognised: {ADD}, {{resume: library}}" if library else ADD
+        return f"not configured ({recipe})"
+    if why:
+        return f"no ({why})"
+    if not _has(policy, "relaunch"):
+        return f"only by command (policy {policy.name} never runs it)"
+    if settings.get("resume") == "savepoint":
+        return "yes, from a savepoint"
+    good = state.checkpoints.good()
+    return f"yes, from {good[-1].id}" if good else "not yet (no checkpoint is verified)"
+
+
+def _has(policy: Policy, verb: str) -> bool:
+    """Return whether any rule, or a crash, can lead to this action."""
+    names = [rule.runbook for rule in policy.rules]
+    names += [policy.job.get("on_crash"), *policy.ladder.levels]
+    seen: set[str] = set()
+    while names:
+        book = policy.runbooks.get(names.pop() or "")
+        if book is None or book.name in seen:
+            continue
+        if verb in book.verbs:
+            return True
+        seen.add(book.name)
+        names += (book.if_it_fails, book.if_refused)
+    return False
+
+
+def _reason(message: str) -> str:
+    """Return the reason in a notice of the probe, which begins with what it means."""
+    return message.partition(": ")[2] or message

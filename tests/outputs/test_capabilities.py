@@ -1,0 +1,69 @@
+"""What can be done in a job is one line, from the policy and what the job has shown."""
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core import engine
+from supervise.core.model.events import Notice
+from supervise.outputs.capabilities import capabilities, is_known, line
+
+NANO = load_policy("nano")
+AGAIN = replace(NANO, job={**NANO.job, "relaunch": {"resume": "library"}})
+FOR = "main.py:171 drives the step from a for statement, whose iterator cannot be rewound"
+READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
+
+
+def told(policy, probe, ranks=1, channels=("console",), **missing):
+    state = engine.start(policy)
+    state.job.world_size, state.step = ranks, 80
+    for verb, why in missing.items():
+        notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
+        state, _ = engine.step(policy, state, notice)
+    return capabilities(policy, state, probe, channels), is_known(policy, state, probe)
+
+
+def test_a_loop_of_a_library_with_nothing_configured():
+    found, known = told(NANO, READY | {"library": "Trainer"}, rewind=FOR)
+
+    assert known
+    assert line(found) == (
+        f"rollback: yes, weights ({FOR}, so the loop goes on) · relaunch: not configured (Trainer "
+        "recognised: add job.relaunch to the policy, {resume: library}) · ranks: 1 · "
+        "messages: console only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "probe", "facts", "what", "how"),
+    [
+        (NANO, READY, {}, "rollback", "yes, weights and loop"),
+        (NANO, READY, {"ranks": 2}, "rollback", "no (2 ranks would have to change at the same"),
+        (NANO, READY, {"rollback": "too large"}, "rollback", "no (too large)"),
+        (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
+        (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),
+        (replace(NANO, runbooks={}), READY, {}, "rollback", "no (policy nano never runs it)"),
+        (NANO, READY, {}, "relaunch", "not configured (add job.relaunch to the policy)"),
+        (AGAIN, READY, {}, "relaunch", "not yet (no checkpoint is verified)"),
+        (
+            replace(AGAIN, runbooks={}),
+            READY,
+            {},
+            "relaunch",
+            "only by command (policy nano never runs it)",
+        ),
+        (NANO, READY, {"channels": ("console", "slack")}, "messages", "console, slack"),
+        (load_policy("observe"), {}, {}, "actions", "none in mode observe (--mode enforce)"),
+    ],
+)
+def test_each_capability_has_its_reason(policy, probe, facts, what, how):
+    found, known = told(policy, probe, **facts)
+    assert found[what].startswith(how)
+    assert known is (probe.get("rollback") != "none yet")
+
+
+def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
+    state = engine.start(AGAIN)
+    state.checkpoints.notice({"id": "ckpt-50", "step": 50, "path": "/c/50", "ok": True})
+    assert capabilities(AGAIN, state, READY, ())["relaunch"] == "yes, from ckpt-50"
