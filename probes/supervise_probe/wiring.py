@@ -269,7 +269,7 @@ class RankParts:
         self._parts, self._run_all = parts, context.guard.run_all
         self._plan = parts.collectors.plan
         self.commands.register(self.rollbacks, wired.quarantine, self._on_demand, parts.sampling)
-        self.commands.register(*parts.safeguards.doers())
+        self.commands.register(self.probe_batch, *parts.safeguards.doers())
         parts.drills.plan(config.drills, self.publisher)
 
     def connect(self) -> None:
@@ -278,7 +278,7 @@ class RankParts:
         parts.rank = self
         parts.tracker.connect(self.publisher, self.commands, self._skips, self._handover)
         parts.boundary.connect(self.rollbacks, self.commands)
-        parts.forward.connect(self.probe_batch.observe)
+        parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)
         parts.loader.connect(self.rollbacks)
         parts.saves.connect(self._on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)

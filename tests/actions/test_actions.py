@@ -55,7 +55,7 @@ CATALOG = catalog()
 def test_these_are_the_verbs():
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
     verbs += " stop verify quarantine unquarantine checkpoint undo hold"
-    verbs += " clip loss_scale profile raise_sampling update_clip"
+    verbs += " clip loss_scale profile raise_sampling update_clip check_weights"
 
     assert sorted(CATALOG) == sorted(verbs.split())
 
@@ -157,7 +157,9 @@ def test_a_refusal_of_the_probe_is_passed_on(verb, context, fake_job):
 def test_zero_actions_means_nothing_that_touches_the_job():
     free = {verb for verb, action in CATALOG.items() if not action.touches_job}
 
-    assert free == {"snapshot", "hold", "notify", "verify", "raise_sampling", "profile"}
+    assert free == {
+        *("snapshot", "hold", "notify", "verify", "raise_sampling", "profile", "check_weights"),
+    }
     assert {verb for verb, action in CATALOG.items() if action.destructive} == {
         "quarantine",
         "relaunch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.checkpoint import Checkpoint
+from supervise.actions.check_weights import CheckWeights
 from supervise.actions.clip import Clip
 from supervise.actions.loss_scale import LossScale
 from supervise.actions.lr_scale import LrScale
@@ -111,6 +112,23 @@ def test_the_scale_may_have_been_halved_once(context, fake_job):
     assert LossScale().plan(context()) == {"scale": None}
     with pytest.raises(ActionError, match="asked for a loss scale of 1024"):
         action.perform(fake_job({"loss_scale": 64.0}), args, key="k")
+
+
+def test_weights_that_cannot_be_checked_are_no_failure(context, fake_job):
+    action = CheckWeights()
+    args = action.plan(context())
+    seen = action.perform(fake_job(ActionError("rank 0 refused")), args, key="k")
+
+    assert seen == {"why": "rank 0 refused"} and action.objection(args, seen) == ""
+
+
+def test_a_savepoint_of_damaged_weights_does_not_prove_them_good(context):
+    """It may have been taken between the damage and the first breach, at step 150."""
+    action = CheckWeights(within=1.1)
+    args, was = action.plan(context()), [[100, 2.0], [149, 3.0], [151, 3.0]]
+
+    assert action.objection(args, {"loss": 3.0, "was": was}) == ""
+    assert "had 2 before step 150" in action.objection(args, {"loss": 2.2, "was": was})
 
 
 @pytest.mark.parametrize(("requeue", "code"), [(False, 78), (True, 75)])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..stepping.step_tracker import StepTracker
 
     Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
+    KeepTargets = Callable[[Any, Any, int], None]
 
 
 class ForwardListener:
@@ -41,11 +42,17 @@ class ForwardListener:
         self._drills, self._batches = drills, batches
         self.sets, self._sampler = sets, sampler
         self._keep: Optional[Keep] = None
+        self._keep_targets: Optional[KeepTargets] = None
+        self._targets_wanted = False
 
-    def connect(self, keep: Keep) -> None:
-        """The process is a rank: `keep` is given the root, whether it is compiled, and its input
-        when that is wanted as the fixed batch."""
-        self._keep = keep
+    def connect(self, keep: Keep, keep_targets: KeepTargets) -> None:
+        """The process is a rank.
+
+        Args:
+            keep: given the root, whether it is compiled, and its input when that is wanted as the
+                fixed batch. keep_targets: given what the next loss is taken of.
+        """
+        self._keep, self._keep_targets = keep, keep_targets
 
     def evaluates(self, root: Any) -> None:
         """It is called without gradients."""
@@ -81,6 +88,7 @@ class ForwardListener:
         if self.sets.wanted and self._keep is not None:
             self.sets.wanted = False
             self._keep(root, compiled, args, kwargs)
+            self._targets_wanted = True
         self._sampler.enter(root, compiled, args, kwargs)
 
     def leave(self, result: Any) -> None:
@@ -103,5 +111,8 @@ class ForwardListener:
         if self._inferred.pending:
             self._inferred.sign()
         self._batches.targets(target, ignored, loss, how, result)
+        if self._targets_wanted and self._keep_targets is not None:
+            self._targets_wanted = False
+            self._keep_targets(logits, target, ignored)
         if self._sampler.wants_logits:
             self._sampler.saw_logits(logits)

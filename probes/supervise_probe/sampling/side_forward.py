@@ -235,7 +235,8 @@ def mapped(torch: Any, value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class _Cut:
-    """Copies inputs, the first rows of those that have the batch in front."""
+    """Copies inputs, the first rows of those that have the batch in front, or behind the layers
+    of a recurrent state."""
 
     def __init__(self, torch: Any, batch: int) -> None:
         self._torch = torch
@@ -252,6 +253,8 @@ class _Cut:
             value = value.detach()
             if value.dim() and value.shape[0] == self._batch:
                 value = value[:ROWS]
+            elif value.dim() > 2 and value.shape[1] == self._batch:
+                value = value[:, :ROWS]
             self._bytes += value.numel() * value.element_size()
             if self._bytes > MOST_BYTES:
                 raise RefusedError("the input is too large to keep")

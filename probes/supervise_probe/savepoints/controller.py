@@ -285,7 +285,7 @@ class RollbackController:
             self._history.expect_repeat(int(restored["step"]) + 1, exact=True)
         else:
             self._history.expect_nothing()
-        self._probe_batch.restored(state)
+        self._probe_batch.restored(state, int(restored["step"]))
         return dict(restored)
 
     def _weights_back_to(self, step: int, attempt: int, state: Mapping[str, float]) -> None:

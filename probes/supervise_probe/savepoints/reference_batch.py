@@ -6,10 +6,13 @@ checkpoint, and after a rollback or resume to either: another loss then means ot
 value is the loss where the model's output holds a floating tensor of one element, else the mean of
 the squares of the first floating tensor in it.
 
+Before the supervisor takes the weights back for a loss it asks for the loss of these rows, now and
+at the last savepoints (`check_weights`): where it is what it was, a batch was bad and not they.
+
 The batch stays the same while checkpoints refer to it: a later process reads it from its file. It
-costs one forward of two rows per savepoint and save, nothing at any other step; and once a trial of
-the model (`sampling/trial.py`). What cannot be computed is reported with the reason and not judged:
-so is a save between a forward and its backward.
+costs one forward of two rows per savepoint, save and question, nothing at any other step; and once
+a trial of the model (`sampling/trial.py`). What cannot be computed is reported with the reason and
+not judged: so is a save between a forward and its backward.
 
 On an accelerator the value and the rows go to the host by a copy that is not waited for; only what
 has arrived is handed to the thread that writes.
@@ -19,12 +22,16 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
+from ..errors import Refused
 from ..sampling import side_forward
 from ..sampling.trial import SAME, equal, value_of
+from ..torch_state.structure import leaves
 from . import files
+from .reference_loss import ReferenceLoss
 from .step_history import CLOSE
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ UNSEEN = "no batch had been seen when it was saved"
 DRIFTS = "a forward of the model changes what the next one gives"
 NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here matches the one that it was kept of"
+NO_LOSS = "it is not known what loss the model has of it"
+KNOWN = 4  # losses at savepoints that are kept, newest
 
 
 class ReferenceBatch:
@@ -75,6 +84,9 @@ class ReferenceBatch:
         self._path = ""
         self._written = False
         self._drifts: Optional[bool] = None  # a forward changes the next one
+        self._rows = 0  # of the input that two were taken of
+        self._loss = ReferenceLoss(context.torch)
+        self._losses: Deque[Tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
         self.why_not = UNSEEN
         self._given = config.probe_batch
         self._on = self._given is not None
@@ -104,6 +116,8 @@ class ReferenceBatch:
             side_forward.check(context, root, self._compiled)
             self._sampler.trials.check(root)
             self._inputs = inputs = side_forward.keep(context, root, args, kwargs)
+            tensors = (v for v in leaves((args, kwargs)) if isinstance(v, self._torch.Tensor))
+            self._rows = int(next(tensors).shape[0])
         except side_forward.RefusedError as refusal:
             self._refuse(str(refusal))
             return
@@ -112,6 +126,11 @@ class ReferenceBatch:
         self._root, self.why_not = weakref.ref(root), ""
         home = os.path.join(os.path.dirname(config.marks), KEY)  # of the run directory
         self._path = os.path.join(home, f"{config.attempt}.{self._position.rank}.pt")
+
+    def observe_targets(self, logits: Any, targets: Any, ignored: int) -> None:
+        """The first loss of that step was taken of these."""
+        if self._inputs is not None:
+            self._guard.run(self._part, self._loss.keep, self._rows, logits, targets, ignored)
 
     def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
@@ -139,12 +158,18 @@ class ReferenceBatch:
             A float; a tensor of one float64 where it would have to be waited for; or None, for
             which `why_not` has the reason.
         """
+        found = self._measure()
+        return None if found is None else found[0]
+
+    def _measure(self) -> Optional[Tuple[Any, Optional[Any]]]:
+        """Return the value, as `value` does, and the loss likewise."""
         if self._inputs is None:
             return None
         self.why_not = "its forward failed"
-        return self._guard.run(self._part, self._value)
+        found: Optional[Tuple[Any, Optional[Any]]] = self._guard.run(self._part, self._run)
+        return found
 
-    def _value(self) -> Optional[Any]:
+    def _run(self) -> Optional[Tuple[Any, Optional[Any]]]:
         gate, inputs, root = self._context.gate, self._inputs, self._root()
         try:
             if root is None or inputs is None:
@@ -154,8 +179,7 @@ class ReferenceBatch:
             side_forward.check(self._context, root, self._compiled)
             trials = self._sampler.trials
             self._drifts = trials.passed(root, inputs)
-            take = partial(value_of, self._torch)
-            found = trials.run(root, inputs, fixed=True, take=take)[-1]
+            value, loss = trials.run(root, inputs, fixed=True, take=self._take)[-1]
         except side_forward.NeverError as refusal:
             self._refuse(str(refusal))
             return None
@@ -163,16 +187,45 @@ class ReferenceBatch:
             self.why_not = str(refusal)
             return None
         self.why_not = ""
-        return found.item() if self._scalars.reads(found) else found
+        if not self._scalars.reads(value):
+            return value, loss
+        return value.item(), None if loss is None else loss.item()
+
+    def _take(self, output: Any) -> Tuple[Any, Optional[Any]]:
+        return value_of(self._torch, output), self._loss.of(output)
+
+    # ── whose fault a loss is ─────────────────────────────────────────────────────────────────
+
+    def do_check_weights(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """The verb `check_weights`: the loss of these rows now, and at the newest savepoints.
+
+        On an accelerator it waits for that one number; the job would be taken back otherwise.
+
+        Raises:
+            Refused: there is none.
+        """
+        if not self._on:
+            raise Refused("no probe batch is kept")
+        found = self._measure()
+        if found is None or found[1] is None:
+            raise Refused(f"the probe batch tells nothing: {self.why_not or NO_LOSS}")
+        now = float(found[1])
+        return {"loss": now, "was": [[step, float(loss)] for step, loss in self._losses]}
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
     def add_value_to(self, state: Dict[str, Any]) -> None:
         """Add the value to the counters of a savepoint that is about to be taken."""
-        value = self.value() if self._on else None
-        if value is not None:
-            # Arrives before the copies of the savepoint, which are queued after it.
-            state[KEY] = value if isinstance(value, float) else self._to_host(value, [])
+        found = self._measure() if self._on else None
+        if found is None:
+            return
+        # Arrives before the copies of the savepoint, which are queued after it.
+        value, loss = (
+            v if isinstance(v, (float, type(None))) else self._to_host(v, []) for v in found
+        )
+        state[KEY] = value
+        if loss is not None:
+            self._losses.append((self._position.step - 1, loss))
 
     def save_facts(self) -> Dict[str, Any]:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
@@ -202,9 +255,11 @@ class ReferenceBatch:
             self._background.do(self._write, self._inputs, self._host, _signature(root))
         return {KEY: {"path": self._path, "value": float(value)}}
 
-    def restored(self, state: Mapping[str, Any]) -> None:
-        """Compare after a rollback to the savepoint with these counters."""
+    def restored(self, state: Mapping[str, Any], step: int) -> None:
+        """Compare after a rollback to the savepoint of `step` with these counters."""
         if self._on:
+            while self._losses and self._losses[-1][0] > step:
+                self._losses.pop()
             self._compare(state.get(KEY), self.why_not or UNSEEN, SAME)
 
     # ── a checkpoint of an earlier process ────────────────────────────────────────────────────

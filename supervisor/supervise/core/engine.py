@@ -43,7 +43,7 @@ from .model.events import (
     Tick,
 )
 from .model.policy import HOLD, Policy, Rule
-from .runbooks import checkpoint_choice, effect_verification, runner
+from .runbooks import checkpoint_choice, effect_verification, runner, weights_check
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .state.run_state import JobLife, State, StepContext
 
@@ -292,7 +292,10 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if state.firing(policy) or checkpoint_choice.awaits_checkpoint(state, incident):
+        if incident.run is None and (book := weights_check.due(state, incident)) is not None:
+            why = f"the losses since step {incident.breach_step} are out of their band"
+            runner.start(ctx, incident, book.name, book.level, why, escalated=book.escalated)
+        elif state.firing(policy) or checkpoint_choice.awaits_checkpoint(state, incident):
             ending.quiet_since = None
         elif ending.quiet_since is None:
             ending.quiet_since = state.frame_count

@@ -137,12 +137,16 @@ def _is_series_excursion(case: LossCase) -> bool:
 
 
 def about_loss(policy: Policy, incident: Incident) -> bool:
-    """Return whether a rule of the incident judges how large the loss is.
+    """Return whether a rule of the incident judges how large the loss is."""
+    return any(is_about_loss(policy, rule) for rule in policy.rules if rule.id in incident.rules)
+
+
+def is_about_loss(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule judges how large the loss is.
 
     A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
     """
-    rules = (rule for rule in policy.rules if rule.id in incident.rules)
-    behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
+    behind = (policy.detectors[name] for name in policy.detectors_of(rule))
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 

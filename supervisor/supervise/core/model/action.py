@@ -193,6 +193,13 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         return None
 
+    def objection(self, args: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+        """Say why what it has found speaks against the rest of the runbook, "" when nothing does.
+
+        Pure. `args` and `result` are what `plan` and `perform` returned.
+        """
+        return ""
+
     def tolerates(self, told: Mapping[str, Any]) -> bool:
         """Return whether a job that goes on otherwise than before may do so after this. Pure.
 

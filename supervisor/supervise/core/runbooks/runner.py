@@ -11,13 +11,14 @@ from typing import Any
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation
+from ..model.action import Action
 from ..model.events import Finished
 from ..model.policy import HOLD, Policy, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.run_state import ApprovalRequest, State, StepContext
 from ..state.runbook_execution import OperatorRequest, RunbookExecution, RunbookFailure, StartTerms
-from . import checkpoint_choice, steps
+from . import checkpoint_choice, steps, weights_check
 
 
 def start(
@@ -69,13 +70,20 @@ def start(
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
-            state.history.last_level = (level, state.frame_count)
-            title = f"{incident.id}: automatic action started: {name}"
-            then = f"{name} runs by itself; nothing to do, the result follows"
-            if "stop" in book.verbs:
-                then = "the job is stopped once evidence is collected; be ready to start it again"
-            ctx.notify(incident.severity, title, why=why, then=then)
+            if not weights_check.begins(policy, incident, incident.run):
+                _announce(ctx, incident, incident.run, why)
     proceed(ctx, incident)
+
+
+def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+    """Nothing stands against a runbook that touches the job: people are told that it runs."""
+    ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
+    name = run.runbook.name
+    title = f"{incident.id}: automatic action started: {name}"
+    then = f"{name} runs by itself; nothing to do, the result follows"
+    if "stop" in run.runbook.verbs:
+        then = "the job is stopped once evidence is collected; be ready to start it again"
+    ctx.notify(incident.severity, title, why=why, then=then)
 
 
 def start_waiting(ctx: StepContext) -> None:
@@ -166,9 +174,8 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             _on_runbook_done(ctx, incident, run)
             return
         action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
-        dead = ctx.state.job.returncode is not None and verb != "relaunch"
-        if (run.terms.reduced_reason or dead) and (action.touches_job or verb == "verify"):
-            run.index += 1  # of a job that has ended there is only evidence, and another start
+        if _is_left_out(ctx, incident, run, action, verb):
+            run.index += 1
         elif verb == "verify":
             run.verification.deadline_frame = ctx.state.frame_count + int(
                 getattr(action, "within", 100)
@@ -196,6 +203,19 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             if why is not None:
                 fail(ctx, incident, why, sent=False)
             return
+
+
+def _is_left_out(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
+) -> bool:
+    """Return whether a step is passed over; of a job that has ended there is only evidence, and
+    another start."""
+    checks = verb == weights_check.VERB
+    if checks and not weights_check.applies(ctx.policy, incident, run):
+        return True
+    dead = ctx.state.job.returncode is not None and verb != "relaunch"
+    only_evidence = bool(run.terms.reduced_reason) or dead
+    return only_evidence and (action.touches_job or checks or verb == "verify")
 
 
 def on_action_finished(ctx: StepContext, event: Finished) -> None:
@@ -227,7 +247,23 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         result=result,
     )
     _record_committed(ctx.state, incident, run, result)
+    if run.intent.verb == weights_check.VERB and run.failure.reason is None:
+        _on_weights_checked(ctx, incident, run, result)
     proceed(ctx, incident)
+
+
+def _on_weights_checked(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, result: dict[str, Any]
+) -> None:
+    """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
+    assert run.intent.action is not None
+    why = run.intent.action.objection(run.intent.args, result)
+    if why:
+        weights_check.reduce(ctx, incident, run, why)
+        _untry(ctx, incident, why)
+        return
+    incident.deferred.weights_check = None
+    _announce(ctx, incident, run, f"{incident.trigger.asked_by}: {incident.headline}")
 
 
 def _record_committed(
@@ -258,6 +294,11 @@ def withdraw(ctx: StepContext, incident: Incident, why: str, **data: Any) -> Non
 
     Its rules may ask for it again: this one does not count as tried.
     """
+    _untry(ctx, incident, why, **data)
+    fail(ctx, incident, why, sent=False)
+
+
+def _untry(ctx: StepContext, incident: Incident, why: str, **data: Any) -> None:
     run, state = incident.run, ctx.state
     assert run is not None
     ctx.record(
@@ -271,7 +312,6 @@ def withdraw(ctx: StepContext, incident: Incident, why: str, **data: Any) -> Non
     incident.escalation.level = run.terms.entry_level
     state.history.tried.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
-    fail(ctx, incident, why, sent=False)
 
 
 def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
@@ -308,7 +348,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     if ctx.state.job.returncode is not None:  # nothing is left to be acted upon
         incident.phase, ctx.state.job.no_restart_reason = OPEN, why
     elif failure.withdrawn and not failure.exhausted:
-        _stop_acting(ctx, incident, run)
+        _stop_acting(ctx, incident, run, why)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
@@ -325,18 +365,19 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
 
 
-def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
-    ctx.move("given_up", f"{run.runbook.name} withdrawn: {run.failure.reason}")
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: {run.runbook.name} withdrawn",
-        verdict=str(run.failure.reason),
-        why=incident.headline,
-        replace=True,
-        then="nothing to do; the job keeps training, and no action is in progress",
-    )
+    ctx.move("given_up", f"{run.runbook.name} withdrawn: {why}")
+    if not run.terms.repeated:
+        ctx.notify(
+            incident.severity,
+            f"{incident.id}: {run.runbook.name} withdrawn",
+            verdict=why,
+            why=incident.headline,
+            replace=True,
+            then="nothing to do; the job keeps training, and no action is in progress",
+        )
     start_waiting(ctx)
 
 
@@ -359,7 +400,9 @@ def escalate(ctx: StepContext, incident: Incident, why: str) -> None:
 def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
-    if run.requested.operator:
+    if run.failure.withdrawn:
+        _stop_acting(ctx, incident, run, run.terms.reduced_reason)
+    elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif any(run.runbook.steps[i].touches_job for i in run.done):
         _on_probation(ctx, incident, f"{run.runbook.name} is done")

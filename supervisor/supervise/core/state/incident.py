@@ -118,6 +118,23 @@ class Onset:
 
 
 @dataclass(slots=True)
+class WithdrawnRunbook:
+    """A runbook that was withdrawn since the weights were good.
+
+    Attributes:
+        name, level, escalated: it, as it was started.
+        at: frame count at which it is asked anew, if the loss is still out of its band then.
+        waits: steps until then.
+    """
+
+    name: str
+    level: int
+    escalated: bool
+    at: int
+    waits: int
+
+
+@dataclass(slots=True)
 class Deferred:
     """What is done later.
 
@@ -127,6 +144,7 @@ class Deferred:
         retry: (runbook, level, why, escalated) to request again; see `runbooks/runner`.
         awaiting_checkpoint: (number of the newest run, runbook, why, escalated) of a runbook that
             was refused for want of a good checkpoint; see `runbooks/checkpoint_choice`.
+        weights_check: what was withdrawn since the weights were good; see `runbooks/weights_check`.
         session_end: why the training session of the incident ended, so that it is closed; see
             `handlers/session_change`.
     """
@@ -135,6 +153,7 @@ class Deferred:
     commands: list[OperatorCommand] = field(default_factory=list)
     retry: tuple[str, int, str, bool] | None = None
     awaiting_checkpoint: tuple[int, str, str, bool] | None = None
+    weights_check: WithdrawnRunbook | None = None
     session_end: str = ""
 
 

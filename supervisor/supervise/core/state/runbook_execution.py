@@ -90,6 +90,7 @@ class StartTerms:
         substitute: it stands in for one that could not work here.
         entry_level: the incident's level before it was started.
         reduced_reason: why only evidence is taken and people are told.
+        repeated: that was known before, and told.
         approved: verbs and arguments that were allowed.
     """
 
@@ -98,6 +99,7 @@ class StartTerms:
     substitute: bool = False
     entry_level: int = -1
     reduced_reason: str = ""
+    repeated: bool = False
     approved: list[dict[str, Any]] | None = None
 
 

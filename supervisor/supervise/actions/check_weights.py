@@ -1,0 +1,68 @@
+"""Check weights: ask the probe batch whether the weights are bad, or the batch was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.model.action import Action, Job, PlanContext
+from ..core.model.interfaces import Steps
+from ..errors import ActionError
+
+
+@dataclass(frozen=True)
+class CheckWeights(Action):
+    """Withdraw the runbook where the probe batch has the loss that it had before the first breach.
+
+    One forward of its two rows, at the next step boundary. Within `within` times the lower one of
+    its losses at the newest two savepoints from before the breach the weights are good: batches
+    were bad, and no rollback mends those. Evidence is collected, nothing else is done, and `again`
+    steps later it is asked anew if the losses since are out of their band. Beyond it, and where
+    nobody knows (no `job.probe_batch`, several ranks, no savepoint yet, no answer in time), the
+    runbook goes on. It is asked only when a rule about the size of the loss wants the runbook:
+    what is not finite, or SEV0 otherwise, needs no second opinion.
+
+    Example:
+        - check_weights: {within: 1.1, again: 20}
+
+    Undo: none needed; it touches nothing.
+    Source: project defaults, measured on the programs of benchmarks/proving: a rollback for bad
+        batches was worse than nothing on each, and the best remedy for damaged weights. 20 steps
+        are those that a verification looks at.
+    """
+
+    touches_job: ClassVar[bool] = False  # it only looks
+    deadline_s: ClassVar[float] = 5.0  # a job between two boundaries for longer goes on as asked
+
+    within: float = 1.1
+    again: Steps = 20
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 1.0 < self.within <= 10.0:
+            wrong.append(("within", f"must be above 1 and at most 10, not {self.within:g}"))
+        if self.again < 1:
+            wrong.append(("again", f"must be at least 1 step, not {self.again}"))
+        return wrong
+
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        return {"before_step": context.breach_step, "within": self.within, "again": self.again}
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        try:
+            return job.command("check_weights", args, key=key, deadline_s=self.deadline_s)
+        except ActionError as error:  # then nobody knows, and the runbook goes on
+            return {"why": str(error)}
+
+    def objection(self, args: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+        before = [loss for step, loss in result.get("was", ()) if step < args["before_step"]]
+        # Two: the newest one may be from between the damage and its first breach.
+        was, now = min(before[-2:], default=0.0), result.get("loss", math.inf)
+        if not now <= args["within"] * was:  # or it is NaN
+            return ""
+        return (
+            f"the weights are good: the probe batch has a loss of {now:.4g}, and had {was:.4g} "
+            f"before step {args['before_step']}"
+        )

@@ -1,0 +1,51 @@
+"""Whether the weights or the batches are to blame: asked before a runbook takes the weights back.
+
+A loss out of its band tells of either. A rollback mends weights; for bad batches it costs the steps
+since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that
+objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
+While the losses stay out of their band it is asked again, each time after twice as many steps.
+"""
+
+from __future__ import annotations
+
+from ..incidents import diagnosis, withdrawal
+from ..model.policy import Policy
+from ..state.incident import Incident, WithdrawnRunbook
+from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
+
+VERB = "check_weights"
+BATCH = "data"  # kind of an event, see `spike_classifier`
+
+
+def begins(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+    """Return whether nothing is decided before it is asked."""
+    return run.runbook.verbs[:1] == (VERB,) and applies(policy, incident, run)
+
+
+def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+    """Return whether the size of a loss is why the runbook runs, and nobody has ordered it."""
+    if run.requested.operator or run.terms.approved is not None or incident.severity == "SEV0":
+        return False
+    asked = incident.trigger.asked_by
+    return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
+
+
+def reduce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+    """Leave of the runbook nothing but its evidence, and plan to ask again."""
+    state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
+    waits = 2 * old.waits if old is not None else int(run.intent.args["again"])
+    name, escalated = run.runbook.name, run.terms.escalated
+    incident.deferred.weights_check = WithdrawnRunbook(
+        name, level, escalated, state.frame_count + waits, waits
+    )
+    run.terms.reduced_reason, run.terms.repeated = why, old is not None
+    state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
+
+
+def due(state: State, incident: Incident) -> WithdrawnRunbook | None:
+    """Return what is to be started anew: the losses since are still out of their band."""
+    old = incident.deferred.weights_check
+    if old is None or state.frame_count < old.at or state.approvals.pending is not None:
+        return None
+    return old if withdrawal.is_loss_out_of_band(state, incident) else None

@@ -1,0 +1,99 @@
+"""A rollback that a loss asks for is withdrawn where the probe batch says that the weights are good."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.check_weights import CheckWeights
+from supervise.actions.snapshot import Snapshot
+from supervise.core.model.events import Finished
+
+from .conftest import NAN, Touch, Verify, messages, one_rule, runbook_of
+from .conftest import above as threshold
+
+GOOD, BAD = 2.1, 3.0
+WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
+
+
+@pytest.fixture
+def asked(tell):
+    """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
+
+    def begin(*answers, severity="SEV1", runbook_first=True, **result):
+        found = iter(answers)
+
+        def answer(key):
+            if "check_weights" not in key:
+                return Finished(0, key, True, {"attempt": 1} if "touch" in key else {})
+            return Finished(0, key, True, {"loss": next(found), "was": WAS, **result})
+
+        steps = (CheckWeights(again=10), Snapshot(), Touch(), Verify(within=30, clear_for=5))
+        return tell(
+            **one_rule(threshold("train_loss_raw", 5.0), severity, "back"),
+            runbooks={"back": runbook_of("back", *steps)},
+            answer=answer,
+            healthy=40,
+            then=8.0,
+        )
+
+    return begin
+
+
+def verbs(story):
+    return [key.rpartition("-")[2] for key in story.actions()]
+
+
+def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
+    story = asked(GOOD)
+    story.frames(2.0, times=40)
+
+    assert verbs(story) == ["check_weights", "snapshot"]
+    assert story.kinds("abort", "withdrawn")[0].reason == (
+        "back withdrawn: the weights are good: the probe batch has a loss of 2.1, and had 2 before "
+        "step 40"
+    )
+    titles = [message["title"] for message in messages(story)]
+    assert "inc-1: back withdrawn" in titles and not any("started" in title for title in titles)
+    assert story.state.incident is None and story.state.machine == "nominal"
+
+
+@pytest.mark.parametrize("loss", [BAD, NAN, float("inf")])
+def test_bad_weights_are_taken_back(asked, loss):
+    story = asked(loss)
+
+    assert verbs(story) == ["check_weights", "snapshot", "touch"]
+    assert any("automatic action started" in message["title"] for message in messages(story))
+
+
+@pytest.mark.parametrize("result", [{"was": []}, {"was": WAS[2:]}, {"loss": NAN}])
+def test_where_nobody_knows_it_goes_on(asked, result):
+    assert verbs(asked(GOOD, **result)) == ["check_weights", "snapshot", "touch"]
+
+
+def test_what_is_worse_than_a_loss_needs_no_second_opinion(asked):
+    assert verbs(asked(severity="SEV0")) == ["snapshot", "touch"]
+
+
+def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
+    """After 10 steps, then after 20; people hear of it when something is done."""
+    story = asked(GOOD, GOOD, BAD)
+    story.frames(4.0, times=9)
+    assert verbs(story) == ["check_weights", "snapshot"]
+    story.frames(4.0)
+    assert verbs(story) == ["check_weights", "snapshot"] * 2
+    story.frames(4.0, times=19)
+    assert verbs(story) == ["check_weights", "snapshot"] * 2
+    story.frames(4.0)
+
+    assert verbs(story) == ["check_weights", "snapshot"] * 3 + ["touch"]
+    titles = [message["title"] for message in messages(story)]
+    assert titles.count("inc-1: back withdrawn") == 1
+    assert titles.count("inc-1: automatic action started: back") == 1
+
+
+def test_the_trouble_counts_as_one_of_the_data(asked):
+    story = asked(*[GOOD] * 9)
+    story.frames(4.0, times=360)
+    (found,) = story.kinds("incident", "classified")
+
+    assert found.data["spike"]["class"] == "data event"
