@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.actions.checkpoint import Checkpoint
 from supervise.actions.check_weights import CheckWeights
+from supervise.actions.checkpoint import Checkpoint
 from supervise.actions.clip import Clip
 from supervise.actions.loss_scale import LossScale
 from supervise.actions.lr_scale import LrScale

@@ -1,4 +1,4 @@
-"""A rollback that a loss asks for is withdrawn where the probe batch says that the weights are good."""
+"""A rollback for a loss is withdrawn where the probe batch says that the weights are good."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .conftest import NAN, Touch, Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
 
 GOOD, BAD = 2.1, 3.0
+KEPT = {"probe_batch": True}
 WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 
 
@@ -19,7 +20,7 @@ WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 def asked(tell):
     """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
 
-    def begin(*answers, severity="SEV1", runbook_first=True, **result):
+    def begin(*answers, severity="SEV1", job=KEPT, **result):
         found = iter(answers)
 
         def answer(key):
@@ -32,6 +33,7 @@ def asked(tell):
             **one_rule(threshold("train_loss_raw", 5.0), severity, "back"),
             runbooks={"back": runbook_of("back", *steps)},
             answer=answer,
+            job=job,
             healthy=40,
             then=8.0,
         )
@@ -70,8 +72,9 @@ def test_where_nobody_knows_it_goes_on(asked, result):
     assert verbs(asked(GOOD, **result)) == ["check_weights", "snapshot", "touch"]
 
 
-def test_what_is_worse_than_a_loss_needs_no_second_opinion(asked):
-    assert verbs(asked(severity="SEV0")) == ["snapshot", "touch"]
+@pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": {}}])
+def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(asked, changes):
+    assert verbs(asked(**changes)) == ["snapshot", "touch"]
 
 
 def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):

@@ -78,7 +78,13 @@ def own():  # what the probe should come to
         return model(kept[0]).double().square().mean().item()
 
 
-model, kept, mine, step = Model(), None, [], 0
+def own_loss():
+    with torch.no_grad():
+        out = model(kept[0], kept[1])
+        return (out[1] if kind == "loss" else F.cross_entropy(out, kept[1])).item()
+
+
+model, kept, mine, losses, step = Model(), None, [], [], 0
 run = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
 if kind == "hooked":
     model.a.register_forward_hook(lambda *args: None)
@@ -105,11 +111,12 @@ while step < 30:
     if step == 2:  # the first one at which the probe knows where a step ends
         kept = x[:2], y[:2]
     mine.append(own() if kept and kind in ("plain", "loss") else 0)
+    losses.append(own_loss() if kept and kind in ("plain", "loss") else 0)
     step += 1
     if step == 20:
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**whole, "rng": torch.get_rng_state()}, "ckpt.pt")
-emit(mine=mine, calls=model.calls, sums=model.sums[0].item(), deep=model.deep,
+emit(mine=mine, losses=losses, calls=model.calls, sums=model.sums[0].item(), deep=model.deep,
      all=len(model.object.all), array=model.array.tolist(), mean=model.mean[0].item(),
      chance=torch.rand(1, generator=model.chance).item(), numpy=np.random.rand(),
      torch=torch.rand(1).item())
@@ -159,6 +166,24 @@ def test_a_rollback_comes_to_the_same_loss_and_the_job_is_undisturbed(probed, ba
     if kind in ("plain", "loss"):
         assert proof["is"] == pytest.approx(job.output[0]["mine"][10], rel=1e-6)
         assert of_save(job)["value"] == pytest.approx(job.output[0]["mine"][19], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "late", "loss", "strange"])
+def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, kind):
+    """Now and at each savepoint, also where the job takes the loss itself."""
+    config = {"savepoints": KEEP, "probe_batch": {}, "late": kind == "late"}
+    environ = {"KIND": "plain" if kind == "late" else kind}
+    job = probed.start(SCRIPT, environ=environ, **config)
+    answer = job.order("check_weights")
+    probed.wait(job)
+    assert job.output == bare.straight(SCRIPT, environ=environ).output
+    if kind == "strange":
+        assert not answer.ok and "the model takes a type" in answer.error
+        return
+    losses = job.output[0]["losses"]
+    assert answer.result["loss"] == pytest.approx(losses[answer.step], rel=1e-6)
+    wanted = [(step, pytest.approx(losses[step], rel=1e-6)) for step in (5, 10, 15)]
+    assert [tuple(each) for each in answer.result["was"]] == wanted
 
 
 def test_weights_that_a_new_process_did_not_take_are_told(probed):

@@ -56,6 +56,7 @@ FORMS: Mapping[str, Callable[[Args], str]] = {
     "relaunch": _relaunch,
     "stop": lambda args: "stop the job",
     "lr_scale": lambda args: f"multiply the learning rate by {args.get('value')}",
+    "check_weights": lambda args: "compare the loss of the probe batch with that before",
     "skip_step": lambda args: f"skip the next {args.get('count')} updates",
     "quarantine": lambda args: f"leave out shards {', '.join(args.get('shards', ()))}",
 }
