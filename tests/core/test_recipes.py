@@ -1,0 +1,116 @@
+"""What a script and its command say about how the job is started again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from supervise.core.model.recipes import Recipe, recognise
+
+ACCELERATE = "from accelerate import Accelerator\nparser.add_argument(%s)\n"
+NANOGPT = "out_dir = 'out-char'\nif init_from == 'resume':\n    load('ckpt.pt')\n"
+NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "expected"),
+    [
+        pytest.param(
+            "from transformers import Trainer, TrainingArguments",
+            "python train.py",
+            Recipe("Trainer", resume="library"),
+            id="Trainer",
+        ),
+        pytest.param(
+            "import lightning as L\nL.Trainer(max_steps=9).fit(model)",
+            "torchrun --nproc-per-node 2 train.py",
+            ("Lightning", "", "library", ()),
+            id="Lightning",
+        ),
+        pytest.param(
+            ACCELERATE % '"--resume_from_checkpoint", type=str, help="a (saved) one"',
+            "accelerate launch train.py",
+            ("accelerate", "", "args", ("--resume_from_checkpoint={checkpoint}",)),
+            id="accelerate",
+        ),
+        pytest.param(
+            "from lightning.fabric import Fabric\nfabric = Fabric()\n"
+            'parser.add_argument(\n    "-r", "--resume-from", default=None)',
+            "python train.py",
+            ("Fabric", "", "args", ("--resume-from={checkpoint}",)),
+            id="Fabric",
+        ),
+        pytest.param(
+            "",
+            "/venv/bin/litgpt pretrain pythia-14m --out_dir=out/p",
+            ("litgpt", "out/p/step-*/lit_model.pth", "args", ("--resume={checkpoint}",)),
+            id="litgpt",
+        ),
+        pytest.param(
+            "",
+            "torchrun --nproc_per_node=8 -m torchtitan.train --dump_folder ./o",
+            ("torchtitan", "o/checkpoint/step-*", "args", ()),
+            id="torchtitan",
+        ),
+        pytest.param(
+            "from olmo_core.train import TrainerConfig\n",
+            "torchrun train.py run --trainer.save_folder=/ckpt/run",
+            ("OLMo-core", "/ckpt/run/step*", "args", ()),
+            id="OLMo-core",
+        ),
+        pytest.param(
+            'from nanochat.gpt import GPT\nparser.add_argument("--resume-from-step", type=int)',
+            "python -m scripts.base_train",
+            ("nanochat", "", "args", ("--resume-from-step={step}",)),
+            id="nanochat",
+        ),
+        pytest.param(
+            NANOGPT,
+            "python train.py config/x.py",
+            ("nanoGPT-like", "out-char/ckpt.pt", "args", ("--init_from=resume",)),
+            id="nanoGPT",
+        ),
+        pytest.param(
+            NANO,
+            "python train.py",
+            ("script with --resume", "", "args", ("--resume={checkpoint}",)),
+        ),
+        pytest.param(
+            'p.add_argument("--resume", action="store_true")',
+            "python train.py",
+            ("script with --resume", "", "args", ("--resume",)),
+            id="a switch",
+        ),
+    ],
+)
+def test_a_known_job_is_started_again_by_its_recipe(script, command, expected):
+    found = recognise(script, command.split())
+
+    assert found is not None and found.works
+    if isinstance(expected, Recipe):
+        assert found == expected
+    else:
+        assert (found.name, found.glob, found.resume, found.args) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "why"),
+    [
+        ("", "litgpt finetune_lora x", "only litgpt pretrain and finetune_full"),
+        (ACCELERATE % '"--lr"', "python t.py", "calls Accelerator.load_state"),
+        ("import olmo_core", "python t.py", "name that folder"),
+        ("import lightning\nFabric()", "python t.py", "calls Fabric.load"),
+    ],
+)
+def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, command, why):
+    found = recognise(script, command.split())
+
+    assert found is not None and not found.works and re.search(why, found.note)
+
+
+@pytest.mark.parametrize("option", ['"--resume", type=int', '"--resume", choices=["a"]', '"--lr"'])
+def test_an_unknown_job_has_no_recipe(option):
+    """Nor has one whose option takes something else than a path."""
+    assert recognise(f"import torch\np.add_argument({option})", ["python", "t.py"]) is None
