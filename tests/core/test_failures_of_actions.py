@@ -17,7 +17,7 @@ from supervise.actions.undo import Undo
 from supervise.core.model.events import Finished, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Inhibit, Ladder
 
-from .conftest import Touch, Verify, above, one_rule, rule_on, runbook_of
+from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of
 
 BOOKS = {
     "mend": (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify()),
@@ -292,3 +292,65 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
 
     assert labels(story) == ["1/0-pause", "1/1-rollback", "1/undo-resume", "2/0-touch"]
     assert story.kinds("abort", "refused")[0].data["substitute"] == "back"
+
+
+ALONE = {"budgets": {"all": Budget(0)}}  # what would help may not
+RANKS = "no rollback is possible: 2 ranks"
+
+
+def helpless(tell, how, **more):
+    """A trouble that lasts, and whose remedy is not possible, or was refused by its budget."""
+    story = tell(**(mending("mend") | more | (ALONE if how == "budget" else {})), healthy=50)
+    if how == "refused":
+        story.send(Notice(story.at_ns, "rollback-unavailable", RANKS))
+    story.frames(8.0)
+    return story
+
+
+@pytest.mark.parametrize("how", ["refused", "budget"])
+def test_where_nothing_can_help_that_is_a_sev0_and_repeated(tell, how):
+    """While it lasts, and until a person has heard of it."""
+    story = helpless(tell, how)
+    assert messages(story)[-1]["severity"] == "SEV0"
+
+    def pages():
+        return [m for m in messages(story) if "still " in m["title"]]
+
+    story.frames(8.0, times=400)
+    assert not pages()
+    story.tick(600.0)
+    assert len(pages()) == 1 and pages()[0]["severity"] == "SEV0"
+    assert "supervise stop RUN" in pages()[0]["next"]
+    story.tick(1000.0)
+    assert len(pages()) == 2
+    story.say("ack")
+    story.tick(1000.0)
+    assert len(pages()) == 2
+    assert "stop" not in [action.rpartition("-")[2] for action in story.actions()]
+
+
+@pytest.mark.parametrize("how", ["refused", "budget"])
+def test_a_policy_that_gives_up_stops_what_lasts(tell, how):
+    """With evidence, for a person; not what is over within 20 steps, nor against a person."""
+    story = helpless(tell, how, give_up="stop")
+    assert "is stopped unless it recovers within 20 steps" in messages(story)[-1]["next"]
+    story.frames(8.0, times=18)
+    before = len(story.actions())
+    story.frames(8.0, times=6)
+    asked = [action.rpartition("/")[2] for action in story.actions()[before:]]
+    assert asked == ["0-snapshot", "1-stop"]
+    stop = story.kinds("intent")[-1].data["action"]
+    assert stop["args"]["exit_code"] == 78
+
+    for then in ({"losses": 2.0}, {"word": "ack"}):
+        story = helpless(tell, how, give_up="stop")
+        if "word" in then:
+            story.say(then["word"])
+        story.frames(then.get("losses", 8.0), times=60)
+        assert not [action for action in story.actions() if action.endswith("stop")]
+
+
+def test_a_transient_with_no_remedy_is_over_by_itself(tell):
+    story = helpless(tell, "refused", give_up="stop")
+    story.frames(2.0, times=60)
+    assert story.state.incident is None and story.kinds("incident", "closed")

@@ -159,6 +159,7 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     if incident is not None and is_leader and not incident.deferred.session_end:
         effect_verification.judge_frame(ctx, incident, frame)
         _update_incident(ctx, incident)
+        job_lifecycle.follow_exhausted(ctx, incident)
 
 
 def _follow_phase(
@@ -213,6 +214,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
         effect_verification.check_silence(ctx, incident, waits=waits)
         _update_incident(ctx, incident)
+        job_lifecycle.follow_exhausted(ctx, incident)
     approval_answers.on_tick(ctx)
     if incident is not None and incident.acknowledged_by:
         return

@@ -100,6 +100,7 @@ def policy(draft: Draft) -> Policy:
         blind_after_steps=form.blind_after.steps,
         blind_after_s=form.blind_after.time,
         hold_reminder_s=form.hold_reminder,
+        give_up=form.give_up,
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
         sampling=_given(form),

@@ -311,6 +311,13 @@ class PolicyFile:
     blind_after: Annotated[
         BlindForm, Doc("how long a rule may be UNKNOWN before it is an incident")
     ] = field(default_factory=BlindForm)
+    give_up: Annotated[
+        Literal["page", "stop"],
+        Doc(
+            "when no remedy is left for what should have one: a SEV0, repeated; stop: the job ends "
+            "too, with evidence and exit code 78, unless it recovers within 20 steps"
+        ),
+    ] = "page"
     hold_reminder: Annotated[Seconds, Doc("time between two reminders of a hold")] = 14400.0
 
 

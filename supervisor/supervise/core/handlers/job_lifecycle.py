@@ -7,17 +7,17 @@ over when the job has ended and nothing is under way that would start another on
 from __future__ import annotations
 
 from ..detection.rank_monitor import RankMonitor
-from ..incidents import approvals, closing, opening, withdrawal
+from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
 from ..model.events import Adopted, Exited, Launched, Notice
-from ..model.policy import HOLD, Policy, Runbook
+from ..model.policy import HOLD, STOP, Policy, Runbook
 from ..model.redaction import Redactor
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state import rule_scope
-from ..state.incident import ACTING, HELD, Incident
+from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
-from ..state.runbook_execution import RunbookExecution
+from ..state.runbook_execution import Reason, RunbookExecution
 
 # Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
 ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
@@ -39,6 +39,8 @@ OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoi
 MEANT = frozenset((125, *range(64, 79)))
 HANGS = 2  # starts because it stood still, without going beyond the farthest; project default
 IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
+REPEAT_S = 900.0  # between two pages of the same; as long as an approval waits for an answer
+GIVE_UP = "give-up"  # name of the runbook
 CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
@@ -291,19 +293,26 @@ def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
         return False
     why = f"it was restarted {HANGS} times and stalls again without going past step "
     why += f"{farthest}"
-    verbs = ("snapshot", "stop")
+    reason = withdrawal.reason(policy, ctx.state, incident)
+    if not _end_with_evidence(ctx, incident, why, reason, if_idle=IDLE_S):
+        closing.hold(ctx, incident, why)
+    return True
+
+
+def _end_with_evidence(
+    ctx: StepContext, incident: Incident, why: str, reason: Reason | None, **stop: float
+) -> bool:
+    """Take evidence and end the job; return False where a person must be asked for that."""
+    policy, verbs = ctx.policy, ("snapshot", "stop")
     if not set(verbs) <= set(policy.verbs):
-        closing.hold(ctx, incident, why)
-        return True
-    steps = policy.verbs["snapshot"](), policy.verbs["stop"](if_idle=IDLE_S)
-    book = Runbook("give-up", steps, verbs)
+        return False
+    book = Runbook(GIVE_UP, (policy.verbs["snapshot"](), policy.verbs["stop"](**stop)), verbs)
     if approvals.required_approval(policy, incident, book) is not None:
-        closing.hold(ctx, incident, why)
-        return True
+        return False
     incident.escalation.runs += 1
     incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
-    incident.run.terms.reason = withdrawal.reason(policy, ctx.state, incident)
+    incident.run.terms.reason = reason
     incident.headline += f"; {why}"
     ctx.move("run", f"given up: {why}")
     ctx.notify(
@@ -311,10 +320,41 @@ def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
         f"{incident.id}: given up",
         verdict=why,
         replace=True,
-        then="evidence is collected, and the job is ended if it is idle",
+        then="evidence is collected, and the job is ended" + (" if it is idle" if stop else ""),
     )
     runner.proceed(ctx, incident)
     return True
+
+
+def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
+    """While a trouble lasts that nothing can help: stop the job, if the policy says so, or repeat.
+
+    A person who has acknowledged it decides alone.
+    """
+    state, since = ctx.state, incident.escalation.exhausted
+    if since is None or incident.phase not in (OPEN, HELD) or incident.acknowledged_by:
+        return
+    if state.job.returncode is not None or not withdrawal.lasts(ctx.policy, state, incident):
+        return
+    frame_count, reported_ns = since
+    lasted, tried = state.frame_count - frame_count, state.history.tried
+    if ctx.policy.give_up == STOP and lasted >= QUIET_STEPS and GIVE_UP not in tried:
+        tried[GIVE_UP] = False
+        if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
+            return
+    if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
+        incident.escalation.exhausted = frame_count, state.at_ns
+        title, ways = "still no automatic action can help", next_steps.by_hand
+        if incident.phase == HELD:
+            state.held_ns = state.at_ns  # its own reminder would say the same
+            title, ways = "automatic actions are still off", next_steps.in_hold
+        ctx.notify(
+            "SEV0",
+            f"{incident.id}: {title}; a person is needed",
+            verdict=f"for {lasted} steps; {withdrawal.job_status(ctx.policy, state)}",
+            why=incident.headline,
+            then=ways(ctx.policy, state, incident),
+        )
 
 
 def conclude(ctx: StepContext) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..state.incident import CLOSED, HELD, Incident
+from ..model.policy import STOP, Runbook
+from ..state.incident import CLOSED, HELD, QUIET_STEPS, Incident
 from ..state.run_state import StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import approvals, diagnosis, next_steps, opening, withdrawal
@@ -12,11 +13,28 @@ from . import approvals, diagnosis, next_steps, opening, withdrawal
 NOTHING = "nothing to do"
 
 
-def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = False) -> None:
+def exhaust(ctx: StepContext, incident: Incident) -> str:
+    """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
+    state = ctx.state
+    incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
+    if ctx.policy.give_up != STOP:
+        return ""
+    return f"; the job is stopped unless it recovers within {QUIET_STEPS} steps (give_up: stop)"
+
+
+def hold(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    *,
+    exhausted: bool = False,
+    remedies: bool = False,
+) -> None:
     """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
 
     Args:
         exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
+        remedies: a remedy was to help, and no other is left.
     """
     policy, state = ctx.policy, ctx.state
     approvals.settle(ctx, "withdrawn", f"{incident.id} is held")
@@ -31,6 +49,7 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
     case.exhausted |= exhausted
     case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
     found, status = case.verdict, withdrawal.job_status(policy, state)
+    then = exhaust(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", why)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
     ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
@@ -38,7 +57,7 @@ def hold(ctx: StepContext, incident: Incident, why: str, *, exhausted: bool = Fa
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: automatic actions are off; a person is needed",
         verdict="; ".join(filter(None, (why, diagnosis.summary(found), status))),
-        then=next_steps.in_hold(policy, state, incident),
+        then=next_steps.in_hold(policy, state, incident) + then,
         replace=True,
     )
 
@@ -54,14 +73,22 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
 
 
 def report_unactionable(
-    ctx: StepContext, incident: Incident, name: str, refusal: str, first: str = ""
+    ctx: StepContext,
+    incident: Incident,
+    book: Runbook,
+    refusal: str,
+    first: str = "",
+    *,
+    exhausted: bool,
 ) -> None:
     """Say that the runbook that is wanted cannot work here, and why.
 
     Args:
+        exhausted: nor will it, and nothing else is left.
         first: the runbook that it stands in for, and why that cannot work, with "; ".
     """
-    ended = ctx.state.job.returncode is not None
+    name, ended = book.name, ctx.state.job.returncode is not None
+    then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
     status = "" if ended else f"; {withdrawal.job_status(ctx.policy, ctx.state)}"
     ctx.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
@@ -71,9 +98,14 @@ def report_unactionable(
         verdict=incident.headline + status,
         why=f"{first}{name}: {refusal}",
         then=f"{next_steps.by_hand(ctx.policy, ctx.state, incident)}; "
-        f"all reasons: supervise why RUN {incident.id}",
+        f"all reasons: supervise why RUN {incident.id}{then}",
         replace=True,
     )
+
+
+def is_remedy(book: Runbook) -> bool:
+    """Return whether a runbook changes the training, or starts it again."""
+    return any(step.changes_training or step.ends_job for step in book.steps)
 
 
 def close(

@@ -20,7 +20,7 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..analysis.loss_band import median
 from ..detection.rank_monitor import LOSS, RankMonitor
@@ -106,9 +106,14 @@ def lost_reason(policy: Policy, state: State, action: Action) -> str:
         return "" if silent else STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not why.rules:
         return ""
-    firing = set(state.firing(policy)) & {*why.rules, *incident.rules}
+    return "" if lasts(policy, state, incident, why.rules) else CLEARED
+
+
+def lasts(policy: Policy, state: State, incident: Incident, more: Iterable[str] = ()) -> bool:
+    """Return whether a rule of the incident, or of `more`, fires, or its losses are out of band."""
+    firing = set(state.firing(policy)) & {*more, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
-    return "" if lasting or is_loss_out_of_band(state, incident) else CLEARED
+    return lasting or is_loss_out_of_band(state, incident)
 
 
 def withdrawn(policy: Policy, state: State) -> str:

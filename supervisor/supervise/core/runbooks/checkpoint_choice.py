@@ -57,8 +57,9 @@ def report_refused(
     first: str = "",
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
-    closing.report_unactionable(ctx, incident, book.name, refusal, first)
-    if not action_planning.lacks_checkpoint(ctx.state, incident, book):
+    waits = action_planning.lacks_checkpoint(ctx.state, incident, book)
+    closing.report_unactionable(ctx, incident, book, refusal, first, exhausted=not waits)
+    if not waits:
         return
     incident.deferred.awaiting_checkpoint = (incident.escalation.runs, book.name, why, escalated)
     if ctx.state.job.returncode is not None:

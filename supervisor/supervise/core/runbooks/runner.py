@@ -41,10 +41,10 @@ def start(
         approved: the request that people said yes to.
     """
     if name == HOLD:
-        closing.hold(ctx, incident, why, exhausted=escalated)
+        closing.hold(ctx, incident, why, exhausted=escalated, remedies=bool(substitute))
         return
     policy, state, tried = ctx.policy, ctx.state, incident.escalation
-    incident.deferred.retry = None
+    incident.deferred.retry, tried.exhausted = None, None
     book = policy.runbooks[name]
     refusal = action_planning.refusal(state, incident, book)
     if refusal and book.if_refused and not substitute:
@@ -120,7 +120,7 @@ def start_requested(
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
     tried, held = incident.escalation, incident.phase == HELD
-    tried.runs += 1
+    tried.runs, tried.exhausted = tried.runs + 1, None
     requested = OperatorRequest(operator, held, before)
     incident.run = RunbookExecution(tried.runs, book, incident.severity, requested=requested)
     _enter_acting(ctx, incident, f"{book.name} requested by {operator}")
@@ -352,7 +352,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
-        closing.hold(ctx, incident, why)
+        closing.hold(ctx, incident, why, remedies=True)
     elif failure.ineffective:
         escalate(ctx, incident, why)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
@@ -360,7 +360,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif HOLD in run.runbook.verbs:
         closing.hold_after_runbook(ctx, incident, run)
     elif after == HOLD:
-        closing.hold(ctx, incident, why)
+        closing.hold(ctx, incident, why, remedies=closing.is_remedy(run.runbook))
     else:
         start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
 

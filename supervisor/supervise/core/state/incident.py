@@ -179,11 +179,14 @@ class Escalation:
     Attributes:
         level: of the ladder, -1 before any. runs: how many runbooks were started.
         shadowed: runbooks that shadow mode only wrote down.
+        exhausted: (frame count, ns) since when nothing that is left can help, the time also of the
+            newest reminder; None: something can.
     """
 
     level: int = -1
     runs: int = 0
     shadowed: list[str] = field(default_factory=list)
+    exhausted: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
