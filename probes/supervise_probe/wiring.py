@@ -243,7 +243,14 @@ class RankParts:
             context, mailbox, parts.rate, parts.optimizers, self._batches, parts.no_optimizer
         )
         self.probe_batch = ReferenceBatch(
-            context, parts.sets, parts.sampler, times, background, self.history
+            context,
+            parts.sets,
+            parts.sampler,
+            times,
+            background,
+            self.history,
+            parts.forward.look_on,
+            parts.extra,
         )
         self._skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
         self._handover = CrossProcessResume(

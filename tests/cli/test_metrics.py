@@ -27,7 +27,7 @@ def test_the_list_has_every_metric_once_with_its_unit(supervise):
     assert {name for name in by if by[name] == "probe"} == set(metrics.known())
     assert {name for name in by if by[name] == "supervisor"} == set(SUPERVISOR_METRICS)
     assert {row["id"] for row in rows if row["measured"]} == {*metrics.known(), *SUPERVISOR_METRICS}
-    assert by["spike_score"] == by["fixed_probe_loss"] == "job"
+    assert by["spike_score"] == by["microbench_score"] == "job"
     assert {name for name in by if by[name] == "nobody"} == set(metrics.OUT_OF_REACH)
     assert all(row["cost"] for row in rows)
 

@@ -23,6 +23,7 @@ class ForwardListener:
 
     Attributes:
         sets: which of them wait for a forward. evaluation: what is evaluated between two steps.
+        onlooker: sees the logits of losses that are taken without gradients, else None.
     """
 
     def __init__(
@@ -44,6 +45,11 @@ class ForwardListener:
         self._keep: Optional[Keep] = None
         self._keep_targets: Optional[KeepTargets] = None
         self._targets_wanted = False
+        self.onlooker: Optional[Callable[[Any], None]] = None
+
+    def look_on(self, onlooker: Optional[Callable[[Any], None]]) -> None:
+        """Let it see them, until it is None again."""
+        self.onlooker = onlooker
 
     def connect(self, keep: Keep, keep_targets: KeepTargets) -> None:
         """The process is a rank.

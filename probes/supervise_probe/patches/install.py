@@ -219,7 +219,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
             if (
                 type(input) is torch.Tensor
                 and type(target) is torch.Tensor
-                and (result.requires_grad or forward.evaluation.waiting)
+                and (result.requires_grad or forward.evaluation.waiting or forward.onlooker)
                 and not gate.off_duty()
             ):
                 given = dict(zip(OPTIONS, args), **kwargs)
@@ -229,6 +229,8 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                     # The graph of what a checkpoint computes again is soon gone: it proves nothing.
                     whose = None if gate.in_backward else result
                     forward.loss_taken(input, target, ignored, whose, how, result)
+                elif forward.onlooker is not None:
+                    forward.onlooker(input)
                 elif not torch.is_grad_enabled():
                     forward.evaluation.took(target, ignored, how, result)
             return result

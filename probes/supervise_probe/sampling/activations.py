@@ -31,7 +31,7 @@ class Activations:
         tensor = _floating(self._torch, output)
         if tensor is None or index in self._blocks:
             return
-        rows = _some_rows(tensor.detach(), ROWS).float()
+        rows = some_rows(tensor.detach(), ROWS).float()
         squares = rows.square().mean(-1)
         rms = squares.mean().sqrt()
         self._blocks[index] = rms, (rows.abs() > OUTLIER * rms).float().mean(), squares
@@ -45,7 +45,7 @@ class Activations:
     def logits(self, logits: Any) -> None:
         """These are logits; classes are in the last dimension, in dimension 1 for a loss."""
         width = int(logits.shape[-1])
-        rows = _some_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
+        rows = some_rows(logits.detach(), max(16, min(ROWS, LOGITS // width)))
         self.logz = rows.float().logsumexp(-1).mean()
 
     def values(self) -> Dict[str, Any]:
@@ -81,6 +81,7 @@ def _floating(torch: Any, output: Any) -> Optional[Any]:
     return None
 
 
-def _some_rows(tensor: Any, most: int) -> Any:
+def some_rows(tensor: Any, most: int) -> Any:
+    """Return at most so many rows, evenly spread; a row is the last dimension."""
     flat = tensor.reshape(-1, tensor.shape[-1])
     return flat[:: -(-flat.shape[0] // most)] if flat.shape[0] > most else flat

@@ -31,16 +31,19 @@ from ..sampling import side_forward
 from ..sampling.trial import SAME, equal, value_of
 from ..torch_state.structure import leaves
 from . import files
-from .reference_loss import ReferenceLoss
+from .reference_output import ReferenceOutput
 from .step_history import CLOSE
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.background import Background
+    from ..runtime.scalars import Number
     from ..runtime.times import Times
     from ..sampling.sample_sets import SampleSets
     from ..sampling.watch import Sampler
     from .step_history import StepHistory
+
+    LookOn = Callable[[Optional[Callable[[Any], None]]], None]
 
 WHAT = "supervise probe batch 1"
 KEY = "probe_batch"  # of a savepoint's counters
@@ -68,12 +71,21 @@ class ReferenceBatch:
         times: Times,
         background: Background,
         history: StepHistory,
+        look_on: LookOn,
+        extra: Dict[str, Number],
     ) -> None:
+        """Begin.
+
+        Args:
+            look_on: lets a function see the logits of losses that are taken without gradients.
+            extra: what joins the next frame.
+        """
         config = context.config
         self._context, self._torch, self._scalars = context, context.torch, context.scalars
         self._position, self._guard = context.position, context.guard
         self._sets, self._sampler, self._times = sets, sampler, times
         self._background, self._history = background, history
+        self._look_on, self._extra = look_on, extra
         self.resuming = False
         self._part = context.guard.part(KEY, share=1.0)
         self._root: Callable[[], Any] = lambda: None
@@ -85,7 +97,7 @@ class ReferenceBatch:
         self._written = False
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
-        self._loss = ReferenceLoss(context.torch)
+        self._output = ReferenceOutput(context.torch)
         self._losses: Deque[Tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
         self.why_not = UNSEEN
         self._given = config.probe_batch
@@ -130,7 +142,9 @@ class ReferenceBatch:
     def observe_targets(self, logits: Any, targets: Any, ignored: int) -> None:
         """The first loss of that step was taken of these."""
         if self._inputs is not None:
-            self._guard.run(self._part, self._loss.keep, self._rows, logits, targets, ignored)
+            self._guard.run(
+                self._part, self._output.keep_targets, self._rows, logits, targets, ignored
+            )
 
     def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
@@ -179,7 +193,12 @@ class ReferenceBatch:
             side_forward.check(self._context, root, self._compiled)
             trials = self._sampler.trials
             self._drifts = trials.passed(root, inputs)
-            value, loss = trials.run(root, inputs, fixed=True, take=self._take)[-1]
+            self._output.begin()
+            self._look_on(self._output.saw)
+            try:
+                value, loss = trials.run(root, inputs, fixed=True, take=self._take)[-1]
+            finally:
+                self._look_on(None)
         except side_forward.NeverError as refusal:
             self._refuse(str(refusal))
             return None
@@ -192,7 +211,7 @@ class ReferenceBatch:
         return value.item(), None if loss is None else loss.item()
 
     def _take(self, output: Any) -> Tuple[Any, Optional[Any]]:
-        return value_of(self._torch, output), self._loss.of(output)
+        return value_of(self._torch, output), self._output.loss(output)
 
     # ── whose fault a loss is ─────────────────────────────────────────────────────────────────
 
@@ -226,6 +245,14 @@ class ReferenceBatch:
         state[KEY] = value
         if loss is not None:
             self._losses.append((self._position.step - 1, loss))
+        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, found[1])
+
+    def _report_output(self, loss: Optional[Any]) -> None:
+        """Let what was found join the next frame."""
+        if loss is not None:
+            self._extra["fixed_probe_loss"] = loss
+        for name, value in self._output.describe().items():
+            self._extra[name] = self._scalars.value(value)
 
     def save_facts(self) -> Dict[str, Any]:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
@@ -258,6 +285,7 @@ class ReferenceBatch:
     def restored(self, state: Mapping[str, Any], step: int) -> None:
         """Compare after a rollback to the savepoint of `step` with these counters."""
         if self._on:
+            self._output.forget()
             while self._losses and self._losses[-1][0] > step:
                 self._losses.pop()
             self._compare(state.get(KEY), self.why_not or UNSEEN, SAME)

@@ -2,6 +2,7 @@
 the job is bit for bit what it is without it."""
 
 import time
+from math import log
 
 import pytest
 
@@ -78,13 +79,14 @@ def own():  # what the probe should come to
         return model(kept[0]).double().square().mean().item()
 
 
-def own_loss():
+def own_output():
     with torch.no_grad():
         out = model(kept[0], kept[1])
-        return (out[1] if kind == "loss" else F.cross_entropy(out, kept[1])).item()
+        logits, loss = out if kind == "loss" else (out, F.cross_entropy(out, kept[1]))
+        return loss.item(), logits.double().softmax(-1).tolist()
 
 
-model, kept, mine, losses, step = Model(), None, [], [], 0
+model, kept, mine, outputs, step = Model(), None, [], [], 0
 run = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
 if kind == "hooked":
     model.a.register_forward_hook(lambda *args: None)
@@ -111,12 +113,12 @@ while step < 30:
     if step == 2:  # the first one at which the probe knows where a step ends
         kept = x[:2], y[:2]
     mine.append(own() if kept and kind in ("plain", "loss") else 0)
-    losses.append(own_loss() if kept and kind in ("plain", "loss") else 0)
+    outputs.append(own_output() if kept and kind in ("plain", "loss") else 0)
     step += 1
     if step == 20:
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**whole, "rng": torch.get_rng_state()}, "ckpt.pt")
-emit(mine=mine, losses=losses, calls=model.calls, sums=model.sums[0].item(), deep=model.deep,
+emit(mine=mine, outputs=outputs, calls=model.calls, sums=model.sums[0].item(), deep=model.deep,
      all=len(model.object.all), array=model.array.tolist(), mean=model.mean[0].item(),
      chance=torch.rand(1, generator=model.chance).item(), numpy=np.random.rand(),
      torch=torch.rand(1).item())
@@ -180,10 +182,25 @@ def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, 
     if kind == "strange":
         assert not answer.ok and "the model takes a type" in answer.error
         return
-    losses = job.output[0]["losses"]
+    losses = [output and output[0] for output in job.output[0]["outputs"]]
     assert answer.result["loss"] == pytest.approx(losses[answer.step], rel=1e-6)
     wanted = [(step, pytest.approx(losses[step], rel=1e-6)) for step in (5, 10, 15)]
     assert [tuple(each) for each in answer.result["was"]] == wanted
+    told, before = {f["step"] - 1: f for f in job.frames if "fixed_probe_loss" in f}, None
+    assert list(told) == [5, 10, 15, 20, 25]
+    for step, frame in told.items():
+        rows = job.output[0]["outputs"][step][1]
+        own = {
+            "fixed_probe_loss": losses[step],
+            "logit_entropy_probe": -sum(p * log(p) for row in rows for p in row) / len(rows),
+            "topk_mass_probe": 100.0 * sum(map(max, rows)) / len(rows),
+        }
+        if before is not None:
+            old, new = ([p for row in each for p in row] for each in (before, rows))
+            moved = sum(q * log(q / p) for q, p in zip(old, new, strict=True))
+            own["output_kl_to_prev"] = moved / len(rows)
+        assert {name: frame.get(name) for name in own} == pytest.approx(own, rel=1e-3, abs=1e-6)
+        before = rows
 
 
 def test_weights_that_a_new_process_did_not_take_are_told(probed):

@@ -20,7 +20,6 @@ MARIN = "Marin 32B retrospective"
 # id, unit, meaning, source of the definition; grouped as in the packs.
 _ROWS = (
     # optimization
-    ("fixed_probe_loss", "nat", "Loss on an immutable batch, in evaluation mode.", SEEDS),
     ("microbench_score", "1", "Accuracy on a pinned suite.", SEEDS),
     (
         "eval_artifact_hash",
@@ -41,9 +40,6 @@ _ROWS = (
     # model behaviour
     ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
     ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),
-    ("logit_entropy_probe", "nat", "Mean entropy of the output on a pinned batch.", SEEDS),
-    ("topk_mass_probe", "%", "Mean mass of the k likeliest tokens on a pinned batch.", SEEDS),
-    ("output_kl_to_prev", "nat", "KL of the output to that of the last checkpoint.", SEEDS),
     ("token_entropy", "nat", "Mean entropy of the predictions on the training batch.", SEEDS),
     (
         "qk_d2_spectral_entropy",

@@ -39,8 +39,7 @@ _GROUPS = (
     ),
     (
         "Known to the job's own evaluation alone.",
-        "eval_artifact_hash fixed_probe_loss logit_entropy_probe microbench_score"
-        " output_kl_to_prev topk_mass_probe",
+        "eval_artifact_hash microbench_score",
     ),
     (
         "Needs the curves of other runs.",

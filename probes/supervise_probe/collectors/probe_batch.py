@@ -1,0 +1,43 @@
+"""What the model makes of the probe batch; see savepoints/reference_output.py for how."""
+
+from __future__ import annotations
+
+from ..spec import MetricSpec
+from . import Collector as Base
+
+WHERE = "in the frame of the step behind a savepoint, where the policy has job.probe_batch"
+COST = "a pass over the logits of 2 sequences, of a forward that the savepoint makes anyway"
+
+METRICS = (
+    MetricSpec(
+        "fixed_probe_loss",
+        "nat",
+        f"Loss of the two rows of the probe batch, with the same random state each time; {WHERE}.",
+        "the model's own, else cross_entropy of its logits",
+        COST,
+    ),
+    MetricSpec(
+        "logit_entropy_probe",
+        "nat",
+        f"Mean entropy of the outputs of the probe batch, over up to 256 of its tokens; {WHERE}.",
+        "-sum(p log p)",
+        COST,
+    ),
+    MetricSpec(
+        "topk_mass_probe",
+        "%",
+        "Mean mass of the 10 likeliest tokens of these outputs; with fewer than 100 classes, of a "
+        "tenth of them.",
+        "sum of the largest p",
+    ),
+    MetricSpec(
+        "output_kl_to_prev",
+        "nat",
+        "Mean KL of these outputs from those at the savepoint before; absent after a rollback.",
+        "sum(p_before log(p_before / p))",
+    ),
+)
+
+
+class Collector(Base):
+    """Holds the guard's part; the work is done at the savepoint."""
