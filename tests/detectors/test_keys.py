@@ -15,6 +15,7 @@ from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
+from supervise.detectors.rate_guard import RateGuard
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.record import Record
 from supervise.detectors.robust_z import RobustZ
@@ -150,6 +151,20 @@ TABLE = [
             ({"count_gte": None, "share_gte": 1.5}, "share_gte"),
             ({"clear": 10}, "clear"),
             ({"window": 0}, "window"),
+        ],
+    ),
+    (
+        RateGuard,
+        {},
+        [
+            ({"metrics_": ()}, "metrics"),
+            ({"announced": "learning_rate"}, "announced"),
+            ({"confirm": "learning_rate"}, "confirm"),
+            ({"over": 1.0}, "over"),
+            ({"warmup_jump": math.inf}, "warmup_jump"),
+            ({"settle": 0}, "settle"),
+            ({"min_": 1}, "min"),
+            ({"freeze": 0}, "freeze"),
         ],
     ),
     (

@@ -20,6 +20,7 @@ from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
+from supervise.detectors.rate_guard import RateGuard
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.record import Record
 from supervise.detectors.robust_z import RobustZ
@@ -47,6 +48,9 @@ ALL = {
     "ratio_ref": Ratio("a", fast=2, ref=12, lt=0.5, min_=4, freeze=5),
     "record": Record("a", gt=1.5, ref=5, window=12, min_=4, calm=2),
     "trend": Trend("a", window=32, slope_per_1k_gt=1.0),
+    "rate_guard": RateGuard(("a", "b"), settle=4, min_=3, freeze=5),
+    "rate_guard_announced": RateGuard(("a",), announced="b", settle=4, min_=3, freeze=5),
+    "rate_guard_confirmed": RateGuard(("a",), confirm="b", settle=4, min_=3, freeze=5),
     "rate": Rate("a", window=10, count_gte=3, clear=2),
     "sequence": Sequence(("a", "b", "c"), within=3, until="d"),
     "join": Join(all=("a", "b"), within=3),
