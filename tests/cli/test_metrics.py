@@ -73,7 +73,7 @@ def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):
     ("metric", "said"),
     [
         ("learning_rate.3", "learning_rate.3"),
-        ("learning_rate.<i>", "rules:     update_scale.lr"),
+        ("learning_rate.<i>", "rules:     update_scale.rate_jump"),
         ("overflow", "amp.storming: kind: rate"),
         ("learning_rate_expected", "rules:     schedule.rate"),
         ("epoch", "reason:    Context for reports"),

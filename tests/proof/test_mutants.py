@@ -113,12 +113,12 @@ def test_what_packs_say_is_theirs_and_what_overrides_say_is_ours(
 ) -> None:
     policy = (
         "version: supervise/v1\nmode: observe\nuse: [update_scale]\n"
-        "override: {update_scale.lr_jump: {gt: 3}}\n"
+        "override: {update_scale.lr_fell: {ref: 40}}\n"
     )
     found = told(mutants(subject(EMPTY, policy)))
 
-    assert [where for where, _ in found] == ["4:39"] * len(found)
-    assert found[0][1] == "update_scale.lr_jump.gt: 3.0 -> 6.0"
+    assert [where for where, _ in found] == ["4:40"] * len(found)
+    assert found[0][1] == "update_scale.lr_fell.ref: 40 -> 80"
 
 
 def test_strong_scenarios_leave_no_survivor(write: Callable[..., Path]) -> None:
