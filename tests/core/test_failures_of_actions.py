@@ -294,6 +294,29 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
     assert story.kinds("abort", "refused")[0].data["substitute"] == "back"
 
 
+@pytest.mark.parametrize(("moved", "held"), [(0.05, False), (1.5, False), (2.5, True)])
+def test_the_first_update_from_restored_weights_is_a_usual_one(tell, moved, held):
+    """What keeps other weights elsewhere, and writes them back, makes a far larger one."""
+    done = {"step": 40, "attempt": 1, "loop": "keep"}
+    story = tell(
+        answer=lambda key: Finished(0, key, True, done),
+        names=("train_loss_raw", "update_norm"),
+        **mending("mend"),
+    )
+    story.rows(*[{"train_loss_raw": 2.0, "update_norm": 0.2}] * 50)
+    story.rows({"train_loss_raw": 8.0, "update_norm": 3.0})
+    story.attempt = 1
+    story.rows({"train_loss_raw": 2.0, "update_norm": moved})
+
+    if held:
+        (failed,) = story.kinds("verify", "failed")
+        assert "the first update was 12.5 times the usual" in failed.reason
+    else:
+        (compared,) = story.kinds("verify", "weights")
+        assert f"the first update is {moved / 0.2:.3g} times the usual" in compared.reason
+    assert (story.state.machine == "holding") is held
+
+
 ALONE = {"budgets": {"all": Budget(0)}}  # what would help may not
 RANKS = "no rollback is possible: 2 ranks"
 
