@@ -46,6 +46,23 @@ def test_an_edit_that_loads_is_posted_as_a_reload(edited):
     assert command["args"]["mode"] is None
 
 
+def test_an_edit_of_the_base_is_one_of_the_policy(tmp_path):
+    """Both folders are watched."""
+    base = tmp_path / "team" / "base.yaml"
+    base.parent.mkdir()
+    base.write_text(POLICY.replace("MODE", "shadow"))
+    path = tmp_path / "p.yaml"
+    path.write_text("version: supervise/v1\nextends: team/base.yaml\n")
+    policy = load_policy(path)
+    reloader = Reloader(SimpleNamespace(path=tmp_path), policy, load_policy, str(path))
+    watch = PolicyWatch(tmp_path, reloader, lambda: policy, print)
+    before = watch._snapshot()
+    base.write_text(POLICY.replace("MODE", "shadow").replace("12.0", "9.25"))
+
+    assert {tmp_path, base.parent} <= {target.directory for target in watch.targets()}
+    assert watch._snapshot() != before and watch.check()
+
+
 def test_an_edit_never_raises_the_mode(edited):
     """An editor of a file does not get the right to stop a job."""
     edited.path.write_text(POLICY.replace("MODE", "enforce").replace("12.0", "9.0"))

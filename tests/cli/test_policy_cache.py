@@ -75,12 +75,18 @@ def test_a_policy_is_loaded_once_and_a_launch_reads_the_same_of_it_afterwards(po
     assert json.dumps(again.job) == json.dumps(first.job, default=dict)
 
 
-@pytest.mark.parametrize("change", ["pack", "policy", "new runbook", "mode"])
+@pytest.mark.parametrize("change", ["pack", "policy", "base", "new runbook", "mode"])
 def test_whatever_a_policy_depends_on_makes_another_one(policy, launch, change):
     """A stale cache would watch the job by a policy that nobody wrote."""
+    base = policy.with_name("base.yaml")
+    base.write_text("version: supervise/v1\npolicy: base\n")
+    policy.write_text(POLICY + "extends: 'base.yaml'  # ours\n")
     launch(policy)
+    assert launch(policy)[1] == 0
     if change == "pack":
         (policy.parent / "packs" / "own.yaml").write_text(PACK.replace("GT", "8"))
+    elif change == "base":
+        base.write_text("version: supervise/v1\npolicy: base\nprobation: 70\n")
     elif change == "policy":
         policy.write_text(POLICY.replace("out/", "new/"))
     elif change == "new runbook":

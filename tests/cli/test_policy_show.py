@@ -57,6 +57,21 @@ def test_every_part_says_where_it_is_from(supervise, mine):
     assert "  # muted by acting\n" in block
 
 
+def test_a_section_says_which_file_it_is_from(supervise, tmp_path, monkeypatch):
+    """Of a policy that extends another one, with the keys that are still those of the base."""
+    monkeypatch.chdir(tmp_path)
+    text = "version: supervise/v1\nextends: nano\nsavepoints: {keep: 2}\nprobation: 50\n"
+    (tmp_path / "mine.yaml").write_text(text, "utf-8")
+    _, out, _ = supervise("policy", "show", "mine.yaml")
+    lines = out.splitlines()
+    above = {line.partition(":")[0]: lines[i - 1] for i, line in enumerate(lines) if i}
+
+    assert above["probation"] == "# mine.yaml:4:1"
+    assert above["savepoints"].startswith("# mine.yaml:3:1; every from ")
+    assert above["savepoints"].endswith("nano.yaml")
+    assert "nano.yaml:" in above["budgets"]
+
+
 def test_json_holds_the_same(supervise, mine):
     _, out, _ = supervise("policy", "show", mine, "--json")
     found = json.loads(out)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ..catalog.inventory import bases
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
-from ..errors import SuperviseError
+from ..errors import InputError, SuperviseError
 from ..inputs import clock, control_inbox
 from ..store.policies import Reloader
 from .file_watch import Target
@@ -70,8 +71,9 @@ class PolicyWatch:
         self._changed.set()
 
     def targets(self) -> list[Target]:
-        """Return the directories to watch: that of the file, its packs and its runbooks."""
-        return [Target(folder, self._changed.set) for folder in self._folders()]
+        """Return the directories to watch: of the file and its bases, with packs and runbooks."""
+        folders = [f for path in self._files() for f in (path.parent, *_parts(path))]
+        return [Target(folder, self._changed.set) for folder in dict.fromkeys(folders)]
 
     def check(self) -> bool:
         """Post a reload if the file holds another policy that loads; return whether it does."""
@@ -119,16 +121,23 @@ class PolicyWatch:
             self._changed.clear()
             self._changed.wait(QUIET_S)
 
-    def _folders(self) -> Iterable[Path]:
-        folder = Path(self._source).parent
-        return (folder, folder / "packs", folder / "runbooks")
+    def _files(self) -> list[Path]:
+        """Return the file and its bases, as far as they can be told."""
+        with suppress(OSError, ValueError, InputError):
+            return bases.chain(Path(self._source))
+        return [Path(self._source)]
 
     def _snapshot(self) -> Snapshot:
-        """Return name, size and time of the file, and of the packs and runbooks beside it."""
-        _, *parts = self._folders()
+        """Return name, size and time of the files, and of the packs and runbooks beside them."""
+        files = self._files()
+        beside = (file for path in files for part in _parts(path) for file in part.glob("*.yaml"))
         found = set()
-        for path in (Path(self._source), *(file for part in parts for file in part.glob("*.yaml"))):
+        for path in (*files, *beside):
             with suppress(OSError):  # just being replaced
                 look = path.stat()
                 found.add((str(path), look.st_size, look.st_mtime_ns))
         return frozenset(found)
+
+
+def _parts(path: Path) -> tuple[Path, Path]:
+    return path.parent / "packs", path.parent / "runbooks"

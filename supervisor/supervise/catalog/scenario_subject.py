@@ -101,13 +101,13 @@ def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
         PolicyErrors: the pack, or one of its scenarios, is wrong.
     """
     policy_loader.check_version(root, problems)
-    parts = Parts()
+    beside = path.parent.parent if path.parent.name == "packs" else path.parent
+    parts = Parts(folders=(beside,))
     pack.add(root, path.stem, parts, problems)
     scenarios = _listed(root, "scenarios", problems)
-    beside = path.parent.parent if path.parent.name == "packs" else path.parent
     alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
     try:
-        draft = policy_loader.assemble(root, alone, parts, beside / path.name, None, problems)
+        draft = policy_loader.assemble(root, alone, parts, path, None, problems)
     except PolicyErrors:  # the names are known all the same
         if not parts.unreadable:
             rules = [entry.name for entry in parts.rules]
@@ -162,7 +162,7 @@ def files_of(name_or_path: str | Path) -> list[Path]:
     """
     path = shipped.locate(name_or_path)
     draft = policy_loader.compose(path)
-    packs = [pack.find(name, path.parent) for name in draft.form.use]
+    packs = [pack.find(name, draft.parts.folders) for name in draft.form.use]
     tests = path.parent / TESTS / path.name
     return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
 
@@ -295,7 +295,7 @@ def _judge(
         of_tests(root, path, problems, warnings)
     elif sort == "runbook":
         beside = path.parent.parent if path.parent.name == "runbooks" else path.parent
-        library = RunbookCatalog({}, beside, problems)
+        library = RunbookCatalog({}, (beside,), problems)
         opened = library.file(path.stem, root)
         if opened is not None:
             at = opened.node.place("if_it_fails")

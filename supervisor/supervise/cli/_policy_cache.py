@@ -1,10 +1,10 @@
 """A cache of the parts of a policy that launching a job needs.
 
 Loading a policy takes a third of a second, most of it for imports. The cache key is a digest of all
-that the result depends on: the file, the packs and runbooks beside it, the shipped ones, this
-program and the mode. A policy with warnings is not kept: they name files as seen from the working
-directory. A damaged, foreign or unwritable cache file is a miss, never an error. Concurrent writers
-write the same content; each file is replaced atomically.
+that the result depends on: the file, its bases, the packs and runbooks beside them, the shipped
+ones, this program and the mode. A policy with warnings is not kept: they name files as seen from
+the working directory. A damaged, foreign or unwritable cache file is a miss, never an error.
+Concurrent writers write the same content; each file is replaced atomically.
 
     $XDG_CACHE_HOME/supervise/policies/<digest>.json = <sha256 of the rest> LF <json>
 """
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
-from ..catalog.inventory import shipped
+from ..catalog.inventory import bases, shipped
 from ..core.model.policy import Policy
 from ..errors import InputError
 from ..store import files
@@ -75,13 +75,14 @@ def _place(name: str | Path, mode: str | None) -> Path | None:
 
 def _fingerprint(path: Path) -> Iterator[bytes]:
     """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
-    yield path.read_bytes()
-    for part in PARTS:
-        own = sorted((path.parent / part).glob("*.yaml"))
-        if len(own) > MAX_FILES:
-            raise ValueError("too many files")
-        for file in own:
-            yield file.name.encode() + b"\0" + file.read_bytes()
+    for each in bases.chain(path):
+        yield each.read_bytes()
+        for part in PARTS:
+            own = sorted((each.parent / part).glob("*.yaml"))
+            if len(own) > MAX_FILES:
+                raise ValueError("too many files")
+            for file in own:
+                yield file.name.encode() + b"\0" + file.read_bytes()
     ours = [shipped.folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
     probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"
     probe = probe if probe.is_dir() else shipped.PACKAGE.parent / "supervise_probe"

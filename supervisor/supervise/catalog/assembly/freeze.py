@@ -23,8 +23,8 @@ from .pack import Entry, Parts
 from .runbook_library import Opened
 
 # Sections that are built from packs and other files, or that name these.
-_ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "use", "override", "baseline")
-_ASSEMBLED += ("detectors", "rules", "inhibit", "runbooks")
+_ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "extends", "remove", "use")
+_ASSEMBLED += ("override", "baseline", "detectors", "rules", "inhibit", "runbooks")
 
 
 class BuiltRule(NamedTuple):

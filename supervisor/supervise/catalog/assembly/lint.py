@@ -7,7 +7,7 @@ from collections.abc import Mapping as AbstractMapping
 
 from ...core.model.interfaces import Detector
 from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
-from ..document.nodes import Mapping, first_text, texts
+from ..document.nodes import Mapping, Scalar, first_text, texts
 from ..forms.file_forms import PolicyFile
 from ..inventory import discover, metrics
 from .expression import NAME
@@ -55,7 +55,10 @@ def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, 
     """
     at, way = ways.get(runbook, (root, ""))
     here = section not in root.pairs and at.source is root.source
-    return at if here else root.place(section), f"; {way}" if way else ""
+    place = root.place(section)
+    if place.source is not root.source:  # nothing is wrong with the base
+        place = root.place("extends")
+    return at if here else place, f"; {way}" if way else ""
 
 
 def instead(library: RunbookCatalog, problems: Problems) -> None:
@@ -89,7 +92,8 @@ def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Pr
 
 def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
     """A rollback in process needs savepoints."""
-    if "savepoints" in root.pairs:
+    given = root.get("savepoints")
+    if given is not None and not (isinstance(given, Scalar) and given.value is None):
         return
     for runbook in opened:
         if any(discover.name_of(step) == "rollback" for step in runbook.form.steps):
@@ -105,7 +109,7 @@ def unused(root: Mapping, form: PolicyFile, used: Container[str], problems: Prob
     """
     named = set(texts(root.without("runbooks"))) if problems.count else set()
     for name, node in form.runbooks.items():
-        if name not in used and name not in named:
+        if name not in used and name not in named and node.source is root.source:
             problems.warn(node, f"runbook {name!r} is never used")
 
 

@@ -7,7 +7,7 @@ merged before validation, so a mistake in one is reported in the policy that mak
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,7 @@ class Parts:
         complete: names of the packs that were read without a missing part.
         incomplete: some pack could not be read.
         unreadable: (file, section) with a part whose name could not be read.
+        folders: where packs and runbooks are looked for: beside the policy, then beside its bases.
     """
 
     detectors: dict[str, Entry] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Parts:
     complete: set[str] = field(default_factory=set)
     incomplete: bool = False
     unreadable: set[tuple[str, str]] = field(default_factory=set)
+    folders: tuple[Path, ...] = ()
 
     def may_exist(self, name: str, section: str, *nodes: Node) -> bool:
         """Return whether an unknown name may belong to a part that could not be read.
@@ -84,32 +86,31 @@ class Parts:
             else:
                 self.detectors[name] = Entry(name, node, scope)
         for node in form.rules or ():
-            short = _id_of(node)
+            short = id_of(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
             if not short:  # its name is not known
                 self.unreadable.add((root.source.label, "rules"))
         self.inhibit += [Entry("", node, scope) for node in form.inhibit]
 
 
-def _id_of(node: Node) -> str:
+def id_of(node: Node) -> str:
     ident = node.get("id") if isinstance(node, Mapping) else None
     return ident.text if isinstance(ident, Scalar) else ""
 
 
-def find(name: str, beside: Path | None) -> Path | None:
-    """Return the file of a pack: beside the policy first, else a shipped one."""
-    if beside is not None and shipped.is_file(own := beside / "packs" / f"{name}.yaml"):
-        return own
-    return shipped.find(PACKS, name)
+def find(name: str, folders: Iterable[Path]) -> Path | None:
+    """Return the file of a pack: beside the policy and its bases first, else a shipped one."""
+    own = (folder / "packs" / f"{name}.yaml" for folder in folders)
+    return next(filter(shipped.is_file, own), None) or shipped.find(PACKS, name)
 
 
-def available(beside: Path | None) -> list[str]:
+def available(folders: Iterable[Path]) -> list[str]:
     """Return the names of all packs that `find` would find."""
-    own = [] if beside is None else [path.stem for path in (beside / "packs").glob("*.yaml")]
+    own = [path.stem for folder in folders for path in (folder / "packs").glob("*.yaml")]
     return sorted({*own, *shipped.names(PACKS)})
 
 
-def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Problems) -> None:
+def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
     """Add the named packs to `parts`; for a misspelt name, the pack that was meant."""
     listed = [node.text for node in names if isinstance(node, Scalar)]
     seen: set[str] = set()
@@ -122,16 +123,16 @@ def use(names: Collection[Node], beside: Path | None, parts: Parts, problems: Pr
             problems.add(node, f"the pack {name!r} is used twice")
             continue
         seen.add(name)
-        path = find(name, beside)
+        path = find(name, parts.folders)
         if path is None:
             parts.incomplete = True
-            known = available(beside)
+            known = available(parts.folders)
             problems.add(node, f"no pack {name!r}", did_you_mean(name, known))
             meant = near_miss(name, known)
             if meant is None or meant in seen or meant in listed:
                 continue
             seen.add(meant)
-            name, path = meant, find(meant, beside)
+            name, path = meant, find(meant, parts.folders)
             assert path is not None
         root = yaml_reader.read(path, shipped.label(path), problems)
         if root is None:
@@ -146,10 +147,10 @@ def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
     if form.pack not in (name, None):
         problems.add(root.place("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
     detectors, rules = form.detectors or {}, form.rules or ()
-    ids = [_id_of(node) for node in rules]
+    ids = [id_of(node) for node in rules]
     for node in rules:
-        if _id_of(node) in detectors:
-            problems.add(node, f"a detector is named {_id_of(node)!r} too; overrides need one name")
+        if id_of(node) in detectors:
+            problems.add(node, f"a detector is named {id_of(node)!r} too; overrides need one name")
     scope = {short: f"{name}.{short}" for short in (*detectors, *ids) if short}
     parts.add(root, form, scope, problems)
     sections = ("detectors", "rules")
@@ -165,8 +166,11 @@ def add(root: Mapping, name: str, parts: Parts, problems: Problems) -> PackFile:
 def override(root: Mapping, form: PolicyFile, parts: Parts, problems: Problems) -> None:
     """Merge the policy's `override` into the entries it names."""
     entries = {**{entry.name: entry for entry in parts.rules if entry.name}, **parts.detectors}
-    packed = {name: e for name, e in entries.items() if e.node.source is not root.source}
+    section = root.get("override")
+    keys = section.pairs if isinstance(section, Mapping) else {}
     for name, change in form.override.items():
+        own = keys[name][0].source  # what a file itself has is changed there
+        packed = {name: e for name, e in entries.items() if e.node.source is not own}
         entry = packed.get(name)
         if entry is None:
             if parts.may_exist(name, ""):

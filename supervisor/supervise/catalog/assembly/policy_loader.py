@@ -17,7 +17,7 @@ from ..document.nodes import Mapping, Scalar, Sequence
 from ..forms.file_forms import VERSION, PolicyFile
 from ..inventory import shipped
 from ..schema.dataclass_types import read_form
-from . import freeze, lint, pack, references, rules
+from . import extension, freeze, lint, pack, references, rules
 from .freeze import Draft
 from .pack import Parts
 from .rules import Written
@@ -66,16 +66,22 @@ def compose(
 
 
 def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:
-    """Compose the policy that `root` holds; packs and runbooks are looked for beside `path`."""
+    """Compose the policy that `root` holds, which is in the file `path`."""
     if root is None:
         problems.stop()
     assert root is not None
     before = problems.count
-    _check_sort(root, problems)
+    files = extension.chain(root, path, problems)
+    for each, _ in files:
+        _check_sort(each, problems)
     if problems.count > before:
         problems.stop()
+    root, gone = extension.fold([each for each, _ in files], problems)
     form: PolicyFile = read_form(PolicyFile, root, problems, "", lenient=True)
-    return assemble(root, form, _parts(root, form, path, problems), path, mode, problems)
+    parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
+    _fill(parts, root, form, problems)
+    extension.remove(root, parts, gone, problems)
+    return assemble(root, form, parts, path, mode, problems)
 
 
 def _check_sort(root: Mapping, problems: Problems) -> None:
@@ -115,7 +121,7 @@ def assemble(
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     written = rules.read(parts, detectors, broken, problems)
     inhibited = rules.inhibitions(parts, written, problems)
-    library = RunbookCatalog(form.runbooks, path.parent, problems)
+    library = RunbookCatalog(form.runbooks, parts.folders, problems)
     named = _open_runbooks(written, library, problems)
     references.ladder(root, library, problems)
     references.crash(root, library, problems)
@@ -184,13 +190,11 @@ def _open_runbooks(
     return named
 
 
-def _parts(root: Mapping, form: PolicyFile, path: Path, problems: Problems) -> Parts:
+def _fill(parts: Parts, root: Mapping, form: PolicyFile, problems: Problems) -> None:
     """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
-    parts = Parts()
     section = root.get("use")
     parts.incomplete = section is not None and not isinstance(section, Sequence)
     names = section.items if isinstance(section, Sequence) else []
-    pack.use(names, path.parent, parts, problems)
+    pack.use(names, parts, problems)
     parts.add(root, form, {}, problems)
     pack.override(root, form, parts, problems)
-    return parts

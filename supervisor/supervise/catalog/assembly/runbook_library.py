@@ -1,13 +1,14 @@
 """Runbooks: found by name, checked as a whole, turned into an ordered list of actions.
 
-A name is looked up in the policy, then in `runbooks/` beside it, then among the shipped ones.
+A name is looked up in the policy, then in `runbooks/` beside it and beside its bases, then among
+the shipped ones.
 `hold` is no runbook: it stops acting until a person decides. As the last step of a runbook it means
 the same, with the evidence that the steps before it took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -72,10 +73,10 @@ class RunbookCatalog:
     """All runbooks that a policy can name."""
 
     def __init__(
-        self, inline: AbstractMapping[str, Node], beside: Path | None, problems: Problems
+        self, inline: AbstractMapping[str, Node], folders: Collection[Path], problems: Problems
     ) -> None:
         self.inline = inline
-        self.beside = beside
+        self.folders = folders
         self.problems = problems
         self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
         if HOLD in inline:
@@ -83,8 +84,7 @@ class RunbookCatalog:
 
     def names(self) -> list[str]:
         """Return every name that `open` would find, and `hold`."""
-        folder = None if self.beside is None else self.beside / RUNBOOKS
-        own = [] if folder is None else [path.stem for path in folder.glob("*.yaml")]
+        own = [path.stem for each in self.folders for path in (each / RUNBOOKS).glob("*.yaml")]
         return sorted({*self.inline, *own, *shipped.names(RUNBOOKS), HOLD})
 
     def open(self, name: str, named_at: Place, what: str) -> None:
@@ -139,11 +139,8 @@ class RunbookCatalog:
         return found
 
     def _find(self, name: str) -> Path | None:
-        if self.beside is not None and shipped.is_file(
-            own := self.beside / RUNBOOKS / f"{name}.yaml"
-        ):
-            return own
-        return shipped.find(RUNBOOKS, name)
+        own = (folder / RUNBOOKS / f"{name}.yaml" for folder in self.folders)
+        return next(filter(shipped.is_file, own), None) or shipped.find(RUNBOOKS, name)
 
     def _inline(self, name: str, node: Node) -> Opened | None:
         if isinstance(node, Sequence):  # the short form: nothing but steps

@@ -87,6 +87,20 @@ def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
     return {"measured_by": measured_by(name, beside), **known}
 
 
+def sections(draft: Draft) -> dict[str, str]:
+    """Return where the sections of a policy that extends another one were written, by key."""
+    root, found = draft.root, dict[str, str]()
+    if not isinstance(root, Mapping) or "extends" not in root.pairs:
+        return found
+    for key, (at, value) in root.pairs.items():
+        keys = value.pairs if isinstance(value, Mapping) else {}
+        from_base = [name for name, (own, _) in keys.items() if own.source is not at.source]
+        places = dict.fromkeys(keys[name][0].source.label for name in from_base)
+        rest = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
+        found[key] = f"{place(at)}{rest}"
+    return found
+
+
 def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
     """Return everything that `show` prints besides the policy itself.
 
@@ -96,6 +110,7 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
     rules = {made.rule.id: rule(draft, made, beside) for made in draft.rules}
     used = dict.fromkeys(m for found in draft.detectors.values() for m in found.metrics)
     return {
+        "sections": sections(draft),
         "detectors": {name: detector(draft, name) for name in draft.detectors},
         "rules": rules,
         "metrics": {name: metric(name, beside) for name in used},

@@ -252,6 +252,12 @@ class PolicyFile:
     version: Version
     policy: Annotated[str | None, Doc("name; default: the file's name")] = None
     summary: Annotated[str, Doc("one line")] = ""
+    extends: Annotated[
+        str | None, Doc("the policy it changes: name of a shipped one, or path from this file on")
+    ] = None
+    remove: Annotated[
+        tuple[Name, ...], Doc("rules, and of a base also packs and detectors, that are taken out")
+    ] = ()
     mode: Annotated[Mode, Doc("what it may do; new policies start in shadow")] = "shadow"
     use: Annotated[tuple[Local, ...], Doc("packs to use")] = ()
     override: Annotated[

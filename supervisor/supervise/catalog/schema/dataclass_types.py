@@ -185,8 +185,9 @@ def mistakes(
         return validation.check(_schema(form), node, problems, what)
     keys = keys_of(form)
     # Over what a pack has written, a policy may have meant a key that is there already.
-    taken = list(overridden) if overridden else list(node.pairs)
-    meant = validation.unknown_keys(node, keys, problems, what, taken=taken)
+    changed = list(overridden) if overridden else None
+    meant = validation.unknown_keys(node, keys, problems, what, taken=changed)
+    taken = changed or list(node.pairs)
     unknown = [key for key in node.pairs if key not in keys]
     for key in unknown if rename else ():
         free = [name for name in keys if name not in taken]

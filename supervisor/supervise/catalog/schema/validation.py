@@ -81,17 +81,20 @@ def unknown_keys(
     """Note the keys of a mapping that it cannot have.
 
     Args:
-        taken: the keys that were not meant, since they are there already; None: those of `node`.
+        taken: the keys that were not meant, since they are there already; None: those of `node`
+            that are written in the same file.
 
     Returns:
         The keys that were probably meant.
     """
-    taken = node.pairs if taken is None else taken
     meant: set[str] = set()
     for key, (at, _) in node.pairs.items():
         if key not in known:
+            # A key that a base has may be meant by the file that extends it.
+            own = [name for name, (other, _) in node.pairs.items() if other.source is at.source]
+            there = own if taken is None else taken
             hint = did_you_mean(
-                ALIASES.get(key, key), [name for name in known if name not in taken]
+                ALIASES.get(key, key), [name for name in known if name not in there]
             )
             problems.add(at, f"{what or 'the file'} has no key {key!r}", hint)
             meant.update(name for name in known if hint == f"did you mean {name!r}?")

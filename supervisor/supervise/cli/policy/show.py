@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...catalog.assembly.freeze import Draft
 
 Facts = dict[str, Any]
+PARTS = ("detectors", "rules", "inhibit", "runbooks")  # every one of them has its own place
 
 
 @click.command(name="show")
@@ -30,8 +31,8 @@ def command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -
     """Show a policy with packs and defaults merged.
 
     P is a path, or the name of a shipped policy. The output is itself a policy with the same
-    digest. Comments give the place where a part is defined, the overrides that apply, the metrics
-    it reads, and those that the job must report itself.
+    digest, also of a policy that extends another one. Comments give the place where a part is
+    defined, the overrides that apply, the metrics it reads, and those that the job must report.
 
     \b
     Examples:
@@ -98,6 +99,7 @@ def _only(
         "runbooks": {n: document["runbooks"][n] for n in books if n == rule["run"]},
     }
     about = {
+        "sections": {},
         "detectors": {name: facts["detectors"][name] for name in names},
         "rules": {rule_id: mine},
         "metrics": {name: facts["metrics"][name] for name in mine["metrics"]},
@@ -112,7 +114,8 @@ def _merged(document: Facts, facts: Facts) -> Facts:
         for name, body in document.get("detectors", {}).items()
     }
     rules = [{**rule, **facts["rules"][rule["id"]]} for rule in document.get("rules", ())]
-    return {**document, "detectors": detectors, "rules": rules, "metrics": facts["metrics"]}
+    about = {"metrics": facts["metrics"], "sections": facts["sections"]}
+    return {**document, "detectors": detectors, "rules": rules, **about}
 
 
 def _commented(lines: list[str], facts: Facts) -> list[str]:
@@ -123,6 +126,8 @@ def _commented(lines: list[str], facts: Facts) -> list[str]:
     for line in lines:
         if line[:1] not in (" ", "#", ""):
             section = line.partition(":")[0]
+            where = facts["sections"].get(section) if section not in PARTS else None
+            found += [f"# {where}"] if where else []
         if section == "detectors" and re.match(r"  [^ -]", line):
             found += [f"  # {text}" for text in _detector(next(detectors))]
         elif section == "rules" and line.startswith("  - "):
