@@ -16,6 +16,9 @@ import pytest
 from supervise.checkpoints.tracker import RunPosition
 from supervise.checkpoints.verification import VerifierProcess
 from supervise.core.model.events import Notice
+from tests.support.waiting import wait_until
+
+from .guard_driver import copies, overwrite_during_verification, slow_verification
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
 
@@ -281,6 +284,22 @@ def test_verify_awaited_takes_the_newest_candidate(driver):
         "the silence of a job that trains still means something"
     )
     assert ("ckpt-5", 50, True) in driver.run_once()
+
+
+def test_verify_awaited_goes_on_with_the_copy_that_is_being_verified(driver):
+    """The job has overwritten the file since: nothing else is left of that checkpoint."""
+    driver.write("a.pt", "slow good 1", step=9)
+    overwrite_during_verification(driver, lambda: driver.write("a.pt", "slow good 2", step=19))
+    driver.guard.scan()
+    driver.guard.scan()
+    with slow_verification(driver, driver.guard.verify_next):
+        (copy,) = copies(driver)
+        driver.write("a.pt", "slow good 3", step=29)
+        driver.guard.verify_awaited(before=25)
+        wait_until(lambda: driver.guard.candidates(25) == 1, "the search")
+
+    assert verify_awaited(driver, before=25) == [("ckpt-1", True)]
+    assert (copy.with_name("ckpt-1") / "data/a.pt").read_text() == "slow good 2"
 
 
 def test_verify_awaited_cancels_a_verification_at_low_priority(driver):

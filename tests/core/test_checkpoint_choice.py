@@ -279,3 +279,81 @@ def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
     assert good(story) == ["before", "verifying", "probation"]
     assert twin.checkpoints.on_trial()
     assert twin.checkpoints.good() == story.state.checkpoints.good()[:1]
+
+
+WAITS = {"relaunch": {"resume": "args", "wait": "pause"}}
+PAUSE = "inc-1/1/0-pause"
+
+
+def search(story, candidates):
+    data = {"candidates": candidates}
+    story.send(Notice(story.at_ns, "checkpoint-search", "looked for", data=data))
+
+
+def paused(refused, **changes):
+    """A run that is paused while a checkpoint is verified, its evidence taken."""
+    story = refused(job=WAITS, **changes)
+    search(story, 2)
+    assert story.actions() == [FIRST]
+    evidence(story)
+    return story
+
+
+def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
+    """It trains on with nothing that the relaunch is to throw away; the budget is not touched."""
+    story = paused(refused)
+    assert story.actions() == [FIRST, PAUSE]
+    said = messages(story)[-1]
+    assert said["title"] == "inc-1: the job is paused while a checkpoint is verified"
+    assert said["verdict"] == "2 from before step 50 to verify, the newest first"
+    story.send(Finished(story.at_ns, PAUSE, True, {"paused_step": story.step}))
+    story.tick(5.0)
+    save(story, "bad", 39, ok=False)
+    search(story, 1)
+    assert story.state.job.paused
+    save(story, "a", 19)
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+
+    assert story.actions() == [FIRST, PAUSE, "inc-1/2/0-snapshot", AGAIN]
+
+
+def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
+    """It does not train on; a person may let it."""
+    story = paused(refused)
+    story.send(Finished(story.at_ns, PAUSE, True, {"paused_step": story.step}))
+    search(story, 0)
+    assert story.state.machine == "holding" and story.state.job.paused
+    said = messages(story)[-1]
+    assert "no checkpoint from before step 50 is good" in said["verdict"]
+    assert "the job is paused" in said["verdict"] and "supervise resume RUN" in said["next"]
+    save(story, "late", 39)
+
+    assert story.actions() == [FIRST, PAUSE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "candidates"),
+    [
+        ({"job": {"relaunch": {"resume": "args", "wait": "train"}}}, 2),
+        ({"job": WAITS, "mode": "approve"}, 2),
+        ({"job": WAITS}, 0),
+    ],
+)
+def test_a_job_trains_on_where_it_may_or_nothing_is_to_be_verified(refused, changes, candidates):
+    story = refused(**changes)
+    search(story, candidates)
+    evidence(story)
+    story.frames(8.0, times=40)
+
+    assert story.actions() == [FIRST] and not story.state.job.paused
+
+
+def test_a_job_that_refuses_to_pause_is_relaunched_all_the_same(refused):
+    story = paused(refused)
+    story.send(Finished(story.at_ns, PAUSE, False, {"refused": True}, "no"))
+    story.send(Finished(story.at_ns, story.actions()[-1], True, {}))
+    search(story, 1)
+    save(story, "a", 39)
+    story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
+
+    assert story.actions()[-1] == AGAIN and story.actions().count(PAUSE) == 1

@@ -65,15 +65,19 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
 
 
 def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
-    supervise, comes_back, resuming_job
+    supervise, comes_back, resuming_job, tmp_path
 ):
-    """It dies at once, is started once more as the policy allows, and dies again."""
+    """It dies at once, is started once more as the policy allows, and dies again. None of its
+    checkpoints is verified when it is hit: it is paused until one is."""
     given = "--resume_from={checkpoint}"
     comes_back.write_text(comes_back.read_text().replace("--init_from=resume", given))
-    run = supervise.run("--policy", comes_back, "--drill", HIT, job=resuming_job())
+    (tmp_path / "no-wait").write_text("was verified")
+    job = resuming_job("--every=200", "--max_iters=400", f"--wait_file={tmp_path / 'no-wait'}")
+    run = supervise.run("--policy", comes_back, "--drill", HIT, job=job)
 
     assert run.returncode == 78, run.stderr
-    assert run.actions == ["relaunch", "relaunch"] and "KeyError: 'resume_from'" in run.stderr
+    assert run.actions == ["pause", "relaunch", "relaunch"], run.stderr
+    assert "KeyError: 'resume_from'" in run.stderr
     why = f"restarted with job.relaunch.args {given}, the job ended with code 1 "
     why += "before its first step"
     assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2

@@ -15,6 +15,7 @@ from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
+from ..inputs import clock
 from ..store.run_directory import RUNS
 from .event_processor import EventProcessor
 from .run_recovery import RecoveredRun
@@ -96,11 +97,24 @@ def _with_counters(event: Notice, window: Window) -> Notice:
     return replace(event, data={**event.data, "counters": by_rank, "values": values})
 
 
-def verify_awaited(checkpoints: CheckpointService, policy: Policy, state: State) -> None:
-    """Have the checkpoint verified now that a refused relaunch waits for, if one does."""
-    before = checkpoint_choice.needed_before(policy, state)
-    if before is not None:
-        checkpoints.verify_awaited(before)
+def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) -> None:
+    """Have the checkpoint verified now that a refused relaunch waits for, if one does.
+
+    The engine is told when the number of those that it may be changes.
+    """
+    before = checkpoint_choice.needed_before(processor.policy, processor.state)
+    if before is None:
+        return
+    left = checkpoints.candidates(before)
+    for event in checkpoints.poll():  # the last verdict comes before "none is left"
+        processor.process(event)
+    if (awaited := checkpoint_choice.awaited(processor.policy, processor.state)) is None:
+        return
+    if left is not None and left != awaited.candidates:
+        text = f"{left} checkpoints from before step {before} are to be verified"
+        data = {"candidates": left}
+        processor.process(Notice(clock.monotonic_ns(), "checkpoint-search", text, data=data))
+    checkpoints.verify_awaited(before)
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:

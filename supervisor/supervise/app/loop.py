@@ -398,7 +398,7 @@ class App:
             for notice in notices:
                 processor.process(notice)
             processor.process(Tick(now_ns, judged))
-        checkpoint_wiring.verify_awaited(self._checkpoints, processor.policy, processor.state)
+        checkpoint_wiring.verify_awaited(self._checkpoints, processor)
         changed = self._segments.tighten(
             rule_scope.needs_dense_sampling(processor.policy, processor.state), now_ns
         )

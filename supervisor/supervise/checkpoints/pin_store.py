@@ -96,6 +96,11 @@ class PinStore:
             raise StoreError(f"{entry.path} was overwritten while it was copied")
         return fresh / DATA / entry.name
 
+    def unverified(self, entry: Entry) -> Path | None:
+        """Return what `copy` made, None if there is no such copy."""
+        found = self._fresh(entry) / DATA / entry.name
+        return found if found.exists() else None
+
     def keep(self, entry: Entry) -> None:
         """Make the copy the pinned one. Raises OSError; the copy is removed then."""
         shutil.rmtree(self.folder(entry), ignore_errors=True)

@@ -111,6 +111,7 @@ class CheckpointService:
         self._retested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
         self._urgent_thread: threading.Thread | None = None
         self._awaited: int | None = None  # a rollback waits for a checkpoint before this step
+        self._candidates = (-1, 0)  # before which step, and how many without a verdict
         self._verifying = threading.Lock()  # one at a time
         self._closed, self._wake = threading.Event(), threading.Event()
         self._threads = [
@@ -212,6 +213,14 @@ class CheckpointService:
     def is_verifying_awaited(self) -> bool:
         """Whether `verify_awaited` is under way; if not, `poll` has its result."""
         return self._awaited is not None
+
+    def candidates(self, before: int) -> int | None:
+        """Return how many without a verdict `verify_awaited` may still take, None if unknown.
+
+        0 only when it has looked at all; its last verdict may still have to be polled.
+        """
+        step, left = self._candidates
+        return None if step != before or (not left and self.is_verifying_awaited) else left
 
     @property
     def is_verifying_now(self) -> bool:
@@ -316,12 +325,17 @@ class CheckpointService:
     def _verify_before(self, before: int) -> None:
         """See `verify_awaited`."""
         try:
-            self._verifier.process.cancel()
-            with self._verifying:
+            self._verifier.hand_over(before)
+            while not self._verifying.acquire(timeout=LEAST_S):
+                self._verifier.hand_over(before)  # its process may just have been started
+            try:
                 self.scan()
                 while self._awaited == before and not self._closed.is_set():
                     if not self._verify_newest_before(before):
                         break
+                self._verifier.release_copies()
+            finally:
+                self._verifying.release()
         except Exception as error:  # the guard may fail, the run may not
             self._report_failure(error)
         finally:
@@ -331,8 +345,11 @@ class CheckpointService:
     def _verify_newest_before(self, before: int) -> bool:
         """Verify the newest candidate; return whether to try another one."""
         with self._kept.lock:
-            able = [e for e in self._ready if e.state == FOUND and e.earliest < before]
+            left = [e for e in self._register.entries if e.state in (FOUND, COPIED)]
+            left = [e for e in left if e.earliest < before]
+            able = [e for e in left if e in self._ready or e.state == COPIED]
             self._ready = [e for e in self._ready if e not in able[-1:]]
+            self._candidates = before, len(left)
         if not able:
             return False
         step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"

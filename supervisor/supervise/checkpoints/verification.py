@@ -208,6 +208,22 @@ class CheckpointVerifier:
         self._notifications = retention.notifications
         self._code: Mapping[str, Any] | None = None
         self._tried: set[str] = set()
+        self._current: Entry | None = None
+        self._handed_over: Entry | None = None  # its copy stays for another thread
+
+    def hand_over(self, before: int) -> None:
+        """Cancel the verification under way; a copy of a checkpoint before this step stays."""
+        with self._kept.lock:
+            entry = self._current
+            self._handed_over = entry if entry is not None and entry.earliest < before else None
+        self.process.cancel()
+
+    def release_copies(self) -> None:
+        """Drop the copies that were handed over, and nobody took."""
+        with self._kept.lock:
+            for entry in self._kept.register.entries:
+                if entry.state == COPIED:
+                    self._kept.release(entry)
 
     def record_code(self) -> None:
         """Record the job's code version at the first call."""
@@ -223,18 +239,20 @@ class CheckpointVerifier:
         """
         kept = self._kept
         with kept.lock:
+            self._current = entry
             link = kept.holds.acquire(entry)
         try:
             self._verify(entry, link, urgent=urgent, awaited=awaited)
         finally:
             with kept.lock:
+                self._current = None
                 kept.holds.release(entry)
 
     def _verify(self, entry: Entry, link: Path | None, *, urgent: bool, awaited: bool) -> None:
         kept = self._kept
         often = entry.present and entry.path in kept.overwrites and not kept.holds.exclusive(entry)
         try:
-            copy = self._copy(entry) if often and not urgent else None
+            copy = self._copy(entry) if (often and not urgent) or entry.state == COPIED else None
         except (StoreError, InterruptedError):
             return  # overwritten during the copy
         with kept.lock:
@@ -249,7 +267,8 @@ class CheckpointVerifier:
             )
         except InterruptedError:
             with kept.lock:
-                kept.release(entry)
+                if entry is not self._handed_over:
+                    kept.release(entry)
             return
         unread = verdict.ok is None and not verdict.found and entry.id not in self._tried
         with kept.lock:
@@ -301,6 +320,8 @@ class CheckpointVerifier:
         kept = self._kept
         try:
             with kept.disk:
+                if entry.state == COPIED and (made := kept.pins.unverified(entry)) is not None:
+                    return made  # handed over
                 if not kept.has_room(entry):
                     return None
                 with kept.lock:

@@ -331,6 +331,9 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     level = incident.escalation.level
     name, _ = escalation.next_level(ctx.policy.ladder, level)
     idle = incident.run is None and incident.phase != HELD
+    awaited = incident.deferred.awaiting_checkpoint
+    if awaited is not None and awaited.candidates:
+        return
     lasting = found.kind in (STRUCTURAL, SCHEDULE, CUT)
     if lasting and idle and level >= 0 and name == HOLD:
         closing.hold(

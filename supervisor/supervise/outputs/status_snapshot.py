@@ -83,7 +83,12 @@ def _open(incident: Incident | None) -> dict[str, Any] | None:
 
 def _awaited(policy: Policy, state: State) -> str:
     before = checkpoint_choice.needed_before(policy, state)
-    return "" if before is None else f"a verified checkpoint from before step {before}"
+    awaited = checkpoint_choice.awaited(policy, state)
+    if before is None or awaited is None:
+        return ""
+    for_s = (state.at_ns - awaited.since_ns) / 1e9
+    left = "" if awaited.candidates is None else f", {awaited.candidates} to verify"
+    return f"a verified checkpoint from before step {before} (for {for_s:.0f} s{left})"
 
 
 def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:

@@ -91,6 +91,12 @@ class RelaunchForm:
     ] = "args"
     args: Annotated[tuple[str, ...], Doc("added to the command")] = ()
     env: Annotated[Mapping[str, str], Doc("added to its environment")] = field(default_factory=dict)
+    wait: Annotated[
+        Literal["pause", "train"],
+        Doc(
+            "what a job of one rank does while the checkpoint that it is to go back to is verified"
+        ),
+    ] = "pause"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,9 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "checkpoint":
         opening.on_checkpoint(state, event.data)
         runner.start_waiting(ctx)  # perhaps what lacked one
+    if event.kind == "checkpoint-search":
+        checkpoint_choice.on_search(state, event)
+        runner.start_waiting(ctx)
     if event.kind in ("continuity", "resume-refused"):
         effect_verification.on_continuity(ctx, event)
     if event.kind == withdrawal.ENDED:

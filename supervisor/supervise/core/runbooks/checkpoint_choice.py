@@ -2,18 +2,24 @@
 
 The newest ones often were not verified when it was intended: it is aimed a second time when the job
 has been stopped and what it left is verified. What people approved stays as they saw it. When none
-was verified at all, it is refused, and tried again when one is.
+was verified at all, it is refused, and tried again when one is. Where there are some to verify, the
+job is paused meanwhile: it would train on with what the relaunch is to throw away, take the cores
+that the verifier needs, and perhaps overwrite the very checkpoint.
 """
 
 from __future__ import annotations
 
-from ..incidents import action_planning, closing, withdrawal
+from ..incidents import action_planning, approvals, closing, withdrawal
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES
+from ..model.events import Notice
 from ..model.policy import Policy, Runbook
-from ..state.incident import OPEN, Incident
+from ..state.incident import OPEN, AwaitedCheckpoint, Incident
 from ..state.run_state import State, StepContext
+from ..state.runbook_execution import RunbookExecution
 from .steps import OVERDUE_S
+
+LEASE_S = 86400.0  # of the pause while a checkpoint is verified, or a person is awaited after that
 
 
 def replan_relaunch(ctx: StepContext) -> None:
@@ -61,7 +67,9 @@ def report_refused(
     closing.report_unactionable(ctx, incident, book, refusal, first, exhausted=not waits)
     if not waits:
         return
-    incident.deferred.awaiting_checkpoint = (incident.escalation.runs, book.name, why, escalated)
+    incident.deferred.awaiting_checkpoint = AwaitedCheckpoint(
+        incident.escalation.runs, book.name, why, escalated, ctx.state.at_ns
+    )
     if ctx.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
     ctx.notify(
@@ -83,26 +91,66 @@ def now_runnable(
     """
     deferred = incident.deferred
     if (
-        deferred.awaiting_checkpoint is None
+        (found := deferred.awaiting_checkpoint) is None
         or incident.phase != OPEN
         or state.approvals.pending is not None
     ):
         return None
-    number, name, why, escalated = deferred.awaiting_checkpoint
-    book = policy.runbooks.get(name)
-    if number != incident.escalation.runs or book is None:
+    book = policy.runbooks.get(found.name)
+    if found.number != incident.escalation.runs or book is None:
         return None
-    ended = state.job.returncode is not None
-    if not (
-        ended or _has_acting_rule(policy, state, incident) or awaits_checkpoint(state, incident)
-    ):
+    if state.job.returncode is None and not _has_reason(policy, state, incident):
         return None
     if action_planning.refusal(state, incident, book):
         return None
     deferred.awaiting_checkpoint = None
-    levels = policy.ladder.levels
-    why += "; a good checkpoint is now available"
-    return name, levels.index(name) if name in levels else -1, why, escalated
+    levels, name = policy.ladder.levels, found.name
+    why = f"{found.why}; a good checkpoint is now available"
+    return name, levels.index(name) if name in levels else -1, why, found.escalated
+
+
+def on_search(state: State, event: Notice) -> None:
+    """Take how many checkpoints without a verdict may be what a relaunch waits for."""
+    incident = state.incident
+    if incident is not None and incident.deferred.awaiting_checkpoint is not None:
+        incident.deferred.awaiting_checkpoint.candidates = int(event.data["candidates"])
+
+
+def start_pause(ctx: StepContext, incident: Incident) -> bool:
+    """Pause the job while what a relaunch waits for is verified; return whether it is to be."""
+    policy, state = ctx.policy, ctx.state
+    found, before = awaited(policy, state), needed_before(policy, state)
+    settings = policy.job.get("relaunch") or {}
+    if found is None or before is None or not found.candidates or found.pauses:
+        return False
+    if settings.get("wait") != "pause" or "pause" not in policy.verbs or state.job.paused:
+        return False
+    book = Runbook("wait", (policy.verbs["pause"](lease=LEASE_S),), ("pause",))
+    asked = approvals.required_approval(policy, incident, book)
+    if asked is not None or not _has_reason(policy, state, incident):
+        return False
+    if action_planning.refusal(state, incident, book):
+        return False
+    found.pauses = True
+    run = RunbookExecution(incident.escalation.runs, book, incident.severity)
+    run.terms.waits, incident.run = True, run
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: the job is paused while a checkpoint is verified",
+        verdict=f"{found.candidates} from before step {before} to verify, the newest first",
+        replace=True,
+        then=f"nothing to do; {found.name} follows the first good one; to let the job train on "
+        "instead: supervise resume RUN",
+    )
+    return True
+
+
+def failed_search(policy: Policy, state: State) -> str:
+    """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
+    found, before = awaited(policy, state), needed_before(policy, state)
+    if found is None or before is None or found.candidates != 0 or not found.pauses:
+        return ""
+    return f"no checkpoint from before step {before} is good" if state.job.paused else ""
 
 
 def awaits_checkpoint(state: State, incident: Incident) -> bool:
@@ -115,26 +163,34 @@ def awaits_checkpoint(state: State, incident: Incident) -> bool:
     return lacks and not silent and withdrawal.is_loss_out_of_band(state, incident)
 
 
+def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
+    """Return the relaunch that waits for a good checkpoint, None while none does."""
+    incident = state.incident
+    if incident is None or incident.phase != OPEN or state.job.returncode is not None:
+        return None
+    found = incident.deferred.awaiting_checkpoint
+    if found is None or found.number != incident.escalation.runs:
+        return None
+    return found if found.name in policy.runbooks else None
+
+
 def needed_before(policy: Policy, state: State) -> int | None:
     """Return before which step a checkpoint must be of that a refused relaunch waits for.
 
     None while none does.
     """
-    incident = state.incident
-    if (
-        incident is None
-        or incident.deferred.awaiting_checkpoint is None
-        or state.job.returncode is not None
-    ):
-        return None
-    number, name, _, _ = incident.deferred.awaiting_checkpoint
-    book = policy.runbooks.get(name)
-    if incident.phase != OPEN or number != incident.escalation.runs or book is None:
+    found, incident = awaited(policy, state), state.incident
+    book = None if found is None else policy.runbooks[found.name]
+    if book is None or incident is None:
         return None
     for verb, step in zip(book.verbs, book.steps, strict=True):
         if verb == "relaunch":
             return int(step.before(incident.breach_step))  # type: ignore[attr-defined]
     return None
+
+
+def _has_reason(policy: Policy, state: State, incident: Incident) -> bool:
+    return _has_acting_rule(policy, state, incident) or awaits_checkpoint(state, incident)
 
 
 def _has_acting_rule(policy: Policy, state: State, incident: Incident) -> bool:

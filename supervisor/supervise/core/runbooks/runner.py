@@ -96,6 +96,12 @@ def start_waiting(ctx: StepContext) -> None:
         name, level, why, escalated = anew
         start(ctx, incident, name, level, why, escalated=escalated)
         return
+    if checkpoint_choice.start_pause(ctx, incident):
+        proceed(ctx, incident)
+        return
+    if why := checkpoint_choice.failed_search(ctx.policy, state):
+        closing.hold(ctx, incident, why)
+        return
     pending = state.approvals.pending
     if pending is None or not pending.granted:
         return
@@ -347,6 +353,9 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     after, incident.run = run.runbook.if_it_fails, None
     if ctx.state.job.returncode is not None:  # nothing is left to be acted upon
         incident.phase, ctx.state.job.no_restart_reason = OPEN, why
+    elif run.terms.waits:
+        incident.reopen()
+        start_waiting(ctx)
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, why)
     elif run.requested.operator:
@@ -404,7 +413,7 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
         _stop_acting(ctx, incident, run, run.terms.reduced_reason)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
-    elif any(run.runbook.steps[i].touches_job for i in run.done):
+    elif any(run.runbook.steps[i].touches_job for i in run.done) and not run.terms.waits:
         _on_probation(ctx, incident, f"{run.runbook.name} is done")
     else:
         if incident.phase != HELD:

@@ -135,6 +135,26 @@ class WithdrawnRunbook:
 
 
 @dataclass(slots=True)
+class AwaitedCheckpoint:
+    """A runbook that was refused for want of a good checkpoint.
+
+    Attributes:
+        number: of the newest run then. name, why, escalated: the runbook, as it was started.
+        since_ns: when that was.
+        candidates: checkpoints without a verdict that may do, None until they were looked for.
+        pauses: the job was asked to pause until there is a verdict.
+    """
+
+    number: int
+    name: str
+    why: str
+    escalated: bool
+    since_ns: int
+    candidates: int | None = None
+    pauses: bool = False
+
+
+@dataclass(slots=True)
 class Deferred:
     """What is done later.
 
@@ -142,8 +162,7 @@ class Deferred:
         rules: ids of rules to be answered then; see `handlers/rule_fired`.
         commands: those of operators; see `handlers/operator_commands`.
         retry: (runbook, level, why, escalated) to request again; see `runbooks/runner`.
-        awaiting_checkpoint: (number of the newest run, runbook, why, escalated) of a runbook that
-            was refused for want of a good checkpoint; see `runbooks/checkpoint_choice`.
+        awaiting_checkpoint: what was refused for want of one; see `runbooks/checkpoint_choice`.
         weights_check: what was withdrawn since the weights were good; see `runbooks/weights_check`.
         session_end: why the training session of the incident ended, so that it is closed; see
             `handlers/session_change`.
@@ -152,7 +171,7 @@ class Deferred:
     rules: list[str] = field(default_factory=list)
     commands: list[OperatorCommand] = field(default_factory=list)
     retry: tuple[str, int, str, bool] | None = None
-    awaiting_checkpoint: tuple[int, str, str, bool] | None = None
+    awaiting_checkpoint: AwaitedCheckpoint | None = None
     weights_check: WithdrawnRunbook | None = None
     session_end: str = ""
 

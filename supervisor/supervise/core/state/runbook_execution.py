@@ -92,6 +92,7 @@ class StartTerms:
         reduced_reason: why only evidence is taken and people are told.
         repeated: that was known before, and told.
         approved: verbs and arguments that were allowed.
+        waits: it only pauses the job while a checkpoint is verified.
     """
 
     reason: Reason | None = None
@@ -101,6 +102,7 @@ class StartTerms:
     reduced_reason: str = ""
     repeated: bool = False
     approved: list[dict[str, Any]] | None = None
+    waits: bool = False
 
 
 @dataclass(slots=True)

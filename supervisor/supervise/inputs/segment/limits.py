@@ -32,6 +32,7 @@ OWN = frozenset(
     (
         "checkpoint",
         "checkpoint-choice",
+        "checkpoint-search",
         "no-probe",
         "probe-off",
         "segment-fault",
