@@ -31,7 +31,7 @@ from ..sampling import side_forward
 from ..sampling.trial import SAME, equal, value_of
 from ..torch_state.structure import leaves
 from . import files
-from .reference_output import ReferenceOutput
+from .reference_output import ReferenceOutput, Targets
 from .step_history import CLOSE
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class ReferenceBatch:
         self._compiled = False
         self._inputs: Optional[side_forward.Inputs] = None
         self._host: Any = None  # their args and kwargs on the host
+        self._host_targets: Optional[Targets] = None
         self._arrivals: List[Any] = []  # events: they are there
         self._path = ""
         self._written = False
@@ -142,9 +143,13 @@ class ReferenceBatch:
     def observe_targets(self, logits: Any, targets: Any, ignored: int) -> None:
         """The first loss of that step was taken of these."""
         if self._inputs is not None:
-            self._guard.run(
-                self._part, self._output.keep_targets, self._rows, logits, targets, ignored
-            )
+            self._guard.run(self._part, self._keep_targets, logits, targets, ignored)
+
+    def _keep_targets(self, *of_loss: Any) -> None:
+        self._output.keep_targets(self._rows, *of_loss)
+        known = self._output.targets
+        if known is not None:
+            self._host_targets = known._replace(rows=self._to_host(known.rows, self._arrivals))
 
     def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
@@ -279,7 +284,8 @@ class ReferenceBatch:
         ready = root is not None and self._inputs is not None and not self._arrivals
         if ready and not self._written:
             self._written = True
-            self._background.do(self._write, self._inputs, self._host, _signature(root))
+            host = (*self._host, self._host_targets)
+            self._background.do(self._write, self._inputs, host, _signature(root))
         return {KEY: {"path": self._path, "value": float(value)}}
 
     def restored(self, state: Mapping[str, Any], step: int) -> None:
@@ -351,6 +357,7 @@ class ReferenceBatch:
             "model": kind,
             "args": host[0],
             "kwargs": host[1],
+            "targets": None if host[2] is None else tuple(host[2]),
             "places": places,
             "device": inputs.device,
             "autocast": inputs.autocast,
@@ -369,6 +376,8 @@ class ReferenceBatch:
             places = iter(document["places"])
             given = document["args"], document["kwargs"]
             args, kwargs = side_forward.mapped(torch, given, lambda tensor: tensor.to(next(places)))
+            known = document.get("targets")
+            targets = known and Targets(known[0].to(document["places"][0]), *known[1:])
         except Exception as error:
             self._refuse(f"{path} cannot be read: {error}")
             return True
@@ -381,6 +390,7 @@ class ReferenceBatch:
         self._root, self._path, self._written = weakref.ref(root), path, True
         under = {name: document[name] for name in ("device", "autocast", "dtype")}
         self._inputs = side_forward.Inputs(args, kwargs, modes=tuple(document["modes"]), **under)
+        self._output.targets = targets
         return True
 
 

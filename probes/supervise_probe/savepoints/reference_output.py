@@ -9,7 +9,7 @@ another loss than `cross_entropy` and `nll_loss`), none is.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 from ..sampling.activations import LOGITS, ROWS, some_rows
 from ..sampling.side_forward import ROWS as SEQUENCES
@@ -18,15 +18,30 @@ from ..sampling.trial import floating
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
 
 
+class Targets(NamedTuple):
+    """Those of the rows that were kept.
+
+    Attributes:
+        classes: how many there are. ignored: is none of them.
+    """
+
+    rows: Any
+    classes: int
+    ignored: int
+
+
 class ReferenceOutput:
-    """The targets of the rows that were kept, and the outputs of the newest runs."""
+    """The outputs of the newest runs.
+
+    Attributes:
+        targets: of the job's loss, None where it takes none that is known.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         take = torch.nn.functional.cross_entropy
         self._take = getattr(take, "__original_fn", take)  # no loss of the job's
-        self._targets: Any = None
-        self._classes, self._ignored = 0, -100
+        self.targets: Optional[Targets] = None
         self._logits: Any = None  # some rows, of the run under way or the newest one
         self._before: Any = None  # the log-probabilities of these rows at the savepoint before
 
@@ -35,8 +50,8 @@ class ReferenceOutput:
         count = targets.shape[0] if targets.dim() else 0
         if targets.dtype != self._torch.int64 or logits.dim() < 2 or not batch or count % batch:
             return
-        self._targets = targets.detach()[: count // batch * SEQUENCES].clone()
-        self._classes, self._ignored = int(logits.shape[1]), ignored
+        rows = targets.detach()[: count // batch * SEQUENCES].clone()
+        self.targets = Targets(rows, int(logits.shape[1]), ignored)
 
     def saw(self, logits: Any) -> None:
         """The model takes a loss of these, in the run under way."""
@@ -50,18 +65,18 @@ class ReferenceOutput:
 
     def loss(self, output: Any) -> Optional[Any]:
         """Return the loss that a model's output holds or has, None where it cannot be told."""
-        several = floating(self._torch, output)
+        several, targets = floating(self._torch, output), self.targets
         loss = next((v for v in several if v.numel() == 1), None)
-        if loss is not None or self._targets is None or not several:
+        if loss is not None or targets is None or not several:
             return None if loss is None else loss.double().reshape(())
-        logits, targets = several[0].float(), self._targets
-        if logits.shape[-1] == self._classes and targets.dim() == 1:
-            logits = logits.reshape(-1, self._classes)
+        logits, rows = several[0].float(), targets.rows.to(several[0].device)
+        if logits.shape[-1] == targets.classes and rows.dim() == 1:
+            logits = logits.reshape(-1, targets.classes)
         shape = (logits.shape[0], *logits.shape[2:])
-        if logits.dim() < 2 or logits.shape[1] != self._classes or shape != targets.shape:
+        if logits.dim() < 2 or logits.shape[1] != targets.classes or shape != rows.shape:
             return None
         self.saw(logits)
-        return self._take(logits, targets, ignore_index=self._ignored).double()
+        return self._take(logits, rows, ignore_index=targets.ignored).double()
 
     def describe(self) -> Dict[str, Any]:
         """Return metrics of the newest run's logits, as tensors of one element."""

@@ -150,7 +150,7 @@ def second_life(server, first, told, **environ):
     """The same script in a new process, from the checkpoint of the first."""
     config = {"attempt": 1, "first_step": 20, "marks": str(first.folder / "probe"), "tape": True}
     resume = {"RESUME": str(first.folder / "ckpt.pt"), **environ}
-    job = server.straight(SCRIPT, environ=resume, probe_batch=told, **config)
+    job = server.straight(SCRIPT, environ=resume, probe_batch=told, savepoints=KEEP, **config)
     (told,) = continuity(job)
     return job, told
 
@@ -208,7 +208,9 @@ def test_weights_that_a_new_process_did_not_take_are_told(probed):
     kind = "dropout"
     first, _, _ = rolled_back(probed, kind)
     told = of_save(first)
-    _, notice = second_life(probed, first, told, KIND=kind)
+    second, notice = second_life(probed, first, told, KIND=kind)
+    losses = ({f["step"]: f.get("fixed_probe_loss") for f in job.frames} for job in (first, second))
+    assert next(losses)[26] == pytest.approx(next(losses)[26], rel=1e-6)  # its targets are known
     assert notice.data["ok"] and notice.data["step"] == 20, notice
     assert notice.data["probe_batch"] == {
         **dict.fromkeys(("was", "is"), told["value"]),
