@@ -19,7 +19,8 @@ class CheckWeights(Action):
     One forward of its two rows, at the next step boundary. Within `within` times the lower one of
     its losses at the newest two savepoints from before the breach the weights are good: batches
     were bad, and no rollback mends those. Evidence is collected, nothing else is done, and `again`
-    steps later it is asked anew if the losses since are out of their band. Beyond it, and where
+    steps later it is asked anew if the losses since are out of their band; after a quarter of them
+    where a rollback takes the loop back, since other batches come instead. Beyond it, and where
     nobody knows (no `job.probe_batch`, several ranks, no savepoint yet, no answer in time), the
     runbook goes on. It is asked only when a rule about the size of the loss wants the runbook:
     what is not finite, or SEV0 otherwise, needs no second opinion.
@@ -30,7 +31,8 @@ class CheckWeights(Action):
     Undo: none needed; it touches nothing.
     Source: project defaults, measured on the programs of benchmarks/proving: a rollback for bad
         batches was worse than nothing on each, and the best remedy for damaged weights. 20 steps
-        are those that a verification looks at.
+        are those that a verification looks at; after 5 the example, with bad batches for 10,
+        goes back and ends 0.6 % above the undisturbed loss, after 20 it does not, and ends 1.6 %.
     """
 
     touches_job: ClassVar[bool] = False  # it only looks

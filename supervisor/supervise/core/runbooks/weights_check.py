@@ -15,6 +15,7 @@ from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
 VERB = "check_weights"
+SOONER = 4  # times, where a rollback takes the loop back, too
 BATCH = "data"  # kind of an event, see `spike_classifier`
 
 
@@ -37,7 +38,10 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
 def reduce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
     """Leave of the runbook nothing but its evidence, and plan to ask again."""
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
-    waits = 2 * old.waits if old is not None else int(run.intent.args["again"])
+    again = int(run.intent.args["again"])
+    if "rewind" not in state.job.unavailable:  # other batches would come instead of the bad ones
+        again = max(1, again // SOONER)
+    waits = again if old is None else 2 * old.waits
     name, escalated = run.runbook.name, run.terms.escalated
     incident.deferred.weights_check = WithdrawnRunbook(
         name, level, escalated, state.frame_count + waits, waits
