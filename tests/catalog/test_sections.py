@@ -128,3 +128,22 @@ def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:
         if {*sizes} - {"steps", "seed", "token", "signal"} and name != "hang":
             assert metrics.is_known(fault.MOVES), name
     assert faults.catalog()["bit_flip"].moves({"target": "weight"}) == "train_loss_raw"
+
+
+def test_without_an_objective_the_height_of_a_loss_is_told_only(load: Loader, good: str) -> None:
+    """What is harm, a spike or a drift is a notice; NaN and a bound of one's own stay."""
+    text = good + "use: [harm, loss_spike, nonfinite, frozen]\n"
+    text = text.replace("rollback", "") + "savepoints: {every: 25, keep: 4}\n"
+    text = text.replace("max: 2, per: 5000}", "max: 2, per: 5000}, rollback: {max: 2, per: 5000}")
+    acting, told = load(text), load(text + "objective: none\n")
+
+    def of(policy: Policy) -> dict[str, tuple[str, str | None]]:
+        return {rule.id: (rule.severity, rule.runbook) for rule in policy.rules}
+
+    changed = {name for name, given in of(acting).items() if of(told)[name] != given}
+    assert changed == {
+        "harm.established",
+        *(f"loss_spike.{name}" for name in ("coupled", "jump", "startup_spike", "ordered")),
+    }
+    assert {of(told)[name] for name in changed} == {("SEV2", None)}
+    assert load(told.resolved).resolved == told.resolved

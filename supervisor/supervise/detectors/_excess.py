@@ -138,7 +138,7 @@ class Excess:
             self.on, self.total = 1, min(total, self.limit)
             return ESTABLISHED
         enough = self._has_enough()
-        if (enough and total >= 2.0 * self.limit) or self.rows > self.window:
+        if (enough and total >= 2.0 * self.limit) or self.rows > self.window // 2:
             self._take_in(self.waiting)  # real and too small to matter, or too long for the start
             self.forget_excursion()
             return QUIET

@@ -32,7 +32,7 @@ class Harm(MetricDetector):
 
     Rows of an excursion never enter their own reference. It is over when the sum is back at zero.
     After 512 rows it is the new level, with a `rebaseline` note that says what was lost. An excess
-    below `margin`, or a sum that takes more than `window` rows, becomes the level unsaid.
+    below `margin`, or a sum that takes more than half of `window`, becomes the level unsaid.
 
     UNKNOWN for the first three eighths of `window` rows, and for absent and NaN samples. `rewind`
     keeps what was before, and forgets an excursion.

@@ -155,7 +155,7 @@ def assemble(
         mode=mode or form.mode,
         form=form,
         detectors=detectors,
-        rules=tuple(rules.bind(written, detectors)),
+        rules=tuple(rules.bind(written, detectors, form.objective)),
         inhibit=tuple(inhibited),
         runbooks=library.resolved(),
         root=root,

@@ -19,6 +19,7 @@ from ..schema.dataclass_types import keys_of, read_form
 from ..schema.field_types import BAD
 from .expression import WORDS, Expression, ExpressionError, parse
 from .freeze import BuiltRule
+from .objective import without_descent
 from .pack import Entry, Parts
 
 
@@ -141,14 +142,19 @@ def read(
     return found
 
 
-def bind(written: Iterable[Written], detectors: Iterable[str]) -> list[BuiltRule]:
+def bind(
+    written: Iterable[Written], detectors: AbstractMapping[str, Detector], objective: str
+) -> list[BuiltRule]:
     """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
     index = {name: i for i, name in enumerate(detectors)}
-    return [
+    found = [
         BuiltRule(_rule(form, when, index, entry), form, entry)
         for form, entry, when, whole in written
         if whole and when is not None
     ]
+    if objective != "none":
+        return found
+    return [made._replace(rule=without_descent(made.rule, detectors)) for made in found]
 
 
 def _rule(

@@ -274,6 +274,10 @@ class PolicyFile:
     inhibit: Annotated[
         tuple[DeferredInhibition, ...], Doc("rules that are muted while another fires")
     ] = ()
+    objective: Annotated[
+        Literal["descends", "none"],
+        Doc("`none`: a higher loss is not worse (GAN, RL): rules on its height are SEV2 notices"),
+    ] = "descends"
     planned: Annotated[
         tuple[PlannedForm, ...],
         Doc("announced changes: {from, to, what, expect: up|down|either}; rules on them are muted"),
