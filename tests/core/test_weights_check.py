@@ -48,11 +48,13 @@ def verbs(story):
     return [key.rpartition("-")[2] for key in story.actions()]
 
 
-def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
-    story = asked(GOOD)
-    story.frames(2.0, times=40)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_bad_batches_cost_no_rollback_and_are_told_once(asked, keeps):
+    """Where a rollback takes the loop back it is asked once more in any case."""
+    story = asked(GOOD, GOOD, keeps=keeps)
+    story.frames(2.0, times=60)
 
-    assert verbs(story) == ["check_weights", "snapshot"]
+    assert verbs(story) == ["check_weights", "snapshot"] * (1 if keeps else 2)
     assert story.kinds("abort", "withdrawn")[0].reason == (
         "back withdrawn: the weights are good: the probe batch has a loss of 2.1, and had 2 before "
         "step 40"

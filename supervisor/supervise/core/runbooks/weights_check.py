@@ -4,6 +4,8 @@ A loss out of its band tells of either. A rollback mends weights; for bad batche
 since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that
 objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
 While the losses stay out of their band it is asked again, each time after twice as many steps.
+Where a rollback takes the loop back, and so ends such a trouble, that is sooner, and once in any
+case: repeated tokens are learned in a few steps, and their loss tells of nothing any more.
 """
 
 from __future__ import annotations
@@ -38,13 +40,19 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
 def reduce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
     """Leave of the runbook nothing but its evidence, and plan to ask again."""
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
-    again = int(run.intent.args["again"])
-    if "rewind" not in state.job.unavailable:  # other batches would come instead of the bad ones
-        again = max(1, again // SOONER)
-    waits = again if old is None else 2 * old.waits
-    name, escalated = run.runbook.name, run.terms.escalated
+    waits = int(run.intent.args["again"])
+    rewinds = "rewind" not in state.job.unavailable
+    if rewinds:  # other batches would come instead of the bad ones
+        waits = max(1, waits // SOONER)
+    if old is not None:
+        waits = 2 * old.waits
     incident.deferred.weights_check = WithdrawnRunbook(
-        name, level, escalated, state.frame_count + waits, waits
+        run.runbook.name,
+        level,
+        run.terms.escalated,
+        state.frame_count + waits,
+        waits,
+        surely=rewinds and old is None,  # some bad batches have low losses
     )
     run.terms.reduced_reason, run.terms.repeated = why, old is not None
     state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
@@ -55,4 +63,5 @@ def due(state: State, incident: Incident) -> WithdrawnRunbook | None:
     old = incident.deferred.weights_check
     if old is None or state.frame_count < old.at or state.approvals.pending is not None:
         return None
-    return old if withdrawal.is_loss_out_of_band(state, incident) else None
+    ill = old.surely or withdrawal.is_loss_out_of_band(state, incident)
+    return old if ill else None

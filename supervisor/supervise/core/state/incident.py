@@ -124,7 +124,7 @@ class WithdrawnRunbook:
     Attributes:
         name, level, escalated: it, as it was started.
         at: frame count at which it is asked anew, if the loss is still out of its band then.
-        waits: steps until then.
+        waits: steps until then. surely: whatever the loss is.
     """
 
     name: str
@@ -132,6 +132,7 @@ class WithdrawnRunbook:
     escalated: bool
     at: int
     waits: int
+    surely: bool
 
 
 @dataclass(slots=True)
