@@ -37,6 +37,14 @@ accelerator = Accelerator()
 model, optimizer = accelerator.prepare(model, optimizer)
 """
 )
+FABRIC = (
+    FOR
+    + """
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu", devices=1)
+model, optimizer = fabric.setup(model, optimizer)
+"""
+)
 LOOP = """
 kept = Kept(model, optimizer)
 data = [(torch.randn(8, 8), torch.randint(0, 4, (8,))) for _ in range(12)]
@@ -108,6 +116,7 @@ trainer.fit(Module(), loader(4))
 JOBS = {
     "for": FOR + LOOP.replace("BACKWARD", "loss.backward()"),
     "accelerate": ACCELERATE + LOOP.replace("BACKWARD", "accelerator.backward(loss)"),
+    "fabric": FABRIC + LOOP.replace("BACKWARD", "fabric.backward(loss)"),
     "trainer": TRAINER,
     "lightning": LIGHTNING,
 }
