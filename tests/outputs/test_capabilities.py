@@ -40,7 +40,7 @@ def test_a_loop_of_a_library_with_nothing_configured():
     [
         (NANO, READY, {}, "rollback", "yes, weights and loop"),
         (NANO, READY, {"ranks": 2}, "rollback", "no (2 ranks would have to change at the same"),
-        (NANO, READY, {"rollback": "too large"}, "rollback", "no (too large)"),
+        (NANO, READY, {"rollback": "too large; relaunch"}, "rollback", "no (too large)"),
         (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
         (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),
         (replace(NANO, runbooks={}), READY, {}, "rollback", "no (policy nano never runs it)"),
@@ -53,6 +53,7 @@ def test_a_loop_of_a_library_with_nothing_configured():
             "relaunch",
             "only by command (policy nano never runs it)",
         ),
+        (NANO, READY | {"safeguards": {"a": "cannot act: why"}}, {}, "a", "no (why)"),
         (NANO, READY, {"channels": ("console", "slack")}, "messages", "console, slack"),
         (load_policy("observe"), {}, {}, "actions", "none in mode observe (--mode enforce)"),
     ],

@@ -12,7 +12,8 @@ from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 
-REFUSED = "unavailable: "  # how the probe's status begins where no rollback is possible
+# How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
+REFUSED, CANNOT = "unavailable: ", "cannot act: "
 ADD = "add job.relaunch to the policy"
 
 
@@ -31,6 +32,9 @@ def capabilities(
     else:
         found["rollback"] = _rollback(policy, state, probe)
         found["relaunch"] = _relaunch(policy, state, probe)
+        for name, how in (probe.get("safeguards") or {}).items():
+            if how.startswith(CANNOT):
+                found[name] = f"no ({how.removeprefix(CANNOT)})"
     found["ranks"] = str(state.job.world_size)
     found["messages"] = ", ".join(channels) if channels[1:] else "console only"
     return found
@@ -103,5 +107,5 @@ def _has(policy: Policy, verb: str) -> bool:
 
 
 def _reason(message: str) -> str:
-    """Return the reason in a notice of the probe, which begins with what it means."""
-    return message.partition(": ")[2] or message
+    """Return the reason in a notice of the probe, between what it means and what else there is."""
+    return (message.partition(": ")[2] or message).partition("; ")[0]
