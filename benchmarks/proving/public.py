@@ -3,9 +3,9 @@
     python benchmarks/proving/public.py FOLDER [--policy nano] [--rows 100000] [--jobs 2]
 
 FOLDER holds recordings that are not ours to copy: `logs` with its labels, `field` and `faults`, of
-which the healthy ones are judged. Every log is judged as it is, and again with every 2nd and every
-5th row kept, as a job that logs less often would have written it. A label of which no row is left
-is not counted.
+which the healthy ones are judged; adversarial and value losses with `objective: none`. Every log is
+judged as it is, and again with every 2nd and every 5th row kept, as a job that logs less often
+would have written it. A label of which no row is left is not counted.
 
 The noises are losses around 2.4 with a spread of 1.7 %, in runs of 10 000 rows; they have nothing
 else to be judged by. `phi`: autocorrelation of the first order. `t3`: Student's t with 3 degrees of
@@ -137,7 +137,10 @@ def scores(data: Path, policy: str, rows: int, jobs: int) -> Iterator[tuple[str,
     losses = [path for path in recordings if path.name.split("__")[0] not in ("gan", "rl")]
     yield "field", judged(losses, policy, jobs)
     others = [path for path in recordings if path not in losses]
-    yield "field, adversarial and value losses", judged(others, policy, jobs)
+    with tempfile.TemporaryDirectory() as place:
+        aimless = Path(place) / "aimless.yaml"
+        aimless.write_text(f"version: supervise/v1\nextends: {policy}\nobjective: none\n")
+        yield "field, adversarial and value losses", judged(others, str(aimless), jobs)
     healthy = sorted((data / "faults").glob("healthy_*.csv.gz"))
     yield "small GPT, every metric", judged(healthy, policy, jobs)
     for name in NOISES:
