@@ -42,7 +42,8 @@ def test_single_rank_needs_no_numbered_files(make):
     [
         (["pytorch_model-00001-of-00002.bin"], None, "pytorch_model-00002-of-00002.bin is missing"),
         (["a.safetensors"], ["a.safetensors", "b.safetensors"], "b.safetensors is missing"),
-        (["sub/__0_0.distcp"], None, ".metadata is missing"),
+        (["sub/__0_0.distcp"], None, "sub/.metadata is missing"),
+        (["sub/__0_0.distcp", "sub/.metadata"], None, ""),
         (["rng_state_0.pth", "x.bin"], None, "rng_state_1.pth is missing"),
         (["model.bin", "optimizer.bin.tmp"], None, "optimizer.bin.tmp is still being written"),
     ],

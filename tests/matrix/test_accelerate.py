@@ -107,4 +107,7 @@ def test_accelerate_launch(tmp_path, pair_preamble, quiet, capsys):
     for frame, row in zip(frames, rows, strict=True):
         for name, value in row.items():
             assert float(frame[name]) == pytest.approx(value, rel=1e-5), (name, frame)
+    register = json.loads((tmp_path / "run" / "checkpoints.json").read_text())["checkpoints"]
+    saved = [(entry["path"], entry["step"]) for entry in register]  # one of several files each
+    assert saved == [(str(tmp_path / "watched" / f"saved-{n}"), 8 * n + 7) for n in (0, 1)]
     assert json.loads((tmp_path / "run" / "state.json").read_text())["tier"] == "T1"

@@ -76,6 +76,8 @@ class Automatic(Base):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 run(Automatic(), accumulate_grad_batches=2, gradient_clip_val=0.3)
+from lightning.fabric import Fabric
+Fabric(accelerator="cpu", devices=1).save("saved/fabric.pt", {"x": torch.ones(2)})
 """
 )
 
@@ -89,11 +91,12 @@ def test_automatic_optimisation(library_pair):
         5: pytest.approx(first)
     }
     saved = [notice.data for notice in job.notices if notice.kind == "checkpoint-saved"]
-    assert [data["step"] for data in saved] == [5, 10]
+    assert [data["step"] for data in saved] == [5, 10, 10]
     assert all(data["path"].startswith(str(job.folder / "saved")) for data in saved)
     assert job.frames[5]["checkpoint_time"] > 0
     assert job.notices[-1].data["val_loss"] == pytest.approx(last)
-    assert job.kinds() == ["checkpoint-saved"] * 2 + ["note"]
+    assert saved[-1]["path"] == str(job.folder / "saved" / "fabric.pt")
+    assert job.kinds() == ["checkpoint-saved"] * 3 + ["note"]
     for frame in job.frames[1:]:  # the model itself is never called, only its training_step
         parts = [frame[f"{part}_time"] for part in ("input", "forward", "backward", "optimizer")]
         assert min(parts) > 0 and sum(parts) + frame["other_time"] == pytest.approx(

@@ -123,6 +123,8 @@ def answers(tmp_path_factory):
     tensors["optimizer.m"][5] = float("nan")
     safetensors.save_file(tensors, folder / "a-nan.safetensors")
     distributed(folder / "dcp")
+    distributed(folder / "nested" / "model_and_optim")
+    torch.save({"step": 20}, folder / "nested" / "rank0.pt")
     distributed(folder / "dcp-lost")
     (folder / "dcp-lost" / "__0_0.distcp").unlink()
     distributed(folder / "dcp-cut")
@@ -158,7 +160,9 @@ def answers(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", ["good.pt", "legacy.pt", "a.safetensors", "dcp", "checkpoint-30"])
+@pytest.mark.parametrize(
+    "name", ["good.pt", "legacy.pt", "a.safetensors", "dcp", "nested", "checkpoint-30"]
+)
 def test_what_is_good(answers, name):
     """Of every format; a mask of minus infinity is no damage, nor a best score of none."""
     found = answers[name]
@@ -213,7 +217,7 @@ def test_what_only_running_code_could_tell(answers, name):
 @pytest.mark.parametrize(
     ("resumable", "names"),
     [
-        ("full", "good.pt legacy.pt dcp checkpoint-30 gan.pt lightning.ckpt sgd.pt list.pt"),
+        ("full", "good.pt legacy.pt dcp nested checkpoint-30 gan.pt lightning.ckpt sgd.pt list.pt"),
         ("weights only", "flat.pt model.pt weights-lightning.ckpt b.safetensors dcp-weights"),
         ("weights only", "without-optimizer.pt"),
         ("unknown", "a.safetensors optim_000100.pt by-hand.pt moments.pt code.pt nowhere.pt"),

@@ -95,11 +95,13 @@ def _read(torch: Any, path: str, names: List[str], contents: Contents) -> List[s
     unread, read = [], set()
     alone = not os.path.isdir(path)
     folder = os.path.dirname(path) if alone else path
-    if formats.METADATA in names:
+    for metadata in (n for n in names if os.path.basename(n) == formats.METADATA):
+        inside = os.path.dirname(metadata)  # OLMo-core and accelerate have it in a subdirectory
         try:
-            read = {formats.METADATA, *formats.read_distributed(torch, path, contents)}
+            shards = formats.read_distributed(torch, os.path.join(path, inside), contents)
+            read |= {metadata, *(os.path.join(inside, shard) for shard in shards)}
         except formats.NeedsCode as error:
-            unread.append(f"{formats.METADATA} is not loadable without running code: {error}")
+            unread.append(f"{metadata} is not loadable without running code: {error}")
         except formats.Damaged as error:
             contents.problems.append(str(error))
     for name in names:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..patches import saves
 from ..runtime.guard import describe
-from . import lightning, torch_parallel, transformers
+from . import lightning, torch_parallel, transformers, whole_states
 
 if TYPE_CHECKING:
     from .wrap import Hold
@@ -15,6 +15,9 @@ ADAPTERS = {
     "transformers": transformers.listen,
     "lightning": lightning.listen,
     "pytorch_lightning": lightning.listen,
+    "accelerate.accelerator": whole_states.listen_accelerate,
+    "lightning.fabric.fabric": whole_states.listen_fabric,
+    "lightning_fabric.fabric": whole_states.listen_fabric,
     "torch.distributed.fsdp.fully_sharded_data_parallel": torch_parallel.listen_fsdp,
     "torch.distributed.pipelining.stage": torch_parallel.listen_pipeline,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Tuple
 
 from ..patches import saves
 from ..runtime.warning_stacklevel import uncounted
@@ -49,13 +49,13 @@ def beside(
 
 
 def around_save(
-    hold: Hold, original: Callable[..., Any], what: Callable[..., Tuple[str, int]]
+    hold: Hold, original: Callable[..., Any], what: Callable[..., Tuple[str, Optional[int]]]
 ) -> Callable[..., Any]:
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
     Args:
         what: given the same arguments once it is saved, returns its path and the library's count of
-            steps; an empty path where another rank reports it.
+            steps if it has one; an empty path where another rank reports it.
     """
 
     def saved(seconds: float, args: Any, kwargs: Any) -> None:

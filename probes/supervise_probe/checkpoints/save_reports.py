@@ -45,6 +45,11 @@ class SaveReports:
         """Add what these return to each report: about the probe batch, and the counters."""
         self._batch_facts, self._counters = batch_facts, counters
 
+    @property
+    def step(self) -> int:
+        """How many steps were made."""
+        return self._position.step
+
     def begins(self) -> None:
         """Set the phase "checkpoint": a save begins."""
         self.saving = True

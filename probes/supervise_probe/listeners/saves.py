@@ -7,7 +7,7 @@ write a scheduler, a cache, one tensor of a shard.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..checkpoints.save_reports import Reported, name_of
 
@@ -64,16 +64,20 @@ class SaveListener:
             self.reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
             self._drills.saved(path)
 
-    def saved_by_library(self, seconds: float, what: Callable[[], Tuple[str, int]]) -> None:
+    def saved_by_library(
+        self, seconds: float, what: Callable[[], Tuple[str, Optional[int]]]
+    ) -> None:
         """A library has saved its own checkpoint.
 
         Args:
-            what: returns its path, "" where another rank reports it, and the library's step.
+            what: returns its path, "" where another rank reports it, and the library's step, None
+                where it counts none.
         """
         self._library.saved(seconds)
         path, step = what()
         if path:
             path = os.path.abspath(path)
+            step = self.reports.step if step is None else step
             report = {
                 "path": path,
                 "step": step,

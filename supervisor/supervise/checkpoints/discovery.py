@@ -162,8 +162,9 @@ def missing(path: str, current: Stamp, ranks: int) -> str:
     for name in names:
         if is_partial(Path(name).name):
             return f"{name} is still being written"
-    if any(name.endswith(".distcp") for name in names) and METADATA not in names:
-        return f"{METADATA} is missing"
+    for folder in {Path(name).parent for name in names if name.endswith(".distcp")}:
+        if str(folder / METADATA) not in names:
+            return f"{folder / METADATA} is missing"
     shards = {shard for name in names for shard in _siblings(path, name)}
     ranked = [(name, match) for name in names if (match := _RANK.match(name))]
     if ranks > 1:

@@ -52,14 +52,12 @@ def _litgpt(script: str, argv: Sequence[str]) -> Recipe | None:
     command = next((b for a, b in pairwise(argv) if a.rpartition("/")[2] == "litgpt"), None)
     if command is None and not _imports(script, "litgpt"):
         return None
-    default = {"pretrain": "out/pretrain", "finetune_full": "out/finetune/full"}.get(command or "")
-    if default is None:
+    if command not in ("pretrain", "finetune_full"):
         why = "only litgpt pretrain and finetune_full save what training goes on from"
         return Recipe("litgpt", works=False, note=why)
     if _value(argv, "initial_checkpoint_dir"):
         return Recipe("litgpt", works=False, note="--initial_checkpoint_dir excludes --resume")
-    glob = f"{_value(argv, 'out_dir') or default}/step-*/lit_model.pth"
-    return Recipe("litgpt", glob, args=(f"--resume={CHECKPOINT}",))
+    return Recipe("litgpt", args=(f"--resume={CHECKPOINT}",))
 
 
 def _torchtitan(script: str, argv: Sequence[str]) -> Recipe | None:
