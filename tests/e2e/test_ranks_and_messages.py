@@ -32,8 +32,10 @@ def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
     refused = run.kinds("abort", "refused")
     assert refused
     assert "ranks" in refused[0]["reason"]
+    assert "supervise: rollback: no (2 ranks would have to change at the same step)" in run.stderr
     told = [record["data"]["message"] for record in run.kinds("notify_intent")]
-    assert any("no automatic action is possible" in message["title"] for message in told)
+    found = {m["severity"] for m in told if "no automatic action is possible" in m["title"]}
+    assert found == {"SEV0"}  # nor can a relaunch help
     run.prove()
 
 
