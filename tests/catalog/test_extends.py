@@ -174,3 +174,14 @@ def test_a_mistake_is_reported_once_in_the_file_that_makes_it(load, line, files,
         said.rpartition("/")[2]
     ]
     assert len(raised.value.problems) == 1
+
+
+def test_channels_of_the_command_line_are_added_to_the_policy():
+    """They are part of its text and of its digest, so that a replay has them."""
+    more = {"slack": {"url_env": "SLACK_URL"}}
+    policy = load_policy("nano", notify=more)
+
+    assert policy.notify.keys() == {"console", "slack"}
+    assert policy.notify["slack"]["url_env"] == "SLACK_URL" and "SLACK_URL" in policy.resolved
+    with pytest.raises(PolicyErrors, match="no key 'ur_env'"):
+        load_policy("nano", notify={"slack": {"ur_env": "X"}})

@@ -61,5 +61,5 @@ def tell(line):
 if __name__ == "__main__":
     policy, directory, gate, *argv = sys.argv[1:]
     Freezing.gate = Path(gate)
-    again = (policy, None)
+    again = (policy, None, {})
     sys.exit(run.supervise(argv, load_policy(policy), again, Path(directory), [], tell, record))

@@ -83,7 +83,7 @@ def main() -> int:
     return run.supervise(
         argv,
         load_policy(policy),
-        (policy, None),
+        (policy, None, {}),
         Path(directory),
         [drills.parse(drill)],
         tell,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from supervise.catalog import load_policy
 from tests.support.supervised_run import nano, tiny
 
 pytestmark = pytest.mark.slow
@@ -53,15 +54,20 @@ def told_by(tmp_path):
     return write
 
 
-def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver, told_by):
-    """The job never waits for either. The failure is reported once on the terminal and in the
-    status, never with its address; a gradient of NaN that all this is about reaches no weight."""
+def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver):
+    """Both are named on the command line, and are part of the policy that the run keeps. The job
+    never waits for either. The failure is reported once on the terminal and in the status, never
+    with its address; a gradient of NaN that all this is about reaches no weight."""
     (good, received), (bad, refused) = receiver(200), receiver(500)
     supervise.env |= {"SLACK_URL": good + "/slack", "HOOK_URL": bad + "/hook?token=secret"}
-    policy = told_by("webhook: {url_env: HOOK_URL}", "slack: {url_env: SLACK_URL}")
+    told = ("--policy", "nano", "--notify", "webhook:HOOK_URL", "--notify", "slack:SLACK_URL")
     job = tiny("--steps", 200, "--sleep", 0.01)
-    run = supervise.run("--policy", policy, "--drill", "nan_grad@100", job=job)
+    run = supervise.run(*told, "--drill", "nan_grad@100", job=job)
 
+    kept = load_policy(run.directory / "policy.yaml").notify
+    assert {"console", "slack", "webhook"} == {*kept} and supervise.env["SLACK_URL"] not in str(
+        kept
+    )
     assert run.returncode == 0 and "finite True" in run.stdout
     assert run.kinds("note", "safeguard")[0]["data"]["at_step"] == 100
     assert any("nonfinite" in json.dumps(body) for _, body in received) and refused

@@ -1,7 +1,7 @@
 import pytest
 
 from supervise import notifiers
-from supervise.errors import InputError
+from supervise.errors import InputError, UsageError
 
 HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
@@ -58,3 +58,28 @@ def test_a_wrong_key_is_refused_with_what_there_is():
             notifiers.build(notify, {})
         assert caught.value.exit_code == 65
         assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["slak:SLACK_URL"], "no channel 'slak' (channels by --notify: slack, webhook)"),
+        (["slack:NOT_SET"], "NOT_SET is not set (export NOT_SET=https://... and start again)"),
+        (["slack:https://hooks/secret"], "export SLACK_URL=https://...; then --notify slack:SLACK"),
+        (["slack:URL", "slack:URL"], "slack is given twice"),
+        (["slack:NOISE"], "NOISE does not hold a URL"),
+    ],
+)
+def test_a_channel_of_the_command_line_is_refused_before_the_job_starts(options, said):
+    """What the person types next is in the hint; a URL in the wrong place is not shown."""
+    with pytest.raises(UsageError) as raised:
+        notifiers.of_options(options, {"URL": "https://a.example/x", "NOISE": "secret"})
+    text = f"{raised.value} ({raised.value.hint})"
+
+    assert said in text and "secret" not in text
+
+
+def test_a_channel_of_the_command_line_names_its_variable():
+    found = notifiers.of_options(["webhook:URL"], {"URL": "https://a.example/x"})
+
+    assert found == {"webhook": {"url_env": "URL"}}

@@ -35,18 +35,19 @@ _KEPT = ("name", "digest", "mode", "savepoints", "sampling", "safeguards", "noti
 Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
 
 
-def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list[str]) -> Policy:
+def launch_policy(path: str | Path, options: object, load: Load, warnings: list[str]) -> Policy:
     """Return the policy, or the part that a launch needs, without rules.
 
     Args:
         path: a file, or the name of a shipped policy, as `load_policy` takes it.
+        options: what `load` adds to it, such as the mode; their `repr` tells them apart.
         load: called on a cache miss.
         warnings: the policy's warnings are appended here.
 
     Raises:
         SuperviseError: as `load`.
     """
-    place = _place(path, mode)
+    place = _place(path, options)
     found = None if place is None else _read(place)
     if found is not None:
         return found
@@ -59,12 +60,12 @@ def launch_policy(path: str | Path, mode: str | None, load: Load, warnings: list
     return policy
 
 
-def _place(name: str | Path, mode: str | None) -> Path | None:
+def _place(name: str | Path, options: object) -> Path | None:
     """Return the cache file of this policy, None if it cannot be cached."""
     try:
         path = shipped.locate(name)
         seen = hashlib.sha256()
-        seen.update(repr((__version__, sys.version, str(path.absolute()), mode)).encode())
+        seen.update(repr((__version__, sys.version, str(path.absolute()), options)).encode())
         for line in _fingerprint(path.absolute()):
             seen.update(line)
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

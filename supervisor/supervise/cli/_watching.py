@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ..store.run_directory import RunDir
 from ._output import PrintLine
 from ._streams import leave
 
+ReloadFrom = tuple[str, str | None, Mapping[str, Mapping[str, str]]]
 _log = logging.getLogger(__name__)
 
 
@@ -41,12 +43,12 @@ class Started:
 
     Attributes:
         argv: as it was given.
-        reload_from: file and mode of a reload that names none.
+        reload_from: file and mode of a reload that names none; channels that it adds to any.
         faults: the drills.
     """
 
     argv: Sequence[str]
-    reload_from: tuple[str, str | None]
+    reload_from: ReloadFrom
     run: RunDir
     segments: Path
     tier: str
@@ -71,6 +73,7 @@ def watch_started(
         launched: the policy, or the part that `_policy_cache` keeps.
     """
     run, print_line = started.run, log_lines(print_line)
+    source, mode, notify = started.reload_from
     policy = launched if launched.detectors else _load_whole(launched, started)
     senders, unset = build({"console": {}, **policy.notify}, os.environ)
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
@@ -82,7 +85,7 @@ def watch_started(
     settings = Settings(
         started.redactor.command(started.argv),
         policy,
-        Reloader(run, policy, load_policy, *started.reload_from),
+        Reloader(run, policy, partial(load_policy, notify=notify), source, mode),
         run,
         started.segments,
         started.tier,
@@ -104,9 +107,9 @@ def _load_whole(kept: Policy, started: Started) -> Policy:
     It comes from its own file, which messages name, or, if that has changed since, from the copy in
     the run directory. Raises StoreError if neither has the digest: the cache was wrong.
     """
-    for path, mode in (started.reload_from, (str(started.run.policy_path), None)):
+    for path, mode, notify in (started.reload_from, (str(started.run.policy_path), None, None)):
         try:
-            policy = load_policy(path, mode=mode)
+            policy = load_policy(path, mode=mode, notify=notify)
         except SuperviseError:
             continue
         if policy.digest == kept.digest:

@@ -127,7 +127,8 @@ def _supervisor(
 ) -> tuple[App, Outbox, Forwarder]:
     named, mode = past.reload
     again = aim({"policy": named, "mode": mode}, *described["reload"])
-    reloader = Reloader(run, past.started, load_policy, *again)
+    load = partial(load_policy, notify=described.get("notify"))
+    reloader = Reloader(run, past.started, load, *again)
     settings = Settings(
         described["argv"],
         past.started,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ._params import JobCommand
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 CRASHED = "internal error; the job continues without supervision"
+Channels = Mapping[str, Mapping[str, str]]
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,12 @@ _log = logging.getLogger(__name__)
 @click.option(
     "--drill", multiple=True, metavar="FAULT@STEP", help="Inject FAULT at STEP, to test the policy."
 )
+@click.option(
+    "--notify",
+    multiple=True,
+    metavar="KIND:VARIABLE",
+    help="Add a channel: slack or webhook, and the environment variable that holds its URL.",
+)
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
@@ -62,6 +69,7 @@ def command(
     run_dir: Path | None,
     mode: str | None,
     drill: tuple[str, ...],
+    notify: tuple[str, ...],
     resume_run: bool,
     watch_policy: bool,
     quiet: bool,
@@ -77,6 +85,10 @@ def command(
     reloaded as by `supervise reload` once it passes `supervise policy check`. It never raises the
     mode.
 
+    --notify adds a channel to the policy for this run, such as slack:SLACK_URL: the environment
+    variable SLACK_URL holds the URL of an incoming webhook. It is part of the policy that the run
+    keeps.
+
     With --resume-run the same command line can be repeated, as a service manager does: a run in
     --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
     new one starts in D.2, then D.3 and so on.
@@ -84,6 +96,7 @@ def command(
     \b
     Examples:
       supervise --policy nano -- python train.py --lr 1e-3
+      supervise --policy nano --notify slack:SLACK_URL -- python train.py
       supervise --policy nano --mode shadow --drill lr_spike@150 -- python train.py
       supervise --policy nano --run-dir runs/main --resume-run -- python train.py
 
@@ -96,15 +109,16 @@ def command(
         raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
     mode = mode or (None if policy else DEFAULT_MODE)
     name = policy or DEFAULT_POLICY
+    channels = _channels(notify)
     warnings: list[str] = []
     chosen = _policy_cache.launch_policy(
-        name, mode, lambda found: _load(name, mode, found), warnings
+        name, (mode, channels), lambda found: _load(name, mode, channels, found), warnings
     )
     faults = _faults(drill)
     print_line = line_printer(quiet=quiet)
     for problem in warnings:
         print_line(f"supervise: warning: {problem}")
-    reload_from = str(locate(name).absolute()), mode
+    reload_from = str(locate(name).absolute()), mode, channels
     if resume_run and run_dir is not None:
         from ._resuming import refuse_different, resume_target
         from .adopt import adopt
@@ -119,13 +133,21 @@ def command(
     )
 
 
-def _load(name: str, mode: str | None, warnings: list[str]) -> Policy:
+def _load(name: str, mode: str | None, notify: Channels, warnings: list[str]) -> Policy:
     from ..catalog import Problem, load_policy
 
     found: list[Problem] = []
-    policy = load_policy(name, mode=mode, warnings=found)
+    policy = load_policy(name, mode=mode, notify=notify, warnings=found)
     warnings += map(str, found)
     return policy
+
+
+def _channels(notify: Sequence[str]) -> Channels:
+    if not notify:
+        return {}
+    from ..notifiers import of_options
+
+    return of_options(notify, os.environ)
 
 
 def _faults(drill: Sequence[str]) -> list[Any]:
@@ -139,7 +161,7 @@ def _faults(drill: Sequence[str]) -> list[Any]:
 def supervise(
     argv: Sequence[str],
     policy: Policy,
-    reload_from: tuple[str, str | None],  # file and mode of a reload that names none
+    reload_from: tuple[str, str | None, Channels],  # see `_watching.Started`
     run_dir: Path | None,
     faults: Sequence[Any],
     print_line: PrintLine,
@@ -165,7 +187,8 @@ def supervise(
             "tier": tier,
             "tier_reason": reason,
             "drills": faults,
-            "reload": reload_from,
+            "reload": reload_from[:2],
+            "notify": reload_from[2],
             "watch_policy": watch_policy,
         },
     )

@@ -7,16 +7,26 @@ in a private file for a page that was not delivered before its run ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from ._settings import Sender, Settings, UnsetError
 
-__all__ = ["Sender", "Settings", "UnsetError", "build", "destination", "kinds", "reopen"]
+__all__ = [
+    "Sender",
+    "Settings",
+    "UnsetError",
+    "build",
+    "destination",
+    "kinds",
+    "of_options",
+    "reopen",
+]
 
 
 def kinds() -> dict[str, type[Settings]]:
@@ -32,6 +42,37 @@ def kinds() -> dict[str, type[Settings]]:
                 and issubclass(value, Settings)
                 and value.__module__ == module.__name__
             )
+    return found
+
+
+def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the `notify` section for options such as `slack:SLACK_URL`.
+
+    Raises:
+        UsageError: there is no such channel, or the variable does not hold its URL.
+    """
+    found: dict[str, dict[str, str]] = {}
+    known = {k: of for k, of in kinds().items() if "url_env" in (f.name for f in fields(of))}
+    for option in options:
+        kind, _, name = option.partition(":")
+        if kind not in known:
+            hint = f"channels by --notify: {', '.join(known)}"
+            raise UsageError(f"--notify: no channel {kind!r}", hint=hint)
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):  # a URL is a secret: it is not shown
+            example = f"{kind.upper()}_URL"
+            hint = f"export {example}=https://...; then --notify {kind}:{example}"
+            raise UsageError(
+                f"--notify {kind}:... needs the name of an environment variable", hint=hint
+            )
+        if kind in found:
+            raise UsageError(f"--notify: {kind} is given twice", hint="one channel of a kind")
+        keys: dict[str, Any] = {"url_env": name}
+        try:
+            known[kind](**keys).open(env)
+        except UnsetError as error:
+            hint = f"export {name}=https://... and start again"
+            raise UsageError(f"--notify {option}: {error}", hint=hint) from None
+        found[kind] = keys
     return found
 
 

@@ -7,12 +7,13 @@ base's. Nodes keep their file, so that each mistake is reported where it was wri
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Mapping as AbstractMapping
 from dataclasses import replace
 from pathlib import Path
 
 from ...errors import InputError
-from ..document import yaml_reader
-from ..document.diagnostics import Problems, did_you_mean
+from ..document import yaml_reader, yaml_writer
+from ..document.diagnostics import Problems, Source, did_you_mean
 from ..document.nodes import Mapping, Node, Scalar, Sequence
 from ..inventory import bases, shipped
 from . import pack
@@ -57,6 +58,16 @@ def fold(roots: Collection[Mapping], problems: Problems) -> tuple[Mapping, set[s
     for own in others:
         base = _extended(_without(base, _removed(own), gone), own, problems)
     return base, gone
+
+
+def with_channels(
+    root: Mapping, notify: AbstractMapping[str, AbstractMapping[str, str]], problems: Problems
+) -> Mapping:
+    """Return a policy with more keys under `notify`."""
+    text = yaml_writer.dump({"notify": notify})
+    added = yaml_reader.parse(Source("--notify", text), problems)
+    assert added is not None
+    return Mapping(root.source, root.line, root.col, pack.merged(root, added).pairs)
 
 
 def remove(root: Mapping, parts: Parts, gone: Collection[str], problems: Problems) -> None:

@@ -6,6 +6,7 @@ file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest
 
 from __future__ import annotations
 
+from collections.abc import Mapping as AbstractMapping
 from pathlib import Path
 
 from ...core.model.decisions import MODES
@@ -23,11 +24,14 @@ from .pack import Parts
 from .rules import Written
 from .runbook_library import RunbookCatalog
 
+Channels = AbstractMapping[str, AbstractMapping[str, str]]
+
 
 def load_policy(
     name_or_path: str | Path,
     *,
     mode: str | None = None,
+    notify: Channels | None = None,
     warnings: list[Problem] | None = None,
 ) -> Policy:
     """Load a policy.
@@ -36,6 +40,7 @@ def load_policy(
         name_or_path: a file, or the name of a shipped policy: `nano`, `nano.yaml`, or
             `policies/nano.yaml` outside a checkout.
         mode: takes the place of the file's own mode.
+        notify: channels that are added to the file's own, as under its key `notify`.
         warnings: what is odd but allowed is appended here.
 
     Raises:
@@ -43,13 +48,14 @@ def load_policy(
         InputError: there is no such file, or it cannot be read.
         UsageError: there is no such mode.
     """
-    return freeze.policy(compose(name_or_path, mode=mode, warnings=warnings))
+    return freeze.policy(compose(name_or_path, mode=mode, notify=notify, warnings=warnings))
 
 
 def compose(
     name_or_path: str | Path,
     *,
     mode: str | None = None,
+    notify: Channels | None = None,
     warnings: list[Problem] | None = None,
 ) -> Draft:
     """Load as `load_policy` does, and return the draft, which knows where each part was written."""
@@ -59,14 +65,20 @@ def compose(
     problems = Problems()
     root = yaml_reader.read(path, shipped.label(path), problems)
     try:
-        return from_root(root, path, mode, problems)
+        return from_root(root, path, mode, problems, notify)
     finally:
         if warnings is not None:
             warnings += problems.warnings
 
 
-def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Problems) -> Draft:
-    """Compose the policy that `root` holds, which is in the file `path`."""
+def from_root(
+    root: Mapping | None,
+    path: Path,
+    mode: str | None,
+    problems: Problems,
+    notify: Channels | None = None,
+) -> Draft:
+    """Compose the policy that `root` holds, which is in the file `path`; see `load_policy`."""
     if root is None:
         problems.stop()
     assert root is not None
@@ -77,6 +89,8 @@ def from_root(root: Mapping | None, path: Path, mode: str | None, problems: Prob
     if problems.count > before:
         problems.stop()
     root, gone = extension.fold([each for each, _ in files], problems)
+    if notify:
+        root = extension.with_channels(root, notify, problems)
     form: PolicyFile = read_form(PolicyFile, root, problems, "", lenient=True)
     parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
     _fill(parts, root, form, problems)
