@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.supervised_run import FAST_TORCH, Records
+from tests.support.supervised_run import FAST_TORCH, Records, Supervise, nano
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +95,20 @@ def test_enforced_the_rotten_run_is_stopped_and_the_good_one_is_not(walked):
     folder, _ = walked
     assert "stop" in Records(folder / "runs" / "stopped").intents
     assert Records(folder / "runs" / "untouched").intents == []
+
+
+def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
+    """`init` writes and checks it; the run keeps a copy that needs no other file."""
+    command = Supervise(tmp_path)
+    job = nano("--steps", 3, "--checkpoint-every", 2, "--out", "out")
+    written = command("init", "--", *job)
+    run = command.run("--policy", "supervise.yaml", job=job)
+
+    assert written.returncode == 0, written.stderr
+    assert "`while` at train.py:" in written.stdout and "ready in mode enforce" in written.stdout
+    assert written.stdout.splitlines()[-1].startswith("next: supervise --policy supervise.yaml -- ")
+    assert run.returncode == 0 and "policy supervise" in run.stderr
+    assert "extends" not in (run.directory / "policy.yaml").read_text()
+    (tmp_path / "supervise.yaml").write_text("version: supervise/v1\n")
+    run.prove()
+    command.close()

@@ -26,7 +26,7 @@ OPERATOR_COMMANDS = (
     *("lr", "skip", "quarantine", "stop"),
 )
 SECTIONS = {
-    "Start": ("run", "adopt", "doctor", "demo"),
+    "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
         *("status", "why", "why-not", "checkpoints", "export", "audit", "replay", "outbox"),
     ),

@@ -1,7 +1,8 @@
 """`supervise doctor`: check this machine and, given a command, the job's Python.
 
 It starts the job's interpreter, never the job: `_probe_check.py` trains a tiny model there, and
-`_metric_availability.py` tells which metrics to expect.
+`_metric_availability.py` tells which metrics to expect, `_script_check.py` what the script's text
+says of its loop and its checkpoints.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..job import environment, shared_memory
 from ._metric_availability import REPORTED, arrived, availability, script_of, world_size
 from ._params import JobCommand
 from ._probe_check import STEPS, ProbeCheck, check_probe, find_interpreter
+from ._script_check import look_at
 
 OLDEST_PROBE = (3, 9)
 
@@ -67,7 +69,8 @@ class Check:
 def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
     """Check this machine and the job's Python.
 
-    Given COMMAND, it lists every metric and whether the job's frames will contain it. The job
+    Given COMMAND, it says what the script's loop allows and whether it can be started again from
+    a checkpoint, and lists every metric and whether the job's frames will contain it. The job
     itself is not started.
 
     \b
@@ -81,26 +84,35 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
     tier, probed, measured = None, None, dict[str, str]()
     if argv:
         tier, reason = environment.tier(argv)
-        world = world_size(argv, os.environ)
-        found = shutil.which(argv[0])
-        if found is None:
-            checks.append(Check("command", "fail", f"{argv[0]}: command not found"))
-        elif reason is not None:
-            checks.append(Check("command", "note", f"tier {tier}, no probe: {reason}"))
-        else:
-            interpreter = find_interpreter(argv)
-            checks.append(_check_script(argv, f"tier {tier}; its Python: {interpreter}"))
-            probed = check_probe(interpreter)
-            checks += probe_checks(probed, world)
-        measured = availability(probed, reason, world)
+        found, probed = check_job(argv)
+        checks += found
+        measured = availability(probed, reason, world_size(argv, os.environ))
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
         document = {"ok": not broken, "checks": listed, "tier": tier, "metrics": measured}
         click.echo(json.dumps(document | _probe_facts(probed)))
     else:
-        print_checks(checks, measured, bool(argv))
+        print_checks(checks)
+        _print_metrics(measured, bool(argv))
     return int(broken)
+
+
+def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
+    """Check the command, its script and its Python; the second result is that of the probe."""
+    tier, reason = environment.tier(argv)
+    if shutil.which(argv[0]) is None:
+        return [Check("command", "fail", f"{argv[0]}: command not found")], None
+    if reason is not None:
+        return [Check("command", "note", f"tier {tier}, no probe: {reason}")], None
+    interpreter = find_interpreter(argv)
+    checks = [_check_script(argv, f"tier {tier}; its Python: {interpreter}")]
+    if checks[0].status == "ok":
+        facts = look_at(script_of(argv), argv)
+        told = (("loop", facts.loop()), ("checkpoints", facts.checkpoints()))
+        checks += [Check(name, "ok" if good else "note", text) for name, (good, text) in told]
+    probed = check_probe(interpreter)
+    return [*checks, *probe_checks(probed, world_size(argv, os.environ))], probed
 
 
 def _check_script(argv: tuple[str, ...], text: str) -> Check:
@@ -223,16 +235,18 @@ def _rollback(status: str, world: int | None) -> Check:
     if status != "ready":
         return Check("rollback", "note", status)
     ranks = "" if world == 1 else " with a single rank"
-    return Check(
-        "rollback", "ok", f"ready in mode enforce{ranks}; only a `while` loop goes back too"
-    )
+    return Check("rollback", "ok", f"ready in mode enforce{ranks}")
 
 
-def print_checks(checks: list[Check], measured: dict[str, str], asked: bool) -> None:
+def print_checks(checks: list[Check]) -> None:
+    """Print a line for each check."""
     colours = {"ok": "green", "note": "yellow", "fail": "red"}
     for check in checks:
         click.echo(f"{click.style(f'{check.status:4}', colours[check.status])}  ", nl=False)
         click.echo(f"{check.name:14} {check.detail}")
+
+
+def _print_metrics(measured: dict[str, str], asked: bool) -> None:
     if not asked:
         click.echo("      next: supervise doctor -- COMMAND also checks the job's Python")
         return

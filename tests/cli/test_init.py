@@ -1,0 +1,56 @@
+"""`supervise init`: the policy of a job in a few lines."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.cli.init import lines
+from supervise.core.model.recipes import recognise
+
+NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
+OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it again."
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "job"),
+    [
+        (NANO.read_text(), "python t.py", {"resume": "args", "args": ("--resume={checkpoint}",)}),
+        ("from transformers import Trainer", "python t.py", {"resume": "library", "args": ()}),
+        ("", "litgpt pretrain x", {"resume": "args", "args": ("--resume={checkpoint}",)}),
+        ("import torch", "python t.py", None),
+        ("", "litgpt finetune_lora x", None),
+    ],
+)
+@pytest.mark.parametrize("base", ["nano", "medium"])
+def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, argv, job, base):
+    """Whoever takes a # away has a policy that is valid."""
+    path = tmp_path / "supervise.yaml"
+    written = list(lines(base, recognise(script, argv.split())))
+    path.write_text("\n".join(written) + "\n")
+    policy = load_policy(path)
+
+    assert (policy.name, policy.mode) == ("supervise", "enforce")
+    found = policy.job["relaunch"]
+    assert (found and {**found, "env": {}}) == (job and {**job, "env": {}})
+    assert [rule.id for rule in policy.rules] == [rule.id for rule in load_policy(base).rules]
+    awake = [re.sub(r"^( *)# ", r"\1", line) for line in written]
+    assert (OUT_OF_A_LINE in " ".join(written)) == (job is None)
+    path.write_text("\n".join(line for line in awake if not line.startswith("How")) + "\n")
+    policy = load_policy(path)
+    assert "slack" in policy.notify and policy.job["relaunch"]
+
+
+def test_a_file_is_never_overwritten(supervise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("supervise.yaml").write_text("mine")
+    code, _, err = supervise("init", "--", sys.executable, "t.py")
+
+    assert (code, Path("supervise.yaml").read_text()) == (64, "mine")
+    assert "supervise.yaml exists, and is left as it is" in err
+    code, _, err = supervise("init", "-p", "mediun", "--out", "o", "--", sys.executable, "t.py")
+    assert code == 64 and "did you mean 'medium'?" in err and not Path("o").exists()
