@@ -41,9 +41,9 @@ WAYS = "observe | shadow | approve | enforce"
 )
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
-    """Write a policy for COMMAND: a shipped one in a few lines, and how this job resumes.
+    """Write a policy for COMMAND in a few lines, and check both.
 
-    Checkpoints and the arguments of a relaunch are recognised in the script and the command. Then
+    It extends a shipped policy. How the job resumes is recognised in script and command. Then
     the checks of `supervise doctor` are made. The job is not started. With several ranks the
     default is `medium`.
 
