@@ -81,13 +81,11 @@ def command(
     signals and exit code of the command pass through unchanged. Without --policy the run is
     observed under `nano` and never changed.
 
-    With --watch-policy an edit of the policy file, or of the packs and runbooks beside it, is
-    reloaded as by `supervise reload` once it passes `supervise policy check`. It never raises the
-    mode.
+    With --watch-policy an edit of the policy, its base, packs or runbooks is reloaded as by
+    `supervise reload` once it passes `supervise policy check`. It never raises the mode.
 
-    --notify adds a channel to the policy for this run, such as slack:SLACK_URL: the environment
-    variable SLACK_URL holds the URL of an incoming webhook. It is part of the policy that the run
-    keeps.
+    --notify slack:SLACK_URL adds a channel to the policy of this run; the environment variable
+    SLACK_URL holds the URL of an incoming webhook.
 
     With --resume-run the same command line can be repeated, as a service manager does: a run in
     --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
@@ -95,8 +93,7 @@ def command(
 
     \b
     Examples:
-      supervise --policy nano -- python train.py --lr 1e-3
-      supervise --policy nano --notify slack:SLACK_URL -- python train.py
+      supervise --policy nano --notify slack:SLACK_URL -- python train.py --lr 1e-3
       supervise --policy nano --mode shadow --drill lr_spike@150 -- python train.py
       supervise --policy nano --run-dir runs/main --resume-run -- python train.py
 
@@ -110,14 +107,9 @@ def command(
     mode = mode or (None if policy else DEFAULT_MODE)
     name = policy or DEFAULT_POLICY
     channels = _channels(notify)
-    warnings: list[str] = []
-    chosen = _policy_cache.launch_policy(
-        name, (mode, channels), lambda found: _load(name, mode, channels, found), warnings
-    )
-    faults = _faults(drill)
     print_line = line_printer(quiet=quiet)
-    for problem in warnings:
-        print_line(f"supervise: warning: {problem}")
+    chosen = _choose(name, mode, channels, print_line)
+    faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
     if resume_run and run_dir is not None:
         from ._resuming import refuse_different, resume_target
@@ -133,13 +125,22 @@ def command(
     )
 
 
-def _load(name: str, mode: str | None, notify: Channels, warnings: list[str]) -> Policy:
-    from ..catalog import Problem, load_policy
+def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:
+    """Return the policy, or what a launch needs of it; print its warnings."""
 
-    found: list[Problem] = []
-    policy = load_policy(name, mode=mode, notify=notify, warnings=found)
-    warnings += map(str, found)
-    return policy
+    def load(warnings: list[str]) -> Policy:
+        from ..catalog import Problem, load_policy
+
+        found: list[Problem] = []
+        policy = load_policy(name, mode=mode, notify=notify, warnings=found)
+        warnings += map(str, found)
+        return policy
+
+    warnings: list[str] = []
+    chosen = _policy_cache.launch_policy(name, (mode, notify), load, warnings)
+    for problem in warnings:
+        print_line(f"supervise: warning: {problem}")
+    return chosen
 
 
 def _channels(notify: Sequence[str]) -> Channels:
