@@ -107,7 +107,12 @@ class Parts:
         plan = Plan(context.guard, self.sets)
         self.collectors = Collectors(context, plan, made)
         self.batches = BatchObserver(
-            context.guard, wired.batch, wired.tokens, wired.flops, wired.batch_sanity
+            context.guard,
+            wired.batch,
+            wired.tokens,
+            wired.flops,
+            wired.batch_sanity,
+            wired.discards,
         )
         self.safeguards = Safeguards(
             context, in_force, self.optimizers, wired.gradient, wired.limits, wired.loss
@@ -125,7 +130,7 @@ class Parts:
 
     def _follow_steps(self) -> None:
         context, plan, wired = self.context, self.collectors.plan, self.wired
-        discards = DiscardedGradients(context, plan, self.scaling, self.batches)
+        discards = DiscardedGradients(context, plan, self.scaling, self.batches, wired.discards)
         changers = Changers(self.rate, self.drills, self.safeguards)
         self.tracker = StepTracker(
             context,

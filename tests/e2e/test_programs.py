@@ -91,6 +91,55 @@ def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(superv
     run.prove()
 
 
+SKIPS = """
+import sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(160):
+    bad = i in (70, 75, 76) or i > 100
+    loss = (model(torch.randn(8, 4)) ** 2).mean() * (float("nan") if bad else 1.0)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not torch.isfinite(norm):
+        optimizer.zero_grad()
+        time.sleep(0.03)
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+"""
+IMPATIENT = """
+version: supervise/v1
+policy: impatient
+mode: enforce
+use: [nonfinite, hang]
+budgets: {all: {max: 2, per: 5000}, rollback: {max: 2, per: 5000}}
+savepoints: {every: 25, keep: 4}
+override:
+  hang.stalled: {after: {min: 1s, p99_multiple: 8}}
+  hang.unstepped: {after: {min: 1s, p99_multiple: 16}}
+"""
+
+
+def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, tmp_path):
+    """Contained first, a SEV1 when it repeats; in the end no step comes, and that is no hang."""
+    (tmp_path / "skips.py").write_text(SKIPS)
+    (tmp_path / "impatient.yaml").write_text(IMPATIENT)
+    job = [sys.executable, str(tmp_path / "skips.py")]
+    run = supervise.run("--policy", str(tmp_path / "impatient.yaml"), job=job)
+
+    assert run.returncode == 0 and run.actions == [] and "SEV0" not in run.severities
+    fired = {r["rule"]: r["step"] for r in run.kinds("rule", "fired")}
+    assert fired == {"nonfinite.contained": 70, "nonfinite.repeated": 74, "hang.no_step": 97}
+    told = [record["reason"] for record in run.kinds("notify_intent")]
+    (idle,) = (reason for reason in told if "no optimizer step" in reason)
+    assert idle.endswith(
+        "the newest 32 losses or gradients were not finite, and the job discarded them"
+    )
+    run.prove()
+
+
 MOE = Path(__file__).parents[2] / "benchmarks" / "proving" / "programs" / "moe_gpt.py"
 ATTENTION = {f"attention.{rule}" for rule in ("logits", "heads", "growth", "exploded", "collapse")}
 ROUTING = {f"routing.{r}" for r in ("starved", "imbalance", "balance_loss", "dominant_expert")}

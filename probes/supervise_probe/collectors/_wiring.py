@@ -9,6 +9,7 @@ from . import (
     batch_sanity,
     clipping,
     counters,
+    discards,
     flops,
     framework,
     gradient,
@@ -62,6 +63,7 @@ class Wired(NamedTuple):
     batch: batch.Collector
     batch_sanity: batch_sanity.Collector
     counters: counters.Collector
+    discards: discards.Collector
     flops: flops.Collector
     gradient: gradient.Collector
     groups: groups.Collector
@@ -85,17 +87,19 @@ def make(
     For the two callables see `batch` and `framework`.
     """
     gradients = gradient.Collector(context, sources.scaling)
+    losses = loss.Collector(context)
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
     wired = Wired(
         batch=batches,
         batch_sanity=batch_sanity.Collector(context, sources.sets),
         counters=counters.Collector(context),
+        discards=discards.Collector(context, sources.scaling, gradients, losses),
         flops=flops.Collector(context),
         gradient=gradients,
         groups=groups.Collector(context, sources.scaling, gradients),
         framework=framework.Collector(context, sources.extra, step_is_over),
         limits=limits.Collector(context, sources.in_force),
-        loss=loss.Collector(context),
+        loss=losses,
         quarantine=quarantine.Collector(context, batches, origins),
         shards=origins,
         tokens=tokens.Collector(context),

@@ -12,11 +12,12 @@ next backward begins, while all that takes part in that one are there: what `cro
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
     from ..collectors.batch_sanity import Collector as SanityCollector
+    from ..collectors.discards import Collector as DiscardsCollector
     from ..collectors.flops import Collector as FlopsCollector
     from ..collectors.tokens import Collector as TokensCollector
     from ..runtime.guard import Guard
@@ -50,11 +51,13 @@ class BatchObserver:
         tokens: TokensCollector,
         flops: FlopsCollector,
         sanity: SanityCollector,
+        discards: DiscardsCollector,
     ) -> None:
         self._guard = guard
         self._batch, self._tokens, self._flops = batch, tokens, flops
         self._batch_part, self._tokens_part = guard.part("batch"), guard.part("tokens")
         self._sanity, self._sanity_part = sanity, guard.part("batch_sanity")
+        self._discards, self._discards_part = discards, guard.part("discards")
         self._inputs: List[Tuple[Any, ...]] = []
         self._targets: List[Tuple[Any, int, bool, Optional[Number]]] = []
         self._losses: List[Loss] = []  # one of each of the targets
@@ -63,7 +66,7 @@ class BatchObserver:
         """These go into the model."""
         self._inputs.append(values)
         if len(self._inputs) > FORWARDS:
-            self.look()
+            self._no_backward()
 
     def targets(self, target: Any, ignored: int, loss: Any, how: str, result: Any) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
@@ -80,7 +83,7 @@ class BatchObserver:
         self._targets.append((target, ignored, how == "sum", value))
         self._losses.append((mark, len(self._inputs)))
         if len(self._targets) > FORWARDS:
-            self.look()
+            self._no_backward()
 
     @property
     def went_in(self) -> bool:
@@ -108,6 +111,7 @@ class BatchObserver:
         lives = [mark is None or mark() is not None for mark, _ in self._losses]
         if all(lives) or not (even_all or any(lives)):
             return
+        self._count_left_out()
         ends = [end for _, end in self._losses]
         needed = {end for end, lives_on in zip(ends, lives) if lives_on}
         inputs, begin = [], 0
@@ -117,6 +121,20 @@ class BatchObserver:
             begin = end
         self._inputs = inputs
         self._targets = [target for target, lives_on in zip(self._targets, lives) if lives_on]
+
+    def _count_left_out(self) -> None:
+        """Hand on the losses whose graph is gone, one of each forward."""
+        left: Dict[int, Number] = {}
+        for (mark, end), (*_, value) in zip(self._losses, self._targets):
+            if mark is not None and mark() is None and value is not None:
+                left[end] = left.get(end, 0.0) + value
+        self._guard.run(self._discards_part, self._discards.losses, left.values())
+
+    def _no_backward(self) -> None:
+        """Forwards come, and no backward, as of a job that leaves out all of its batches."""
+        self._count_left_out()
+        self._guard.run(self._discards_part, self._discards.goes_on)
+        self.look()
 
     def look(self) -> None:
         """Look at everything that waits."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Set
 
 if TYPE_CHECKING:
     from ..collectors import Plan
+    from ..collectors.discards import Collector as DiscardsCollector
     from ..context import ProbeContext
     from ..torch_state.grad_scaler import GradScalerState
     from .batch_observer import BatchObserver
@@ -30,11 +31,18 @@ class DiscardedGradients:
     """
 
     def __init__(
-        self, context: ProbeContext, plan: Plan, scaling: GradScalerState, batches: BatchObserver
+        self,
+        context: ProbeContext,
+        plan: Plan,
+        scaling: GradScalerState,
+        batches: BatchObserver,
+        discards: DiscardsCollector,
     ) -> None:
         self._module = context.torch.nn.Module
         self._registry = context.registry
         self._plan, self._scaling, self._batches = plan, scaling, batches
+        self._discards, self._part = discards, context.guard.part("discards")
+        self._guard = context.guard
         self.failed = False
         self._zeroed: Set[int] = set()  # ids of parameters, since the newest backward
         self._retained = False  # its graph
@@ -56,6 +64,7 @@ class DiscardedGradients:
             retains: its graph, for another backward.
         """
         if again and (first or self.failed or self._zeroed) and self._all_gone():
+            self._guard.run(self._part, self._discards.gradients)
             self._plan.run("forget")
             self._scaling.forget()
         self.failed, self._retained = False, retains

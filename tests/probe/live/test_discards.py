@@ -153,3 +153,65 @@ def test_a_frame_is_of_what_reached_the_step(probed, bare, name):
     assert [frame["step"] for frame in job.frames] == list(range(at[-1] + 1))
     check_frames([job.frames[step] for step in at], rows)
     assert "safeguard" not in job.kinds()
+
+
+SEEN = {
+    "norm": SKIPPED.replace("ZERO", NONE),
+    "loss": """
+for step in range(10):  # it looks at the loss, and takes no backward
+    loss = loss_of() * 1.0
+    if step in BAD:
+        F.cross_entropy(model(batch()[0]) * float("nan"), batch()[1])
+        continue
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    "finite": SAM,
+    # Two overflows of a search are no news, and a third one later is.
+    "scaler": """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+for step in range(80):
+    loss = loss_of()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    if step in (1, 2, 70):
+        model[0].weight.grad[0, 0] = float("inf")
+    if not torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 0.5)):
+        optimizer.zero_grad()
+        scaler.update()
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "late", "counts"),
+    [
+        ("norm", False, [None] * 3 + [2.0, 2.0, 3.0, 3.0]),
+        ("norm", True, [None] * 3 + [2.0, 2.0, 3.0, 3.0]),
+        ("loss", False, [None] * 3 + [2.0, 2.0, 3.0, 3.0]),
+        ("finite", False, [None] * 6),
+        ("scaler", False, [None] * 68 + [1.0] * 9),
+    ],
+)
+def test_what_a_job_discards_as_not_finite_is_counted(probed, name, late, counts):
+    """By the norm that its clip told, or the loss that it left out; a device is not waited for."""
+    job = probed.run(MODEL + SEEN[name], late=late)
+    assert job.err == "" and job.column("nonfinite_discards") == counts
+    assert "discards" not in job.kinds()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["norm", "loss"])
+def test_a_job_that_discards_everything_says_so(probed, name, late):
+    """No step comes any more, and so no frame; it lives, and there is one notice of it."""
+    script = SEEN[name].replace("range(10)", "range(100)").replace("step in BAD", "step > 3")
+    job = probed.run(MODEL + script, late=late)
+    (told,) = [notice for notice in job.notices if notice.kind == "discards"]
+    assert job.err == "" and len(job.frames) == 4 and told.step == 4
+    assert told.message.startswith("no optimizer step for 0 s: the newest 3")
+    assert told.message.endswith("were not finite, and the job discarded them")

@@ -164,8 +164,16 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
         then = "what a probe finds here: supervise doctor -- COMMAND"
         ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then)
     # Each rank reports the same, so people are told by one.
-    if event.kind == "report" and event.rank == min(state.monitors, default=event.rank):
+    first = event.rank == min(state.monitors, default=event.rank)
+    if event.kind == "report" and first:
         ctx.notify("SEV2", event.message, verdict="rules that read these metrics are not evaluated")
+    if event.kind == "discards" and first:
+        ctx.notify(
+            "SEV1",
+            event.message,
+            verdict="the job runs and learns nothing, and no action inside it comes about",
+            then="`supervise stop RUN`; to go on from: supervise checkpoints RUN",
+        )
 
 
 def on_exited(ctx: StepContext, event: Exited) -> None:

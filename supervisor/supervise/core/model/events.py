@@ -101,7 +101,7 @@ class Notice:
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `capabilities`, `measurement-changed`, `safeguard`, `drill`, `shard`, `quarantine`,
+    `capabilities`, `measurement-changed`, `safeguard`, `discards`, `drill`, `shard`, `quarantine`,
     `rollback-unavailable`, `rewind-unavailable`, `portable-unavailable`, `weights-restored`,
     `continuity`, `resumed`, `resume-refused`, `pause-ended`, `report`, `suspended`, `stopped`,
     `slow-start`, `orphans`, `orphans-left`, `note`);
