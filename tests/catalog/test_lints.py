@@ -262,7 +262,11 @@ PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
     ("old", "new", "said"),
     [
         ("pack: hang", "pack: hung", "pack 'hung' is in a file named hang.yaml"),
-        ("when: stalled", "when: stopped", "unknown detector 'stopped' (known: 'dead', 'stalled')"),
+        (
+            "when: stalled",
+            "when: gone",
+            "unknown detector 'gone' (known: 'dead', 'stalled', 'unstepped')",
+        ),
         ("id: stuck", "id: stalled", "a detector is named 'stalled' too; overrides need one name"),
         ("min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),
         (

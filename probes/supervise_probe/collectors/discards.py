@@ -38,7 +38,7 @@ METRICS = (
 
 STEPS = 128  # as many as a safeguard's skips are counted in
 SEARCH = 64  # steps in which a grad scaler may look for its scale
-ROW = 32  # without a step between them that are told: twice what a scaler's search takes
+ROW = 32  # without a step between them that are reported: twice what a scaler's search takes
 NEW = "_nonfinite_discards"  # since the last step, on its way to the host; never published
 
 
@@ -59,7 +59,7 @@ class Collector(Base):
         self._scaling, self._gradient, self._loss = scaling, gradient, loss
         self._new: Number = 0.0
         self._since_ns = 0  # the last step, or the first that was thrown away
-        self._told = False
+        self._reported = False
         self._asked: Optional[Pending] = None
         self._steps = 0
         self._counted: Deque[Tuple[int, float]] = deque()  # by step, of the newest STEPS
@@ -96,10 +96,10 @@ class Collector(Base):
         if not self._since_ns:
             self._since_ns = monotonic_ns()
         self._new = self._new + (1.0 if bad is True else bad.float())
-        if not self._told:
-            self._tell()
+        if not self._reported:
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Say that no step comes, once."""
         count = self._new
         if not self.scalars.on_host(count):
@@ -110,7 +110,7 @@ class Collector(Base):
             count, self._asked = self._asked.read().get("count", 0.0), None
         if count < ROW:
             return
-        self._told = True
+        self._reported = True
         seconds = (monotonic_ns() - self._since_ns) / 1e9
         self._reporter.notice(
             "discards",
@@ -121,7 +121,7 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values[NEW], self._new = self._new, 0.0
-        self._since_ns, self._told, self._asked = step.at_ns, False, None
+        self._since_ns, self._reported, self._asked = step.at_ns, False, None
 
     def finish(self, values: Dict[str, float]) -> None:
         new, counted = values.pop(NEW, None), self._counted
