@@ -8,6 +8,7 @@ from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Around, Rollback
 from supervise.core.model.action import EffectCheck, Refused
+from supervise.core.model.checkpoint_registry import WEIGHTS_ONLY, Checkpoint
 from supervise.errors import ActionError
 
 
@@ -90,6 +91,14 @@ def test_without_a_checkpoint_that_is_old_enough_it_is_refused(context):
     said = "no good checkpoint from before step 70 \\(2 good in all\\)"
     with pytest.raises(Refused, match=said):
         Relaunch().plan(context(breach_step=80))
+
+
+def test_weights_alone_are_no_exact_continuation(context):
+    """They are taken otherwise, and people are told."""
+    weights = Checkpoint("w", 99, 0, "/c/w.pt", ok=True, resumable=WEIGHTS_ONLY)
+    with pytest.raises(Refused, match="w holds weights only, so training cannot go on exactly"):
+        Relaunch(continuity="exact").plan(context(good=(weights,)))
+    assert Relaunch().plan(context(good=(weights,)))["resumable"] == WEIGHTS_ONLY
 
 
 def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(context):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from supervise.app.launcher import Launch
 from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.forms.job_form import PLACEHOLDERS
 from supervise.catalog.scenario_subject import check_file
+from supervise.core.model import recipes
 
 MARK = "¦"
 HEAD = """\
@@ -133,7 +133,6 @@ def test_what_is_odd_is_a_warning(check, line, said):
 
 def test_every_placeholder_is_filled_in():
     """What the check takes is what a launch puts the checkpoint's values for."""
-    launch = Launch(attempt=1, step=41, path="/a/b.pt")
     text = "|".join(f"{{{name}}}" for name in PLACEHOLDERS)
 
-    assert launch.fill(text) == "/a/b.pt|/a|42"
+    assert recipes.fill(text, "/a/b.pt", 41) == "/a/b.pt|/a|42"

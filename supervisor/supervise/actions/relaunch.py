@@ -27,14 +27,15 @@ class Relaunch(Action):
     """Start the job again from the newest good checkpoint that is `at_least` steps older.
 
     Good is one that the guard verified and that was saved before the first breach; `at_least` is
-    counted from there. One without an optimizer's state is taken if there is no other. All ranks
-    are stopped first: an interrupt at a step boundary, then TERM, then KILL. What they left and
-    nobody had verified is verified now, for a minute at most, and the newest good one is chosen
-    again, unless people approved that one. Newer checkpoints of the job's own are set aside, never
-    deleted; those of other jobs are left alone. The job gets the arguments and the environment that
-    the policy's `job.relaunch` gives, and a new attempt number. The learning rate starts at `start`
-    times what the job asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it. With
-    `skip`, the updates of that many steps up to the first breach are dropped when they come again.
+    counted from there. One without an optimizer's state is taken if there is no other, unless
+    `continuity` is `exact`. All ranks are stopped first: an interrupt at a step boundary, then
+    TERM, then KILL. What they left and nobody had verified is verified now, for a minute at most,
+    and the newest good one is chosen again, unless people approved that one. Newer checkpoints of
+    the job's own are set aside, never deleted; those of other jobs are left alone. The job gets the
+    arguments and the environment that the policy's `job.relaunch` gives, and a new attempt number.
+    The learning rate starts at `start` times what the job asks for and is back at 1.0 after
+    `rewarm` steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the
+    first breach are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
     relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see
@@ -84,10 +85,10 @@ class Relaunch(Action):
         if "relaunch" in context.unavailable:
             raise Refused(context.unavailable["relaunch"])
         found = newest_before(context.good, self.before(context.breach_step))
+        why = f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
+        if found is not None and found.resumable == WEIGHTS_ONLY and self.continuity == "exact":
+            why, found = f"; {found.id} holds weights only, so training cannot go on exactly", None
         if found is None:
-            why = (
-                f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
-            )
             raise Refused(
                 f"no good checkpoint from before step {self.before(context.breach_step)} "
                 f"({len(context.good)} good in all){why}"

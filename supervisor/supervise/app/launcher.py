@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.model import redaction
+from ..core.model import recipes, redaction
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -57,17 +57,6 @@ class Launch:
     skip: Sequence[Sequence[int]] | None = None
     probe_batch: Mapping[str, Any] | None = None
     counters: Mapping[str, Any] | None = None
-
-    def fill(self, template: str) -> str:
-        """Put this launch's checkpoint in the place of {checkpoint}, {directory} and {step}."""
-        values = {
-            "{checkpoint}": self.path,
-            "{directory}": str(Path(self.path).parent),
-            "{step}": str(self.step + 1),
-        }
-        for name, value in values.items():
-            template = template.replace(name, value)
-        return template
 
 
 class Launcher:
@@ -124,8 +113,9 @@ class Launcher:
             config |= _resuming(launch, how)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [launch.fill(arg) for arg in how["args"]]
-            environ |= {key: launch.fill(value) for key, value in how["env"].items()}
+            argv += [recipes.fill(arg, launch.path, launch.step) for arg in how["args"]]
+            for key, value in how["env"].items():
+                environ[key] = recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
         process = Process.start(argv, environ, terminal=self._terminal)

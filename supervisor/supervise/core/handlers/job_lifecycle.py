@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
-from ..model import escalation
+from ..model import escalation, recipes
 from ..model.decisions import ACTING_MODES
 from ..model.events import Adopted, Exited, Launched, Notice
-from ..model.policy import HOLD, STOP, Policy, Runbook
-from ..model.redaction import Redactor
+from ..model.policy import HOLD, STOP, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state import rule_scope
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
@@ -59,9 +58,14 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     for verb in ("rollback", "rewind", "portable"):  # of the process that is gone
         job.unavailable.pop(verb, None)
     if event.attempt:
+        run, settings = state.run(), ctx.policy.job.get("relaunch") or {}
+        order = run.intent.args if run is not None and run.intent.verb == "relaunch" else {}
+        job.restarted_with = recipes.command(
+            settings, str(order.get("path", recipes.CHECKPOINT)), int(order.get("step", -1))
+        )
         ctx.record(
             "note",
-            f"the job was restarted as attempt {event.attempt}",
+            f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}",
             what="launched",
             pid=event.pid,
         )
@@ -225,17 +229,6 @@ def _exit_text(job: JobLife) -> str:
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _relaunch_settings(policy: Policy) -> str:
-    """Return what the policy gives a job that is started again: an error in it ends the job."""
-    told = policy.job.get("relaunch") or {}
-    words = [str(word) for word in told.get("args") or ()]
-    parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
-    parts += [f"job.relaunch.env {', '.join(told['env'])}"] if told.get("env") else []
-    resume = told.get("resume", "args")
-    parts += [f"job.relaunch.resume {resume}"] if resume != "args" or not parts else []
-    return ", ".join(parts)
-
-
 def has_crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
     return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested)
@@ -380,7 +373,7 @@ def conclude(ctx: StepContext) -> None:
     where = f" at step {state.step}" if state.step >= 0 else " before its first step"
     if failed:
         how, where = (
-            f"restarted with {_relaunch_settings(ctx.policy)}, {how} before its first step",
+            f"restarted with {job.restarted_with}, {how} before its first step",
             "",
         )
     if job.ended:
@@ -428,7 +421,7 @@ def _notify_end(
         return
     elif failed:
         title, verdict = f"the restarted job {_exit_text(job)} before its first step", why
-        reason = f"it was started with {_relaunch_settings(ctx.policy)}"
+        reason = f"it was started with {job.restarted_with}"
         then = f"check job.relaunch in the policy; {OUTPUT}"
     else:
         title, then = how, OUTPUT

@@ -9,6 +9,8 @@ that the verifier needs, and perhaps overwrite the very checkpoint.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..incidents import action_planning, approvals, closing, withdrawal
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES
@@ -50,6 +52,17 @@ def replan_relaunch(ctx: StepContext) -> None:
         what="replanned",
         action={"id": intent.action_id, "verb": intent.verb, "args": args},
     )
+
+
+def relaunch_order(state: State, incident: Incident, book: Runbook) -> dict[str, Any] | None:
+    """Return the arguments of the relaunch that a runbook would order now, None for none."""
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if verb == "relaunch":
+            try:
+                return step.plan(action_planning.basic_context(state, incident))
+            except Refused:
+                return None
+    return None
 
 
 def report_refused(

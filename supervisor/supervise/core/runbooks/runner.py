@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
-from ..model import escalation
+from ..model import escalation, recipes
 from ..model.action import Action
 from ..model.events import Finished
 from ..model.policy import HOLD, Policy, Runbook
@@ -81,6 +81,12 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
     name = run.runbook.name
     title = f"{incident.id}: automatic action started: {name}"
     then = f"{name} runs by itself; nothing to do, the result follows"
+    if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
+        settings = ctx.policy.job.get("relaunch") or {}
+        step = int(order.get("step", -1))
+        given = recipes.command(settings, str(order.get("path", "")), step)
+        then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
+        then += f", or a newer one that is good by then, with {given}"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
     ctx.notify(incident.severity, title, why=why, then=then)

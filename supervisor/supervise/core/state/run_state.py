@@ -117,6 +117,7 @@ class JobLife:
         stopping: an action of ours ends it. stopped_by: who asked for that.
         end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
+        restarted_with: what the newest start was given to go on from a checkpoint.
         unavailable: verb -> why the probe says that this job does not allow it.
         lost: the verbs that people know to be unavailable; None before they heard what can be done.
     """
@@ -132,6 +133,7 @@ class JobLife:
     end_requested: bool = False
     interrupted: bool = False
     no_restart_reason: str = ""
+    restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)
     unavailable: dict[str, str] = field(default_factory=dict)
     lost: frozenset[str] | None = None
