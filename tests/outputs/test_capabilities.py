@@ -30,8 +30,7 @@ def test_a_loop_of_a_library_with_nothing_configured():
     assert known
     assert line(found) == (
         f"rollback: yes, weights ({FOR}, so the loop goes on) · relaunch: not configured (Trainer "
-        "recognised: add job.relaunch to the policy, {resume: library}) · ranks: 1 · "
-        "messages: console only"
+        "recognised: supervise init -- COMMAND) · ranks: 1 · messages: console only"
     )
 
 
@@ -44,7 +43,7 @@ def test_a_loop_of_a_library_with_nothing_configured():
         (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
         (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),
         (replace(NANO, runbooks={}), READY, {}, "rollback", "no (policy nano never runs it)"),
-        (NANO, READY, {}, "relaunch", "not configured (add job.relaunch to the policy)"),
+        (NANO, READY, {}, "relaunch", "not configured (supervise init -- COMMAND)"),
         (AGAIN, READY, {}, "relaunch", "not yet (no checkpoint is verified)"),
         (
             replace(AGAIN, runbooks={}),

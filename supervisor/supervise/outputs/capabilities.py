@@ -14,7 +14,7 @@ from ..core.state.run_state import State
 
 # How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
 REFUSED, CANNOT = "unavailable: ", "cannot act: "
-ADD = "add job.relaunch to the policy"
+INIT = "supervise init -- COMMAND"  # writes a policy with it
 
 
 def capabilities(
@@ -78,8 +78,7 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     settings, why = policy.job.get("relaunch"), state.job.unavailable.get("relaunch")
     if not settings:
         library = probe.get("library")
-        recipe = f"{library} recognised: {ADD}, {{resume: library}}" if library else ADD
-        return f"not configured ({recipe})"
+        return f"not configured ({f'{library} recognised: ' if library else ''}{INIT})"
     if why:
         return f"no ({why})"
     if not _has(policy, "relaunch"):

@@ -127,7 +127,7 @@ def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
     if verb == "rollback" and ctx.policy.job.get("relaunch"):
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     elif verb == "rollback":
-        then = "to allow a relaunch: add job.relaunch to the policy, then supervise reload RUN"
+        then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
     ctx.notify("SEV2", LOST[verb], why=why, then=then)
 
 
