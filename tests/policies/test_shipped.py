@@ -127,14 +127,6 @@ def test_whoever_acts_has_a_ladder_that_ends_in_a_person(name: str) -> None:
     assert {"all", "rollback", "lr_scale"} <= set(one.budgets)
 
 
-def test_moe_is_medium_and_routing() -> None:
-    medium, moe = data("policies", "medium"), data("policies", "moe")
-
-    assert set(moe["use"]) == {*medium["use"], "routing"}
-    for key in set(medium) - {"policy", "summary", "use"}:
-        assert moe[key] == medium[key], key
-
-
 # ── packs ─────────────────────────────────────────────────────────────────────────────────────────
 
 

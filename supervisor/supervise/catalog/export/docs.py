@@ -11,6 +11,7 @@ from typing import Any
 
 from supervise_probe import faults
 
+from ..assembly import policy_loader
 from ..assembly.pack import PACKS
 from ..assembly.runbook_library import RUNBOOKS
 from ..document import yaml_reader
@@ -124,9 +125,10 @@ def _files(kind: str) -> list[dict[str, Any]]:
 
 def policies() -> str:
     """Return the shipped policies."""
+    drafts = [(name, policy_loader.compose(name)) for name in shipped.names("policies")]
     rows = [
-        (f"`{p['file']}`", p.get("mode", "shadow"), ", ".join(p.get("use", ())), p["summary"])
-        for p in _files("policies")
+        (f"`{name}`", draft.mode, ", ".join(draft.form.use), draft.form.summary)
+        for name, draft in drafts
     ]
     return table(("policy", "mode", "packs", "what it is for"), rows)
 
