@@ -135,7 +135,7 @@ class Excess:
         self.waiting.append(x)
         self.lost += x - self.level
         if self._is_established(x, u):
-            self.on, self.total = 1, min(total, self.limit)
+            self.on, self.total = 1, self.limit  # two rows that far out count as reaching it
             return ESTABLISHED
         enough = self._has_enough()
         if (enough and total >= 2.0 * self.limit) or self.rows > self.window // 2:
