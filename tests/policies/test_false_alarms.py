@@ -50,11 +50,17 @@ def t3(seed: int) -> np.ndarray:
 
 HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
     "a loss of an autoregression": (
-        "drift.loss",
+        "harm.established",
         lambda: falling(autoregression(rng(1).standard_normal(ROWS)), 0.05),
     ),
-    "such a loss with heavy tails": ("drift.loss", lambda: falling(autoregression(t3(2)), 0.05)),
-    "a smoothed loss": ("drift.loss", lambda: falling(smoothed(rng(3).standard_normal(ROWS)), 0.1)),
+    "such a loss with heavy tails": (
+        "harm.established",
+        lambda: falling(autoregression(t3(2)), 0.05),
+    ),
+    "a smoothed loss": (
+        "harm.established",
+        lambda: falling(smoothed(rng(3).standard_normal(ROWS)), 0.1),
+    ),
     "a tiny loss that varies by factors": (
         "loss_spike.minor",
         lambda: {"train_loss_raw": 1e-8 * np.exp(rng(7).standard_normal(30))},
