@@ -19,7 +19,7 @@ version: supervise/v1
 policy: dead
 mode: enforce
 use: [hang]
-override: {hang.dead: {after: {min: 3s}}}
+override: {hang.dead: {after: {min: 1s}}}
 """
 # A launcher that does not notice the end of its ranks; both are ranks of one job.
 LAUNCHER = """\
@@ -76,7 +76,7 @@ def test_ranks_that_end_well_are_not_missed(launch, supervise, tmp_path):
     popen = launch("--steps", 60, ranks=2)
     for rank in (0, 1):
         wait_until(lambda rank=rank: "finite" in printed(tmp_path, rank))
-    time.sleep(8)
+    time.sleep(4)
 
     popen.terminate()
     popen.communicate(timeout=60)
