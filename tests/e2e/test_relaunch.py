@@ -79,7 +79,9 @@ def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     assert run.actions == ["pause", "relaunch", "relaunch"], run.stderr
     assert "KeyError: 'resume_from'" in run.stderr
     given = given.format(checkpoint=tmp_path / "out" / "ckpt.pt")
-    assert f"or a newer one that is good by then, with job.relaunch.args {given}" in run.stderr
+    assert (
+        f"or a newer one that is verified meanwhile, with job.relaunch.args {given}" in run.stderr
+    )
     why = f"restarted with job.relaunch.args {given}, the job ended with code 1 "
     why += "before its first step"
     assert [r["reason"] for r in run.kinds("verify", "failed")] == [why] * 2

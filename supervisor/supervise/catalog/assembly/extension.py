@@ -54,10 +54,10 @@ def chain(root: Mapping, path: Path, problems: Problems) -> list[tuple[Mapping, 
 def fold(roots: Collection[Mapping], problems: Problems) -> tuple[Mapping, set[str]]:
     """Return one policy from a chain, and the names that were removed from a base."""
     base, *others = reversed([*roots])
-    gone: set[str] = set()
+    removed: set[str] = set()
     for own in others:
-        base = _extended(_without(base, _removed(own), gone), own, problems)
-    return base, gone
+        base = _extended(_without(base, _removed(own), removed), own, problems)
+    return base, removed
 
 
 def with_channels(
@@ -70,11 +70,11 @@ def with_channels(
     return Mapping(root.source, root.line, root.col, pack.merged(root, added).pairs)
 
 
-def remove(root: Mapping, parts: Parts, gone: Collection[str], problems: Problems) -> None:
+def remove(root: Mapping, parts: Parts, removed: Collection[str], problems: Problems) -> None:
     """Take out the rules of packs that `remove` names.
 
     Args:
-        gone: names that it took out of a base already.
+        removed: names that it took out of a base already.
     """
     rules, dropped = {entry.name for entry in parts.rules}, set[str]()
     packs = {name.rpartition(".")[0] for name in rules} - {""}
@@ -83,18 +83,18 @@ def remove(root: Mapping, parts: Parts, gone: Collection[str], problems: Problem
         name = node.text if isinstance(node, Scalar) else ""
         if name in rules:
             dropped.add(name)
-        elif name not in gone and not parts.may_exist(name, "rules"):
+        elif name not in removed and not parts.may_exist(name, "rules"):
             known = did_you_mean(name, rules | packs)
             problems.add(
                 node, f"remove: no rule and no pack of a base has the name {name!r}", known
             )
     parts.rules = [entry for entry in parts.rules if entry.name not in dropped]
-    lost = (dropped | {*gone}) - {entry.name for entry in parts.rules}
+    lost = (dropped | {*removed}) - {entry.name for entry in parts.rules}
     parts.inhibit = [kept for entry in parts.inhibit if (kept := _muting(entry, lost))]
 
 
 def _muting(entry: Entry, lost: Collection[str]) -> Entry | None:
-    """Return an inhibition less the rules that are gone; None if it says nothing then."""
+    """Return an inhibition less the rules that are left out; None if it says nothing then."""
 
     def is_lost(node: Node | None) -> bool:
         name = entry.scope.get(_text(node), _text(node))
@@ -118,13 +118,13 @@ def _removed(root: Mapping) -> set[str]:
     return {node.text for node in items if isinstance(node, Scalar)}
 
 
-def _without(base: Mapping, names: Collection[str], gone: set[str]) -> Mapping:
+def _without(base: Mapping, names: Collection[str], removed: set[str]) -> Mapping:
     """Return a base less its packs, rules and detectors of these names, and their overrides."""
     pairs = dict(base.pairs)
     for key, name_of in (("use", _text), ("rules", pack.id_of)):
         section = base.get(key)
         if isinstance(section, Sequence):
-            gone.update(name for node in section.items if (name := name_of(node)) in names)
+            removed.update(name for node in section.items if (name := name_of(node)) in names)
             kept = [node for node in section.items if name_of(node) not in names]
             place = section.source, section.line, section.col
             pairs[key] = (pairs[key][0], Sequence(*place, kept))
@@ -132,7 +132,7 @@ def _without(base: Mapping, names: Collection[str], gone: set[str]) -> Mapping:
         section = base.get(key)
         if isinstance(section, Mapping):
             found = {n for n in section.pairs if n in names or n.rpartition(".")[0] in names}
-            gone.update(found if key == "detectors" else ())
+            removed.update(found if key == "detectors" else ())
             pairs[key] = (pairs[key][0], section.without(*found))
     return Mapping(base.source, base.line, base.col, pairs)
 

@@ -88,13 +88,13 @@ def from_root(
         _check_sort(each, problems)
     if problems.count > before:
         problems.stop()
-    root, gone = extension.fold([each for each, _ in files], problems)
+    root, removed = extension.fold([each for each, _ in files], problems)
     if notify:
         root = extension.with_channels(root, notify, problems)
     form: PolicyFile = read_form(PolicyFile, root, problems, "", lenient=True)
     parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
     _fill(parts, root, form, problems)
-    extension.remove(root, parts, gone, problems)
+    extension.remove(root, parts, removed, problems)
     return assemble(root, form, parts, path, mode, problems)
 
 

@@ -86,7 +86,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
         step = int(order.get("step", -1))
         given = recipes.command(settings, str(order.get("path", "")), step)
         then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
-        then += f", or a newer one that is good by then, with {given}"
+        then += f", or a newer one that is verified meanwhile, with {given}"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
     ctx.notify(incident.severity, title, why=why, then=then)
