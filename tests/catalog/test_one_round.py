@@ -55,7 +55,7 @@ def test_every_sort_of_mistake_is_told_in_one_round(mistakes: Mistakes) -> None:
         "11:83: unknown detector 'quux'",
         "13:28: inhibit: unknown rule 'u'",
         "15:23: loss_spike.loss_z has no key 'gtt' (did you mean 'gt'?)",
-        "17:13: override of 'hang.quux': no pack in use has it",
+        "17:14: override of 'hang.quux': no pack in use has it (did you mean 'hang.stuck'?)",
         "19:14: savepoints has no key 'evry' (did you mean 'every'?)",
     ]
 
