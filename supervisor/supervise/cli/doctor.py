@@ -109,8 +109,8 @@ def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
     checks = [_check_script(argv, f"tier {tier}; its Python: {interpreter}")]
     if checks[0].status == "ok":
         facts = look_at(script_of(argv), argv)
-        told = (("loop", facts.loop()), ("checkpoints", facts.checkpoints()))
-        checks += [Check(name, "ok" if good else "note", text) for name, (good, text) in told]
+        answers = (("loop", facts.loop()), ("checkpoints", facts.checkpoints()))
+        checks += [Check(name, "ok" if good else "note", text) for name, (good, text) in answers]
     probed = check_probe(interpreter)
     return [*checks, *probe_checks(probed, world_size(argv, os.environ))], probed
 

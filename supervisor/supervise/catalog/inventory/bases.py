@@ -23,14 +23,14 @@ def locate(path: Path, base: str) -> Path:
     """
     from ..document.diagnostics import did_you_mean  # the launch of a job needs no hint
 
-    beside = path.parent / base
-    if beside.suffix == SUFFIX or len(Path(base).parts) > 1:
-        if shipped.is_file(beside):
-            return beside
+    named = path.parent / base
+    if named.suffix == SUFFIX or len(Path(base).parts) > 1:
+        if shipped.is_file(named):
+            return named
         raise InputError(f"no policy {base!r}: no such file", hint="a path begins at this file")
     found = shipped.find("policies", base)
     if found is None:
-        own = shipped.is_file(beside.with_name(f"{base}{SUFFIX}"))
+        own = shipped.is_file(named.with_name(f"{base}{SUFFIX}"))
         hint = did_you_mean(base, shipped.names("policies"))
         raise InputError(
             f"no shipped policy {base!r}", hint=f"write {base}{SUFFIX}" if own else hint
