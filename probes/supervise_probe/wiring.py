@@ -295,6 +295,8 @@ class RankParts:
         parts.saves.connect(self._on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.opened()
+        if parts.rate.hold is not None:
+            reporter.notice("note", "the learning rate is still held, as before the relaunch")
         if parts.rate.held.now != 1.0:
             factor = f"multiplied by {parts.rate.held.now:g}, as requested before the relaunch"
             reporter.notice("note", f"the learning rate is still {factor}")

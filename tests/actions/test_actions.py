@@ -21,6 +21,7 @@ ANSWERS = {
     "snapshot": {"path": "p", "sha256": "0" * 64, "bytes": 9, "files": []},
     "savepoint": {"step": 153, "bytes": 9},
     "lr_scale": {"lr_scale": 0.5, "learning_rate_before": 1e-3},
+    "hold_rate": {"rate_limit": 1e-3, "groups": 2},
     "rollback": {"step": 125, "attempt": 1, "from_step": 153, "bytes": 9, "not_restored": []},
     "relaunch": {"pid": 9, "attempt": 1, "checkpoint": "ckpt-2", "how": "term", "moved": []},
     "skip_step": {"will_skip": 1},
@@ -55,7 +56,7 @@ CATALOG = catalog()
 def test_these_are_the_verbs():
     verbs = "lr_scale notify pause relaunch resume rollback savepoint skip_step snapshot"
     verbs += " stop verify quarantine unquarantine checkpoint undo hold"
-    verbs += " clip loss_scale profile raise_sampling update_clip check_weights"
+    verbs += " clip loss_scale profile raise_sampling update_clip check_weights hold_rate"
 
     assert sorted(CATALOG) == sorted(verbs.split())
 
@@ -97,6 +98,7 @@ def test_its_defaults_can_work(verb):
     [
         "pause",
         "lr_scale",
+        "hold_rate",
         "rollback",
         "skip_step",
         "savepoint",

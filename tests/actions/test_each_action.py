@@ -7,6 +7,7 @@ import pytest
 from supervise.actions.check_weights import CheckWeights
 from supervise.actions.checkpoint import Checkpoint
 from supervise.actions.clip import Clip
+from supervise.actions.hold_rate import HoldRate
 from supervise.actions.loss_scale import LossScale
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.pause import Pause
@@ -51,6 +52,26 @@ def test_another_scale_than_asked_for_is_a_failure(seen, context, fake_job):
 
     with pytest.raises(ActionError, match=r"asked for a learning rate scale of 0.5, the job has"):
         action.perform(fake_job({"lr_scale": seen}), action.plan(context()), key="k")
+
+
+@pytest.mark.parametrize(
+    ("frame", "shows"),
+    [
+        ({"learning_rate": 0.1, "learning_rate_scheduled": 3.0, "lr_hold": 1 / 30}, True),
+        ({"learning_rate": 3.0, "learning_rate_scheduled": 3.0, "lr_hold": 1.0}, True),  # is back
+        ({"learning_rate": 3.0, "learning_rate_scheduled": 3.0}, False),
+        ({"learning_rate": 3.0, "learning_rate_scheduled": 0.1, "lr_hold": 1.0}, False),  # a drill
+        ({}, True),
+    ],
+)
+def test_a_rate_is_held_where_the_frame_shows_it(frame, shows, context):
+    action = HoldRate()
+    args, done = action.plan(context()), {"rate_limit": 0.1, "groups": 1}
+    frame["lr_scale"] = frame.get("lr_hold", 1.0)
+
+    found = action.effect(EffectCheck(args, done, frame, 154, 0))
+
+    assert found is None if shows else "not at most 0.1" in found
 
 
 @pytest.mark.parametrize("seen", [0.6, None, "0.5", float("inf")])

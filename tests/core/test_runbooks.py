@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from supervise.actions.hold import Hold
+from supervise.actions.hold_rate import HoldRate
 from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
@@ -280,6 +281,23 @@ def back(tell):
         return story
 
     return begin
+
+
+def test_a_held_rate_stays_held_under_what_is_tried_next(tell):
+    """It is on no level: behind it comes what it names, from whatever level that is."""
+    hold = runbook_of("hold-rate", HoldRate(), Verify(within=9, clear_for=5), if_it_fails="back")
+    back = runbook_of("back", Touch(), Verify(within=9, clear_for=5))
+    story = tell(
+        **one_rule(above("train_loss_raw", 50.0), "SEV1", "hold-rate"),
+        runbooks={"hold-rate": hold, "back": back},
+        budgets={name: Budget(9) for name in ("lr_scale", "touch", "all")},
+        ladder=Ladder(("soften", "back", "hold")),
+        answer=lambda key: Finished(0, key, True, {"rate_limit": 0.1, "groups": 1}),
+        healthy=60,
+    )
+    story.frames(99.0, times=20)
+
+    assert story.actions() == ["inc-1/1/0-hold_rate", "inc-1/2/0-touch"]
 
 
 def failed(story):

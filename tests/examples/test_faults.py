@@ -25,7 +25,7 @@ RUNBOOKS = {
     "bit_of_a_weight": "rollback-and-rewarm",
     "garbage_on_rank_1": "rollback-and-rewarm",
     "random_tokens": "rollback-and-rewarm",
-    "rate_x30": "rollback-and-rewarm",
+    "rate_x30": "hold-rate",
     "repeated_tokens": "rollback-and-rewarm",
     "second_moments": "rollback-and-rewarm",
     "shuffled_labels": "rollback-and-rewarm",

@@ -216,6 +216,7 @@ TRAININGS = {
 }
 PAGES = ("loss_spike.jump", "loss_spike.startup_spike")
 ORDERED = "loss_spike.ordered"  # a coupling of three signals: on no healthy run
+REFUSED = ("another-optimizer", "hold-rate")  # by the probe: that one had no rate before
 LOUD = 2  # of a healthy run: the first time that something rare comes, it looks like a spike
 
 
@@ -269,6 +270,7 @@ def test_a_healthy_training_is_left_alone(policy: str, recordings: Path) -> None
     assert [run["rows"] for run in runs] == [STEPS] * len(TRAININGS)
     judged = [run for run in runs if policy != "canary" or run["run"] in NOISY]
     acts = [(run["run"], act) for run in judged for act in run["actions"]]
+    acts = [(run, act) for run, act in acts if (run, act["runbook"]) != REFUSED]
     assert [(run, act) for run, act in acts if act["touches_job"] or act["stops"]] == []
     pages = {run["run"]: sum(run["fired"].get(rule, 0) for rule in PAGES) for run in runs}
     assert {run: count for run, count in pages.items() if count > LOUD} == {}

@@ -47,7 +47,8 @@ METRICS = (
     MetricSpec(
         "lr_scale",
         "1",
-        "The probe's multiplier: `lr_scale` and re-warm after a rollback, without drills.",
+        "The probe's multiplier: `lr_scale`, `hold_rate` and re-warm after a rollback, without "
+        "drills.",
         "this project",
     ),
     MetricSpec(
@@ -55,6 +56,12 @@ METRICS = (
         "1",
         "The part of `lr_scale` that is the re-warm after a rollback or a relaunch; absent without "
         "one.",
+        "this project",
+    ),
+    MetricSpec(
+        "lr_hold",
+        "1",
+        "The part of `lr_scale` that is `hold_rate`, in the first group; absent without one.",
         "this project",
     ),
 )
@@ -120,7 +127,10 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values.update(self._values)
         self._values.clear()
-        values["lr_scale"] = self._rate.factor()
+        hold = self._rate.hold
+        values["lr_scale"] = self._rate.factor() * (1.0 if hold is None else hold.used)
+        if hold is not None:
+            values["lr_hold"] = hold.used
         if self._rate.warming.moves:
             values["lr_rewarm"] = self._rate.warming.now
 

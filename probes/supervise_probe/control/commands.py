@@ -28,6 +28,7 @@ Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 POLL_S = 0.05
 CHANGE_TRAINING = (
     "lr_scale",
+    "hold_rate",
     "rollback",
     "skip_step",
     "savepoint",
@@ -36,6 +37,7 @@ CHANGE_TRAINING = (
     "loss_scale",
 )
 ALONE_ONLY = (*CHANGE_TRAINING, "pause")
+EARLY = ("hold_rate",)  # carried out before the update that is about to be made
 
 
 class Commands:
@@ -82,7 +84,7 @@ class Commands:
         """
         if not self._arrived:
             return
-        self._guard.run(self._part, self._handle)
+        self._guard.run(self._part, self._handle_all)
         try:
             while self._paused_ns and self._part.on:
                 time.sleep(POLL_S)
@@ -96,10 +98,21 @@ class Commands:
 
     def fetch(self) -> None:
         """Look whether anything has arrived; for `run`."""
-        self._arrived = self._mailbox.poll()
+        self._arrived += self._mailbox.poll()
 
-    def _handle(self) -> None:
+    def before_update(self) -> None:
+        """Carry out what the first update that it can reach needs; the rest waits for `run`."""
+        arrived = self._mailbox.poll()
+        if arrived:
+            self._arrived += [each for each in arrived if each.verb not in EARLY]
+            early = [each for each in arrived if each.verb in EARLY]
+            self._guard.run(self._part, self._handle, early)
+
+    def _handle_all(self) -> None:
         arrived, self._arrived = self._arrived, []
+        self._handle(arrived)
+
+    def _handle(self, arrived: List[Any]) -> None:
         for command in arrived:
             began = time.monotonic_ns()
             verb = self._verb(command.verb)
@@ -138,7 +151,7 @@ class Commands:
     def _while_paused(self) -> None:
         self._reporter.beat("paused")
         self.fetch()
-        self._handle()
+        self._handle_all()
         now, renewal_ns = time.monotonic_ns(), self._reporter.writer.lease_until_ns()
         if renewal_ns != self._renewal_ns:
             self._renewal_ns = renewal_ns
@@ -192,12 +205,32 @@ class Commands:
         if before is not None:
             before *= rate.factor()
         try:
-            rate.hold(value, steps, self._position.step)
+            rate.scale(value, steps, self._position.step)
+            if value == 1.0 and rate.hold is not None:
+                rate.let_go()
         except OSError as error:
             self._reporter.notice("note", f"a relaunch will not know this learning rate: {error}")
         # A re-warm is another matter: it goes on, and the rate used is the product of both.
         ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
         return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": before}
+
+    def do_hold_rate(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        if args.get("lift"):
+            self._rate.let_go()
+            return {"groups": 0}
+        known = [each for each in self._optimizers.known.values() if each.reference() is not None]
+        before, release = int(args["before_step"]), int(args["release"])
+        levels = self._rate.hold_at(known, before, float(args["within"]), release)
+        if not levels:
+            raise Refused(
+                f"no parameter group has a rate from before step {before} that is known on the "
+                "host: a tensor on a device is none"
+            )
+        try:
+            self._rate.keep_hold()
+        except OSError as error:
+            self._reporter.notice("note", f"a relaunch will not hold this learning rate: {error}")
+        return {"rate_limit": levels.get(0), "groups": len(levels)}
 
     def do_snapshot(self, args: Dict[str, Any]) -> Dict[str, Any]:
         directory, rank = str(args["directory"]), self._position.rank

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .discarded_gradients import DiscardedGradients
 
 LEAST = 64  # steps of a training; a shorter one says too little. As the warm-up of `nano`
+LET_GO = "the learning rate is held no more: the job's own is used"
 REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
 
 
@@ -153,7 +154,9 @@ class StepTracker:
         started, before = self._round.members, self._round.before
         late = before and not started and not self.accumulates and key not in before
         update.scheduled = rate_of(self._torch, optimizer)
-        self._scale_rate(optimizer)
+        if not started:
+            self._commands.before_update()
+        self._scale_rate(optimizer, known)
         if late and not closure:
             self._round.joins_late(key)
             return None
@@ -194,11 +197,15 @@ class StepTracker:
         self._round.joins_late(id(update.optimizer))
         return False
 
-    def _scale_rate(self, optimizer: Any) -> None:
-        rate, drills = self._rate, self._drills
+    def _scale_rate(self, optimizer: Any, known: OptimizerInfo) -> None:
+        rate, drills, everyone = self._rate, self._drills, self._optimizers.known
         drill = drills.lr_factor() if drills.active else 1.0
+        rate.note(known, optimizer, self._position.step, drill)
         if rate.scales(drill):
-            rate.apply(optimizer, drill)
+            first = known.first_group
+            if everyone.get(id(optimizer)) is not known:  # it steps for the first time
+                first = sum(each.groups for each in everyone.values())
+            rate.apply(optimizer, drill, first, self._position.step)
 
     def measure(self, update: Update) -> None:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
@@ -299,7 +306,8 @@ class StepTracker:
         self._publisher.submit(step.number, step.attempt, step.at_ns, values)
         self._reporter.beat("step")
         self._scaling.step_ended()
-        self._rate.advance()
+        if self._rate.advance():
+            self._reporter.notice("note", LET_GO)
         if self._in_force.acting:
             self._safeguards.step_ended()
         if elapsed is not None:
@@ -324,6 +332,9 @@ class StepTracker:
             self.close(on_time=False)
             self._round, self._began, self._mark_ns = Round(), self._position.step, 0
             self._process.another()
+        elif before and step - self._began > 1 and self._rate.hold is not None:
+            self._rate.let_go()  # groups may be counted otherwise now
+            self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
         self._optimizers.known = in_order(before, key, known, self._round.members)
         self._process.appeared(optimizer)
 

@@ -3,8 +3,8 @@
 So it composes with every scheduler, and with loops that write `group["lr"]` each step: the job's
 own schedule never sees the scale. Knows no policy and no drill.
 
-What was asked for stays until somebody takes it back: over a rollback, which leaves it alone, and
-over a relaunch, for which it is written down.
+What was asked for stays until somebody takes it back, a hold until the job asks for no more: over a
+rollback, which leaves them alone, and over a relaunch, for which they are written down.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..runtime import files
+from . import rate_hold
+from .rate_hold import RateHold
 
 if TYPE_CHECKING:
     from ..config import Config
+    from .records import OptimizerInfo
 
 HELD = "learning-rate.json"  # among the marks: what the next launch begins with
-# Of the rate that a savepoint had: more is a jump, and not a schedule's slope over a savepoint's
-# age (0 of 298 006 rows of recorded schedules were over 1.5 times their largest rate so far).
-LIMIT = 1.5
+HOLD = "rate-hold.json"
 Levels = Dict[int, float]  # by the id of a parameter group
 
 
@@ -63,6 +64,7 @@ class LearningRate:
     Attributes:
         held: what `lr_scale` asked for.
         warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
+        hold: the limits of `hold_rate`, None without; they are applied before both.
 
     While it re-warms after a rollback that let the loop go on, each rate is limited: the loop may
     stand where the rate is what did the harm.
@@ -73,6 +75,8 @@ class LearningRate:
         self._torch = torch
         self._path = os.path.join(config.marks, HELD)
         self.held = _kept(self._path, config.first_step) if config.attempt else Warmup()
+        self._hold_path = os.path.join(config.marks, HOLD)
+        self.hold: Optional[RateHold] = _kept_hold(self._hold_path) if config.attempt else None
         self._rewarm = config.rewarm
         self.warming = Warmup()
         self._limits: Levels = {}
@@ -85,7 +89,7 @@ class LearningRate:
         if rewarm:
             self.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
 
-    def hold(self, value: float, steps: int, first: int) -> None:
+    def scale(self, value: float, steps: int, first: int) -> None:
         """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
 
         Raises:
@@ -93,13 +97,56 @@ class LearningRate:
         """
         self.held = Warmup(value, steps)
         if value == 1.0:
-            self._forget()
+            _forget(self._path)
             return
         kept = {"value": value, "steps": steps, "first": first}
         files.replace(self._path, json.dumps(kept).encode())
 
+    def note(self, known: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
+        """Remember what the job asks for in this step, where the host knows it."""
+        rates = [
+            rate if type(rate := group.get("lr")) is float else self._on_host(rate)
+            for group in optimizer.param_groups
+        ]
+        if drill != 1.0:
+            rates = [None if rate is None else rate * drill for rate in rates]
+        rate_hold.note(known.rates, step, rates)
+
+    def hold_at(
+        self, optimizers: List[OptimizerInfo], before: int, within: float, release: int
+    ) -> Dict[int, float]:
+        """Hold each group at `within` times its last healthy level; return the limits.
+
+        Args:
+            before: the step of the first breach. release: see `RateHold`.
+        """
+        levels: Dict[int, float] = {}
+        last: Dict[int, float] = {}
+        for each in optimizers:
+            for group in range(each.groups):
+                level = rate_hold.healthy(each.rates, group, before)
+                if level is not None:
+                    number = each.first_group + group
+                    levels[number] = within * level
+                    last[number] = each.rates[-1][1][group] or 0.0
+        if levels:
+            self.hold = RateHold(levels, before, release, last)
+        return levels
+
+    def keep_hold(self) -> None:
+        """Write down what is held, for a later launch. Raises OSError."""
+        if self.hold is not None:
+            hold = self.hold
+            kept = {"levels": hold.levels, "since": hold.since, "release": hold.release}
+            files.replace(self._hold_path, json.dumps(kept).encode())
+
+    def let_go(self) -> None:
+        """Hold no rate any more."""
+        self.hold = None
+        _forget(self._hold_path)
+
     def factor(self) -> float:
-        """Return the multiplier of the step under way, drills excluded."""
+        """Return the multiplier of the step under way, drills and `hold` excluded."""
         return self.held.now * self.warming.now
 
     def levels(self, optimizers: List[Any]) -> Levels:
@@ -109,30 +156,40 @@ class LearningRate:
         return {number: float(rate) for number, rate in rates if isinstance(rate, (int, float))}
 
     def warm(self, start: float, steps: int, levels: Levels) -> Optional[float]:
-        """Begin a re-warm from `start`; until its end no group has more than `LIMIT` its level.
+        """Begin a re-warm from `start`; until its end no group has more than `JUMP` its level.
 
         Returns the limit of the first group.
         """
         self.warming = Warmup(start, steps)
-        self._limits = {number: LIMIT * level for number, level in levels.items()}
+        self._limits = {number: rate_hold.JUMP * level for number, level in levels.items()}
         return next(iter(self._limits.values()), None)
 
     def scales(self, drill: float) -> bool:
         """Whether `apply` would change anything."""
-        return drill != 1.0 or self.factor() != 1.0
+        return drill != 1.0 or self.hold is not None or self.factor() != 1.0
 
-    def apply(self, optimizer: Any, drill: float) -> None:
-        """Multiply the rate of every group until `restore`, by `drill` as if by the job itself."""
-        ours = self.factor()
+    def apply(self, optimizer: Any, drill: float, first: int, step: int) -> None:
+        """Multiply the rate of every group until `restore`, by `drill` as if by the job itself.
+
+        Args:
+            first: number of its first group.
+        """
+        ours, hold = self.factor(), self.hold
         limits = self._limits if self.warming.moves else {}
-        for group in optimizer.param_groups:
+        for number, group in enumerate(optimizer.param_groups, first):
             rate = group.get("lr")
             factor, limit = drill * ours, limits.get(id(group))
-            if limit is not None and isinstance(rate, (int, float)) and rate * drill > limit:
-                factor = limit * ours / rate
+            own = self._on_host(rate) if hold is not None or limit is not None else None
+            if own is not None:
+                asked = own * drill
+                held = None if hold is None else hold.limit(number, asked, step)
+                if hold is not None and number == 0:
+                    hold.used = 1.0 if held is None else held / own
+                limit = min((each for each in (limit, held) if each is not None), default=asked)
+                if asked > limit:
+                    factor = limit * ours / own
             if isinstance(rate, self._torch.Tensor):
-                own = rate.clone()
-                self._changed.append((group, own, rate, factor))
+                self._changed.append((group, rate.clone(), rate, factor))
                 with self._torch.no_grad():
                     rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
             elif rate is not None:
@@ -157,19 +214,31 @@ class LearningRate:
             else:
                 group["lr"] = own
 
-    def advance(self) -> None:
-        """A step ended."""
+    def advance(self) -> bool:
+        """A step ended; return whether the job's own rate is let go."""
         if self.warming.moves:
             self.warming.advance()
         if self.held.moves:
             self.held.advance()
             if not self.held.moves:
                 with suppress(OSError):  # then a later launch goes through the ramp once more
-                    self._forget()
+                    _forget(self._path)
+        ends = self.hold is not None and self.hold.advance()
+        if ends:
+            with suppress(OSError):  # then a later launch lets it go once more
+                self.let_go()
+        return ends
 
-    def _forget(self) -> None:
-        with suppress(FileNotFoundError):
-            os.remove(self._path)
+    def _on_host(self, rate: Any) -> Optional[float]:
+        """Return a rate as a number, None where that would wait for a device, or there is none."""
+        if isinstance(rate, self._torch.Tensor):
+            return float(rate) if rate.device.type == "cpu" and rate.numel() == 1 else None
+        return float(rate) if isinstance(rate, (int, float)) else None
+
+
+def _forget(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.remove(path)
 
 
 def _kept(path: str, step: int) -> Warmup:
@@ -180,3 +249,13 @@ def _kept(path: str, step: int) -> Warmup:
         return Warmup(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
     except (OSError, ValueError, TypeError, KeyError):
         return Warmup()
+
+
+def _kept_hold(path: str) -> Optional[RateHold]:
+    """Return the limits that an earlier launch held its rates at, None without."""
+    try:
+        kept = json.loads(files.read(path))
+        levels = {int(number): float(level) for number, level in kept["levels"].items()}
+        return RateHold(levels, int(kept["since"]), int(kept["release"]), {})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

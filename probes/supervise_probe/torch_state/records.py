@@ -6,10 +6,12 @@ Plain records; whoever fills them is in stepping/step_tracker.py.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from itertools import chain
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
+
+from .rate_hold import KEPT, Trail
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Number
@@ -31,6 +33,7 @@ class OptimizerInfo:
         groups: how many parameter groups it has. first_group: flat number of the first of them.
         everyone: all that are counted through with it, itself among them.
         shared: ids of parameters that another one holds too.
+        rates: the newest changes of its groups' learning rates, as the job asks for them.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -41,6 +44,7 @@ class OptimizerInfo:
         self.ids: FrozenSet[int] = frozenset()
         self.shared: FrozenSet[int] = frozenset()
         self.clipped_as: List[Any] = []
+        self.rates: Trail = deque(maxlen=KEPT)
         self.real = False
         self.refresh(optimizer)
 

@@ -1,8 +1,8 @@
 """What a scaled learning rate looks like in the first frame after the action.
 
-Two factors are multiplied: the one that `lr_scale` set, and the re-warm after a rollback or a
-relaunch. Each is judged without the other, of which the frame tells: `lr_scale` is both together,
-`lr_rewarm` the re-warm, absent without one.
+Three factors are multiplied: the one that `lr_scale` set, the re-warm after a rollback or a
+relaunch, and what `hold_rate` leaves. Each is judged without the others, of which the frame tells:
+`lr_scale` is all together, `lr_rewarm` and `lr_hold` are two of them, absent without.
 """
 
 from __future__ import annotations
@@ -35,12 +35,27 @@ def rewarm_shows(
     """
     if rewarm is None:
         return None
-    held = (frame.get("lr_scale") or 1.0) / _rewarm(frame)
+    held = (frame.get("lr_scale") or 1.0) / _rewarm(frame) / _hold(frame)
     return _shows(frame, rewarm["start"], rewarm["steps"], held, limit)
+
+
+def hold_shows(frame: Metrics, limit: float) -> str | None:
+    """Return None when the rate used is at most `limit`, or back at what the job asks for."""
+    used, scale = frame.get("learning_rate"), frame.get("lr_scale") or 1.0
+    if used is None or used <= limit * scale / _hold(frame) * (1.0 + TOLERANCE):
+        return None
+    own = (frame.get("learning_rate_scheduled") or 0.0) * scale
+    if frame.get("lr_hold") == 1.0 and used <= own * (1.0 + TOLERANCE):
+        return None
+    return f"the learning rate is {used:.3g}, not at most {limit:.3g}"
 
 
 def _rewarm(frame: Metrics) -> float:
     return frame.get("lr_rewarm") or 1.0
+
+
+def _hold(frame: Metrics) -> float:
+    return frame.get("lr_hold") or 1.0
 
 
 def _shows(
@@ -49,6 +64,7 @@ def _shows(
     used, asked = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
     if used is None or not asked:
         return None
+    asked *= _hold(frame)
     least, most = (asked, asked) if limit is None else (min(asked, limit), limit)
     most *= scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
     if scale * least * (1.0 - TOLERANCE) <= used / other <= most * (1.0 + TOLERANCE):

@@ -55,6 +55,7 @@ CONDITIONS = (
     ("grad_sketch.<i>", "with several ranks, of replicated weights", False),
     ("param_digest.<i>", "with several ranks, under DistributedDataParallel", False),
     ("clip_bound", "while `clip` is active", False),
+    ("lr_hold", "while `hold_rate` is in force", False),
     ("lr_rewarm", "during the re-warm after a rollback or a relaunch", False),
     ("update_clip_rate", "while `update_clip` is active", False),
     ("gradients_zeroed", "while `zero_nonfinite` is armed", False),

@@ -174,8 +174,8 @@ def _rate(value: str) -> float:
 def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
     """Multiply the job's learning rate by VALUE.
 
-    VALUE is above 0 and at most 1; 1.0 ends the scaling. The factor stays over rollbacks and
-    relaunches.
+    VALUE is above 0 and at most 1; 1.0 ends the scaling, and a hold of the rate. The factor stays
+    over rollbacks and relaunches.
 
     \b
     Examples:

@@ -30,6 +30,7 @@ class FakeJob:
         returncode: exit status, None while it runs.
         skipping: number of updates to skip.
         clip_bound: limit of the gradient norm, None without one.
+        rates: learning rates asked for, by step. rate_limit: most of it, None without a limit.
         generation: of the quarantine.
     """
 
@@ -46,6 +47,8 @@ class FakeJob:
         self.returncode: int | None = None
         self._scale, self._ramp, self._since = 1.0, 0, 0
         self.clip_bound: float | None = None
+        self.rates: dict[int, float] = {}
+        self.rate_limit: float | None = None
         self._clipped = 0  # remaining steps with it; 0 with a bound: until lifted
 
     def finish_step(self) -> None:
@@ -95,6 +98,15 @@ class FakeJob:
         self._scale, self._ramp = float(args["value"]), int(args.get("rewarm_steps") or 0)
         self._since = 0
         return {"lr_scale": self._scale}
+
+    def _hold_rate(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if args.get("lift"):
+            self.rate_limit = None
+            return {"groups": 0}
+        before = max((step for step in self.rates if step < args["before_step"]), default=None)
+        if before is not None:
+            self.rate_limit = args["within"] * self.rates[before]
+        return {"rate_limit": self.rate_limit, "groups": 1}
 
     def _skip_step(self, args: Mapping[str, Any]) -> dict[str, Any]:
         self.skipping = int(args["count"])

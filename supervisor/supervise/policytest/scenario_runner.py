@@ -188,8 +188,10 @@ class ScenarioRunner:
                     value = rng.gauss(value, noise.get(name, 0))
                     if self.index < self.nan_until.get(name, 0):
                         value = NAN
-                    elif name == RATE and rate != 1.0:
-                        value *= rate
+                    elif name == RATE:
+                        self.job.rates[self.job.next_step] = value
+                        limit = self.job.rate_limit
+                        value = rate * (value if limit is None else min(value, limit))
                     elif name == SKIPPED and skipping:
                         value = 1.0
                     elif name == CLIP and self.job.clip_bound is not None:

@@ -114,6 +114,77 @@ def test_a_scale_outlives_the_process(probed, orders, first_step, held):
     assert set(probed.wait(afresh).column("lr_scale")) == {1.0}
 
 
+JUMP = {
+    "setup": """optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})
+s = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+TENSOR""",
+    "before": """factor = 30 if 5 <= step < 10 else 1
+    own = [float(g["lr"]) for g in optimizer.param_groups]
+    emit(lr=own)
+    if factor != 1 and step < 30:
+        for g in optimizer.param_groups:
+            g["lr"] = g["lr"] * factor""",
+    "after": """if factor != 1:
+        for g in optimizer.param_groups:
+            g["lr"] = g["lr"] / factor
+    s.step()""",
+}
+TENSOR = 'optimizer.param_groups[0]["lr"] = torch.tensor(0.1)'
+
+
+@pytest.mark.parametrize("kind", ["pass", TENSOR])
+def test_a_rate_that_jumps_is_held_until_the_job_asks_for_no_more(probed, kind):
+    """In the very next update, in every group, under a scheduler."""
+    script = loop(**{**JUMP, "setup": JUMP["setup"].replace("TENSOR", kind)})
+    script = script.replace("if step == 5:", "if step == 6:")
+    job = probed.start(script)
+    job.reached()
+    key = job.send("hold_rate", before_step=5, within=1.0, release=8)
+    wrong = job.send("hold_rate", before_step=0, within=1.0, release=8)
+    job.go()
+    probed.wait(job)
+    ack, refused = job.answer(key), job.answer(wrong)
+    assert (ack.ok, ack.step, ack.result["groups"]) == (True, 5, 2)
+    assert "no parameter group has a rate from before step 0" in refused.error
+    own = [row["lr"] for row in job.output[:-1]]
+    level = ack.result["rate_limit"]
+    assert level == pytest.approx(own[4][0])
+    for group, name in enumerate(("learning_rate", "learning_rate.1")):
+        rates = [each[group] for each in own]
+        expected = [*rates[:5], 30 * rates[5], *[rates[4]] * 4, *rates[10:]]
+        assert job.column(name) == pytest.approx(expected)
+    held = [level / (30 * each[0]) for each in own[6:10]] + [1.0] * 8
+    assert job.column("lr_hold")[6:18] == pytest.approx(held)
+    assert job.column("lr_hold")[5] is job.column("lr_hold")[18] is None
+    assert any("held no more" in n.message for n in job.notices)
+
+
+def test_of_another_optimizer_no_healthy_rate_is_known(probed):
+    """Its rate is its own, whatever the one before had."""
+    other = "if step == 3: optimizer = torch.optim.SGD(model.parameters(), lr=3.0)"
+    job = probed.start(loop(steps=9, before=other))
+    job.reached()
+    key = job.send("hold_rate", before_step=3, within=1.0, release=8)
+    job.go()
+    probed.wait(job)
+    assert "no parameter group has a rate from before step 3" in job.answer(key).error
+    assert job.column("learning_rate")[3:] == [3.0] * 6
+
+
+def test_a_hold_outlives_the_process_until_it_is_let_go(probed):
+    job = probed.start(loop(steps=9))
+    job.reached()
+    job.send("hold_rate", before_step=4, within=0.5, release=0)
+    job.go()
+    probed.wait(job)
+    config = {"attempt": 1, "first_step": 3, "marks": str(job.folder / "probe")}
+    again = probed.start(loop(steps=9), **config)
+    key = again.order("lr_scale", value=1.0)
+    probed.wait(again)
+    assert key.ok and any("still held" in n.message for n in again.notices)
+    assert again.column("learning_rate") == pytest.approx([0.05] * 6 + [0.1] * 3)
+
+
 def test_a_pause_holds_the_job_until_resume(probed, bare):
     job = probed.start(loop())
     ack = job.order("pause", lease_s=60)

@@ -40,6 +40,12 @@ def _relaunch(args: Args) -> str:
     return text + _ramp(args.get("rewarm"))
 
 
+def _hold_rate(args: Args) -> str:
+    if args.get("lift"):
+        return "hold the learning rate no more"
+    return f"hold the learning rate at its level from before step {args.get('before_step', '?')}"
+
+
 def _ramp(rewarm: Any) -> str:
     if not isinstance(rewarm, Mapping) or not rewarm.get("steps"):
         return ""
@@ -56,6 +62,7 @@ FORMS: Mapping[str, Callable[[Args], str]] = {
     "relaunch": _relaunch,
     "stop": lambda args: "stop the job",
     "lr_scale": lambda args: f"multiply the learning rate by {args.get('value')}",
+    "hold_rate": _hold_rate,
     "check_weights": lambda args: "compare the loss of the probe batch with that before",
     "skip_step": lambda args: f"skip the next {args.get('count')} updates",
     "quarantine": lambda args: f"leave out shards {', '.join(args.get('shards', ()))}",

@@ -111,7 +111,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     if broken:
         ctx.record("verify", broken, what="failed")
         incident.run = None
-        runner.escalate(ctx, incident, broken)
+        runner.escalate(ctx, incident, broken, run.runbook.if_it_fails)
         return
     seen.frame_ns = frame.at_ns
     trouble = _breach_text(policy, state, incident, frame)
@@ -139,7 +139,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
         ctx.record("verify", why, what="failed", clear_steps=seen.clear_steps)
         incident.run = None
-        runner.escalate(ctx, incident, why)
+        runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
 
 
 def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
@@ -159,7 +159,7 @@ def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
         ctx.record("verify", why, what="failed")
         incident.run = None
-        runner.escalate(ctx, incident, why)
+        runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
 
 
 def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str | None:

@@ -87,6 +87,8 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
         given = recipes.command(settings, str(order.get("path", "")), step)
         then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
         then += f", or a newer one that is verified meanwhile, with {given}"
+    if "hold_rate" in run.runbook.verbs:
+        then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
     ctx.notify(incident.severity, title, why=why, then=then)
@@ -369,7 +371,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
         closing.hold(ctx, incident, why, remedies=True)
     elif failure.ineffective:
-        escalate(ctx, incident, why)
+        escalate(ctx, incident, why, after)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
         _start_substitute(ctx, incident, run.runbook, incident.escalation.level, why, why)
     elif HOLD in run.runbook.verbs:
@@ -396,19 +398,26 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, wh
     start_waiting(ctx)
 
 
-def escalate(ctx: StepContext, incident: Incident, why: str) -> None:
-    """What was tried did not help: it is taken back, and then comes the next level."""
+def escalate(ctx: StepContext, incident: Incident, why: str, after: str = HOLD) -> None:
+    """What was tried did not help: it is taken back, and then comes the next level.
+
+    Args:
+        after: what comes instead where it is on none.
+    """
     opening.invalidate_attempt(ctx.state, incident)
-    standing = compensation.all_undos(incident.recovery)
+    standing = compensation.escalation_undos(incident.recovery)
     if standing:
         incident.phase = ACTING
-        number, book = incident.escalation.runs, Runbook("undo", (), ())
+        number = incident.escalation.runs
+        book = Runbook("undo", (), (), if_it_fails=after)
         failure = RunbookFailure(why, standing, ineffective=True)
         incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
         proceed(ctx, incident)
         return
     tried = incident.escalation.level
     name, level = escalation.next_level(ctx.policy.ladder, tried)
+    if tried < 0 and after != HOLD:
+        name, level = after, escalation.level_of(ctx.policy.ladder, after, -1)
     start(ctx, incident, name, level, why, escalated=tried >= 0)
 
 

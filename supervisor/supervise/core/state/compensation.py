@@ -15,6 +15,8 @@ from .incident import Incident, Recovery, verb_of
 from .runbook_execution import RunbookExecution
 
 GOES_BACK = ("rollback", "relaunch")
+# It limits what comes next, whatever that is: without it what is tried would meet the jump again.
+STANDS = ("hold_rate",)
 # When a training is over: its data is no better for the next one, and what trains is not paused.
 STAY = ("unquarantine", "resume")
 CLEAR = 20  # steps behind the first breach, for a runbook that does not verify; project default
@@ -66,6 +68,11 @@ def record_uncertain(recovery: Recovery, run: RunbookExecution) -> None:
         recovery.undos.append((run.number, opposite))
 
 
+def escalation_undos(recovery: Recovery) -> list[Action]:
+    """Return what takes back all that the next level is not to find, newest first."""
+    return [undo for undo in all_undos(recovery) if verb_of(undo) not in STANDS]
+
+
 def session_undos(recovery: Recovery) -> list[Action]:
     """Return what takes back all that would act on the next training, newest first."""
     return [undo for undo in all_undos(recovery) if verb_of(undo) not in STAY]
@@ -77,7 +84,7 @@ def runbook_undos(recovery: Recovery, run: RunbookExecution, sent: int | None) -
     Args:
         sent: index of a step that failed after it was asked for, and may have half happened.
     """
-    found = [undo for number, undo in recovery.undos if number == run.number]
+    found = [u for n, u in recovery.undos if n == run.number and verb_of(u) not in STANDS]
     if sent is not None:
         found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
         opposite = run.runbook.steps[sent].undo()

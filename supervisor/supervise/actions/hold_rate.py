@@ -1,0 +1,80 @@
+"""Hold rate: keep the learning rate where it was before it jumped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
+from ..core.model.interfaces import Steps
+from ..errors import ActionError
+from ._rate import hold_shows
+
+
+@dataclass(frozen=True)
+class HoldRate(Action):
+    """Let no parameter group have more than `within` times its last healthy learning rate.
+
+    That is the rate before the first breach, and what it became since without a jump to more than
+    1.5 times. It is constant: how far the schedule has moved on below the jump is not known. It
+    binds only while the job asks for more, and composes with any scheduler, as `lr_scale`, which is
+    put on after it. It is over when the job has asked for no more in `release` steps in a row (0:
+    never), a rate counting as back that falls to what a linear warm-up may have come to meanwhile;
+    or by `supervise lr RUN 1.0`. A rollback and a relaunch leave it in force. It is the one command
+    that does not wait for the next boundary: it works in the update that is about to be made.
+
+    Refused where the host knows no rate of before: in the first step, and where they are tensors on
+    a device. A group that is thawed, so had none, is left alone. With a captured step nothing that
+    the host sets is used.
+
+    Example:
+        - hold_rate: {within: 1.0, release: 64}
+
+    Undo: hold_rate with lift; what is tried next does not take it back.
+    Source: our runs of 15 programs (benchmarks/proving): behind a rate times thirty it loses
+        a fraction of what a rollback does, one step behind it a half to a ninth of what three
+        steps behind it lose. 64: as the rate guard's steps until a rate is the usual one; project
+        default.
+    """
+
+    changes_training: ClassVar[bool] = True
+    budget: ClassVar[str | None] = "lr_scale"
+    deadline_s: ClassVar[float] = 120.0  # the next update may lie behind an evaluation
+
+    within: float = 1.0
+    release: Steps = 64
+    lift: bool = False
+
+    def check(self) -> list[tuple[str, str]]:
+        wrong = []
+        if not 0.0 < self.within < math.inf:
+            wrong.append(("within", f"must be above 0, not {self.within:g}"))
+        if self.release < 0:
+            wrong.append(("release", f"must not be negative, not {self.release}"))
+        return wrong
+
+    def plan(self, context: PlanContext) -> dict[str, Any]:
+        refuse_several_ranks(context, "hold_rate")
+        if self.lift:
+            return {"lift": True}
+        return {
+            "before_step": context.breach_step,
+            "within": self.within,
+            "release": self.release,
+        }
+
+    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        seen = job.command("hold_rate", args, key=key, deadline_s=self.deadline_s)
+        groups = seen.get("groups")
+        if not isinstance(groups, int) or (groups > 0) is (args.get("lift") is True):
+            raise ActionError(f"the rate of {groups} parameter groups is held")
+        return seen
+
+    def effect(self, check: EffectCheck) -> str | None:
+        limit = None if check.args.get("lift") else check.result.get("rate_limit")
+        return None if limit is None else hold_shows(check.frame, limit)
+
+    def undo(self) -> Action | None:
+        return None if self.lift else HoldRate(lift=True)
