@@ -181,7 +181,8 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     minimum = escalation.minimum_level(policy.ladder, state.history.last_level, state.frame_count)
     name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
     aside = level < 0  # on no level: neither the ladder nor a hold is about it
-    if incident.phase == HELD and not aside:
+    limits = name in policy.runbooks and opening.only_limits(policy.runbooks[name])
+    if incident.phase == HELD and (limits or not aside):
         _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
     place = policy.rules.index(rule)

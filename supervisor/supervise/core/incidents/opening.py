@@ -13,8 +13,8 @@ from typing import Any
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES
-from ..model.policy import Policy, Rule
-from ..state import rule_scope
+from ..model.policy import Policy, Rule, Runbook
+from ..state import compensation, rule_scope
 from ..state.incident import HELD, OPEN, Incident, first_breach, headline, symptom
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
@@ -135,10 +135,19 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
     """Return whether a rule that fires does not wait for the end of a run.
 
     What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
-    learns nothing from silence; what answers that is on no level.
+    learns nothing from silence; what answers that is on no level. And what only limits what comes
+    next mends no harm that is done.
     """
-    aside = rule.runbook not in policy.ladder.levels
-    return is_more_severe(rule, run) or (aside and withdrawal.reports_stall(monitor, rule))
+    if is_more_severe(rule, run):
+        return True
+    if rule.runbook not in policy.ladder.levels:
+        return withdrawal.reports_stall(monitor, rule)
+    return only_limits(run.runbook) and rule.severity == run.severity
+
+
+def only_limits(book: Runbook) -> bool:
+    """Return whether a runbook limits what comes next, and mends nothing."""
+    return any(verb in compensation.STANDS for verb in book.verbs)
 
 
 def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:
