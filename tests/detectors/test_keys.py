@@ -158,7 +158,7 @@ TABLE = [
         {},
         [
             ({"metrics_": ()}, "metrics"),
-            ({"announced": "learning_rate"}, "announced"),
+            ({"announced": ("learning_rate",)}, "announced"),
             ({"confirm": "learning_rate"}, "confirm"),
             ({"over": 1.0}, "over"),
             ({"warmup_jump": math.inf}, "warmup_jump"),

@@ -49,7 +49,7 @@ ALL = {
     "record": Record("a", gt=1.5, ref=5, window=12, min_=4, calm=2),
     "trend": Trend("a", window=32, slope_per_1k_gt=1.0),
     "rate_guard": RateGuard(("a", "b"), settle=4, min_=3, freeze=5),
-    "rate_guard_announced": RateGuard(("a",), announced="b", settle=4, min_=3, freeze=5),
+    "rate_guard_announced": RateGuard(("a",), announced=("b",), settle=4, min_=3, freeze=5),
     "rate_guard_confirmed": RateGuard(("a",), confirm="b", settle=4, min_=3, freeze=5),
     "rate": Rate("a", window=10, count_gte=3, clear=2),
     "sequence": Sequence(("a", "b", "c"), within=3, until="d"),

@@ -94,7 +94,7 @@ def test_a_warm_up_may_grow_by_more_than_half(read):
 
 def test_a_scheduler_announces_what_it_does(read, settled):
     """Of the first group; the others may rise as far."""
-    watch = settled("a", "b", announced="e")
+    watch = settled("a", "b", announced=("e",))
 
     assert read(watch, [[10.0, 10.0, 10.0]], 100) == "o"
     assert read(watch, [[100.0, 10.0, 10.0], [10.0, 100.0, 10.0]], 101) == "BB"
@@ -103,10 +103,17 @@ def test_a_scheduler_announces_what_it_does(read, settled):
 
 
 def test_the_first_word_of_a_scheduler_is_against_the_rate_before(read):
-    watch = RateGuard(("a",), announced="e").start()
+    watch = RateGuard(("a",), announced=("e",)).start()
     read(watch, [[1.0, None]] * 100)
 
     assert read(watch, [[2.0, 2.0], [2.0, None], [9.0, None]], 100) == "ooB"
+
+
+def test_a_scale_of_ours_that_is_over_is_announced_too(read, settled):
+    watch = settled("a", announced=("e", "s"))
+    read(watch, [[1.0, 1.0, 0.1]] * 20, 100)
+
+    assert read(watch, [[10.0, 1.0, 1.0], [100.0, 1.0, 1.0]], 120) == "oB"
 
 
 def test_what_the_rate_moves_confirms_a_jump(read, settled):

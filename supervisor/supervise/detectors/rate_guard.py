@@ -32,8 +32,9 @@ class RateGuard(Detector):
     by a rise more than twice the one before. Each of `metrics` is the rate of one parameter group;
     one in breach is enough.
 
-    `announced` is the rate that the job's own scheduler gives for the first of `metrics`; as far as
-    it rises in the same step, all rates may. `confirm` is what a rate moves: a jump is none when
+    As far as one of `announced` rises in the same step, all rates may: the job's own scheduler said
+    so, or a scale of ours is over. Its first sample is compared with the first of `metrics` before.
+    `confirm` is what a rate moves: a jump is none when
     its first known sample from there on is not above `over` times the median of its newest 16. A
     rate that was zero so far may be anything. After `freeze` samples of a jump it is the level,
     with a `rebaseline` note.
@@ -52,7 +53,7 @@ class RateGuard(Detector):
     reads: ClassVar[str] = "metrics"
 
     metrics_: tuple[str, ...] = ("learning_rate",)
-    announced: str | None = None  # another metric
+    announced: tuple[str, ...] = ()  # other metrics
     confirm: str | None = None  # another metric
     over: float = 1.5  # times the greatest rate so far
     warmup_jump: float = 2.5  # times it; a linear warm-up comes to 2 in its second step
@@ -62,7 +63,7 @@ class RateGuard(Detector):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (*self.metrics_, *filter(None, (self.announced, self.confirm)))
+        return (*self.metrics_, *self.announced, *filter(None, (self.confirm,)))
 
     @property
     def needs_all(self) -> bool:
@@ -75,9 +76,10 @@ class RateGuard(Detector):
         wrong = []
         if not self.metrics_:
             wrong.append(("metrics", "names no metric"))
-        for key, other in (("announced", self.announced), ("confirm", self.confirm)):
+        others = [*(("announced", each) for each in self.announced), ("confirm", self.confirm)]
+        for key, other in others:
             if other in self.metrics_:
-                wrong.append((key, f"is `{other}` itself, which always rises with it"))
+                wrong.append((key, f"has `{other}` itself, which always rises with it"))
         for name, times in (("over", self.over), ("warmup_jump", self.warmup_jump)):
             if not 1.0 < times < math.inf:
                 wrong.append((name, f"must be above 1, not {times}"))
@@ -92,8 +94,8 @@ class RateGuard(Detector):
 class RateGuardWatch(Memory):
     """The groups now, and as they were after each of the newest samples.
 
-    `given` is the newest announced rate, 0 when absent; `worst` the place of the group that the
-    numbers are about. `past` also has what confirms, None where absent or within a jump.
+    `given` are the newest announced values, 0 before the first; `worst` is the place of the group
+    that the numbers are about. `past` also has what confirms, None where absent or within a jump.
     """
 
     def __init__(self, spec: RateGuard) -> None:
@@ -104,8 +106,8 @@ class RateGuardWatch(Memory):
     def reset(self) -> None:
         super().reset()
         self.groups: list[Group] = [(0, 0.0, 0, 0.0, 0.0, 0, False)] * len(self.spec.metrics_)
-        self.given = 0.0
-        self.past: list[tuple[int, list[Group], float, float | None]] = []
+        self.given = [0.0] * len(self.spec.announced)
+        self.past: list[tuple[int, list[Group], list[float], float | None]] = []
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -149,15 +151,15 @@ class RateGuardWatch(Memory):
         return code | note
 
     def _announced(self, sample: Any) -> float:
-        """Return how many times the rate of before the scheduler gives; 1 where it says nothing."""
-        if self.spec.announced is None:
-            return 1.0
-        given, before = sample[len(self.groups)], self.given or self.groups[0][3]
-        if given is None or not 0.0 <= given < math.inf:
-            self.given = 0.0
-            return 1.0
-        self.given = float(given)
-        return max(given / before, 1.0) if before > 0.0 else math.inf
+        """Return how many times more than before is announced; 1 where nothing is."""
+        found, first = 1.0, len(self.groups)
+        for place, before in enumerate(self.given):
+            now = sample[first + place]
+            if now is None or not 0.0 < now < math.inf or now == before:
+                continue
+            found = max(found, now / (before or self.groups[0][3] or now))
+            self.given = [*self.given[:place], float(now), *self.given[place + 1 :]]
+        return found
 
     def _jumps(self, group: Group, value: float, announced: float) -> bool:
         """Whether the rate jumps, or is still where it jumped to."""
