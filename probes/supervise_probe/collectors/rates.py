@@ -114,14 +114,13 @@ class Collector(Base):
             float(rates[0]) for own in self._own if (rates := getattr(own(), "_last_lr", None))
         ]
         agrees = any(abs(one - rate) <= CLOSE * abs(rate) for one in given)
-        if self._agreed >= AGREED and self._moved:
-            if given:
-                self._values["learning_rate_expected"] = rate if agrees else given[-1]
-        elif agrees:
+        if agrees:
             self._agreed += 1
             self._moved = self._moved or (self._agreed > 1 and rate != self._last)
-        else:
+        elif self._agreed < AGREED or not self._moved:
             self._agreed, self._moved = 0, False
+        if given and self._agreed >= AGREED and self._moved:
+            self._values["learning_rate_expected"] = rate if agrees else given[-1]
         self._last = rate
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:

@@ -52,11 +52,12 @@ WARMED = f"SequentialLR(optimizer, {PARTS}, [9])"
     [
         ("LambdaLR(optimizer, lambda k: 0.99**k)", True),
         (WARMED, True),
+        ("LambdaLR(optimizer, lambda k: 0.1 if k < 15 else 1.0)", True),  # by epochs
         ("StepLR(optimizer, 99)", False),
     ],
 )
 def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, schedule, known):
-    """It is compared with the scheduler's word once that has proved to decide."""
+    """It is compared with the scheduler's word once that has proved to decide: in its first change."""
     before = f"""if step == 0:
         L = torch.optim.lr_scheduler
         s = L.{schedule}
@@ -64,7 +65,7 @@ def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, 
         optimizer.param_groups[0]["lr"] = 0.5"""
     job = probed.straight(loop(before=before, after="s.step()"))
     used, expected = job.column("learning_rate"), job.column("learning_rate_expected")
-    assert used[20:23] == [0.5] * 3 and [rate is not None for rate in expected[19:]] == [known] * 11
+    assert used[20:23] == [0.5] * 3 and [rate is not None for rate in expected[15:]] == [known] * 15
     for step, rate in enumerate(expected):
         assert rate is None or (rate == used[step]) == (used[step] != 0.5)
 
