@@ -57,7 +57,7 @@ WARMED = f"SequentialLR(optimizer, {PARTS}, [9])"
     ],
 )
 def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, schedule, known):
-    """It is compared with the scheduler's word once that has proved to decide: in its first change."""
+    """It is compared with the scheduler's word once that has proved to decide."""
     before = f"""if step == 0:
         L = torch.optim.lr_scheduler
         s = L.{schedule}
