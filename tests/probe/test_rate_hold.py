@@ -25,6 +25,8 @@ def trail(*rates):
         ([*SLOPE, 3.0], 5, SLOPE[-1]),  # the incident is older than the jump
         ([1.0] * 5 + [0.1] * 5 + [3.0], 10, 0.1),
         ([0.1] * 5 + [3.0, 0.1], 5, 0.1),
+        ([0.1] * 20 + [3.0] * 3, 22, 0.1),  # the update has confirmed the jump two steps later
+        ([1.0] * 20 + [0.1] * 9 + [1.0, 30.0], 30, 1.0),  # a warm restart is none
         ([0.1] * 5, 0, None),  # no step before it
         ([0.0] * 5 + [0.1], 5, None),  # a group that is thawed
         ([None] * 5 + [0.1], 5, None),  # a tensor on a device until then

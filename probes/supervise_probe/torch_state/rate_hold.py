@@ -11,6 +11,7 @@ from typing import Deque, Dict, List, Optional, Tuple
 # Of a healthy rate: more is a jump, and not a schedule's slope (0 of 298 006 rows of recorded
 # schedules were over 1.5 times their largest rate so far).
 JUMP = 1.5
+LATE = 16  # steps that a jump may be confirmed behind its own step; project default
 KEPT = 128  # changes of the rates that are known of an optimizer; project default
 Trail = Deque[Tuple[int, List[Optional[float]]]]  # (step, rates of its groups), at each change
 
@@ -30,16 +31,16 @@ def healthy(trail: Trail, group: int, before: int) -> Optional[float]:
     None where it is not known, or was 0: a group that is thawed has no level.
     """
     found: Optional[float] = None
+    top = 0.0
     for step, rates in trail:
         rate = rates[group] if group < len(rates) else None
         if rate is None:
             continue
-        if step < before or (found is None and len(trail) == KEPT):
-            found = rate
-        elif found is None or rate > JUMP * found:
+        if found is None and step >= before and len(trail) < KEPT:
             break
-        else:
-            found = rate
+        if found is not None and step >= before - LATE and rate > JUMP * max(found, top):
+            break
+        found, top = rate, max(top, rate)
     return found or None
 
 
