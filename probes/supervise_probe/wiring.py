@@ -84,7 +84,7 @@ class Parts:
         self.extra: Dict[str, Number] = {}
         self.optimizers = Optimizers()
         self.scaling = GradScalerState(context.scalars)
-        self.rate = LearningRate(context.torch, context.config)
+        self.rate = LearningRate(context.torch, context.config, context.scalars)
         self._measure()
         self._sample()
         self._follow_steps()

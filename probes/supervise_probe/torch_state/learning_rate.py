@@ -20,6 +20,7 @@ from .rate_hold import RateHold
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..runtime.scalars import Scalars
     from .records import OptimizerInfo
 
 HELD = "learning-rate.json"  # among the marks: what the next launch begins with
@@ -70,9 +71,9 @@ class LearningRate:
     stand where the rate is what did the harm.
     """
 
-    def __init__(self, torch: Any, config: Config) -> None:
+    def __init__(self, torch: Any, config: Config, scalars: Scalars) -> None:
         """Begin; a later launch with what the one before held, and its re-warm."""
-        self._torch = torch
+        self._torch, self._scalars = torch, scalars
         self._path = os.path.join(config.marks, HELD)
         self.held = _kept(self._path, config.first_step) if config.attempt else Warmup()
         self._hold_path = os.path.join(config.marks, HOLD)
@@ -232,7 +233,7 @@ class LearningRate:
     def _on_host(self, rate: Any) -> Optional[float]:
         """Return a rate as a number, None where that would wait for a device, or there is none."""
         if isinstance(rate, self._torch.Tensor):
-            return float(rate) if rate.device.type == "cpu" and rate.numel() == 1 else None
+            return float(rate) if self._scalars.reads(rate) and rate.numel() == 1 else None
         return float(rate) if isinstance(rate, (int, float)) else None
 
 
