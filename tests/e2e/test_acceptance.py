@@ -22,7 +22,7 @@ def val_loss(stdout: str) -> float:
 
 
 def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp_path):
-    """LR x30 for 20 steps at 100: held at once, at most 5 % worse than undisturbed."""
+    """LR x30 for 20 steps at 100: held, and the weights taken back; at most 3 % worse."""
     job = nano("--steps", 220, "--seed", 0, "--out", tmp_path / "out")
     calm = supervise.run("--policy", "nano", job=job, name="calm")
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
@@ -31,11 +31,11 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
     assert (calm.returncode, calm.actions, calm.severities - {"SEV2"}) == (0, [], set())
     assert "supervise: rollback: yes, weights and loop · relaunch: not configured" in calm.stderr
     assert hit.returncode == 0
-    assert hit.actions == ["hold_rate"]
+    assert hit.actions == ["hold_rate", "pause", "rollback", "resume"]
     held = [
         int(row["step"]) for row in supervise.rows("hit", "--metrics", "lr_hold") if row["lr_hold"]
     ]
-    assert 101 <= held[0] <= 110 and held[-1] == 120 + 63
+    assert 101 <= held[0] <= 110 and held[-1] < 120 + 64
     # A busy machine may have opened a SEV2 before; the spike joins it then.
     paged = next(r for r in hit.kinds("rule", "fired") if r["severity"] != "SEV2")
     assert 100 <= paged["step"] <= 110
@@ -43,7 +43,7 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
     assert "more densely" in hit.kinds("sampling")[0]["reason"]
     acted = [r for r in hit.kinds("incident", "closed") if r["data"]["acted"]]
     assert len(acted) == 1  # it is still watched when the job ends
-    assert val_loss(hit.stdout) <= 1.05 * val_loss(calm.stdout)
+    assert val_loss(hit.stdout) <= 1.03 * val_loss(calm.stdout)
 
     replayed = supervise("replay", str(hit.directory))
     assert replayed.returncode == 0, replayed.stdout
