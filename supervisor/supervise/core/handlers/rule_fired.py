@@ -180,9 +180,11 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     incident.trigger.asks |= policy.mode_of(rule) == "approve"
     minimum = escalation.minimum_level(policy.ladder, state.history.last_level, state.frame_count)
     name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
-    aside = level < 0  # on no level: neither the ladder nor a hold is about it
-    limits = name in policy.runbooks and opening.only_limits(policy.runbooks[name])
-    if incident.phase == HELD and (limits or not aside):
+    aside = level < 0  # on no level: the ladder is not about it
+    steps = policy.runbooks[name].steps if name in policy.runbooks else ()
+    changes = any(step.changes_training for step in steps)
+    off = not aside or (changes and not withdrawal.reports_stall(monitor, rule))
+    if incident.phase == HELD and off:
         _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
     place = policy.rules.index(rule)

@@ -147,7 +147,8 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
 
 def only_limits(book: Runbook) -> bool:
     """Return whether a runbook limits what comes next, and mends nothing."""
-    return any(verb in compensation.STANDS for verb in book.verbs)
+    verbs = set(book.verbs)
+    return bool(verbs & {*compensation.STANDS}) and not verbs & {*compensation.GOES_BACK}
 
 
 def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:
