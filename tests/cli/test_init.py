@@ -54,3 +54,11 @@ def test_a_file_is_never_overwritten(supervise, tmp_path, monkeypatch):
     assert "supervise.yaml exists, and is left as it is" in err
     code, _, err = supervise("init", "-p", "mediun", "--out", "o", "--", sys.executable, "t.py")
     assert code == 64 and "did you mean 'medium'?" in err and not Path("o").exists()
+
+
+def test_nothing_is_left_behind_by_a_slip_in_the_command(supervise, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = supervise("init", "--", sys.executable, "trian.py")
+
+    assert code == 1 and "trian.py: no such file" in out and "is not written" in out
+    assert not list(tmp_path.iterdir())

@@ -52,8 +52,8 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
       supervise init -- python train.py
       supervise init --policy medium --out policies/big.yaml -- torchrun train.py
 
-    Exit codes: 0 written, and nothing is broken; 1 written, and something is broken; 64 wrong
-    usage, or the file exists.
+    Exit codes: 0 written, and nothing is broken; 1 something is broken, and written unless that
+    is the command; 64 wrong usage, or the file exists.
     """
     from ..catalog import load_policy
 
@@ -65,12 +65,18 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
 
         hint = did_you_mean(name, shipped.names("policies"))
         raise UsageError(f"no shipped policy {name!r}", hint=hint)
+    if out.exists():
+        raise _exists(out)
+    checks, _ = check_job(argv)
+    if checks[0].status == "fail":  # a slip in the command: another one will be written for
+        print_checks(checks)
+        click.echo(f"\n{out} is not written: correct the command first")
+        return 1
     facts = look_at(script_of(argv), argv)
     _write(out, "".join(f"{line}\n" for line in lines(name, facts.recipe)))
     load_policy(out)
     click.echo(f"{out}:")
     click.echo("".join(f"  {line}\n" for line in out.read_text("utf-8").splitlines()))
-    checks, _ = check_job(argv)
     print_checks(checks)
     click.echo(f"\nnext: {PROGRAM} --policy {shlex.quote(str(out))} -- {shlex.join(argv)}")
     return int(any(check.status == "fail" for check in checks))
@@ -101,7 +107,11 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        hint = f"{PROGRAM} policy check {shlex.quote(str(path))}, or --out another file"
-        raise UsageError(f"{path} exists, and is left as it is", hint=hint) from None
+        raise _exists(path) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def _exists(path: Path) -> UsageError:
+    hint = f"{PROGRAM} policy check {shlex.quote(str(path))}, or --out another file"
+    return UsageError(f"{path} exists, and is left as it is", hint=hint)
