@@ -61,8 +61,10 @@ def test_an_edit_of_the_base_is_one_of_the_policy(tmp_path, monkeypatch):
     wake = {target.directory: target.wake for target in watch.targets()}
     base.write_text(POLICY.replace("MODE", "shadow").replace("12.0", "9.25"))
     wake[base.parent]()
-    wait_until(lambda: [*(tmp_path / "control").glob("*.json")], "the reload")
+    (posted,) = wait_until(lambda: [*(tmp_path / "control").glob("*.json")], "the reload")
     watch.close()
+
+    assert json.loads(posted.read_text())["command"] == "reload"
 
 
 def test_an_edit_never_raises_the_mode(edited):

@@ -33,10 +33,10 @@ class HoldRate(Action):
         - hold_rate: {within: 1.0, release: 64}
 
     Undo: hold_rate with lift; what is tried next does not take it back.
-    Source: our runs of 15 programs (benchmarks/proving): behind a rate times thirty it loses
-        a fraction of what a rollback does, one step behind it a half to a ninth of what three
-        steps behind it lose. 64: as the rate guard's steps until a rate is the usual one; project
-        default.
+    Source: our runs of 13 programs (benchmarks/proving/live.md): one step behind a rate times
+        thirty it loses a half to a ninth of what it loses three steps behind it. What the update
+        at the jump did stays: hence the rollback in the runbook. 64: as the rate guard's steps
+        until a rate is the usual one; project default.
     """
 
     changes_training: ClassVar[bool] = True
