@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 pytestmark = pytest.mark.slow
 
 # Its gradient at step 30 is no number.
@@ -92,11 +94,13 @@ def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(superv
 
 
 SKIPS = """
-import sys, time, torch
+import os, sys, time, torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for i in range(160):
+for i in range(1100):
+    if os.path.exists("enough"):
+        break
     bad = i in (70, 75, 76) or i > 100
     loss = (model(torch.randn(8, 4)) ** 2).mean() * (float("nan") if bad else 1.0)
     loss.backward()
@@ -127,9 +131,13 @@ def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, tmp_path):
     (tmp_path / "skips.py").write_text(SKIPS)
     (tmp_path / "impatient.yaml").write_text(IMPATIENT)
     job = [sys.executable, str(tmp_path / "skips.py")]
-    run = supervise.run("--policy", str(tmp_path / "impatient.yaml"), job=job)
+    running = supervise.start("--policy", "impatient.yaml", "--run-dir", "run", "--", *job)
+    run = supervise.run_of()
+    wait_until(lambda: any(r["rule"] == "hang.no_step" for r in run.kinds("rule", "fired")), "it")
+    (tmp_path / "enough").touch()
+    running.communicate(timeout=60)
 
-    assert run.returncode == 0 and run.actions == [] and "SEV0" not in run.severities
+    assert running.returncode == 0 and run.actions == [] and "SEV0" not in run.severities
     fired = {r["rule"]: r["step"] for r in run.kinds("rule", "fired")}
     assert fired == {"nonfinite.contained": 70, "nonfinite.repeated": 74, "hang.no_step": 97}
     told = [record["reason"] for record in run.kinds("notify_intent")]

@@ -201,7 +201,8 @@ class StepTracker:
         rate, drills, everyone = self._rate, self._drills, self._optimizers.known
         drill = drills.lr_factor() if drills.active else 1.0
         rate.note(known, optimizer, self._position.step, drill)
-        if rate.scales(drill):
+        ours = rate.held.now * rate.warming.now
+        if drill != 1.0 or ours != 1.0 or rate.hold is not None:
             first = known.first_group
             if everyone.get(id(optimizer)) is not known:  # it steps for the first time
                 first = sum(each.groups for each in everyone.values())

@@ -105,13 +105,14 @@ class LearningRate:
 
     def note(self, known: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
         """Remember what the job asks for in this step, where the host knows it."""
-        rates = [
-            rate if type(rate := group.get("lr")) is float else self._on_host(rate)
-            for group in optimizer.param_groups
-        ]
+        rates: List[Optional[float]] = []
+        for group in optimizer.param_groups:  # a comprehension is one more call in each step
+            rate = group.get("lr")
+            rates.append(rate if type(rate) is float else self._on_host(rate))
         if drill != 1.0:
             rates = [None if rate is None else rate * drill for rate in rates]
-        rate_hold.note(known.rates, step, rates)
+        if not known.rates or known.rates[-1][1] != rates:
+            rate_hold.note(known.rates, step, rates)
 
     def hold_at(
         self, optimizers: List[OptimizerInfo], before: int, within: float, release: int
@@ -164,10 +165,6 @@ class LearningRate:
         self.warming = Warmup(start, steps)
         self._limits = {number: rate_hold.JUMP * level for number, level in levels.items()}
         return next(iter(self._limits.values()), None)
-
-    def scales(self, drill: float) -> bool:
-        """Whether `apply` would change anything."""
-        return drill != 1.0 or self.hold is not None or self.factor() != 1.0
 
     def apply(self, optimizer: Any, drill: float, first: int, step: int) -> None:
         """Multiply the rate of every group until `restore`, by `drill` as if by the job itself.

@@ -118,11 +118,14 @@ def test_of_threads_that_train_at_once_the_first_is_watched(probed):
 FROM_THE_START = (
     TRAINING
     + """
-barrier, trained = threading.Barrier(3), [training(1) for _ in range(3)]
-threads = [
-    threading.Thread(target=lambda i=i: (barrier.wait(), steps(60, *trained[i], 6 + i)))
-    for i in range(3)
-]
+together, trained = threading.Barrier(3), [training(1) for _ in range(3)]
+
+def trains(i):
+    together.wait()
+    steps(60, *trained[i], 6 + i)
+    together.wait()  # one that ended would be followed by another
+
+threads = [threading.Thread(target=trains, args=(i,)) for i in range(3)]
 for thread in threads:
     thread.start()
 for thread in threads:
