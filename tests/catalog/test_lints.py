@@ -53,6 +53,11 @@ CHANGES = [
         "run: ¦rollback",
         "rule spike: no runbook 'rollback' (did you mean 'rollback-and",
     ),
+    (
+        "mode: enforce",
+        "notify: {heartbeat: {url_env: HC, every: ¦0s}}",
+        "notify.heartbeat.every: must be above zero, not 0",
+    ),
     ("gt: 12.0", "gte: ¦1, gt: 12.0", "high.gte: give exactly one of"),
     ("gt: 12.0", "gt: 12.0, clear: ¦13", "high.clear: "),
     ("gt: 12.0", "gt: 12.0, m_of_n: ¦[5, 3]", "high.m_of_n: "),

@@ -102,6 +102,7 @@ def test_a_name_that_means_nothing_is_an_error_with_a_hint(check, line, said):
         "override:\n  hang.stalled: {grace: {eval: 30s, exiting: 10s}}",
         "planned: [{from: 10, to: 50, what: learning_rate, expect: up}]",
         "planned: [{from: 10, to: 50, what: a new mix of data}]",
+        "notify: {heartbeat: {url_env: HC, every: 15s}}",
         MOVES.replace("any: {", "any: {session_started: warming, "),
         MOVES.replace("probation: {", "probation: {session_started: warming, "),
     ],
@@ -119,6 +120,15 @@ def test_what_has_a_meaning_is_left_alone(check, line):
             "machine: no state has a transition for 'session_started' (another training in "
             "the same launch would start in the state of the last one; "
             "add any: {session_started: warming})",
+        ),
+        (
+            "notify: {heartbeat: {url_env: HC, every: ¦5s}}",
+            "notify.heartbeat: a ping every 5 s: services refuse more than 5 a minute (every: 60s)",
+        ),
+        (
+            "notify: {heartbeat: {url_env: HC, every: ¦2h}}",
+            "notify.heartbeat: a ping every 7200 s: a dead run is noticed only after that"
+            " (every: 60s)",
         ),
     ],
 )

@@ -100,13 +100,14 @@ def receiver():
     """A function that starts a real receiver; it returns `(url, what was received)`."""
     servers: list[HTTPServer] = []
 
-    def start(code: int) -> tuple[str, list[tuple[str, dict[str, object]]]]:
-        received: list[tuple[str, dict[str, object]]] = []
+    def start(code: int) -> tuple[str, list[tuple[str, Any]]]:
+        received: list[tuple[str, Any]] = []
 
         class Receiver(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                received.append((self.path, json.loads(body)))
+                is_json = self.headers["Content-Type"] == "application/json"
+                received.append((self.path, json.loads(body) if is_json else body.decode()))
                 self.send_response(code)
                 self.end_headers()
 

@@ -57,17 +57,22 @@ def told_by(tmp_path):
 def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver):
     """Both are named on the command line, and are part of the policy that the run keeps. The job
     never waits for either. The failure is reported once on the terminal and in the status, never
-    with its address; a gradient of NaN that all this is about reaches no weight."""
-    (good, received), (bad, refused) = receiver(200), receiver(500)
+    with its address; a gradient of NaN that all this is about reaches no weight. The monitor of
+    the heartbeat hears of the start, of the run, and of its end."""
+    (good, received), (bad, refused), (monitor, pings) = receiver(200), receiver(500), receiver(200)
     supervise.env |= {"SLACK_URL": good + "/slack", "HOOK_URL": bad + "/hook?token=secret"}
-    told = ("--policy", "nano", "--notify", "webhook:HOOK_URL", "--notify", "slack:SLACK_URL")
+    supervise.env |= {"MONITOR": monitor + "/ping?token=secret"}
+    channels = ("webhook:HOOK_URL", "slack:SLACK_URL", "heartbeat:MONITOR")
+    told = ("--policy", "nano", *(part for name in channels for part in ("--notify", name)))
     job = tiny("--steps", 200, "--sleep", 0.01)
     run = supervise.run(*told, "--drill", "nan_grad@100", job=job)
 
     kept = load_policy(run.directory / "policy.yaml").notify
-    assert {"console", "slack", "webhook"} == {*kept} and supervise.env["SLACK_URL"] not in str(
-        kept
-    )
+    assert {"console", "slack", "webhook", "heartbeat"} == {*kept}
+    assert supervise.env["SLACK_URL"] not in str(kept)
+    assert {path for path, _ in pings[1:]} == {"/ping?token=secret"}
+    assert run.state["heartbeat"]["error"] == "" and run.state["heartbeat"]["every_s"] == 60.0
+    assert pings[0][0] == "/ping/start?token=secret" and pings[-1][1].endswith("exit code 0")
     assert run.returncode == 0 and "finite True" in run.stdout
     assert run.kinds("note", "safeguard")[0]["data"]["at_step"] == 100
     assert any("nonfinite" in json.dumps(body) for _, body in received) and refused

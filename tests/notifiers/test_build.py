@@ -1,6 +1,7 @@
 import pytest
 
 from supervise import notifiers
+from supervise.core.model.interfaces import FAIL, PING, START
 from supervise.errors import InputError, UsageError
 
 HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
@@ -8,7 +9,7 @@ HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
 def test_every_file_is_a_kind():
     """The file name is the key in a policy, the fields of its settings are the keys below it."""
-    assert list(notifiers.kinds()) == ["console", "slack", "webhook"]
+    assert list(notifiers.kinds()) == ["console", "heartbeat", "slack", "webhook"]
 
 
 def test_senders_know_their_severity():
@@ -63,7 +64,7 @@ def test_a_wrong_key_is_refused_with_what_there_is():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["slak:SLACK_URL"], "no channel 'slak' (channels by --notify: slack, webhook)"),
+        (["slak:SLACK_URL"], "no channel 'slak' (channels by --notify: heartbeat, slack, webhook)"),
         (["slack:NOT_SET"], "NOT_SET is not set (export NOT_SET=https://... and start again)"),
         (["slack:https://hooks/secret"], "export SLACK_URL=https://...; then --notify slack:SLACK"),
         (["slack:URL", "slack:URL"], "slack is given twice"),
@@ -83,3 +84,22 @@ def test_a_channel_of_the_command_line_names_its_variable():
     found = notifiers.of_options(["webhook:URL"], {"URL": "https://a.example/x"})
 
     assert found == {"webhook": {"url_env": "URL"}}
+
+
+@pytest.mark.parametrize(
+    ("url", "paths"),
+    [("/uuid", ["/uuid/start", "/uuid", "/uuid/fail"]), ("/p?k=1", ["/p/start?k=1", "/p?k=1"])],
+)
+def test_a_heartbeat_is_no_channel_and_pings_beside_its_url(hook, url, paths):
+    keys = {"heartbeat": {"url_env": "HC", "every": 60.0}}
+    env = {"HC": hook.url.partition("/services")[0] + url}
+    sender, warnings = notifiers.heartbeat_sender(keys, env)
+    for kind in (START, PING, FAIL)[: len(paths)]:
+        sender.send(kind, "run-1: step 7")
+
+    assert (warnings, notifiers.build(keys, env)) == ([], ([], []))
+    assert [path for path, _, _ in hook.requests] == paths
+    assert hook.requests[0][2] == b"run-1: step 7"
+    assert notifiers.heartbeat_sender(keys, {})[1] == [
+        "no heartbeat is sent: the environment variable HC is not set"
+    ]

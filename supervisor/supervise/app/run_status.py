@@ -7,11 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.model.events import Notice
+from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..job.controller import Control
 from ..outputs import status_snapshot
 from ..outputs.capabilities import capabilities, is_known, line
+from ..outputs.dead_man_ping import Vitals
 from ..outputs.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
@@ -92,6 +94,8 @@ class Status:
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
         found["can"] = can if probe else {}
+        if self._settings.heartbeat is not None:
+            found["heartbeat"] = self._settings.heartbeat.health()
         try:
             self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:
@@ -108,6 +112,15 @@ class Status:
             return
         self._processor.process(Notice(now_ns, "capabilities", line(can)))
         self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
+
+
+def vitals(processor: EventProcessor, run_id: str) -> Vitals:
+    """Return how the run is, for its heartbeat. Any thread."""
+    state = processor.state
+    incident, trouble = state.incident, ""
+    if incident is not None and incident.severity == "SEV0" and incident.phase != PROBATION:
+        trouble = f"{incident.id} SEV0 {incident.headline}".rstrip()
+    return Vitals(f"{run_id}: step {state.step}, {state.machine}", processor.progress_ns, trouble)
 
 
 def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
+from ..outputs.dead_man_ping import DeadManPing
 from ..store.policies import Reloader
 from ..store.run_directory import RunDir
 from .run_recovery import RecoveredRun
@@ -26,6 +27,7 @@ class Settings:
         print_line: shows a line to the person at the terminal.
         redactor: takes the job's secrets out of all that is recorded or told.
         watch_policy: reload the policy file when it is edited.
+        heartbeat: pings a monitor outside, None where the policy names none.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
     """
 
@@ -41,3 +43,4 @@ class Settings:
     past: RecoveredRun | None = None
     watch_policy: bool = False
     redactor: Redactor = field(default_factory=Redactor)
+    heartbeat: DeadManPing | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from ..app.foreground import Foreground
 from ..app.launcher import Launcher
 from ..app.loop import App
-from ..app.run_status import closed
+from ..app.run_status import closed, vitals
 from ..app.settings import Settings
 from ..app.supervisor_log import NAME, SupervisorLog
 from ..catalog import load_policy
@@ -24,7 +24,8 @@ from ..errors import StoreError, SuperviseError
 from ..job import environment, shared_memory
 from ..job.process import Process
 from ..job.signals import Forwarder
-from ..notifiers import build
+from ..notifiers import build, heartbeat_sender
+from ..outputs.dead_man_ping import DeadManPing
 from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store.policies import Reloader
@@ -34,6 +35,7 @@ from ._output import PrintLine
 from ._streams import leave
 
 ReloadFrom = tuple[str, str | None, Mapping[str, Mapping[str, str]]]
+HEARTBEAT_S = 2.0  # for the last ping; the loop has ended, and its messages still wait
 _log = logging.getLogger(__name__)
 
 
@@ -123,6 +125,7 @@ def watch(
     """Watch the job to its end and print the receipt; return the exit code to pass on."""
     run, directory = app.settings.run, app.settings.shm
     lines: list[str] = []
+    heartbeat = app.settings.heartbeat = _heartbeat(app, print_line)
 
     def read_receipt() -> None:
         lines[:] = receipt.closing(run)
@@ -131,6 +134,7 @@ def watch(
         code = app.run(process, outbox)
         lines[:] = [f"supervise: exit code {code}"]
         steps: tuple[Callable[[], None], ...] = (
+            lambda: None if heartbeat is None else heartbeat.end(code, HEARTBEAT_S),
             lambda: app.close(outbox, code),
             lambda: closed(run, outbox.check_channels()),
             lambda: shared_memory.remove(directory),
@@ -152,11 +156,24 @@ def watch(
     atexit.register(forwarder.ignore)
     log = SupervisorLog(run.path / NAME, run.id, app.open_incident, app.settings.redactor)
     log.start()
+    if heartbeat is not None:
+        heartbeat.start(begins=app.settings.past is None)
     code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)
     if not done:
         leave(code)  # a thread hangs: do not wait for it
     log.stop()
     return code
+
+
+def _heartbeat(app: App, print_line: PrintLine) -> DeadManPing | None:
+    """Return the pings that the policy asks for, None without any."""
+    sender, unset = heartbeat_sender(app.settings.policy.notify, os.environ)
+    for warning in unset:
+        print_line(f"supervise: warning: {warning}")
+    if sender is None:
+        return None
+    run_id = app.settings.run.id
+    return DeadManPing(sender, lambda: vitals(app.processor, run_id), print_line)
 
 
 def log_lines(print_line: PrintLine) -> PrintLine:

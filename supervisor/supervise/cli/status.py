@@ -173,6 +173,8 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("trouble", str(trouble)))
     broken = state.get("channels") or {}
     lines += [("channel", _channel(name, how)) for name, how in broken.items()]
+    if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
+        lines.append(("heartbeat", _heartbeat(heartbeat)))
     lines.append(("incidents", _incidents(state.get("incidents") or {})))
     lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
     if awaited := state.get("waits_for"):
@@ -253,6 +255,15 @@ def _channel(name: str, how: Mapping[str, Any]) -> str:
     count = how["undelivered"]
     messages = f"{count} message{'' if count == 1 else 's'} not delivered"
     return f"{name}: {messages} since {how['since_wall']}, last error: {how['error']}"
+
+
+def _heartbeat(how: Mapping[str, Any]) -> str:
+    """Return when the monitor outside last accepted a ping, and why none is sent."""
+    accepted = how["accepted_s"]
+    last = "none accepted yet" if accepted is None else f"last accepted {accepted:.0f} s before"
+    text = f"every {how['every_s']:g} s, {last}"
+    why = how["withheld"] or (how["error"] and f"last try: {how['error']}")
+    return f"{text}; {'withheld: ' if how['withheld'] else ''}{why}" if why else text
 
 
 def _probe(probe: Mapping[str, Any]) -> str:

@@ -14,8 +14,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from ..core.model.interfaces import PingSender
 from ..errors import InputError, UsageError
-from ._settings import Sender, Settings, UnsetError
+from ._settings import ChannelSettings, Sender, Settings, UnsetError
 
 __all__ = [
     "Sender",
@@ -23,10 +24,14 @@ __all__ = [
     "UnsetError",
     "build",
     "destination",
+    "heartbeat_sender",
     "kinds",
     "of_options",
     "reopen",
 ]
+
+
+HEARTBEAT = "heartbeat"
 
 
 def kinds() -> dict[str, type[Settings]]:
@@ -79,27 +84,45 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
 def build(
     notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
 ) -> tuple[list[Sender], list[str]]:
-    """Return the senders of a policy's `notify` section, and one warning per unusable one.
+    """Return the channels of a policy's `notify` section, and one warning per unusable one.
 
     Raises:
         InputError: unknown notifier or key.
     """
-    known = kinds()
     senders: list[Sender] = []
     warnings = []
     for name, keys in notify.items():
-        if name not in known:
-            raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(known)}")
-        allowed = [field.name for field in fields(known[name])]
-        if unknown := [key for key in keys if key not in allowed]:
-            raise InputError(
-                f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
-            )
-        try:
-            senders.append(known[name](**keys).open(env))
-        except UnsetError as error:
-            warnings.append(f"{name} notifications are off: {error}")
+        settings = _settings_of(name, keys)
+        if isinstance(settings, ChannelSettings):
+            try:
+                senders.append(settings.open(env))
+            except UnsetError as error:
+                warnings.append(f"{name} notifications are off: {error}")
     return senders, warnings
+
+
+def heartbeat_sender(
+    notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
+) -> tuple[PingSender | None, list[str]]:
+    """Return the sender of `notify.heartbeat`, None without one, and why it is unusable."""
+    if HEARTBEAT not in notify:
+        return None, []
+    try:
+        return _settings_of(HEARTBEAT, notify[HEARTBEAT]).open(env), []
+    except UnsetError as error:
+        return None, [f"no heartbeat is sent: {error}"]
+
+
+def _settings_of(name: str, keys: Mapping[str, Any]) -> Settings:
+    known = kinds()
+    if name not in known:
+        raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(known)}")
+    allowed = [field.name for field in fields(known[name])]
+    if unknown := [key for key in keys if key not in allowed]:
+        raise InputError(
+            f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
+        )
+    return known[name](**keys)
 
 
 def destination(name: str, keys: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:

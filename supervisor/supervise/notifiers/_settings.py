@@ -43,7 +43,16 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ABC):
-    """The YAML keys of one notifier."""
+    """The YAML keys of one notifier: a channel, or the heartbeat."""
+
+    @abstractmethod
+    def open(self, env: Mapping[str, str]) -> Any:
+        """Return what sends. Raises UnsetError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSettings(Settings):
+    """The YAML keys of a channel, which takes messages."""
 
     min_sev: Severity = "SEV2"
 

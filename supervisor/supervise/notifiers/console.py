@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..core.model.interfaces import Message, NotifyError
-from ._settings import Sender, Settings, Severity, clean, clip
+from ._settings import ChannelSettings, Sender, Severity, clean, clip
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
@@ -22,7 +22,7 @@ _COLOURS = {"SEV0": "1;31", "SEV1": "31", "SEV2": "33"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Console(Settings):
+class Console(ChannelSettings):
     """Lines on standard error."""
 
     min_sev: Severity = "INFO"

@@ -15,13 +15,13 @@ from typing import Any
 
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
-from ._settings import Sender, Settings, Severity, address, clip, fit
+from ._settings import ChannelSettings, Sender, Severity, address, clip, fit
 
 MAX_BYTES = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slack(Settings):
+class Slack(ChannelSettings):
     """Messages in a Slack channel.
 
     Attributes:

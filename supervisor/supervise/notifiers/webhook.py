@@ -19,13 +19,13 @@ from typing import Any
 
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
-from ._settings import Sender, Settings, Severity, UnsetError, address, clip, fit, variable
+from ._settings import ChannelSettings, Sender, Severity, UnsetError, address, clip, fit, variable
 
 MAX_BYTES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Webhook(Settings):
+class Webhook(ChannelSettings):
     """Signed JSON posts.
 
     Attributes:

@@ -6,6 +6,8 @@ from collections.abc import Container, Iterable
 from collections.abc import Mapping as AbstractMapping
 
 from ...core.model.interfaces import Detector
+from ...notifiers import HEARTBEAT
+from ...notifiers.heartbeat import EVERY_S, Heartbeat
 from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
 from ..document.nodes import Mapping, Scalar, first_text, texts
 from ..forms.file_forms import PolicyFile
@@ -155,6 +157,18 @@ def unmeasured(
                 hint = did_you_mean(metric, metrics.near(metric), alike=0.8)
                 known = hint if hint and "did you" in hint else "the job must report it itself"
                 problems.warn(place, f"{name}: no collector measures {metric!r}", known)
+
+
+def heartbeat(root: Mapping, form: PolicyFile, problems: Problems) -> None:
+    """Warn of a heartbeat so fast that it is refused, or so slow that it is of little use."""
+    if HEARTBEAT not in form.notify:
+        return
+    why = Heartbeat(**form.notify[HEARTBEAT]).warning()
+    section = root.get("notify")
+    keys = section.get(HEARTBEAT) if isinstance(section, Mapping) else None
+    if why is not None:
+        place = keys.place("every") if isinstance(keys, Mapping) else root.place("notify")
+        problems.warn(place, f"notify.heartbeat: {why}", f"every: {EVERY_S:g}s")
 
 
 def idle(parts: Parts, root: Mapping, problems: Problems) -> None:

@@ -162,6 +162,7 @@ def assemble(
     lint.unused(root, form, used, problems)
     lint.unread(root, parts, detectors, written, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
+    lint.heartbeat(root, form, problems)
     lint.idle(parts, root, problems)
     problems.stop()
     return Draft(

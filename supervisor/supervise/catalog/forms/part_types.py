@@ -172,7 +172,14 @@ class NotifiersType(FieldType):
         }
         if any(settings is BAD for settings in found.values()):
             return BAD
-        return {name: written(settings) for name, settings in found.items()}
+        return {
+            name: {key: value for key, value in vars(settings).items() if value is not None}
+            for name, settings in found.items()
+        }
+
+    def write(self, value: Any) -> Any:
+        known = discover.notifiers()
+        return {name: written(known[name](**keys)) for name, keys in value.items()}
 
 
 def summary(form: type) -> str:

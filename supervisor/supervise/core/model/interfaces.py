@@ -139,6 +139,23 @@ class Message:
     directory: str = "RUN"  # of the run, as commands in the texts name it
 
 
+PING, START, FAIL = "ping", "start", "fail"
+
+
+class PingSender(Protocol):
+    """Pings a monitor outside, which alarms when none comes.
+
+    Attributes:
+        every_s: seconds between two pings.
+    """
+
+    every_s: float
+
+    def send(self, kind: str, text: str) -> None:
+        """Send a ping (`PING`, `START` or `FAIL`). Raises NotifyError."""
+        ...
+
+
 class Notifier(Protocol):
     """A way to tell people. May be slow and may fail: it runs on the outbox's thread."""
 
