@@ -45,6 +45,13 @@ METRICS = (
         "torch.optim.lr_scheduler: get_last_lr",
     ),
     MetricSpec(
+        "learning_rate_initial",
+        "1",
+        "Rate that the first group's schedule starts from, which a scheduler or the job's own loop "
+        "keeps in the group: who raises both means it.",
+        'optimizer.param_groups[0]["initial_lr"]',
+    ),
+    MetricSpec(
         "lr_scale",
         "1",
         "The probe's multiplier: `lr_scale`, `hold_rate` and re-warm after a rollback, without "
@@ -90,8 +97,13 @@ class Collector(Base):
             if rate is None or index >= GROUPS:
                 continue
             self._values[NAMES[index]] = rate if type(rate) is float else self._read(rate)
-            if index == 0 and update.scheduled is not None:
-                rate = update.scheduled
+            if index:
+                continue
+            initial = group.get("initial_lr")
+            if type(initial) is float:
+                self._values["learning_rate_initial"] = initial
+            rate = update.scheduled
+            if rate is not None:
                 self._values["learning_rate_scheduled"] = (
                     rate if type(rate) is float else self._read(rate)
                 )

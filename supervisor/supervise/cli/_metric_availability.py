@@ -62,6 +62,7 @@ CONDITIONS = (
     ("adam_rms_ratio", "with an optimizer of the Adam family", True),
     ("opt_state_finite", "with an optimizer that keeps state", True),
     ("learning_rate_expected", "once a torch scheduler has changed the rate", False),
+    ("learning_rate_initial", "where a schedule keeps it in the group", False),
     ("lr_phase", "once the learning rate changes", False),
     ("epoch", "under Trainer of transformers or Lightning", False),
     (

@@ -62,8 +62,10 @@ def test_a_rate_that_the_job_overwrites_is_not_what_its_scheduler_gives(probed, 
         L = torch.optim.lr_scheduler
         s = L.{schedule}
     if step in (20, 21, 22):
-        optimizer.param_groups[0]["lr"] = 0.5"""
+        optimizer.param_groups[0].update(lr=0.5, initial_lr=0.5)"""
     job = probed.straight(loop(before=before, after="s.step()"))
+    initial = job.column("learning_rate_initial")
+    assert [rate == 0.5 for rate in initial] == [False] * 20 + [True] * 10
     used, expected = job.column("learning_rate"), job.column("learning_rate_expected")
     assert used[20:23] == [0.5] * 3 and [rate is not None for rate in expected[15:]] == [known] * 15
     for step, rate in enumerate(expected):
