@@ -136,6 +136,7 @@ class Probe:
         mailbox = Mailbox(writer)
         phases = {name: index for index, name in enumerate(wire.PHASES)}
         context.reporter.connect(writer, mailbox, phases, self._describe)
+        self._times.show = writer.collective
         parts.threads.begins()
         parts.collectors.count_on(config.counters_of(position.rank))
         try:

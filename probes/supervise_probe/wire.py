@@ -3,7 +3,7 @@
 One file per rank, little-endian. Every number in it has one writer only:
 
     0       header     what this file is; written once, checksummed          probe
-    256     words      frames published, names and status generation, ...    probe
+    256     words      frames published, newest beat and collective, ...     probe
     384     words      supervisor's heartbeat, lease, commands sent, wishes  supervisor
     512     end        one letter: {"returncode", "text"}, seq 1             probe
     4096    names      2 letters of 16 KiB: a list; seq = generation, the newest in half seq & 1
@@ -40,6 +40,22 @@ from typing import Any, Callable, Generic, List, NamedTuple, Optional, Tuple, Ty
 MAGIC = b"SUPVSEG1"
 VERSION = 1
 PHASES = ("startup", "step", "eval", "checkpoint", "paused", "exiting")
+# What waits for other ranks, by the beginning of its name; of several that fit, the longest.
+COLLECTIVES = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "wait",
+)
 
 # Where things are. Words are 8 bytes, on cache lines of their own writer.
 FIXED_SIZE = 256
@@ -48,6 +64,7 @@ NAMES_GENERATION_AT = 264
 STATUS_GENERATION_AT = 272
 LETTERS_HEAD_AT = 280  # letters sent by the probe
 BEAT_AT = 288  # checked word: monotonic ns with the phase in its low three bits
+COLLECTIVE_AT = 304  # checked word: the newest collective, see `pack_collective`; 0 before any
 SUPERVISOR_AT = 384  # checked word: monotonic ns
 LEASE_AT = 400  # checked word: monotonic ns
 COMMANDS_HEAD_AT = 416  # commands sent by the supervisor
@@ -297,6 +314,27 @@ def checked(raw: Any, at: int) -> Optional[int]:
     """
     value, inverted = CHECKED.unpack_from(raw, at)
     return value if value ^ inverted == ALL_ONES else None
+
+
+class Collective(NamedTuple):
+    """The newest collective that a rank has called. `number` counts them from 1."""
+
+    number: int
+    name: str
+    inside: bool  # it has not returned
+
+
+def pack_collective(number: int, index: int, inside: bool) -> int:
+    """Return the word of a collective; `index` is into `COLLECTIVES`."""
+    return number << 9 | index << 1 | inside
+
+
+def unpack_collective(packed: int) -> Optional[Collective]:
+    """Decode the word at `COLLECTIVE_AT`; None before the first one, or for a name not known."""
+    number, index = packed >> 9, packed >> 1 & 0xFF
+    if number == 0 or index >= len(COLLECTIVES):
+        return None
+    return Collective(number, COLLECTIVES[index], bool(packed & 1))
 
 
 def from_json(raw: bytes) -> Any:

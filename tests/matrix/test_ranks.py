@@ -121,6 +121,8 @@ def check(both, job, untouched):
         assert each.column("step") == list(range(12)) == list(range(len(steps)))
         check_frames(each.frames, steps, rel=1e-5)
         assert set(each.segment().status()["collectors"].values()) == {"on"}
+    first, second = (each.segment().collective() for each in both)
+    assert first == second and first.name == "barrier" and not first.inside and first.number > 1
     norms = [[row["grad_global_norm"] for row in rows if "note" not in row] for rows in untouched]
     assert norms[0][:6] == norms[1][:6]  # DDP has averaged them
     assert norms[0][6:] != norms[1][6:]  # FSDP2: each rank knows its shard

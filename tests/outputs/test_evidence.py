@@ -102,6 +102,8 @@ def test_a_hung_job_still_gives_a_bundle_with_its_stacks(run, witness, hung, vie
 
     seen = evidence.collect(witness([job.pid], {0: view(job.pid, silent_s=99)}), "inc-1", "k", 30.0)
 
+    assert seen["standstill"].startswith("rank 0 waits at <string>:")
+    assert seen["standstill"].endswith(", after step 8")
     text = (path / seen["path"] / f"stacks-{job.pid}.txt").read_text()
     assert text.count("in stuck_in_here") == 2
     assert [gap["what"] for gap in manifest(path, seen)["missing"]] == [

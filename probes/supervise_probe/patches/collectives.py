@@ -16,25 +16,11 @@ from typing import TYPE_CHECKING, Any, Callable, List
 
 from ..runtime.compiler_exclusion import Hidden
 from ..runtime.warning_stacklevel import uncounted
+from ..wire import COLLECTIVES
 
 if TYPE_CHECKING:
     from ..runtime.gate import Gate
     from ..runtime.times import Times
-
-# `isend`, `irecv` and the like only begin something; `wait` ends it.
-PREFIXES = (
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "scatter",
-    "send",
-)
 
 
 def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
@@ -49,41 +35,52 @@ def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     timed = _timer(gate, times, hidden)
     for name in collectives(home):
         original = getattr(home, name)
-        wrapped = timed(original)
+        wrapped = timed(original, _kind(name))
         for place in (home, torch.distributed):
             if getattr(place, name, None) is original:
                 setattr(place, name, wrapped)
     work: Any = getattr(home, "Work", None)
     if hasattr(work, "wait"):
-        work.wait = timed(work.wait)
+        work.wait = timed(work.wait, COLLECTIVES.index("wait"))
 
 
 def collectives(home: Any) -> List[str]:
-    """Return the names of the functions of `home` that wait for other ranks."""
+    """Return the names of the functions of `home` that wait for other ranks.
+
+    `isend`, `irecv` and the like only begin something; `wait` ends it.
+    """
     return [
         name
         for name in getattr(home, "__all__", ())
-        if name.startswith(PREFIXES) and type(getattr(home, name, None)) is types.FunctionType
+        if name.startswith(COLLECTIVES) and type(getattr(home, name, None)) is types.FunctionType
     ]
+
+
+def _kind(name: str) -> int:
+    """Return the place in `COLLECTIVES` of the longest beginning of `name`."""
+    found = max((known for known in COLLECTIVES if name.startswith(known)), key=len)
+    return COLLECTIVES.index(found)
 
 
 def _timer(
     gate: Gate, times: Times, hidden: Hidden
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
     waits = False  # one of them is running, which may call others
 
-    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(original: Callable[..., Any], kind: int) -> Callable[..., Any]:
         @uncounted
         def collective(*args: Any, **kwargs: Any) -> Any:
             nonlocal waits
             if waits or gate.off_duty():
                 return original(*args, **kwargs)
             waits = True
+            times.enters(kind)
             began = monotonic_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 waits = False
+                times.leaves(kind)
                 part = "forward" if gate.in_forward else "backward" if gate.in_backward else ""
                 times.waited(monotonic_ns() - began, part)
 

@@ -299,13 +299,16 @@ class Control:
         return quarantine(self, self._manifest, args, key, deadline_s)
 
     def ranks(self) -> dict[int, dict[str, Any]]:
-        """Return per rank `pid`, `phase`, `seen_ns` and `status`. Call it on the main loop."""
+        """Return per rank `pid`, `phase`, `seen_ns`, `status`, and the newest `collective` where
+        it called one. Call it on the main loop."""
         found = {}
         for number, rank in self._segments.ranks.items():
             view: dict[str, Any] = {"pid": rank.pid, "phase": None, "seen_ns": 0, "status": {}}
             with suppress(SuperviseError, OSError):  # a broken segment, which the poll tells of
                 beat = rank.beat()
                 view |= {"phase": beat.phase, "seen_ns": beat.seen_ns, "status": rank.status()}
+                if (collective := rank.collective()) is not None:
+                    view["collective"] = collective._asdict()
             found[number] = view
         return found
 

@@ -6,7 +6,8 @@ log records the SHA-256 of the manifest.
 
 A bundle is written to a temporary name and renamed, so it is complete or absent. The probe is asked
 for stacks, random state and batch fingerprints; if it does not answer (the job hangs, or has no
-probe) stacks are read from outside where the machine allows it. If the job reports its shards,
+probe) stacks are read from outside where the machine allows it, and `standstill.json` says which
+rank the others wait for. If the job reports its shards,
 `shards.json` has those of the steps up to the first breach. A failing source costs its own file
 only; a full disk fails the bundle. Samples of training data are never included, only fingerprints.
 
@@ -38,7 +39,7 @@ from ..core.model.events import Frame
 from ..core.model.redaction import Redactor
 from ..errors import ActionError
 from ..store import files
-from . import host_facts, shard_origins, stacks
+from . import host_facts, rank_survey, shard_origins, stacks
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ HUNG_AFTER_S = 10.0
 PROCESSES = 64
 MANIFEST = "manifest.json"
 SHARDS = "shards.json"
+STANDSTILL = "standstill.json"
 
 
 class Pending(Protocol):
@@ -113,8 +115,8 @@ class Evidence:
 
         Returns:
             `path` (relative to the run directory), `sha256` of its manifest, total `bytes`, `files`
-            (names), `missing` (what could not be read), and `shards` if the job reports them: in
-            which steps before the first breach each was used.
+            (names), `missing` (what could not be read), `shards` if the job reports them: in which
+            steps before the first breach each was used; and `standstill` if it stands still: why.
 
         Raises:
             ActionError: it cannot be written, for instance on a full disk; no files are left.
@@ -148,6 +150,7 @@ class Evidence:
         members = job.processes()[:PROCESSES]
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
+        survey = rank_survey.RankSurvey(ranks)
         asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
         try:
             found = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
@@ -171,6 +174,8 @@ class Evidence:
         for process in members:
             if process.pid not in confirmed:
                 self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
+        if ranks and survey.silent_s() > HUNG_AFTER_S:
+            bundle.source("standstill", lambda: _standstill(bundle, survey, ranks, window))
 
     def _window_and_onset(self) -> tuple[Window, shard_origins.Onset | None]:
         return self._window(), self._onset()
@@ -258,6 +263,21 @@ def _shards(
     found = shard_origins.trace(tapes, ranks, window, breach)
     if found is not None:
         bundle.json(SHARDS, found)
+
+
+def _standstill(
+    bundle: Bundle,
+    survey: rank_survey.RankSurvey,
+    ranks: Mapping[int, Mapping[str, Any]],
+    window: Window,
+) -> None:
+    steps: dict[int, int] = {}
+    for _, frame in window:
+        steps[frame.rank] = max(frame.step, steps.get(frame.rank, -1))
+    texts = {
+        rank: rank_survey.stacks_of(bundle.path, rank, view["pid"]) for rank, view in ranks.items()
+    }
+    bundle.json(STANDSTILL, survey.finish(steps, texts)._asdict())
 
 
 def _json(path: Path) -> Any:
@@ -364,6 +384,8 @@ def described(manifest: Path) -> dict[str, Any]:
     size = manifest.stat().st_size + sum(file["bytes"] for file in content["files"])
     traced = manifest.parent / SHARDS
     shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
+    still = manifest.parent / STANDSTILL
+    why = json.loads(files.read(still))["text"] if still.exists() else ""
     return {
         "path": "/".join(manifest.parent.parts[-3:]),
         "sha256": _sha256(manifest),
@@ -371,6 +393,7 @@ def described(manifest: Path) -> dict[str, Any]:
         "files": [file["name"] for file in content["files"]],
         "missing": [gap["what"] for gap in content["missing"]],
         **({"shards": shards} if shards else {}),
+        **({"standstill": why} if why else {}),
     }
 
 

@@ -199,7 +199,8 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             return
         elif verb == "notify":
             follow = f"evidence: supervise why RUN {incident.id}"
-            ctx.notify(incident.severity, f"{incident.id}: {incident.headline}", then=follow)
+            title = f"{incident.id}: {incident.headline}"
+            ctx.notify(incident.severity, title, verdict=run.standstill, then=follow)
             run.index += 1
         elif verb == HOLD:
             closing.hold_after_runbook(ctx, incident, run)
@@ -297,6 +298,7 @@ def _record_committed(
     else:
         compensation.record_committed(incident, run, intent.action, intent.verb, result)
         run.done.append(run.index)
+        run.standstill = str(result.get("standstill", run.standstill))
         # The attempt tells a frame after a rollback from one before the action.
         shown = {"seen_attempt": state.attempt, **result}
         run.verification.effects.append((run.index, intent.args, shown))

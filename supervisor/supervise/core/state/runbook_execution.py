@@ -135,6 +135,7 @@ class RunbookExecution:
         number: of the runbooks of its incident, from 1. severity: of that when it was started.
         index: the step that waits, is performed, or is verified.
         done: indices of steps that were committed.
+        standstill: why the job stands still, as its evidence says; "" where it does not.
         intent, requested, terms, verification, failure: see their classes.
     """
 
@@ -143,6 +144,7 @@ class RunbookExecution:
     severity: str
     index: int = 0
     done: list[int] = field(default_factory=list)
+    standstill: str = ""
     intent: Intent = field(default_factory=Intent)
     requested: OperatorRequest = field(default_factory=OperatorRequest)
     terms: StartTerms = field(default_factory=StartTerms)

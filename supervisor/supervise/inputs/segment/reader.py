@@ -140,6 +140,15 @@ class Segment:
             self._beat = (seen & ~7, wire.PHASES[seen & 7])
         return Beat(self.rank, *self._beat)
 
+    def collective(self) -> wire.Collective | None:
+        """Return the newest collective of the rank, None where it has called none that is seen.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        packed = wire.checked(self._file.counters(), wire.COLLECTIVE_AT)
+        return None if packed is None else wire.unpack_collective(packed)
+
     def status(self) -> dict[str, Any]:
         """Return the newest status that the probe wrote, `{}` before the first.
 

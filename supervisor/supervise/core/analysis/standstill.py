@@ -1,0 +1,190 @@
+"""Why a job stands still: which rank the others wait for, and where it is.
+
+What is known of each rank, from outside: the state of its process, the CPU time it uses, its newest
+step, its newest sign of life, and the collective that its training thread called last. The others
+wait in a collective; the culprit is not in it, is in an earlier one, or cannot run at all. The
+questions are asked in the order of how sure an answer is; where none is sure, that is said.
+
+A collective is seen as far as Python calls it: the reductions of DistributedDataParallel inside the
+backward are not. There the rank that has not come to its backward is the one.
+
+Source: NCCL's Flight Recorder compares sequence numbers of ranks in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+RUNS = 0.1  # cores from which a rank computes: one that waits uses none, a busy host slows it
+
+
+class Collective(NamedTuple):
+    """The newest collective of a rank: how many it had called then, its name, whether it waits."""
+
+    number: int
+    name: str
+    inside: bool
+
+
+class RankStand(NamedTuple):
+    """One rank that made no step for long.
+
+    Attributes:
+        state: "exited", "stopped" (SIGSTOP or a debugger), "disk" (uninterruptible), or "" for any
+            other. cpu: cores that its process uses, None where that is not known.
+        step: its newest, -1 before the first. seen_s: since its newest sign of life.
+        collective: None where it called none that Python sees.
+        place: where its main thread is in the job's own code, "" where that is not known.
+        in_backward: that thread is inside the autograd engine.
+    """
+
+    state: str
+    cpu: float | None
+    step: int
+    seen_s: float
+    collective: Collective | None = None
+    place: str = ""
+    in_backward: bool = False
+
+
+class Standstill(NamedTuple):
+    """Who holds the job up. `ranks` is empty where that is not known; `text` says so, too."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+_STATES = {
+    "exited": "its process ended",
+    "stopped": "its process is stopped (SIGSTOP or a debugger); kill -CONT {pid} lets it go on",
+    "disk": "its process waits in the kernel for a disk or a device, uninterruptibly",
+}
+
+
+def explain(ranks: Mapping[int, RankStand], pids: Mapping[int, int]) -> Standstill:
+    """Return who holds the job up and how that shows.
+
+    Args:
+        ranks: what is known of each. pids: their processes, for commands to paste.
+    """
+    for state, reason in _STATES.items():
+        found = [rank for rank, stand in sorted(ranks.items()) if stand.state == state]
+        if found and (state != "disk" or len(found) < len(ranks) or len(ranks) == 1):
+            text = reason.format(pid=" ".join(str(pids.get(rank, "PID")) for rank in found))
+            return Standstill(tuple(found), f"{_named(found)}: {text}{_others(ranks, found)}")
+    if len(ranks) == 1:
+        ((rank, stand),) = ranks.items()
+        return Standstill((rank,), f"rank {rank} {_doing(stand)}")
+    return _by_collective(ranks) or _by_steps(ranks) or _by_backward(ranks) or _unknown(ranks)
+
+
+def _by_collective(ranks: Mapping[int, RankStand]) -> Standstill | None:
+    """Some wait in a collective that others have not come to, or came to another one."""
+    inside = {
+        rank: stand.collective
+        for rank, stand in sorted(ranks.items())
+        if stand.collective is not None and stand.collective.inside
+    }
+    if not inside:
+        return None
+    furthest = max(seen.number for seen in inside.values())
+    late = [
+        rank
+        for rank, stand in sorted(ranks.items())
+        if rank not in inside or inside[rank].number < furthest
+    ]
+    if late:
+        waiting = sorted(set(ranks) - set(late))
+        where = ranks[waiting[0]].collective
+        assert where is not None
+        reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in late)
+        text = f"{reason}; {_named(waiting)} {_verb(waiting)} in {where.name} (call {furthest})"
+        return Standstill(tuple(late), text)
+    names = {rank: seen.name for rank, seen in inside.items()}
+    if len(set(names.values())) > 1:
+        common, count = Counter(names.values()).most_common(1)[0]
+        apart = [rank for rank, name in names.items() if name != common]
+        which = ", ".join(f"rank {rank} in {names[rank]}" for rank in apart)
+        place = f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
+        rest = sorted(set(names) - set(apart))
+        text = (
+            f"the ranks took different paths: {which}{place}, {_named(rest)} in {common} "
+            f"(call {furthest})"
+        )
+        return Standstill(tuple(apart) if count > len(apart) else (), text)
+    name = next(iter(names.values()))
+    text = f"all {len(ranks)} ranks wait in {name} (call {furthest}): no rank is late, so "
+    return Standstill((), text + "the network or the collective library does not get it done")
+
+
+def _by_steps(ranks: Mapping[int, RankStand]) -> Standstill | None:
+    """Some made fewer steps than the others."""
+    newest = max(stand.step for stand in ranks.values())
+    behind = [rank for rank, stand in sorted(ranks.items()) if stand.step < newest]
+    if not behind:
+        return None
+    reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in behind)
+    return Standstill(tuple(behind), f"{reason}; the others made step {newest} and wait")
+
+
+def _by_backward(ranks: Mapping[int, RankStand]) -> Standstill | None:
+    """Some are in the backward, where gradients are reduced; others are not there yet."""
+    late = [rank for rank, stand in sorted(ranks.items()) if not stand.in_backward]
+    waiting = sorted(set(ranks) - set(late))
+    if not waiting or not all(ranks[rank].place for rank in late):
+        return None
+    if not late:
+        text = f"all {len(ranks)} ranks are in the backward: no rank is late, so the network or "
+        return Standstill((), text + "the collective library does not get a reduction done")
+    reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in late)
+    return Standstill(tuple(late), f"{reason}; {_named(waiting)} {_verb(waiting)} in the backward")
+
+
+def _unknown(ranks: Mapping[int, RankStand]) -> Standstill:
+    return Standstill(
+        (),
+        f"which of {len(ranks)} ranks the others wait for is unknown: all are at step "
+        f"{max(stand.step for stand in ranks.values())}, and none is in a collective that Python "
+        "sees; compare their stacks",
+    )
+
+
+def _doing(stand: RankStand) -> str:
+    """Return what a rank does, with its place."""
+    if stand.state in _STATES:
+        what = _STATES[stand.state].partition(";")[0]
+    elif stand.collective is not None and stand.collective.inside:
+        what = f"waits in {stand.collective.name} (call {stand.collective.number})"
+    elif stand.cpu is None:
+        what = "is"
+    else:
+        what = "computes" if stand.cpu >= RUNS else "waits"
+    place = f" at {stand.place}" if stand.place else " at a place that is not known"
+    after = f", after step {stand.step}" if stand.step >= 0 else ", before its first step"
+    return what + place + after
+
+
+def _others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> str:
+    inside = sorted(
+        rank
+        for rank, stand in ranks.items()
+        if rank not in found and stand.collective is not None and stand.collective.inside
+    )
+    if not inside:
+        return ""
+    where = ranks[inside[0]].collective
+    assert where is not None
+    return f"; {_named(inside)} {_verb(inside)} in {where.name} (call {where.number})"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"ranks {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
+
+
+def _verb(ranks: Sequence[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

@@ -1,0 +1,86 @@
+"""Who holds a job up, by what is seen of each rank from outside."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.analysis.standstill import Collective, RankStand, explain
+from supervise.outputs.rank_survey import main_thread
+
+IDLE = RankStand("", 0.0, 59, 30.0)
+REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")
+DONE = IDLE._replace(collective=Collective(120, "all_reduce", False))
+LOADS = DONE._replace(place="train.py:9 in load")
+BACKWARD = IDLE._replace(place="train.py:28 in step", in_backward=True)
+BARRIER = IDLE._replace(collective=Collective(121, "barrier", True), place="train.py:40 in save")
+WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
+
+
+@pytest.mark.parametrize(
+    ("second", "others", "ranks", "text"),
+    [
+        (LOADS, REDUCES, (1,), f"rank 1 waits at train.py:9 in load, after step 59; {WAIT}"),
+        (LOADS._replace(cpu=0.4), REDUCES, (1,), "rank 1 computes at train.py:9 in load"),
+        (
+            REDUCES._replace(state="stopped"),
+            REDUCES,
+            (1,),
+            f"rank 1: its process is stopped (SIGSTOP or a debugger); kill -CONT 71 lets it go on; "
+            f"{WAIT}",
+        ),
+        (REDUCES._replace(state="exited", cpu=None), REDUCES, (1,), f"its process ended; {WAIT}"),
+        (REDUCES._replace(state="disk"), REDUCES, (1,), "for a disk or a device"),
+        (
+            BARRIER,
+            REDUCES,
+            (1,),
+            "the ranks took different paths: rank 1 in barrier at train.py:40 in save, ranks 0, 2 "
+            "in all_reduce (call 121)",
+        ),
+        (
+            REDUCES._replace(collective=Collective(120, "all_reduce", True)),
+            REDUCES,
+            (1,),
+            "rank 1 waits in all_reduce (call 120)",
+        ),
+        (REDUCES, REDUCES, (), "all 3 ranks wait in all_reduce (call 121): no rank is late"),
+        (LOADS, BACKWARD, (1,), "in load, after step 59; ranks 0, 2 wait in the backward"),
+        (BACKWARD, BACKWARD, (), "all 3 ranks are in the backward: no rank is late"),
+        (
+            IDLE._replace(step=57),
+            IDLE,
+            (1,),
+            "rank 1 waits at a place that is not known, after step 57; the others made step 59",
+        ),
+        (IDLE, IDLE, (), "which of 3 ranks the others wait for is unknown"),
+        (IDLE, BACKWARD, (), "which of 3 ranks the others wait for is unknown"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(second, others, ranks, text):
+    found = explain({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
+    assert found.ranks == ranks and text in found.text
+
+
+def test_of_one_rank_the_place_is_said():
+    found = explain({0: LOADS._replace(cpu=1.0)}, {0: 70})
+    assert found == ((0,), "rank 0 computes at train.py:9 in load, after step 59")
+
+
+STACKS = """\
+Thread 0x00007f0000000001 (most recent call first):
+  File "/home/user/data.py", line 5 in fetch
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 869 in _engine_run_backward
+  File "/home/user/train.py", line 28 in step
+  File "/home/user/train.py", line 40 in <module>
+(all threads)
+"""  # noqa: E501 - as faulthandler writes it
+
+
+def test_the_place_is_the_deepest_frame_of_the_job_in_its_main_thread():
+    assert main_thread(STACKS) == ("train.py:28 in step", True)
+    assert main_thread(STACKS.replace("Current thread", "Thread")) == ("", False)
+    assert main_thread("") == ("", False)
+    py_spy = 'Thread 71 (idle): "MainThread"\n    recv (socket.py:5)\n    load (jobs/a.py:9)\n'
+    assert main_thread(py_spy)[0].endswith(" in recv")
