@@ -218,6 +218,7 @@ class Probe:
             "mfu": parts.wired.flops.description,
             "savepoints": steps,
             "rollback": rollback,
+            "checkpoint": "" if parts.rank is None else parts.rank.on_demand.describe(),
             "paused": parts.context.reporter.held,
             "drills": parts.drills.names(),
             "sampling": parts.sampling.describe(),

@@ -275,12 +275,12 @@ class RankParts:
             RollbackParts(background, self.history, self._skips, self._handover, self.probe_batch),
             self._rewound,
         )
-        self._on_demand = OnDemand(
+        self.on_demand = OnDemand(
             context, wired.framework, parts.save_reports, lambda: self.history.finite
         )
         self._parts, self._run_all = parts, context.guard.run_all
         self._plan = parts.collectors.plan
-        self.commands.register(self.rollbacks, wired.quarantine, self._on_demand, parts.sampling)
+        self.commands.register(self.rollbacks, wired.quarantine, self.on_demand, parts.sampling)
         self.commands.register(self.probe_batch, *parts.safeguards.doers())
         parts.drills.plan(config.drills, self.publisher)
 
@@ -292,7 +292,7 @@ class RankParts:
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)
         parts.loader.connect(self.rollbacks)
-        parts.saves.connect(self._on_demand.learn_from)
+        parts.saves.connect(self.on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.opened()
         if parts.rate.hold is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import psutil
 import pytest
 
+from supervise.job.proc_stat import is_handled
 from supervise.job.signals import FORWARDED, Forwarder
 from tests.support.waiting import wait_until
 
@@ -159,6 +161,55 @@ def test_what_comes_between_two_processes_is_kept_for_the_second(start):
 
         assert second.wait(60.0) == -signal.SIGTERM
         assert forwarder.final == "SIGTERM"
+    finally:
+        forwarder.restore()
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "release"),
+    [
+        (0.05, lambda held: (time.sleep(0.06), held.pass_on_overdue())),
+        (60.0, lambda held: held.settle()),
+        (60.0, lambda _: os.kill(os.getpid(), signal.SIGTERM)),
+    ],
+    ids=["after-its-grace", "after-the-checkpoint", "with-a-second"],
+)
+def test_a_held_signal_reaches_the_job(start, grace_s, release):
+    forwarder = Forwarder()
+    forwarder.install()
+    forwarder.allow_holding()
+    try:
+        process = start("sleep", "60")
+        forwarder.attach(process)
+        wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))  # behind its exec
+        forwarder.offer(grace_s, 5.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert forwarder.notices()[-1].data["held"]
+        assert process.wait(0.0) is None
+        release(forwarder)
+
+        assert process.wait(60.0) == -signal.SIGTERM
+    finally:
+        forwarder.restore()
+
+
+def test_what_the_job_handles_does_not_wait(start):
+    """Not even behind one that does."""
+    forwarder = Forwarder()
+    forwarder.install()
+    forwarder.allow_holding()
+    try:
+        process = start("sh", "-c", "trap 'exit 7' USR1; while :; do sleep 0.05; done")
+        forwarder.attach(process)
+        wait_until(lambda: not is_handled(process.pid, signal.SIGUSR2))  # behind its exec
+        wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
+        forwarder.offer(60.0, 60.0)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert forwarder.notices()[-1].data["held"]
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+        assert process.wait(60.0) == 7
+        assert forwarder.notices()[-1].data["handled"]
     finally:
         forwarder.restore()
 

@@ -87,7 +87,10 @@ class OnDemand:
         steps = self._position.step
         layout = Learner(self._torch, self._registry, variables, steps).learn(saved)
         if layout.kinds >= {"module", "optimizer"}:
+            first = self._saved is None
             self._saved = Saved(layout, save_site.code_stack(frames), path)
+            if first:
+                self._context.reporter.status_changed()
 
     def _is_sharded(self) -> bool:
         """Whether a state dict needs other ranks, or holds a part of the state only."""
@@ -97,6 +100,13 @@ class OnDemand:
             return True
         groups = (group for optimizer in registry.optimizers for group in optimizer.param_groups)
         return any(hasattr(p, "_local_tensor") for group in groups for p in group["params"])
+
+    def describe(self) -> str:
+        """Return whether one can be ordered, as far as that is known without its place."""
+        why = "" if self._part.on else f"this part of the probe is off: {self._part.reason}"
+        if not (why or self._saved or self._library.trainer):
+            why = self._why
+        return f"unavailable: {why}" if why else "ready"
 
     def do_checkpoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Order one: `{"path": str or None}` -> `{"path", "step", "how"}`.

@@ -65,9 +65,12 @@ class Foreground:
             thread.start()
         except RuntimeError:  # at the limit of threads: signals wait for the disk, as they may
             return work(), True
+        self._forwarder.allow_holding()
         while True:
             process = self._app.process(self._first)
-            woken = wakeup.wait(TERMINAL_S if process.has_terminal else CHECK_S, process)
+            pause_s = TERMINAL_S if process.has_terminal else CHECK_S
+            woken = wakeup.wait(min(pause_s, self._forwarder.overdue_in_s()), process)
+            self._forwarder.pass_on_overdue()
             process = self._app.serve(self._first)
             if woken:
                 self._app.wakeup.set()

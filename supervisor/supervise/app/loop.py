@@ -51,6 +51,7 @@ from .late_page_delivery import Courier, keep
 from .launcher import Launch, Launcher
 from .orphans import Orphans
 from .policy_watch import PolicyWatch
+from .preemptor import Preemptor
 from .relauncher import Relauncher, ends_with
 from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
@@ -89,11 +90,10 @@ class App:
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
         self._policy_watch: PolicyWatch | None = None
+        self._preemptor = Preemptor(forwarder, self.processor, settings.run.path, os.environ)
         self._orphans = Orphans(self._segments, settings.run.marks_path, self.processor)
         self._ended_process: Process | None = None  # the newest that the engine knows has ended
-        self._verified_process: Process | None = (
-            None  # the newest whose checkpoints were verified at its end
-        )
+        self._verified_process: Process | None = None  # the newest whose checkpoints were verified
         self._is_cancelled = False  # a relaunch, by a signal that ends the job
         received = () if settings.past is None else settings.past.received
         self._inbox = ControlInbox(settings.run.path, clock.monotonic_ns, received)
@@ -331,8 +331,7 @@ class App:
             processor.process(Notice(clock.monotonic_ns(), "note", sentence))
         for event in self._checkpoints.poll():
             processor.process(event)
-        for event in self._forwarder.notices():
-            processor.process(event)
+        self._preemptor.run_round(control, ended=control.process.returncode is not None)
         for told in self._inbox.poll():
             processor.told(told)
         processor.collect_results()
@@ -352,6 +351,7 @@ class App:
         for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._enricher.complete(event):
                 self.processor.process(completed)
+            self._preemptor.observe(event)
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
         checkpoint_wiring.forward_saves(self._checkpoints, events, self.processor)
@@ -398,6 +398,7 @@ class App:
             for notice in notices:
                 processor.process(notice)
             processor.process(Tick(now_ns, judged))
+        self._preemptor.run_second(control)
         checkpoint_wiring.verify_awaited(self._checkpoints, processor)
         changed = self._segments.tighten(
             rule_scope.needs_dense_sampling(processor.policy, processor.state), now_ns

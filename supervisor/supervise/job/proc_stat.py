@@ -1,7 +1,8 @@
-"""What the kernel tells of a process in `/proc/<pid>/stat`. Standard library only."""
+"""What the kernel tells of a process in `/proc/<pid>`. Standard library only."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 STATE, STARTED, EXIT = 0, 19, 49  # places in `stat_fields`
@@ -25,3 +26,17 @@ def suspended(pid: int) -> bool:
     """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z); one traced is not."""
     stat = stat_fields(pid)
     return stat is not None and stat[STATE] == b"T"
+
+
+def is_handled(pid: int, signum: int) -> bool:
+    """Return True unless the signal would have its default action right now.
+
+    Caught, ignored, or blocked by the main thread, as before `sigwait`: then it is the job's own
+    business. Also where nothing is known.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    masks = re.findall(r"^Sig(?:Cgt|Ign|Blk):\s*([0-9a-f]+)", status, re.MULTILINE)
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)

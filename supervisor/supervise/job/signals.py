@@ -5,6 +5,9 @@ signal is passed on as if it had been sent to the job's first process: training 
 checkpoint on TERM or USR1, and a TERM to their data workers in the same breath would break that.
 Signals of job control go to the job's whole group, as a terminal sends them.
 
+Where the policy asks for a checkpoint before the end, TERM, USR1 and USR2 may wait for it if the
+job does not handle them itself: see `core.model.preemption`. No other signal ever waits.
+
 A second INT or TERM is passed on again, the third kills the whole tree. A signal that was ignored
 when we were started (`nohup`, a background job of a script) stays ignored, for the job as well.
 USR1 and USR2 are never used for ourselves.
@@ -12,6 +15,7 @@ USR1 and USR2 are never used for ourselves.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -20,6 +24,8 @@ from types import FrameType
 from typing import Any
 
 from ..core.model.events import Notice
+from ..core.model.preemption import HOLDABLE, Preemption, Settled
+from .proc_stat import is_handled
 from .process import Process
 from .terminal import Terminal
 from .wakeup import Wakeup
@@ -68,6 +74,8 @@ class Forwarder:
         self.asked = 0
         self.wakeup = Wakeup()
         self._lock = threading.RLock()  # a handler may come while its own thread holds it
+        self._preemption = Preemption()
+        self._may_hold = self._is_asked = False  # in time; whether a handler of the job counts
         self._process: Process | None = None
         self._terminal: Terminal | None = None
         self._early: list[tuple[int, bool]] = []
@@ -101,6 +109,72 @@ class Forwarder:
         """The job has ended and is started again: keep what comes until the next `attach`."""
         with self._lock:
             self._process = None
+            held = self._preemption.restart(time.monotonic())
+            self._early += [(signal.Signals[name], False) for name in held]
+
+    # ── signals that wait for a checkpoint ────────────────────────────────────────────────────────
+
+    def allow_holding(self) -> None:
+        """The main thread calls `pass_on_overdue` in time from now on."""
+        self._may_hold = True
+
+    def offer(self, grace_s: float, for_s: float) -> None:
+        """Hold what comes within the next `for_s` seconds, each for at most `grace_s`."""
+        with self._lock:
+            self._is_asked = True
+            if self._may_hold:
+                self._preemption.offer(grace_s, time.monotonic() + for_s)
+
+    def withdraw(self) -> None:
+        """Hold no further signal."""
+        with self._lock:
+            self._is_asked = True
+            self._preemption.withdraw()
+
+    def ask(self, cause: str, within_s: float) -> bool:
+        """Let a checkpoint be awaited without a signal; False: it is awaited, or was, already."""
+        with self._lock:
+            now_s = time.monotonic()
+            return self._preemption.ask(cause, now_s, now_s + within_s)
+
+    @property
+    def request(self) -> tuple[str, float, bool] | None:
+        """The cause of the request that waits, its deadline, and whether it holds a signal."""
+        with self._lock:
+            found = self._preemption.request
+            held = self._preemption.holds
+            return None if found is None else (found.cause, found.deadline_s, held)
+
+    def settle(self, refusal: str = "") -> None:
+        """Pass on what waits: the checkpoint is there, or will not be, because of `refusal`."""
+        with self._lock:  # not while it is passed on: that waits for other locks
+            held, process = self._preemption.settle(time.monotonic(), refusal), self._process
+        self._pass_on(process, held)
+
+    def pass_on_overdue(self) -> None:
+        """Pass on what has waited for its whole grace."""
+        with self._lock:
+            held, process = self._preemption.expire(time.monotonic()), self._process
+        self._pass_on(process, held)
+
+    def overdue_in_s(self) -> float:
+        """Return for how long nothing is overdue."""
+        request = self.request
+        return math.inf if request is None else max(0.0, request[1] - time.monotonic())
+
+    def settled(self) -> list[Settled]:
+        """Return the requests that ended since the last call, oldest first."""
+        with self._lock:
+            found = list(self._preemption.settled)
+            self._preemption.settled.clear()
+        return found
+
+    def _pass_on(self, process: Process | None, held: list[str]) -> None:
+        if process is not None:
+            for name in held:
+                self._forward(process, signal.Signals[name], kill=False)
+
+    # ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def ignore(self) -> None:
         """Ignore from now on what would end us: the exit code is settled and must be told."""
@@ -126,7 +200,8 @@ class Forwarder:
         """Return the signals that came since the last call, oldest first.
 
         Their data: `signal`, the name; `final`, it asks for the end of the job; `killed`, it was
-        not passed on but every process was killed for it; `typed`, it is a Ctrl-C that came to us.
+        not passed on but every process was killed for it; `typed`, it is a Ctrl-C that came to us;
+        `held`, it waits for a checkpoint; `handled`, whether the job handles it, where that counts.
         """
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
@@ -154,25 +229,46 @@ class Forwarder:
         with self._lock:
             self._ending += signum in _ENDING
             kill = signum in _ENDING and self._ending >= PATIENCE
+            handled, passed = self._judge(signum, kill=kill)
             if signum not in _SILENT:
-                self._notices.append(self._notice(signum, kill=kill))
+                notice = self._notice(signum, kill=kill, handled=handled, held=not passed)
+                self._notices.append(notice)
             self.asked += signum in FINAL
             if self.final is None and signum in FINAL:
                 self.final = signal.Signals(signum).name
-            if self._process is None:
-                self._early.append((signum, kill))
-            else:
-                self._forward(self._process, signum, kill=kill)
+            for each in passed:
+                if self._process is None:
+                    self._early.append((each, kill))
+                else:
+                    self._forward(self._process, each, kill=kill)
 
-    def _notice(self, signum: int, *, kill: bool) -> Notice:
+    def _judge(self, signum: int, *, kill: bool) -> tuple[bool | None, list[int]]:
+        """Return whether the job handles it (None: not asked), and what is passed on now."""
+        process, name = self._process, signal.Signals(signum).name
+        if kill or process is None or process.returncode is not None:
+            return None, [signum]
+        handled = None
+        if self._is_asked and name in HOLDABLE:
+            handled = is_handled(process.pid, signum)
+        now_s, waits_not = time.monotonic(), handled is not False
+        passed = self._preemption.on_signal(name, now_s, handled=waits_not)
+        return handled, [signal.Signals[each] for each in passed]
+
+    def _notice(self, signum: int, *, kill: bool, handled: bool | None, held: bool) -> Notice:
         name = signal.Signals(signum).name
         here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
         data = {"signal": name, "final": signum in FINAL, "killed": kill, "typed": here}
         how = f"was passed on{' from the terminal' if here else ''}"
+        if handled is not None:
+            data["handled"] = handled
+            how += ", since the job handles it itself" if handled else ""
         if self._process is not None and self._process.returncode is not None:
             how = "came after the end of the job"
         elif kill:
             how = f"came as number {self._ending} of INT and TERM: all of the job was killed"
+        elif held:
+            data["held"] = True
+            how = "waits for a checkpoint of the job"
         return Notice(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
 
     def _forward(self, process: Process, signum: int, *, kill: bool) -> None:

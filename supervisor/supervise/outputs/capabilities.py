@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
+from ..core.model.preemption import Terms
 from ..core.state.run_state import State
 
 # How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
@@ -35,6 +36,8 @@ def capabilities(
         for name, how in (probe.get("safeguards") or {}).items():
             if how.startswith(CANNOT):
                 found[name] = f"no ({how.removeprefix(CANNOT)})"
+        if Terms.of(policy.job) is not None:
+            found["preempt"] = _preempt(state, probe)
     found["ranks"] = str(state.job.world_size)
     found["messages"] = ", ".join(channels) if channels[1:] else "console only"
     return found
@@ -87,6 +90,15 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
         return "yes, from a savepoint"
     good = state.checkpoints.good()
     return f"yes, from {good[-1].id}" if good else "not yet (no checkpoint is verified)"
+
+
+def _preempt(state: State, probe: Mapping[str, Any]) -> str:
+    if state.job.world_size > 1:
+        return f"no ({state.job.world_size} ranks would have to save at the same step)"
+    status = str(probe.get("checkpoint", ""))
+    if status.startswith(REFUSED):
+        return f"not yet ({status.removeprefix(REFUSED)})"
+    return "yes, a checkpoint before the end"
 
 
 def _has(policy: Policy, verb: str) -> bool:

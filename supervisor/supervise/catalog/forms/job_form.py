@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ...core.model.interfaces import Seconds
+from ...core.model.preemption import GRACE_S, MARGIN_S
 from ..schema.field_types import AtLeast, Doc
 from .runbook_form import RunbookName
 
@@ -100,6 +101,30 @@ class RelaunchForm:
 
 
 @dataclass(frozen=True)
+class PreemptForm:
+    """The job's own checkpoint before it is ended from outside."""
+
+    grace: Annotated[
+        Seconds, Doc("the longest that TERM, USR1 or USR2 waits for the checkpoint")
+    ] = GRACE_S
+    margin: Annotated[
+        Seconds,
+        Doc("how long before SLURM_JOB_END_TIME, and after a drain file, it is written at most"),
+    ] = MARGIN_S
+    drain: Annotated[
+        str | None, Doc("file that asks for it when it is written; default: drain in the run")
+    ] = None
+
+    def check(self) -> list[tuple[str, str]]:
+        longest = {"grace": 300.0, "margin": 3600.0}
+        return [
+            (name, f"must be between 1s and {most:g}s, not {value:g}s")
+            for name, most in longest.items()
+            if not 1.0 <= (value := getattr(self, name)) <= most
+        ]
+
+
+@dataclass(frozen=True)
 class JobForm:
     """Properties of the job that the policy relies on."""
 
@@ -119,6 +144,13 @@ class JobForm:
     ] = None
     relaunch: Annotated[
         RelaunchForm | None, Doc("how it is started again; default: it never is")
+    ] = None
+    preempt: Annotated[
+        Literal["checkpoint"] | PreemptForm | None,
+        Doc(
+            "checkpoint: a signal that the job does not handle, walltime, or a drain file makes "
+            "it write a checkpoint before it ends; default: signals are passed on at once"
+        ),
     ] = None
     orphans: Annotated[
         OrphansForm, Doc("processes that go on training after the first one has ended")

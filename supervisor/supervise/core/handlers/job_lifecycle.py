@@ -17,9 +17,11 @@ from ..state import rule_scope
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import Reason, RunbookExecution
+from . import preempt_outcome
 
-# Signals that people and schedulers send: INT, TERM, HUP, USR1, as subprocess and shells tell them.
-ASKED = frozenset(code for n in (2, 15, 1, 10) for code in (-n, 128 + n))
+# Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
+# USR1, USR2 (before Grid Engine's KILL).
+ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
 INTERRUPTED = (-2, 130)
 KILLED = (-9, 137)
 UNMONITORED = {  # kind of notice -> what it means
@@ -47,6 +49,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = ctx.state, ctx.state.job
     job.returncode, job.ended, job.no_restart_reason = None, False, ""
+    job.preempted = ""
     job.launched = event.attempt
     if state.incident is not None:
         state.incident.deferred.session_end = (
@@ -102,6 +105,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         effect_verification.on_continuity(ctx, event)
     if event.kind == withdrawal.ENDED:
         withdrawal.on_pause_ended(ctx, event)
+    if event.kind == "preempt":
+        preempt_outcome.on_preempt(ctx, event)
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")
@@ -407,6 +412,10 @@ def _notify_end(
     """
     job, step = ctx.state.job, ctx.state.step
     verdict, reason, then = f"the job {_exit_text(job)}", "", ""
+    if job.preempted and (job.stopping or job.returncode in ASKED):
+        title = f"ended at step {step} after {job.preempted}"
+        ctx.notify("INFO", title, verdict=verdict, replace=True)
+        return
     if job.stopping:
         title, then = f"stopped by {job.stopped_by} at step {step}", closing.NOTHING
         if job.stopped_by == "policy" and incident is not None:

@@ -116,6 +116,7 @@ class JobLife:
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
         end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
+        preempted: what asked for its end, and whether the job wrote a checkpoint for that.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         restarted_with: what the newest start was given to go on from a checkpoint.
         unavailable: verb -> why the probe says that this job does not allow it.
@@ -132,6 +133,7 @@ class JobLife:
     stopped_by: str = "policy"
     end_requested: bool = False
     interrupted: bool = False
+    preempted: str = ""
     no_restart_reason: str = ""
     restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)

@@ -34,6 +34,7 @@ OWN = frozenset(
         "checkpoint-choice",
         "checkpoint-search",
         "no-probe",
+        "preempt",
         "probe-off",
         "segment-fault",
         "signal",

@@ -1,0 +1,36 @@
+"""The job is to be ended from outside: what people have to know of its checkpoint before that."""
+
+from __future__ import annotations
+
+from ..model.events import Notice
+from ..state.run_state import State, StepContext
+
+CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
+
+
+def on_preempt(ctx: StepContext, event: Notice) -> None:
+    """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
+    job, data = ctx.state.job, event.data
+    phase, cause = data.get("phase"), str(data.get("cause", ""))
+    signals = ", ".join(data.get("signals") or ())
+    if phase == "saved":
+        job.preempted = f"{cause}, with a checkpoint"
+        then = f"resume from {data['path']}" if data.get("path") else CHECKPOINTS
+        verdict = f"{signals} is passed on" if signals else "the job is ended with exit code 75"
+        ctx.notify("SEV2", event.message, verdict=verdict, then=then)
+    elif phase == "failed":
+        job.preempted = f"{cause}, without a checkpoint"
+        verdict = _lost(ctx.state)
+        ctx.notify("SEV1", event.message, verdict=verdict, then=CHECKPOINTS)
+    elif phase == "unavailable":
+        verdict = "signals are passed on at once, and no checkpoint is requested before the end"
+        ctx.notify("SEV2", event.message, verdict=verdict)
+
+
+def _lost(state: State) -> str:
+    """Return what an end now loses."""
+    good = state.checkpoints.good()
+    if not good:
+        return f"no checkpoint is verified: an end at step {state.step} may lose every step"
+    newest = good[-1]
+    return f"an end at step {state.step} loses the steps since {newest.id} (step {newest.step})"

@@ -1,0 +1,158 @@
+"""Which signals wait for a checkpoint of the job, and until when. Pure: the caller reads the clock.
+
+A request to end the job is a signal whose default action ends it, or a cause of ours (walltime, a
+drain file). While a checkpoint is on its way the signal is held; it is passed on when the
+checkpoint is there, when there will be none, when the same signal comes again, and at the latest at
+the deadline. Nothing here waits, so whoever holds the clock decides how late that can be.
+
+Holding is possible only while it is offered. An offer runs out by itself: a loop that hangs cannot
+order a checkpoint, so what comes then is passed on at once.
+
+Times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+# The signals of schedulers before the end of an allocation; the default action of each is the end.
+HOLDABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+GRACE_S = 20.0  # Kubernetes and Slurm kill 30 s after TERM; the rest is for the job's own end
+MARGIN_S = 120.0  # before the end of the allocation; sbatch examples use `--signal=USR1@60` to 120
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the policy allows.
+
+    Attributes:
+        grace_s: the longest that a signal waits. margin_s: from the request to the end of an
+            allocation. drain: path of the drain file, "" for that of the run directory.
+    """
+
+    grace_s: float = GRACE_S
+    margin_s: float = MARGIN_S
+    drain: str = ""
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> Terms | None:
+        """Return the terms of a policy's section `job`; None where it holds no signal."""
+        given = job.get("preempt")
+        if not given:
+            return None
+        if given == "checkpoint":
+            return cls()
+        return cls(given["grace"], given["margin"], given["drain"] or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that waits: its cause, and when it came and ends to wait."""
+
+    cause: str
+    since_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a request ended.
+
+    Attributes:
+        refusal: why there is no checkpoint, "" where there is one.
+        signals: names of the signals that waited, in the order in which they are passed on.
+    """
+
+    cause: str
+    refusal: str
+    waited_s: float
+    signals: tuple[str, ...]
+
+
+class Preemption:
+    """The requests to end one process of the job.
+
+    Attributes:
+        request: the one that waits, None for none.
+        settled: those that ended, oldest first; for the reader to take.
+    """
+
+    def __init__(self) -> None:
+        self.request: Request | None = None
+        self.settled: deque[Settled] = deque()
+        self._held: list[str] = []
+        self._grace_s, self._offered_until_s = 0.0, -math.inf
+        self._is_over = False  # the process has had its checkpoint, or its signal
+
+    def offer(self, grace_s: float, until_s: float) -> None:
+        """Hold the signals that come up to `until_s`, each for at most `grace_s`."""
+        self._grace_s, self._offered_until_s = grace_s, until_s
+
+    def withdraw(self) -> None:
+        """Hold no further signal."""
+        self._offered_until_s = -math.inf
+
+    def can_hold(self, name: str, now_s: float) -> bool:
+        """Return whether a signal with its default action would be held."""
+        offered = now_s <= self._offered_until_s and not self._is_over
+        return name in HOLDABLE and (self.request is not None or offered)
+
+    def on_signal(self, name: str, now_s: float, *, handled: bool) -> list[str]:
+        """Take a signal; return those to be passed on now, in their order.
+
+        Args:
+            handled: the job handles or ignores it, so it must reach the job at once.
+        """
+        if name in self._held:
+            return [*self.settle(now_s, f"a second {name} came"), name]
+        if handled or not self.can_hold(name, now_s):
+            return [name]
+        latest_s = now_s + self._grace_s
+        if self.request is None:
+            self.request = Request(name, now_s, latest_s)
+        else:
+            earlier_s = min(self.request.deadline_s, latest_s)
+            self.request = replace(self.request, deadline_s=earlier_s)
+        self._held.append(name)
+        return []
+
+    def ask(self, cause: str, now_s: float, deadline_s: float) -> bool:
+        """Ask for a checkpoint without a signal; False: another request waits, or it is over."""
+        if self.request is not None or self._is_over:
+            return False
+        self.request = Request(cause, now_s, deadline_s)
+        return True
+
+    @property
+    def holds(self) -> bool:
+        """Whether a signal waits."""
+        return bool(self._held)
+
+    def settle(self, now_s: float, refusal: str = "") -> list[str]:
+        """The checkpoint is there, or will not be; return the signals to be passed on."""
+        if self.request is None:
+            return []
+        held, self._held = self._held, []
+        waited_s = now_s - self.request.since_s
+        self.settled.append(Settled(self.request.cause, refusal, waited_s, tuple(held)))
+        self.request = None
+        self._is_over = self._is_over or bool(held) or not refusal
+        return held
+
+    def expire(self, now_s: float) -> list[str]:
+        """Return the signals whose time is up."""
+        if self.request is None or now_s < self.request.deadline_s:
+            return []
+        waited_s = self.request.deadline_s - self.request.since_s
+        return self.settle(now_s, f"it was not written within {waited_s:.0f} s")
+
+    def restart(self, now_s: float) -> list[str]:
+        """Another process takes the place of this one; return what waited, which is for it."""
+        held = self.settle(now_s, "the job was being started again")
+        self._is_over = False
+        self.withdraw()
+        return held

@@ -1,0 +1,158 @@
+"""Orders of checkpoints, and their outcomes: a probe in memory, no process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from supervise.app.preemptor import Preemptor
+from supervise.core.model.events import Notice, OperatorCommand
+from supervise.job.pending_command import PendingCommand
+from supervise.job.signals import Forwarder
+
+PATH = "out/ckpt.supervise-8.pt"
+
+
+@dataclass
+class FakeJob:
+    """Answers the order by hand."""
+
+    paused: bool = False
+    status: dict[str, Any] = field(default_factory=lambda: {"checkpoint": "ready"})
+    asked: list[PendingCommand] = field(default_factory=list)
+
+    def ranks(self) -> dict[int, dict[str, Any]]:
+        return {0: {"status": self.status}}
+
+    def ask(self, verb: str, args: Any, *, key: str, partly: bool = False) -> PendingCommand:
+        assert verb == "checkpoint" and args["until_ns"] > 0
+        self.asked.append(PendingCommand(verb, key, threading.Condition()))
+        return self.asked[-1]
+
+    def forget(self, asked: PendingCommand) -> None:
+        assert asked in self.asked
+
+    def answer(self, result: Any = None, error: str | None = None) -> None:
+        ack = SimpleNamespace(ok=error is None, result=result or {}, error=error)
+        self.asked[-1].answers[0] = ack
+
+
+@dataclass
+class FakeProcessor:
+    """Keeps what it is given to process."""
+
+    policy: Any
+    state: Any
+    performing: str = ""
+    events: list[Any] = field(default_factory=list)
+
+    def process(self, event: Any) -> None:
+        self.events.append(event)
+
+    def phases(self) -> list[str]:
+        return [event.data["phase"] for event in self.events if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A preemptor with its fakes, in the last seconds of an allocation if `end` says so."""
+
+    def make(end: str = "", now_s: float = 1000.0, **policy: Any) -> SimpleNamespace:
+        policy = {"mode": "enforce", "job": {"preempt": "checkpoint"}} | policy
+        state = SimpleNamespace(job=SimpleNamespace(world_size=1))
+        processor = FakeProcessor(SimpleNamespace(**policy), state)
+        forwarder = Forwarder()
+        forwarder.allow_holding()
+        clock = SimpleNamespace(now_s=now_s)
+        made = Preemptor(
+            forwarder, processor, tmp_path, {"SLURM_JOB_END_TIME": end}, lambda: clock.now_s
+        )
+        job = FakeJob()
+
+        def go() -> None:
+            made.run_second(job)
+            made.run_round(job, ended=False)
+
+        return SimpleNamespace(
+            made=made, job=job, processor=processor, forwarder=forwarder, clock=clock, go=go
+        )
+
+    return make
+
+
+def report(made: Preemptor, kind: str, message: str = "", **data: Any) -> None:
+    made.observe(Notice(0, kind, message, data=data))
+
+
+def test_walltime_orders_a_checkpoint_and_then_stops_the_job(run):
+    """In its margin, and not before; only the checkpoint that was ordered counts."""
+    it = run(end="2000")
+    it.go()
+    assert it.job.asked == []
+    it.clock.now_s = 1881.0
+    it.go()
+    it.job.answer({"path": PATH, "step": 8})
+    report(it.made, "checkpoint-saved", path="out/other.pt", step=7)
+    it.go()
+    assert it.processor.phases() == ["requested"]
+    report(it.made, "checkpoint-saved", path=PATH, step=8, how="on-demand")
+    it.go()
+
+    assert it.processor.phases() == ["requested", "saved"]
+    stop = it.processor.events[-1]
+    assert isinstance(stop, OperatorCommand)
+    assert (stop.operator, stop.command, stop.args["requeue"]) == ("walltime", "stop", True)
+    it.go()
+    assert len(it.job.asked) == 1
+
+
+def test_a_drain_file_from_before_the_start_means_nothing(run, tmp_path):
+    """One that is written later does; what is refused is tried again, and ends nothing."""
+    (tmp_path / "drain").touch()
+    os.utime(tmp_path / "drain", (10, 10))
+    it = run()
+    it.go()
+    assert it.job.asked == []
+    (tmp_path / "drain").touch()
+    it.go()
+    it.job.answer(error="the newest step was not finite")
+    it.go()
+
+    assert it.processor.phases() == ["requested"]
+    assert it.forwarder.request is not None
+    it.forwarder.settle("it was not written within 120 s")
+    it.go()
+    assert it.processor.phases() == ["requested", "failed"]
+    assert it.processor.events[-1].data["why"] == "the newest step was not finite"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda it: setattr(it.processor.policy, "mode", "observe"),
+            "mode observe changes",
+        ),
+        (lambda it: setattr(it.processor.state.job, "world_size", 2), "2 ranks would have to save"),
+        (lambda it: setattr(it.processor, "performing", "relaunch"), "a relaunch is in progress"),
+        (lambda it: setattr(it.job, "paused", True), "the job is paused"),
+        (lambda it: it.job.status.update(checkpoint="unavailable: not saved yet"), "not saved yet"),
+    ],
+)
+def test_where_no_checkpoint_can_be_made_the_signal_is_not_held_and_people_know(run, change, why):
+    it = run()
+    change(it)
+    it.go()
+    data = {"signal": "SIGTERM", "final": True, "killed": False, "handled": False}
+    it.made.observe(Notice(0, "signal", "SIGTERM was passed on", data=data))
+
+    failed = it.processor.events[-1]
+    assert failed.data["phase"] == "failed" and failed.data["why"].startswith(why)
+    before = len(it.processor.events)
+    it.made.observe(Notice(0, "signal", "SIGTERM was passed on", data={**data, "handled": True}))
+    assert len(it.processor.events) == before

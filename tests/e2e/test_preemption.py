@@ -1,0 +1,57 @@
+"""A job that handles no signal writes a checkpoint before it is ended from outside."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+import sys, time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+while step < 2000:
+    if step == 10:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                    "step": step}, "ckpt.pt")
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("cause", ["SIGTERM", "walltime"])
+def test_the_step_of_the_end_is_in_a_checkpoint(supervise, tmp_path, cause):
+    """TERM: delivered after the checkpoint, 143. The end of the allocation: stopped, 75."""
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "p.yaml").write_text(
+        "version: supervise/v1\npolicy: p\nextends: nano\njob: {preempt: {margin: 60s}}\n"
+    )
+    if cause == "walltime":
+        supervise.env["SLURM_JOB_END_TIME"] = str(int(time.time()) + 8)
+    job = [sys.executable, str(tmp_path / "job.py")]
+    watcher = supervise.start("--policy", tmp_path / "p.yaml", "--run-dir", "run", "--", *job)
+    if cause == "SIGTERM":
+        wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
+        time.sleep(0.5)
+        watcher.send_signal(signal.SIGTERM)
+    _, printed = watcher.communicate(timeout=60)
+
+    assert watcher.returncode == (143 if cause == "SIGTERM" else 75), printed
+    (written,) = tmp_path.glob("ckpt.supervise-*.pt")
+    run = supervise.run_of()
+    (note,) = (n for n in run.kinds("note", "preempt") if n["data"]["details"]["phase"] == "saved")
+    assert note["data"]["details"]["step"] == int(written.stem.rpartition("-")[2])
+    assert 0 <= run.state["step"] + 1 - note["data"]["details"]["step"] <= 10
+    assert f"resume from {written}" in printed
+    assert run.intents == ([] if cause == "SIGTERM" else ["stop"])
+    supervise.prove()
