@@ -12,7 +12,7 @@ from supervise.catalog.inventory import metrics
 from supervise.catalog.inventory.not_covered import REASONS
 from supervise.checkpoints import notifications
 from supervise.cli._metric_availability import SUPERVISOR_METRICS
-from supervise.inputs import cross_rank_metrics, hardware
+from supervise.inputs import cross_rank_metrics, hardware, run_metrics
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -53,6 +53,7 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
         *cross_rank_metrics.METRICS,
         *hardware.METRICS,
         *notifications.METRICS,
+        *run_metrics.METRICS,
     } == set(SUPERVISOR_METRICS)
     both = [
         {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}

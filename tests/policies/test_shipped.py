@@ -27,8 +27,9 @@ BEHAVIOUR = """max_attn_logit attn_entropy residual_rms activation_outlier_rate 
     topk_mass_probe output_kl_to_prev moe_drop_rate moe_util_entropy moe_load_balance_loss"""
 COMPUTE = """tokens_per_sec step_time mfu gpu_util gpu_mem_used dataloader_stall_frac comm_time_frac
     compute_time_frac straggler_ratio"""
-# And the observability of checkpoints (table G); the rest of it is in `not_covered.REASONS`.
-RUNNING = "nan_inf_events checkpoint_ok checkpoint_time checkpoint_size"
+# And observability (table G); the rest of it is in `not_covered.REASONS`.
+RUNNING = """nan_inf_events checkpoint_ok checkpoint_time checkpoint_size restart_rate
+    metrics_ingest_lag heartbeat_missing"""
 WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()
 # The same fact under another id, which some pack reads.
 SAME = {

@@ -212,7 +212,7 @@ class App:
         )
         processor.open(Performer(control, self.wakeup.set), outbox)
         self._hardware = Hardware(control.processes, Path.cwd(), hardware.driver())
-        self._enricher = FrameEnricher(self._added_values)
+        self._enricher = FrameEnricher(self._added_values, lambda: control.process.now())
         self._hardware.start()
         if self.settings.past is not None:
             self._adopt(self.settings.past, process, outbox)
@@ -388,15 +388,15 @@ class App:
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
-        if (
-            not self._checkpoints.is_verifying_now
-        ):  # the silence of a job that has ended means nothing
+        # The silence of a job that has ended means nothing.
+        if not self._checkpoints.is_verifying_now:
             lives = control.process.returncode is None
             ends = self._segments.dead() if lives else {}
             dead = {n for n, code in ends.items() if code is None or is_crash(code)}
             judged, notices = self._phases.seen(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
+            self._enricher.on_beats(judged, now_ns)
             processor.process(Tick(now_ns, judged))
         self._preemptor.run_second(control)
         checkpoint_wiring.verify_awaited(self._checkpoints, processor)
@@ -471,6 +471,7 @@ class App:
             control.replace(process)
         self._launcher.record_launch()
         self._hardware.reset()
+        self._enricher.on_relaunch()
         if (
             self.processor.state.job.launched != launch.attempt
         ):  # else an earlier supervisor reported it

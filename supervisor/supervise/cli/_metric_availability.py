@@ -16,10 +16,15 @@ from supervise_probe import collectors
 
 from ..catalog.inventory import metrics
 from ..checkpoints import notifications
-from ..inputs import cross_rank_metrics, hardware, memory_growth
+from ..inputs import cross_rank_metrics, hardware, memory_growth, run_metrics
 from ._probe_check import ProbeCheck
 
-SUPERVISOR_METRICS = (*cross_rank_metrics.METRICS, *hardware.METRICS, *notifications.METRICS)
+SUPERVISOR_METRICS = (
+    *cross_rank_metrics.METRICS,
+    *hardware.METRICS,
+    *notifications.METRICS,
+    *run_metrics.METRICS,
+)
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
 CONDITIONS = (
@@ -118,6 +123,11 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
         found[together] = found.get(own, across)
     found |= _hardware()
     found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
+    found |= {
+        run_metrics.RESTARTS: "only once it was started again",
+        run_metrics.LAG: "yes",
+        run_metrics.MISSING: across,
+    }
     found |= dict.fromkeys(metrics.OUT_OF_REACH, NOT_MEASURED)
     return found | {name: REPORTED for name in everything if name not in found}
 

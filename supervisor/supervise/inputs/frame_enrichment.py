@@ -7,12 +7,13 @@ now is absent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from ..core.model.events import Announced, Event, Frame
+from ..core.model.events import Announced, Beat, Event, Frame
 from .cross_rank_metrics import Ranks
+from .run_metrics import Now, RunMetrics
 
 Machine = Callable[[int, bool], Mapping[str, float]]
 
@@ -64,10 +65,12 @@ class FrameEnricher:
 
     Args:
         machine: `(pid, leads)` -> newest values of the machine, by metric id.
+        now: for the metrics of the run, see `run_metrics`; None: without them.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, now: Now | None = None) -> None:
         self._machine = machine
+        self._run = None if now is None else RunMetrics(now)
         self._ranks: dict[int, _Rank] = {}
         self._before: dict[int, Announced] = {}
         self._together = Ranks()
@@ -76,12 +79,24 @@ class FrameEnricher:
         """Let a rank keep the columns that it had under a supervisor before this one."""
         self._before[announced.rank] = announced
 
+    def on_relaunch(self) -> None:
+        """The policy starts the job again."""
+        if self._run is not None:
+            self._run.on_relaunch()
+
+    def on_beats(self, beats: Iterable[Beat], now_ns: int) -> None:
+        """Take the ranks' signs of life."""
+        if self._run is not None:
+            self._run.on_beats(beats, now_ns)
+
     def complete(self, event: Event) -> list[Event]:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""
         if isinstance(event, Announced):
             known = self._ranks.get(event.rank)
             if known is None or known.own.program != event.program:  # it starts from nothing
                 self._together.forget(event.rank)
+                if self._run is not None:
+                    self._run.on_announced(event)
                 before = self._before.pop(event.rank, None)
                 same = before is not None and before.segment == event.segment
                 columns = before.names if before is not None and same else ()
@@ -102,6 +117,8 @@ class FrameEnricher:
         beside = dict(self._machine(own.pid, leads))
         if leads:
             beside |= self._together.newest()
+        if self._run is not None:
+            beside |= self._run.of_frame(frame, own.world_size, leads=leads)
         events: list[Event] = []
         if new := [name for name in beside if name not in rank.columns]:
             rank.add(new)

@@ -98,6 +98,20 @@ _ROWS = (
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs
     (
+        "restart_rate",
+        "1/day",
+        "Starts of the job, or of its ranks by a launcher, in the place of one that did not end "
+        "well: those of the last hour, a day. Absent before the first.",
+        SEEDS,
+    ),
+    ("metrics_ingest_lag", "s", "Age of a frame when it is read.", SEEDS),
+    (
+        "heartbeat_missing",
+        "ranks",
+        "Ranks that ran no hook for 30 s and 8 of their longest steps while another one steps.",
+        SEEDS,
+    ),
+    (
         "checkpoint_ok",
         "1",
         "1 when a checkpoint was verified, 0 when it is bad.",
@@ -113,12 +127,7 @@ _ROWS = (
 
 # Of the surroundings of the job, unknown to the job itself, and not measured: see `not_covered`.
 # No shipped rule reads one: it would be inactive in every run.
-_AROUND = (
-    ("restart_rate", "1/day", "Restarts of the job.", SEEDS),
-    ("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),
-    ("metrics_ingest_lag", "s", "Age of the newest frame when it is evaluated.", SEEDS),
-    ("heartbeat_missing", "ranks", "Ranks without a heartbeat.", SEEDS),
-)
+_AROUND = (("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),)
 
 METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
 OUT_OF_REACH = tuple(row[0] for row in _AROUND)

@@ -66,16 +66,7 @@ _GROUPS = (
         "bytes_per_token pad_fraction shuffle_block_skew source_mix_share token_kl_drift",
     ),
     ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
-    (
-        "A scheduler's restarts are runs of their own unless they come with --resume-run.",
-        "restart_rate",
-    ),
     ("Nothing parses the job's logs into events.", "error_event_rate"),
-    (
-        "Metrics are judged when a frame comes, so that one of this could not tell that none does.",
-        "metrics_ingest_lag",
-    ),
-    ("Ranks send frames at the end of a step, and no heartbeat between them.", "heartbeat_missing"),
 )
 
 REASONS = {metric: f"Judged as {other}." for metric, other in _JUDGED_AS.items()} | {
