@@ -24,7 +24,8 @@ class Config(NamedTuple):
             `portable`: `{"every", "directory", "keep"}` of those that are written for another
             process.
         safeguards: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
-            "update_clip": {"window", "sigma", "max_gb"}}`, or some of them.
+            "skip_outliers": {"max", "per", "spreads", "rise"}, "update_clip": {"window", "sigma",
+            "max_gb"}}`, or some of them.
         drills: `[{"fault", "step", "params"}]`.
         lease_s: the longest that a pause lasts unless the supervisor renews it.
         sampling: steps between two samples by set, 0 for never, and `share`; see `sampling`.

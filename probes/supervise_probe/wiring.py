@@ -272,7 +272,14 @@ class RankParts:
             self.publisher,
             parts.rate,
             parts.optimizers,
-            RollbackParts(background, self.history, self._skips, self._handover, self.probe_batch),
+            RollbackParts(
+                background,
+                self.history,
+                self._skips,
+                self._handover,
+                self.probe_batch,
+                parts.safeguards,
+            ),
             self._rewound,
         )
         self.on_demand = OnDemand(
@@ -290,6 +297,7 @@ class RankParts:
         parts.rank = self
         parts.tracker.connect(self.publisher, self.commands, self._skips, self._handover)
         parts.boundary.connect(self.rollbacks, self.commands)
+        parts.safeguards.outliers.connect(self.probe_batch.doubt)
         parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)
         parts.loader.connect(self.rollbacks)
         parts.saves.connect(self.on_demand.learn_from)

@@ -5,7 +5,8 @@ the same call saw: what is clipped while it is scaled is counted as the job coun
 Clips by value and by another norm than the 2-norm have no such limit.
 
 A skip has a number, since a frame holds numbers only: 0 applied, 1 overflow under a GradScaler,
-2 the safeguard, 3 a command of the supervisor.
+2 the safeguard against what is not finite, 3 a command of the supervisor, 4 the safeguard against
+outliers.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ METRICS = (
         "skip_reason",
         "1",
         "Why this step's update was not applied: 0 it was, 1 overflow under a GradScaler, "
-        "2 safeguard, 3 command.",
+        "2 skip_nonfinite, 3 command, 4 skip_outliers.",
         "this project",
     ),
 )
 
 CLIPS = 300  # steps
-REASONS = {"overflow": 1.0, "safeguard": 2.0, "command": 3.0}
+REASONS = {"overflow": 1.0, "safeguard": 2.0, "command": 3.0, "outlier": 4.0}
 EXCESS = "_clip_excess"  # norm over limit on its way to the host; never published
 
 

@@ -39,6 +39,20 @@ METRICS = (
         "not armed.",
         "this project",
     ),
+    MetricSpec(
+        "skipped_bad_steps",
+        "1",
+        "1 when `skip_outliers` skipped the update of this step, else 0; absent where it is not "
+        "ordered.",
+        "OLMo-core: SkipStepOptimizer",
+    ),
+    MetricSpec(
+        "guard_active",
+        "1",
+        "1 while the guards that the policy orders act (skip_outliers, update_clip), 0 when one of "
+        "them cannot or has stopped; absent without one.",
+        "Marin 32B retrospective",
+    ),
 )
 
 PAST = 128  # steps
@@ -72,6 +86,10 @@ class Collector(Base):
             values["gradients_zeroed"] = in_force.zeroed
         if in_force.clipped is not None:
             values[CLIPPED] = in_force.clipped
+        if in_force.outlier is not None:
+            values["skipped_bad_steps"] = in_force.outlier
+        if in_force.guards:
+            values["guard_active"] = float(all(in_force.guards.values()))
 
     def finish(self, values: Dict[str, float]) -> None:
         self.limit = values.get("clip_threshold", self.limit)

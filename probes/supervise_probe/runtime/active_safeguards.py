@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Dict, Optional
 
 if TYPE_CHECKING:
     from .scalars import Number
@@ -17,12 +17,16 @@ class InForce:
         clip_bound: what the gradient norm is limited to; None: nothing is limited.
         zeroed: whether `zero_nonfinite` fired in this step; None where it is not armed.
         clipped: whether an update of this step was shortened; None where none was judged.
+        outlier: whether `skip_outliers` skipped this step's update; None where it is not ordered.
+        guards: by name, whether what the policy orders against outliers is in place.
     """
 
-    __slots__ = ("acting", "clip_bound", "clipped", "zeroed")
+    __slots__ = ("acting", "clip_bound", "clipped", "guards", "outlier", "zeroed")
 
     def __init__(self) -> None:
         self.acting = True
         self.clip_bound: Optional[float] = None
         self.zeroed: Optional[Number] = None
         self.clipped: Optional[Number] = None
+        self.outlier: Optional[float] = None
+        self.guards: Dict[str, bool] = {}

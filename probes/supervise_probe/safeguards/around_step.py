@@ -14,6 +14,7 @@ from .loss_scale import LossScale
 from .nonfinite import ARMED, NonfiniteGuards
 from .profile import Profile
 from .skip import Skip
+from .skip_outliers import NAME, SkipOutliers
 from .update_clip import UpdateClip
 
 if TYPE_CHECKING:
@@ -44,14 +45,19 @@ class Safeguards:
         guard = self._guard = context.guard
         self.in_force = in_force
         self.orders = NonfiniteGuards(context, in_force, loss)
+        self.outliers = SkipOutliers(context, in_force, loss)
         self.skip = Skip(in_force)
         self.clip = GradientClip(context, in_force, gradient, limits)
         self.update_clip = UpdateClip(context, in_force, gradient, limits, optimizers)
         self._scale = LossScale(context.registry)
         self._profile = Profile(context, in_force)
-        self._steps = (self.orders, self.skip, self.clip, self.update_clip, self._profile)
+        self._steps = (
+            *(self.orders, self.outliers, self.skip),
+            *(self.clip, self.update_clip, self._profile),
+        )
         # Ordered by a policy or a person, so their cost is not limited to a share of the step.
         self._orders_part = guard.part("safeguards", share=1.0)
+        self._outliers_part = guard.part(NAME, share=1.0)
         self._clip_part = guard.part("clip", share=1.0)
         self._update_part = guard.part("update_clip", share=1.0)
 
@@ -62,6 +68,8 @@ class Safeguards:
     def gradients(self, update: Update) -> None:
         """Check and clip the gradients of `update`, which are final for the first time."""
         self._guard.run(self._orders_part, self.orders.judge, update)
+        if self.outliers.state and not update.skip:
+            self._guard.run(self._outliers_part, self.outliers.judge, update)
         if self.in_force.clip_bound is not None and not update.skip:
             self.limit(update)
 
@@ -86,6 +94,10 @@ class Safeguards:
             each.step_ended()
         self.in_force.acting = any(each.busy for each in self._steps)
 
+    def restored(self, step: int) -> None:
+        """The weights are those behind `step` again."""
+        self.outliers.restored(step)
+
     def end(self) -> None:
         """The process ends."""
         self._profile.end("the job ended")
@@ -93,13 +105,14 @@ class Safeguards:
     def cannot(self, why: str) -> None:
         """Mark all safeguards as unable to act, for that reason; "" undoes it."""
         self.orders.set_state(why)
+        self.outliers.cannot(why)
         if self.update_clip.state:
             self.update_clip.state = f"cannot act: {why}" if why else ARMED
 
     def standing(self) -> Dict[str, str]:
         """Return the state of each safeguard, for the status."""
-        clip = {"update_clip": self.update_clip.state} if self.update_clip.state else {}
-        return {**self.orders.describe(), **clip}
+        others = {NAME: self.outliers.state, "update_clip": self.update_clip.state}
+        return {**self.orders.describe(), **{name: how for name, how in others.items() if how}}
 
     def describe(self) -> Dict[str, Any]:
         """Return what is in force, for the status."""

@@ -44,14 +44,19 @@ class RateLimit:
         """Whether anything was counted: before, no steps need counting."""
         return bool(self._taken)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no use is left for now."""
+        full = len(self._taken) == self._taken.maxlen
+        return full and self._now - self._taken[0] < self._per
+
     def step_ended(self) -> None:
         """Count a step."""
         self._now += 1
 
     def take(self) -> bool:
         """Count one use; False when the limit is reached."""
-        full = len(self._taken) == self._taken.maxlen
-        if full and self._now - self._taken[0] < self._per:
+        if self.is_full:
             return False
         self._taken.append(self._now)
         return True

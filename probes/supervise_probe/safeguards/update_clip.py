@@ -80,6 +80,8 @@ class UpdateClip:
         order = context.config.safeguards.get("update_clip")
         self._standing = None if order is None else read_rule(order)
         self.state = "" if order is None else ARMED
+        if order is not None:
+            in_force.guards["update_clip"] = True
         self._ordered: Optional[Rule] = None
         self._left = 0  # steps; 0 with an order: until it is lifted
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
@@ -114,6 +116,8 @@ class UpdateClip:
         if kept is None or kept.params is not update.all_params:
             why = self._why_not(update.all_params, rule)
             if why:
+                if self._standing is not None:
+                    self._in_force.guards["update_clip"] = False
                 self._standing, self.state = None, f"cannot act: {why}"
                 self._end()
                 self._context.reporter.notice("note", f"update_clip is off: {why}")

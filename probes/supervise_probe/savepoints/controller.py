@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.publisher import Publisher
     from ..runtime.background import Background
+    from ..safeguards.around_step import Safeguards
     from ..torch_state.learning_rate import LearningRate, Levels
     from ..torch_state.records import Optimizers
     from .cross_process import CrossProcessResume
@@ -46,6 +47,7 @@ class RollbackParts(NamedTuple):
         history: the newest steps. skips: those whose update is dropped.
         cross_process: savepoints for another process, and the one that this process starts from.
         probe_batch: checks whether the restored weights are those that were saved.
+        safeguards: forget what they have learned since.
     """
 
     background: Background
@@ -53,6 +55,7 @@ class RollbackParts(NamedTuple):
     skips: skip_ranges.SkipRanges
     cross_process: CrossProcessResume
     probe_batch: ReferenceBatch
+    safeguards: Safeguards
 
 
 class RollbackController:
@@ -82,6 +85,7 @@ class RollbackController:
         self._publisher, self._rate, self._optimizers = publisher, rate, optimizers
         self._history, self._skips = parts.history, parts.skips
         self._cross_process, self._probe_batch = parts.cross_process, parts.probe_batch
+        self._safeguards = parts.safeguards
         self._rewound = rewound
         self._savepoints: Any = None
         self._next, self._every = 0, 1
@@ -286,6 +290,7 @@ class RollbackController:
         else:
             self._history.expect_nothing()
         self._probe_batch.restored(state, int(restored["step"]))
+        self._safeguards.restored(int(restored["step"]))
         return dict(restored)
 
     def _weights_back_to(self, step: int, attempt: int, state: Mapping[str, float]) -> None:

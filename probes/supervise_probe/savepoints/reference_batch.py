@@ -7,7 +7,8 @@ value is the loss where the model's output holds a floating tensor of one elemen
 the squares of the first floating tensor in it.
 
 Before the supervisor takes the weights back for a loss it asks for the loss of these rows, now and
-at the last savepoints (`check_weights`): where it is what it was, a batch was bad and not they.
+at the last savepoints (`check_weights`): where it is what it was, a batch was bad and not they. So
+does `skip_outliers` before it goes on skipping.
 
 The batch stays the same while checkpoints refer to it: a later process reads it from its file. It
 costs one forward of two rows per savepoint, save and question, nothing at any other step; and once
@@ -235,6 +236,24 @@ class ReferenceBatch:
             raise Refused(f"the probe batch tells nothing: {self.why_not or NO_LOSS}")
         now = float(found[1])
         return {"loss": now, "was": [[step, float(loss)] for step, loss in self._losses]}
+
+    def doubt(self, before_step: int, within: float) -> str:
+        """Return why the weights may be bad, "" where these rows show that they are good.
+
+        They are within `within` times the lower one of the losses at the newest two savepoints
+        before `before_step`; two, since the newest may be from between a damage and its first sign.
+        Only where the host has the loss: it is not waited for.
+        """
+        found = self._measure() if self._on else None
+        if found is None or not isinstance(found[1], float):
+            return f"the probe batch tells nothing: {self.why_not or NO_LOSS}"
+        before = [loss for step, loss in self._losses if step < before_step]
+        if not before:
+            return f"no savepoint of before step {before_step} has a loss of the probe batch"
+        now, was = found[1], float(min(before[-2:]))
+        if now <= within * was:
+            return ""
+        return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 

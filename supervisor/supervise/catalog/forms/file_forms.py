@@ -180,6 +180,18 @@ class ZeroNonfinite:
 
 
 @dataclass(frozen=True)
+class SkipOutliersForm:
+    """Skip the update of a batch far out of its band; asks `job.probe_batch` before the third."""
+
+    max: Annotated[Count, Doc("maximum skips before updates are made as they come")] = 32
+    per: Annotated[SomeSteps, Doc("steps in which they are counted")] = 2000
+    spreads: Annotated[
+        float, AtLeast(1), Doc("how far the loss is above its level, in spreads of its past")
+    ] = 6.0
+    rise: Annotated[float, AtLeast(0), Doc("and as a share of the level")] = 0.15
+
+
+@dataclass(frozen=True)
 class UpdateClipForm:
     """Scale down updates above mean + sigma deviations of recent ones; copies all weights."""
 
@@ -195,6 +207,9 @@ class SafeguardsForm:
     skip_nonfinite: Annotated[SkipNonfinite | None, Doc("skip updates that are not finite")] = None
     zero_nonfinite: Annotated[
         ZeroNonfinite | None, Doc("set non-finite gradient entries to zero; also on devices")
+    ] = None
+    skip_outliers: Annotated[
+        SkipOutliersForm | None, Doc("skip updates of batches that are far out of their band")
     ] = None
     update_clip: Annotated[
         UpdateClipForm | None, Doc("scale down updates that are much larger than usual")

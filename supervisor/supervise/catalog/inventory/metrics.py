@@ -36,7 +36,6 @@ _ROWS = (
     ("scaling_law_residual", "nat", "train_loss less that of a fitted scaling law.", SEEDS),
     ("curvature_trace_est", "1", "Trace of the Hessian by random probes.", "Hutchinson, 1989"),
     ("spike_score", "%", "Share of points 7 deviations or more from a mean of 1000.", "OLMo 2"),
-    ("guard_active", "1", "1 while the job's clip, skip and z-loss are as in its manifest.", SEEDS),
     # model behaviour
     ("spectral_radius", "1", "Largest singular value of a weight, over sqrt(out / in).", SEEDS),
     ("singular_entropy", "1", "Entropy of the singular values over log rank; 1 is flat.", SEEDS),

@@ -50,7 +50,6 @@ _GROUPS = (
         " our healthy runs and 0.6 from one evaluation to the next.",
         "train_val_gap",
     ),
-    ("Needs the manifest of the job.", "guard_active"),
     ("A figure for whole runs; each spike is told by loss_spike.", "spike_score"),
     ("Needs further passes over a batch, which the probe does not make.", "curvature_trace_est"),
     (
