@@ -86,3 +86,14 @@ def listen(library: Any) -> None:
     """Hear what a training library knows. Called when this module of it is imported."""
     if _probe is not None:
         _probe.listen(library)
+
+
+def leave(marks: str, status: Any, frames: Any) -> None:
+    """Record the error that ends this process. Called at its exit, if there is one.
+
+    Args:
+        marks: directory of the record. status, frames: what `sys.exit` was given, and where.
+    """
+    from .runtime import failure
+
+    failure.record_end(status, frames, marks=marks)

@@ -18,7 +18,7 @@ from .context import ProbeContext
 from .control import evidence
 from .listeners.current import Listeners
 from .patches import forward, install
-from .runtime import exit_status, files
+from .runtime import exit_status, failure, files
 from .runtime.gate import Gate
 from .runtime.guard import Guard, Part
 from .runtime.position import Position
@@ -83,6 +83,7 @@ class Probe:
         self._registry.install(self._torch)
         install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
         exit_status.install()
+        failure.watch_threads(self._place)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
 
@@ -248,8 +249,21 @@ class Probe:
             except Exception:  # the child must run
                 self.gate.on = False
 
+    def _place(self) -> Dict[str, Any]:
+        """Return where a record of a failure goes, and what is known of this process."""
+        context = self.parts.context
+        place: Dict[str, Any] = {"marks": context.config.marks}
+        if context.reporter.writer is not None:
+            position = context.position
+            place.update(rank=position.rank, world_size=position.world_size, step=position.step)
+        return place
+
     def _exit(self) -> None:
         parts, reporter = self.parts, self.parts.context.reporter
+        try:
+            failure.record_end(*exit_status.asked(), **self._place())
+        except Exception:  # a full disk, for instance: the segment has the last words
+            pass
         if reporter.writer is None or not self.gate.on:
             return
         try:

@@ -101,6 +101,60 @@ def test_crashes_without_progress_come_to_an_end_wherever_they_are(tell):
     assert "it ended 3 times without going past step 58" in message["verdict"]
 
 
+def failed(story, cls, relaunch):
+    """A rank of the job ends with an error of this class, and the job with it."""
+    data = {"type": "E", "message": "boom", "file": "train.py", "line": 41, "rank": 1}
+    data |= {"cls": cls, "title": "it happened", "relaunch": relaunch, "record": f"f.{story.at_ns}"}
+    story.send(Notice(story.at_ns, "failure", "E: boom", rank=1, data=data))
+    story.send(Exited(story.at_ns, 1))
+
+
+@pytest.mark.parametrize(
+    ("relaunch", "starts", "why"),
+    [
+        ("never", 0, "it happened: every start would end the same way (odd)"),
+        ("once", 1, "it happened, again after a restart (odd)"),
+        ("always", 2, "2 of 2"),
+    ],
+)
+def test_a_crash_is_answered_by_its_class(tell, relaunch, starts, why):
+    """A mistake is never started again, what the same size would do again once; evidence is taken
+    then, and the message names the error."""
+    story = crashing(tell, budgets={"restart": Budget(2), "all": Budget(9)})
+    for progress in range(4):
+        failed(story, "odd", relaunch)
+        if story.state.job.over:
+            break
+        relaunched(story, 40)
+        story.frames(2.0, times=60 + 20 * progress)
+
+    started = [key for key in story.actions() if key.endswith("relaunch")]
+    assert (len(started), story.state.job.over) == (starts, True)
+    message = messages(story)[-1]
+    assert "ended with code 1 at step" in message["title"]
+    assert "E: boom at train.py:41 (rank 1)" in message["title"]
+    assert why in message["verdict"]
+    assert story.actions()[-1].endswith("snapshot")
+
+
+def test_a_thread_that_ends_is_news_and_no_cause(tell):
+    """Once; where a process ends with an error too, that one is named first."""
+    story = tell(job={})
+    for name in ("prefetch", "pin"):
+        data = {"kind": "thread", "type": "KeyError", "message": "'shard'", "thread": name}
+        story.send(Notice(story.at_ns, "failure", "", data=data))
+    assert [message["title"] for message in messages(story)] == [
+        "a thread of the job ended with an error: KeyError: 'shard' (thread prefetch)"
+    ]
+    lost = {"type": "RuntimeError", "message": "Connection closed", "at_ns": 1, "secondary": True}
+    story.send(Notice(story.at_ns, "failure", "", data=lost))
+    story.send(Notice(story.at_ns, "failure", "", data={"type": "E", "at_ns": 2}))
+    story.send(Exited(story.at_ns, 1))
+
+    last = messages(story)[-1]
+    assert last["title"].endswith(": E") and "KeyError: 'shard'" in last["why"]
+
+
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
     names = "kind reason incident rule severity what rank at_step self details data command_id"
     data = dict.fromkeys(names.split(), "a word")

@@ -1,25 +1,29 @@
 """The way in: Python imports this at its start, because its directory is first on PYTHONPATH.
 
-Rules it keeps: nothing is imported that a bare `python -c pass` has not imported; nothing of ours
-is loaded before the job imports torch; the job sees no trace (not on sys.path, no name of ours);
-the `sitecustomize` that this one hides runs last, outside our `try`, with its own errors. This is
-the only file of its directory.
+Rules it keeps: nothing is imported that a bare `python -c pass` has not imported, but for two
+modules that are built into the interpreter; nothing of ours is loaded before the job imports torch
+or ends with an error; the job sees no trace (not on sys.path, no name of ours); the `sitecustomize`
+that this one hides runs last, outside our `try`, with its own errors. This is the only file of its
+directory.
 
 Source: the way in of ddtrace and coverage; the life of `sitecustomize` in CPython's Lib/site.py.
 """
 
 import os
 import sys
+from _thread import get_ident
 
 TYPE_CHECKING = False  # typing itself would cost every Python start a millisecond
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any, Optional
+    from typing import Any, Dict, List, Optional
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIG = os.environ.get("SUPERVISE_PROBE", "")
 ARGV = getattr(sys, "orig_argv", [])
+PID = os.getpid()
+FRAMES = 32  # innermost ones of a call of `sys.exit` that are remembered
 SPARED = (  # processes that train nothing, recognised by their command line
     "multiprocessing.resource_tracker",
     "torch._inductor.compile_worker",
@@ -65,6 +69,58 @@ def mark(name: str, text: str = "") -> None:
         finally:
             os.close(fd)
     except OSError:
+        pass
+
+
+def watch_end() -> None:
+    """Have fatal signals dump their stacks into the `boot` mark, and errors recorded at the end.
+
+    What the job enabled itself stays, and what it enables later takes the place of ours. A child of
+    multiprocessing has no mark: its parent reports how it ended.
+    """
+    import atexit
+    import faulthandler
+
+    if not faulthandler.is_enabled() and "--multiprocessing-fork" not in ARGV:
+        path = os.path.join(os.path.splitext(CONFIG)[0], "boot.%d" % PID)
+        safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | safe))
+    asked = watch_exit()
+    atexit.register(leave, asked)
+
+
+def watch_exit() -> "Dict[int, Any]":
+    """Remember what each thread gave to `sys.exit` last: exit handlers cannot ask Python.
+
+    Returns:
+        thread -> (status, innermost frames as file, line, function), filled from now on; also found
+        as the attribute `asked` of `sys.exit`.
+    """
+    asked: "Dict[int, Any]" = {}
+    original = sys.exit
+
+    def exit(*status: "Any") -> "Any":
+        frames: "List[Any]" = []
+        frame = sys._getframe(1)
+        while frame is not None and len(frames) < FRAMES:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back  # type: ignore[assignment]
+        asked[get_ident()] = (status[0] if status else None, frames)
+        original(*status)
+
+    exit.__module__, exit.__qualname__, exit.__doc__ = "sys", "exit", original.__doc__
+    exit.asked = asked  # type: ignore[attr-defined]
+    sys.exit = exit
+    return asked
+
+
+def leave(asked: "Dict[int, Any]") -> None:
+    """Record the error that ends this process, if one does; its exit code stays."""
+    try:
+        status, frames = asked.get(get_ident(), (None, ()))
+        if getattr(sys, "last_value", None) is not None or status not in (None, 0):
+            load().leave(os.path.splitext(CONFIG)[0], status, frames)
+    except Exception:  # the job ends as it would have
         pass
 
 
@@ -178,6 +234,10 @@ def enter() -> None:
     sys.path_importer_cache.pop(HERE, None)
     if wanted():
         mark("boot")
+        try:
+            watch_end()
+        except Exception:  # then only the exit code tells how it ended
+            pass
         if "torch" in sys.modules:  # a .pth file was faster
             arm(sys.modules["torch"])
         sys.meta_path.insert(0, Finder())

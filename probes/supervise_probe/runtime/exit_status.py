@@ -1,32 +1,31 @@
 """With which code the job asks to end: at exit Python has forgotten it.
 
 A supervisor that took over from a dead one is not the job's parent, and cannot ask the kernel. What
-is seen is `sys.exit`; a script that raises `SystemExit` itself counts as one that ran to its end.
+is seen is `sys.exit`, to which the way in listens (`inject/sitecustomize.py`); a script that raises
+`SystemExit` itself counts as one that ran to its end.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
-from typing import Any, NoReturn, Tuple
+from threading import get_ident
+from typing import Any, Dict, Sequence, Tuple
 
 from .guard import describe
 
-_asked = [0]
+# thread -> status, frames
+_asked: Dict[int, Tuple[Any, Sequence[Any]]] = {}
 
 
 def install() -> None:
     """Listen to `sys.exit`. To be called once."""
-    original = sys.exit
+    global _asked
+    _asked = getattr(sys.exit, "asked", _asked)
 
-    @functools.wraps(original)
-    def exit_(*args: Any) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            _asked[0] = _code(args[0] if args else None)
-        original(*args)
 
-    vars(sys)["exit"] = exit_
+def asked() -> Tuple[Any, Sequence[Any]]:
+    """Return what this thread gave to `sys.exit` last, and the frames that called it."""
+    return _asked.get(get_ident(), (None, ()))
 
 
 def last_words() -> Tuple[int, str]:
@@ -36,7 +35,8 @@ def last_words() -> Tuple[int, str]:
     """
     error = getattr(sys, "last_value", None)
     if error is None:
-        return _asked[0], ""
+        status, _ = asked()
+        return _code(status), (status if isinstance(status, str) else "")
     return (-2 if isinstance(error, KeyboardInterrupt) else 1), describe(error)
 
 

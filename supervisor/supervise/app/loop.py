@@ -198,6 +198,7 @@ class App:
             run.marks_path,
             lambda: list(processor.window),
             onset=lambda: processor.state.incident,
+            failures=lambda: processor.state.job.failures_by_cause,
             directory=Path.cwd(),
             redactor=self.settings.redactor,
         )
@@ -229,7 +230,9 @@ class App:
                 self._run_second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
         children.end_all()
-        self._close_files()
+        self._file_watch.close()
+        if self._policy_watch is not None:
+            self._policy_watch.close()
         self._hardware.close()
         self._checkpoints.close()
         self._status.write(control, clock.monotonic_ns())
@@ -256,11 +259,6 @@ class App:
         self._file_watch = FileWatch(targets)
         self._file_watch.start()
 
-    def _close_files(self) -> None:
-        self._file_watch.close()
-        if self._policy_watch is not None:
-            self._policy_watch.close()
-
     def _pause_s(self, control: Control) -> float:
         """Return how long to sleep unless something happens that wakes the loop."""
         pause_s = self._segments.interval_s()
@@ -274,9 +272,9 @@ class App:
         process = control.process
         if process.wait(0.0) is None:
             return False
-        if process is not self._ended_process and self._is_outlived(process):
-            return False
         if process is not self._ended_process:
+            if self._is_outlived(process):
+                return False
             is_verifying_now = self._checkpoints.is_verifying_now
             while self._run_round(control) and not self._orphans.left:
                 pass  # a last burst may be longer than one poll takes
@@ -290,11 +288,12 @@ class App:
                 return False  # what it left is verified before anybody chooses from it
             if process is not self._ended_process:  # else it was reported for a relaunch
                 self._on_exit(process)
-        final = self._forwarder.final is not None
-        if final and self.processor.performing == "relaunch":
+        if self._forwarder.final is None:
+            return self.processor.state.job.over
+        if self.processor.performing == "relaunch":
             self._run_round(control)  # the engine may not know of it yet
             self._is_cancelled = True
-        return final or self.processor.state.job.over
+        return True
 
     def _is_outlived(self, process: Process) -> bool:
         """Whether others of the job train on without its first process, and nobody ends them."""
@@ -472,9 +471,8 @@ class App:
         self._launcher.record_launch()
         self._hardware.reset()
         self._enricher.on_relaunch()
-        if (
-            self.processor.state.job.launched != launch.attempt
-        ):  # else an earlier supervisor reported it
+        # Else an earlier supervisor reported it.
+        if self.processor.state.job.launched != launch.attempt:
             self._on_launch(process, launch.attempt)
         return process.pid
 
@@ -491,7 +489,7 @@ class App:
         """Tell the end of a process that was read to its end."""
         self._ended_process = process
         now_ns = clock.monotonic_ns()
-        self._status.check_probe(now_ns, last=True)
+        self._status.ended(process.pid, process.returncode or 0, now_ns, self._segments.ends())
         if process.interrupted:
             self.processor.process(typed(now_ns))
         if process.unknown:

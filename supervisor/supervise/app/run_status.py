@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ..core.analysis.failure_classes import FailureClass
 from ..core.model.events import Notice
 from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
+from ..inputs.failure_records import End, FailureRecords
+from ..inputs.oom_counters import OomCounters
 from ..job.controller import Control
 from ..outputs import status_snapshot
 from ..outputs.capabilities import capabilities, is_known, line
@@ -28,7 +31,7 @@ PROBE_DEADLINE_S = (
 
 
 class Status:
-    """Writes `state.json`, and says once per launch that no probe reports."""
+    """Writes `state.json`, says once per launch that no probe reports, and why the job ended."""
 
     def __init__(self, settings: Settings, processor: EventProcessor, recorder: Recorder) -> None:
         self._settings = settings
@@ -38,6 +41,13 @@ class Status:
         self._launched_ns = 0
         self._is_reported = False
         self._first_frame_ns = 0
+        past = settings.past
+        self._failures = FailureRecords(
+            settings.run.marks_path,
+            self._failure_classes,
+            OomCounters.here(),
+            () if past is None else past.taken.failures,
+        )
         self._channels: Sequence[str] = settings.facts.get("channels", ())
 
     def started(self, pid: int) -> None:
@@ -57,9 +67,23 @@ class Status:
     def launched(self, at_ns: int, *, reported: bool = False) -> None:
         """A process was launched; `reported`: a missing probe was reported already."""
         self._launched_ns, self._is_reported = at_ns, reported
+        self._failures.launched()
+
+    def ended(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
+        """The job's first process ended: report why, as far as anything was recorded."""
+        self.check_probe(now_ns, last=True)
+        for notice in self._failures.ended(pid, returncode, now_ns, ends):
+            self._processor.process(notice)
+
+    def _failure_classes(self) -> tuple[FailureClass, ...]:
+        from ..catalog.assembly.failure_catalog import classes  # most jobs end well
+
+        return classes(self._processor.policy.job.get("failures") or ())
 
     def check_probe(self, now_ns: int, *, last: bool = False) -> None:
         """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""
+        for notice in self._failures.poll(now_ns):
+            self._processor.process(notice)
         elapsed_s = (now_ns - self._launched_ns) / 1e9
         known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
         if (

@@ -167,6 +167,9 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
     lines.append(("state", f"{state['state']} ({how})"))
     lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
+    if cause := state.get("ended_by"):
+        means = f" ({cause['means']})" if cause.get("means") else ""
+        lines.append(("ended by", f"{cause['text']}{means}"))
     if can := state.get("can"):
         lines.append(("can do", line(can)))
     if trouble := state.get("trouble"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
-from ..report import incident_report, render
+from ..report import failure_report, incident_report, render
 from ..store import audit
 from ..store.files import locked
 from ..store.policies import DIRECTORY
@@ -34,7 +35,8 @@ INSPECT = "supervise audit show RUN prints them; another version may have writte
 def command(run: Path, incident: str | None, as_json: bool) -> None:
     """Explain an incident, with its numbers.
 
-    Shows what was observed, decided, done and verified. Without INCIDENT all incidents are listed
+    Shows what was observed, decided, done and verified, and the errors that ended processes of the
+    job. Without INCIDENT all incidents are listed
     and the newest is explained. Reads only the run directory: it works during the run, after it,
     and after its supervisor was killed. To find out why something did not happen, use `supervise
     why-not`.
@@ -63,6 +65,7 @@ def _print(
     if lacking := incomplete(records):
         ending += f"; {lacking['reason']}"
     policies = readable(found)
+    ended = failure_report.failures(records)
     chosen = incident or (known[-1] if known else None)
     report = None if chosen is None else incident_report.collect(records, chosen, policies, ending)
     if as_json:
@@ -73,6 +76,7 @@ def _print(
             "is": ending,
             "watched": watched,
             "incidents": rows,
+            "failures": [asdict(failure) for failure in ended],
             "report": report,
         }
         click.echo(document(whole))
@@ -85,6 +89,7 @@ def _print(
             rows = incident_report.table(records)
             lines += [f"run {found.id}: {ending}", *render.table(rows), ""]
         lines += render.lines(report)
+    lines += failure_report.lines(ended)
     for line in lines:
         click.echo(printable(line).rstrip())
 

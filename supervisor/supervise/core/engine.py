@@ -17,6 +17,7 @@ from .detection.rank_monitor import RankMonitor
 from .detection.run_phase import LR_PHASE
 from .handlers import (
     approval_answers,
+    job_end,
     job_lifecycle,
     operator_commands,
     policy_reload,
@@ -94,7 +95,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Reloaded):
         policy_reload.on_reloaded(ctx, event)
     if state.job.returncode is not None:
-        job_lifecycle.conclude(ctx)
+        job_end.conclude(ctx)
     return state, ctx.close()
 
 

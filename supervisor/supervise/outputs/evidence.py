@@ -7,9 +7,10 @@ log records the SHA-256 of the manifest.
 A bundle is written to a temporary name and renamed, so it is complete or absent. The probe is asked
 for stacks, random state and batch fingerprints; if it does not answer (the job hangs, or has no
 probe) stacks are read from outside where the machine allows it, and `standstill.json` says which
-rank the others wait for. If the job reports its shards,
-`shards.json` has those of the steps up to the first breach. A failing source costs its own file
-only; a full disk fails the bundle. Samples of training data are never included, only fingerprints.
+rank the others wait for. If the job reports its shards, `shards.json` has those of the steps up to
+the first breach. `failures.json` has what the job's processes recorded of their ends, with
+tracebacks, the cause first. A failing source costs its own file only; a full disk fails the bundle.
+Samples of training data are never included, only fingerprints.
 
 Runs on the performer's thread; the segments and the metric window are read on the main loop through
 `EvidenceSource.on_loop`.
@@ -28,6 +29,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 from ..core.model.events import Frame
+from ..core.model.failure import Failure
 from ..core.model.redaction import Redactor
 from ..errors import ActionError
 from ..store import files
@@ -84,6 +87,7 @@ class Evidence:
         marks: directory of the probe's marks and stack dumps.
         window: returns the newest frames with their names; called on the main loop.
         onset: returns the open incident; called on the main loop.
+        failures: returns how the job's processes ended; called on the main loop.
         directory: working directory of the job, for the version of its code.
         logs: known log files; files that receive the job's output are found without it.
         redactor: knows the secrets of the job.
@@ -97,6 +101,7 @@ class Evidence:
         *,
         directory: Path,
         onset: Callable[[], shard_origins.Onset | None] = lambda: None,
+        failures: Callable[[], Sequence[Failure]] = tuple,
         logs: Sequence[Path] = (),
         redactor: Redactor | None = None,
     ) -> None:
@@ -104,6 +109,7 @@ class Evidence:
         self._marks = marks
         self._window = window
         self._onset = onset
+        self._failures = failures
         self._directory = directory
         self._logs = logs
         self._redactor = redactor or Redactor()
@@ -151,6 +157,9 @@ class Evidence:
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
         survey = rank_survey.RankSurvey(ranks)
+        ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
+        if ended:
+            bundle.json("failures.json", [asdict(failure) for failure in ended])
         asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
         try:
             found = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))

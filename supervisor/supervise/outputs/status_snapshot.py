@@ -59,6 +59,10 @@ def snapshot(
         "last_decision": None if last is None else {"kind": last.kind, "reason": last.reason},
         "updated_wall": wall,
     }
+    if state.job.failures:
+        found["failures"] = [failure.text for failure in state.job.failures]
+    if cause := state.job.cause:
+        found["ended_by"] = {"text": cause.text, "class": cause.cls, "means": cause.title}
     if awaited := _awaited(policy, state):
         found["waits_for"] = awaited
     if trouble is not None:

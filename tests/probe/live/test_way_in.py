@@ -28,7 +28,7 @@ def test_a_plain_script(launch):
     """Marks for every stage, frames in the segment, its end recorded, not a word on its streams."""
     job = launch(TRAIN + "import sys\nprint('done')\nsys.exit(5)", code=5)
     assert [frame["step"] for frame in job.frames] == [0, 1, 2, 3, 4]
-    assert sorted(job.marks) == ["armed", "boot", "stacks"]
+    assert sorted(job.marks) == ["armed", "boot", "failure", "stacks"]
     assert (job.folder / "out").read_text() == "done\n" and job.err == ""
     assert job.segment().end() == (5, "") and job.segment().beat().phase == "exiting"
     assert oct(job.segment().path.stat().st_mode)[-3:] == "600"
@@ -109,13 +109,14 @@ def test_an_isolated_python_is_not_reached(launch, make_folder):
 
 
 def test_a_job_without_torch_loads_nothing(launch):
+    """But for what is built into the interpreter: exit handlers, and stacks of fatal signals."""
     code = "import sys; print(sorted(m for m in sys.modules))"
     job = launch(code)
     bare = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PATH": ""}, check=True
     )
     ours = set(eval((job.folder / "out").read_text())) - set(eval(bare.stdout))
-    assert ours == set() and list(job.marks) == ["boot"]
+    assert ours == {"atexit", "faulthandler"} and list(job.marks) == ["boot"]
 
 
 def test_what_trains_nothing_is_spared(launch):

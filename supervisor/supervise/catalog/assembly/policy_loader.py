@@ -18,7 +18,7 @@ from ..document.nodes import Mapping, Scalar, Sequence
 from ..forms.file_forms import VERSION, PolicyFile
 from ..inventory import shipped
 from ..schema.dataclass_types import read_form
-from . import extension, freeze, lint, pack, references, rules
+from . import extension, failure_catalog, freeze, lint, pack, references, rules
 from .freeze import Draft
 from .pack import Parts
 from .rules import Written
@@ -140,6 +140,7 @@ def assemble(
     references.ladder(root, library, problems)
     references.crash(root, library, problems)
     references.relaunch(root, problems)
+    failure_catalog.check(root, form, problems)
     used = set(library.opened)
     for name, node in form.runbooks.items():
         library.open(name, node, "runbooks")

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..forms.failure_form import FailuresFile
 from ..forms.file_forms import (
     InhibitForm,
     PackFile,
@@ -29,6 +30,7 @@ FILES: dict[str, tuple[type, str]] = {
     "policies/policy.schema.json": (PolicyFile, "A policy of supervise"),
     "policies/pack.schema.json": (PackFile, "A pack of detectors and rules of supervise"),
     "runbooks/runbook.schema.json": (RunbookFile, "A runbook of supervise"),
+    "policies/failures.schema.json": (FailuresFile, "Classes of failures of supervise"),
     "policies/test.schema.json": (ScenarioFile, "Scenarios for a policy of supervise"),
 }
 

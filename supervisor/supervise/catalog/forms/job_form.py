@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from ...core.model.interfaces import Seconds
 from ...core.model.preemption import GRACE_S, MARGIN_S
 from ..schema.field_types import AtLeast, Doc
+from .failure_form import FailureForm
 from .runbook_form import RunbookName
 
 Count = Annotated[int, AtLeast(1)]
@@ -142,6 +143,10 @@ class JobForm:
         RunbookName | None,
         Doc("runbook when it ends by itself, such as restart; default: the run ends"),
     ] = None
+    failures: Annotated[
+        tuple[FailureForm, ...],
+        Doc("classes of failures that are tried before the shipped ones (policies/failures)"),
+    ] = ()
     relaunch: Annotated[
         RelaunchForm | None, Doc("how it is started again; default: it never is")
     ] = None

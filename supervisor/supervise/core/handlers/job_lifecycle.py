@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
-from ..model import escalation, recipes
-from ..model.decisions import ACTING_MODES
+from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
+from ..model.failure import KIND as FAILURE
+from ..model.failure import THREAD, Failure
 from ..model.policy import HOLD, STOP, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
-from ..state import rule_scope
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import Reason, RunbookExecution
@@ -22,8 +22,6 @@ from . import preempt_outcome
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
 ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
-INTERRUPTED = (-2, 130)
-KILLED = (-9, 137)
 UNMONITORED = {  # kind of notice -> what it means
     "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
     "probe-off": "no metrics of this process from here on; the job keeps training",
@@ -34,7 +32,6 @@ LOST = {  # verb -> what it means that the job does not allow it any more
     "rewind": "a rollback takes the weights back from here on, and the loop goes on",
     "portable": "a relaunch has no savepoint to go on from",
 }
-OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another ctx: a job that says one of these knows better than we do.
 MEANT = frozenset((125, *range(64, 79)))
@@ -42,7 +39,6 @@ HANGS = 2  # starts because it stood still, without going beyond the farthest; p
 IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
 REPEAT_S = 900.0  # between two pages of the same; as long as an approval waits for an answer
 GIVE_UP = "give-up"  # name of the runbook
-CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
 
 
 def on_launched(ctx: StepContext, event: Launched) -> None:
@@ -55,6 +51,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
         state.incident.deferred.session_end = (
             ""  # it was taken back from a training that had just begun
         )
+    job.failures.clear()
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
@@ -87,6 +84,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     )
     for rank, monitor in state.monitors.items():
         _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
+    if event.kind == FAILURE:
+        _on_failure(ctx, Failure.of(event.data))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.get("shards"))
     if event.kind == "signal" and event.data.get("final"):
@@ -120,6 +119,19 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "capabilities":
         job.lost = frozenset(job.unavailable)
     _notify_people(ctx, event)
+
+
+def _on_failure(ctx: StepContext, failure: Failure) -> None:
+    """Keep how a process ended; of a thread, after which the job goes on, people hear once."""
+    failures = ctx.state.job.failures
+    if failure.kind == THREAD and not any(known.kind == THREAD for known in failures):
+        ctx.notify(
+            "SEV2",
+            f"a thread of the job ended with an error: {failure.text}",
+            verdict="the job goes on without it",
+            then="supervise status RUN shows whether steps are still made",
+        )
+    failures.append(failure)
 
 
 def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
@@ -194,7 +206,7 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     run = state.run()
     started = run is not None and run.intent.args.get("attempt") == state.job.launched
     if _relaunch_id(state) is not None and not (state.job.end_requested or started):
-        ctx.record("note", f"the job {_exit_text(state.job)}, to be restarted", what="relaunching")
+        ctx.record("note", f"the job {exit_text(state.job)}, to be restarted", what="relaunching")
     else:
         _on_job_ended(ctx)
 
@@ -225,11 +237,12 @@ def _on_job_ended(ctx: StepContext) -> None:
             f"{relaunch} failed: a request to end the job came first",
             action={"id": relaunch},
         )
-    approvals.settle(ctx, "withdrawn", f"the job {_exit_text(state.job)}")
+    approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job)}")
     state.job.ended = True
 
 
-def _exit_text(job: JobLife) -> str:
+def exit_text(job: JobLife) -> str:
+    """Return "ended with code 1", or "ended with signal 9"."""
     code = job.returncode or 0
     return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
 
@@ -242,49 +255,6 @@ def has_crashed(job: JobLife) -> bool:
 def is_crash(returncode: int) -> bool:
     """Return whether a process that ended so did not mean to, and was not asked to."""
     return bool(returncode) and returncode not in ASKED and returncode not in MEANT
-
-
-def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
-    """Return whether the outcome of an action comes first: only one is performed at a time.
-
-    Args:
-        name: the runbook that is to follow, "" for none.
-    """
-    if run.intent.action_id is None or job.stopping or job.end_requested:
-        return False
-    return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
-
-
-def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
-    """Start the runbook for a crash, unless a person is needed or it would only crash again."""
-    state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
-    job, crashes = state.job, state.job.restarts.crashes
-    farthest = Restarts.farthest(crashes, state.step)
-    if policy.mode not in ACTING_MODES:
-        ctx.record(
-            "suppressed",
-            f"{policy.mode}: would have run {name}",
-            runbook=name,
-            suppressed_by=f"mode:{policy.mode}",
-        )
-    elif incident is not None and incident.phase == HELD:
-        job.no_restart_reason = f"{incident.id} was held"
-    elif state.step in crashes:
-        job.no_restart_reason = (
-            f"it already ended at step {state.step} before, without progress since"
-        )
-    elif len(crashes) >= CRASHES:
-        job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
-    else:
-        crashes.append(state.step)
-        if incident is None:
-            monitor = next(iter(state.monitors.values()), None)
-            incident = opening.open_incident(ctx, monitor, "SEV1", text, breach=state.step + 1)
-            incident.recovery.crashed = incident.breach_step
-        elif incident.severity == "SEV2" and not rule_scope.against_weights(policy, incident):
-            opening.join_crash(ctx, incident, text)
-        _, level = escalation.entry_level(policy.ladder, name, -1)
-        runner.start(ctx, incident, name, level, text)
 
 
 def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
@@ -364,81 +334,6 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
             why=incident.headline,
             then=ways(ctx.policy, state, incident),
         )
-
-
-def conclude(ctx: StepContext) -> None:
-    """The run is over when the job has ended and nobody is about to start another one."""
-    state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
-    name = str(ctx.policy.job.get("on_crash") or "") if job.ended and has_crashed(job) else ""
-    run = state.run()
-    if job.over or (run is not None and _awaits_action(job, run, name)):
-        return
-    failed = start_failed(state)
-    how = f"the job {_exit_text(job)}"
-    where = f" at step {state.step}" if state.step >= 0 else " before its first step"
-    if failed:
-        how, where = (
-            f"restarted with {job.restarted_with}, {how} before its first step",
-            "",
-        )
-    if job.ended:
-        job.ended, job.no_restart_reason = False, ""
-        if failed:
-            ctx.record("verify", how, what="failed")
-        if incident is not None:
-            incident.run = None  # nothing can be verified any more
-        if name:
-            _respond_to_crash(ctx, name, how + where)
-    incident = state.incident
-    if incident is not None and (incident.run is not None or state.approvals.pending):
-        return
-    job.over = True
-    why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
-    if incident is not None:
-        then = closing.NOTHING if job.returncode == 0 else OUTPUT
-        closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
-    ctx.move("exited", f"{how}; {why}" if why else how)
-    _notify_end(ctx, incident, how + where, why, failed=failed)
-
-
-def _notify_end(
-    ctx: StepContext, incident: Incident | None, how: str, why: str, *, failed: bool
-) -> None:
-    """Notify people of the end of the run: stopped, finished, interrupted or crashed.
-
-    Args:
-        why: why the job is not started again, "" where nothing would.
-        failed: the newest start ended before its first step.
-    """
-    job, step = ctx.state.job, ctx.state.step
-    verdict, reason, then = f"the job {_exit_text(job)}", "", ""
-    if job.preempted and (job.stopping or job.returncode in ASKED):
-        title = f"ended at step {step} after {job.preempted}"
-        ctx.notify("INFO", title, verdict=verdict, replace=True)
-        return
-    if job.stopping:
-        title, then = f"stopped by {job.stopped_by} at step {step}", closing.NOTHING
-        if job.stopped_by == "policy" and incident is not None:
-            reason = incident.headline
-            then = "good checkpoints: supervise checkpoints RUN; "
-            then += f"evidence: supervise why RUN {incident.id}"
-    elif job.returncode == 0:
-        ctx.notify("INFO", f"finished at step {step}", replace=True)
-        return
-    elif job.interrupted and job.returncode in INTERRUPTED:
-        ctx.notify("INFO", f"interrupted at step {step}", verdict=verdict, replace=True)
-        return
-    elif failed:
-        title, verdict = f"the restarted job {_exit_text(job)} before its first step", why
-        reason = f"it was started with {job.restarted_with}"
-        then = f"check job.relaunch in the policy; {OUTPUT}"
-    else:
-        title, then = how, OUTPUT
-        if not why and not ctx.policy.job.get("on_crash"):
-            why = "not restarted: the policy has no job.on_crash"
-        killed = "signal 9 often means out of memory: see the kernel log"
-        verdict = "; ".join(filter(None, (why, killed if job.returncode in KILLED else "")))
-    ctx.notify("SEV1", title, verdict=verdict, why=reason, then=then, replace=True)
 
 
 def on_adopted(ctx: StepContext, event: Adopted) -> None:

@@ -101,10 +101,11 @@ class Notice:
     a segment that cannot be read, no probe after its deadline.
 
     `kind` is a short kebab-case id (`no-probe`, `segment-fault`, `collector-off`, `probe-off`,
-    `capabilities`, `measurement-changed`, `safeguard`, `discards`, `drill`, `shard`, `quarantine`,
-    `rollback-unavailable`, `rewind-unavailable`, `portable-unavailable`, `weights-restored`,
-    `continuity`, `resumed`, `resume-refused`, `pause-ended`, `report`, `suspended`, `stopped`,
-    `slow-start`, `orphans`, `orphans-left`, `preempt`, `note`);
+    `failure`, `capabilities`, `measurement-changed`, `safeguard`, `discards`, `drill`, `shard`,
+    `quarantine`, `rollback-unavailable`, `rewind-unavailable`, `portable-unavailable`,
+    `weights-restored`, `continuity`, `resumed`, `resume-refused`, `pause-ended`, `report`,
+    `suspended`, `stopped`, `slow-start`, `orphans`, `orphans-left`,
+    `preempt`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

@@ -19,6 +19,7 @@ from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import SEVERITIES, Decision
 from ..model.events import Event
+from ..model.failure import Failure, explains
 from ..model.policy import Policy
 from .incident import Incident
 from .runbook_execution import RunbookExecution
@@ -87,13 +88,15 @@ class Restarts:
 
     Attributes:
         crashes: because it ended by itself. hangs: because it stood still.
+        classes: of the failures that it was started again after, in the whole run.
     """
 
     crashes: list[int] = field(default_factory=list)
     hangs: list[int] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
 
     def copy(self) -> Restarts:
-        return Restarts(list(self.crashes), list(self.hangs))
+        return Restarts(list(self.crashes), list(self.hangs), set(self.classes))
 
     @staticmethod
     def farthest(steps: list[int], step: int) -> int:
@@ -119,6 +122,7 @@ class JobLife:
         preempted: what asked for its end, and whether the job wrote a checkpoint for that.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         restarted_with: what the newest start was given to go on from a checkpoint.
+        failures: what its processes recorded of their ends, of the newest launch.
         unavailable: verb -> why the probe says that this job does not allow it.
         lost: the verbs that people know to be unavailable; None before they heard what can be done.
     """
@@ -137,11 +141,27 @@ class JobLife:
     no_restart_reason: str = ""
     restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)
+    failures: list[Failure] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
     lost: frozenset[str] | None = None
 
     def copy(self) -> JobLife:
-        return replace(self, restarts=self.restarts.copy(), unavailable=dict(self.unavailable))
+        return replace(
+            self,
+            restarts=self.restarts.copy(),
+            failures=list(self.failures),
+            unavailable=dict(self.unavailable),
+        )
+
+    @property
+    def cause(self) -> Failure | None:
+        """Why it ended, None where it ended well or nothing was recorded of it."""
+        return next(iter(self.failures_by_cause), None) if self.returncode else None
+
+    @property
+    def failures_by_cause(self) -> list[Failure]:
+        """How its processes ended, the one that the others follow from first."""
+        return sorted(self.failures, key=explains)
 
 
 @dataclass(slots=True)

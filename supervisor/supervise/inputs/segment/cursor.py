@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...core.model.events import Announced, Event, Frame, Gap, Notice
+from ...core.model.failure import KIND as FAILURE
 
 
 @dataclass
@@ -20,12 +21,14 @@ class ReadCursor:
         frames: (rank, made) -> frames taken or told as lost.
         letters: (rank, made) -> all notices in letters below this number were taken.
         silent: pids of the processes whose probe was told to be off.
+        failures: names of the records of failures that were taken.
     """
 
     newest: dict[int, int] = field(default_factory=dict)
     frames: dict[tuple[int, int], int] = field(default_factory=dict)
     letters: dict[tuple[int, int], int] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
+    failures: set[str] = field(default_factory=set)
 
     def take(self, event: Event) -> None:
         """Take the next event of the journal."""
@@ -46,5 +49,7 @@ class ReadCursor:
         if event.rank is not None and event.segment is not None and event.letter is not None:
             key = (event.rank, event.segment)
             self.letters[key] = max(self.letters.get(key, 0), event.letter + 1)
+        elif event.kind == FAILURE:
+            self.failures.add(str(event.data.get("record")))
         elif event.kind == "probe-off" and "pid" in event.data:
             self.silent.add(int(event.data["pid"]))

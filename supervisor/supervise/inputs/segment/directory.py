@@ -165,6 +165,14 @@ class Segments:
                     found[rank] = None if end is None else end[0]
         return found
 
+    def ends(self) -> dict[int, tuple[int, int | None, str]]:
+        """Return what processes recorded of their exit: pid -> rank, returncode, last message."""
+        found: dict[int, tuple[int, int | None, str]] = {}
+        for rank, segment in self.ranks.items():
+            with suppress(SegmentError):
+                found[segment.pid] = (rank, *(segment.end() or (None, "")))
+        return found
+
     def wrote(self, pid: int) -> bool:
         """Whether process `pid` is the newest of a rank."""
         return any(segment.pid == pid for segment in self.ranks.values())

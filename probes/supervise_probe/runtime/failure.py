@@ -1,0 +1,280 @@
+"""Why this process, or a thread of it, ended with an error: a small JSON file for the supervisor.
+
+Written at exit from `sys.last_value` and from what `sys.exit` was given; no hook of the job is
+replaced, its exit code and its streams stay. Texts are bounded and redacted: no value of a variable
+of the environment whose name calls it a secret, no token, and the home directory is `~`. An error
+that came from another process (a worker of a data loader, a process of a pool, a rank below a
+launcher) carries that one's traceback in its own text; it is taken apart here.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from . import files
+
+MESSAGE_CHARS, TRACE_CHARS = 2000, 6000
+TRACE_FRAMES = 30  # innermost ones of each error of a chain
+THREADS = 4  # that ended with an error and are recorded, of one process
+RANKS = 64  # of a launcher
+ERROR_FILE_BYTES = 65536
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen ")
+_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
+_CAUGHT_IN = re.compile(r"Caught [\w.]+ in (.+?)\.?$", re.MULTILINE)  # torch's ExceptionWrapper
+_SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error")
+_SECRET_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SIGNATURE|DSN|WEBHOOK|PRIVATE", re.IGNORECASE
+)
+_TOKEN = re.compile(
+    r"\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_\w{20,}|sk-[\w-]{20,}|glpat-[\w-]{16,}"
+    r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,})"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+_SHORTEST = 6  # a shorter value would be found everywhere by chance
+
+Place = Tuple[str, int, str]  # file, line, function
+_ended: List[int] = []  # pids that have recorded their end
+_threads: List[int] = []  # pid of each thread that was recorded
+
+
+def record_end(status: Any, frames: Sequence[Place], *, marks: str, **more: Any) -> None:
+    """Record the error that ends this process, once; nothing if it ends well.
+
+    Args:
+        status, frames: what `sys.exit` was given, and the innermost frames that called it.
+        marks: directory of the record.
+        more: fields of the record that the caller knows better, such as `rank`.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    if os.getpid() in _ended:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        found = of_error(error)
+    elif error is None and status not in (None, 0):
+        found = of_exit(status, frames)
+    else:
+        return
+    _ended.append(os.getpid())
+    _write(marks, {**found, **more})
+
+
+def watch_threads(place: Callable[[], Mapping[str, Any]]) -> None:
+    """Record what ends a thread. `threading.excepthook` stays what it is. Call it once.
+
+    Args:
+        place: returns `marks`, the directory, and further fields of the record.
+    """
+    make = getattr(threading, "_make_invoke_excepthook", None)
+    if make is None:  # another Python: threads are not seen
+        return
+
+    def make_invoke() -> Callable[[Any], None]:
+        invoke = make()
+
+        def invoke_excepthook(thread: Any) -> None:
+            try:
+                _record_thread(thread, sys.exc_info()[1], dict(place()))
+            except Exception:  # the job's own hook comes in any case
+                pass
+            invoke(thread)
+
+        return invoke_excepthook
+
+    vars(threading)["_make_invoke_excepthook"] = make_invoke
+
+
+def _record_thread(thread: Any, error: Optional[BaseException], more: Dict[str, Any]) -> None:
+    known = _threads.count(os.getpid())
+    if error is None or isinstance(error, SystemExit) or known >= THREADS:
+        return
+    _threads.append(os.getpid())
+    _write(more.pop("marks"), {**of_error(error), "kind": "thread", "thread": thread.name, **more})
+
+
+def of_error(error: BaseException) -> Dict[str, Any]:
+    """Return the record of an uncaught error: see `_write` for what is added."""
+    trace = traceback.extract_tb(error.__traceback__, limit=-200)
+    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.insert(0, (error.filename, error.lineno or 0, ""))
+    lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-TRACE_FRAMES)
+    found: Dict[str, Any] = {
+        "kind": "exception",
+        "type": _name(type(error)),
+        "message": _text(error),
+        "traceback": "".join(lines),
+        **_at(places),
+    }
+    if isinstance(error, OSError) and error.errno is not None:
+        found["errno"] = errno.errorcode.get(error.errno, str(error.errno))
+    remote = _remote(found["message"]) or _remote(_text(error.__cause__))
+    if remote:
+        found.update(remote)
+    ranks = _ranks(error)
+    if ranks:
+        found.update(kind="launcher", ranks=ranks)
+    return found
+
+
+def of_exit(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
+    """Return the record of a process that called `sys.exit` with something else than 0."""
+    code = status & 0xFF if isinstance(status, int) else 1
+    text = "" if isinstance(status, int) else _text(status)
+    found = {"kind": "exit", "type": "SystemExit", "message": text, "code": code, **_at(frames)}
+    if any(name.rpartition(os.sep)[2] == "argparse.py" for name, _, _ in frames):
+        found["message"] = "argparse refused the arguments"
+    return found
+
+
+def _write(marks: str, found: Dict[str, Any]) -> None:
+    """Add who it was and when, make it fit for others to read, and put it into its file."""
+    clean = _cleaner()
+    about: Dict[str, Any] = {
+        "pid": os.getpid(),
+        "at_ns": time.monotonic_ns(),
+        "rank": _number("RANK", "SLURM_PROCID"),
+        "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
+        **found,
+    }
+    about["message"] = clean(_cut(about["message"], MESSAGE_CHARS))
+    about["traceback"] = clean(_cut(about.get("traceback", ""), TRACE_CHARS))
+    for name in ("file", "function", "type", "thread", "within"):
+        if name in about:
+            about[name] = clean(str(about[name]))[-300:]
+    for rank in about.get("ranks", ()):
+        rank["message"] = clean(_cut(rank["message"], MESSAGE_CHARS))
+    path = os.path.join(marks, f"failure.{about['pid']}.{about['at_ns']}.json")
+    files.replace(path, json.dumps(about).encode("utf-8", "replace"))
+
+
+def _at(places: Iterable[Place]) -> Dict[str, Any]:
+    """Return the innermost place of the job's own code, else the innermost of all; `{}`: none."""
+    known = [place for place in places if not place[0].startswith(_OURS)]
+    own = [place for place in known if _is_own(place[0])]
+    for name, line, function in (own or known)[:1]:
+        return {"file": _shown(name), "line": line, "function": function}
+    return {}
+
+
+def _is_own(name: str) -> bool:
+    return not (_LIBRARY.search(name) or name.startswith((_STANDARD, _OURS)))
+
+
+def _shown(name: str) -> str:
+    """Return a path as people type it from the job's working directory."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it was removed
+        return name
+    return name[len(here) :] if name.startswith(here) else name
+
+
+def _remote(text: str) -> Dict[str, Any]:
+    """Return what a traceback of another process says that stands in a text; `{}` without one.
+
+    Its last line is `type: message`, the lines above are frames.
+    """
+    frames = list(_FRAME.finditer(text))
+    if "Traceback (most recent call last)" not in text or not frames:
+        return {}
+    rest = text[frames[-1].end() :].rstrip('"\n ').lstrip("\n").split("\n")
+    lines = [line for line in rest if not line.startswith((" ", "\t"))]
+    name, _, message = "\n".join(lines).partition(": ")
+    if not re.fullmatch(r"[\w.]+", name):
+        return {}
+    places = [(found[1], int(found[2]), found[3] or "") for found in reversed(frames)]
+    caught, spawned = _CAUGHT_IN.search(text), _SPAWNED.search(text)
+    within = caught[1] if caught else f"process {spawned[1]}" if spawned else "another process"
+    shown = name.rpartition(".")[2]
+    return {"type": shown, "message": message.strip(), "within": within, **_at(places)}
+
+
+def _ranks(error: BaseException) -> List[Dict[str, Any]]:
+    """Return which ranks a launcher saw fail, with the pid and the return code of each.
+
+    Source: torch.distributed.elastic.multiprocessing.errors.ChildFailedError and ProcessFailure.
+    """
+    failures = getattr(error, "failures", None)
+    if type(error).__name__ != "ChildFailedError" or not isinstance(failures, dict):
+        return []
+    found = []
+    for rank, one in list(failures.items())[:RANKS]:
+        path = str(getattr(one, "error_file", ""))
+        message, trace = _error_file(path) if os.path.isfile(path) else ("", "")
+        about = {"rank": int(rank), "pid": int(one.pid), "code": int(one.exitcode)}
+        found.append({**about, "message": message, **_at(_places(trace))})
+    return found
+
+
+def _error_file(path: str) -> Tuple[str, str]:
+    """Return message and call stack of the file that a rank under torchrun's `record` wrote."""
+    try:
+        with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
+            content = json.loads(file.read(ERROR_FILE_BYTES))["message"]
+        if isinstance(content, str):
+            return content, ""
+        return str(content["message"]), str(content.get("extraInfo", {}).get("py_callstack", ""))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "", ""
+
+
+def _places(trace: str) -> List[Place]:
+    return [(f[1], int(f[2]), f[3] or "") for f in reversed(list(_FRAME.finditer(trace)))]
+
+
+def _cleaner() -> Callable[[str], str]:
+    """Return what takes secrets out of a text, and the home directory."""
+    secrets = [
+        re.escape(value)
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and not value.isdigit()
+    ]
+    known = re.compile("|".join(sorted(secrets, key=len, reverse=True)) or r"(?!)")
+    home = os.path.expanduser("~")
+
+    def clean(text: str) -> str:
+        text = _TOKEN.sub("<redacted>", known.sub("<redacted>", text))
+        return re.sub(re.escape(home) + r"(?=/|\b)", "~", text) if len(home) > 1 else text
+
+    return clean
+
+
+def _number(*names: str) -> Optional[int]:
+    """Return the first of these variables of the environment that is a number, else None."""
+    for name in names:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def _name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else cls.__name__
+
+
+def _text(value: Any) -> str:
+    try:
+        return "" if value is None else str(value)
+    except Exception as error:  # of the job's own class
+        return f"<no text: {type(error).__name__}>"
+
+
+def _cut(text: str, room: int) -> str:
+    """Return beginning and end of a long text."""
+    half = room // 2
+    return text if len(text) <= room else f"{text[:half]}\n…\n{text[-half:]}"

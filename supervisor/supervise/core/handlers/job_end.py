@@ -1,0 +1,199 @@
+"""The end of a run: a crash is answered with a start where one can help, and people are notified.
+
+What the job's processes recorded of their ends says why it ended, and by its class whether another
+start would end the same way (see `analysis/failure_classes`).
+"""
+
+from __future__ import annotations
+
+from ..incidents import closing, opening
+from ..model import escalation
+from ..model.decisions import ACTING_MODES
+from ..model.failure import NEVER, ONCE, Failure
+from ..model.policy import Runbook
+from ..runbooks import runner
+from ..state import rule_scope
+from ..state.incident import ACTING, HELD, Incident
+from ..state.run_state import JobLife, Restarts, StepContext
+from ..state.runbook_execution import RunbookExecution
+from .job_lifecycle import ASKED, exit_text, has_crashed, start_failed
+
+INTERRUPTED = (-2, 130)
+KILLED = (-9, 137)
+KILLED_MEANS = "signal 9 often means out of memory: see the kernel log"
+OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
+CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
+EVIDENCE = "evidence"  # name of the runbook
+
+
+def conclude(ctx: StepContext) -> None:
+    """The run is over when the job has ended and nobody is about to start another one."""
+    state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
+    name = str(ctx.policy.job.get("on_crash") or "") if job.ended and has_crashed(job) else ""
+    run = state.run()
+    if job.over or (run is not None and _awaits_action(job, run, name)):
+        return
+    failed = start_failed(state)
+    how = f"the job {exit_text(job)}"
+    where = f" at step {state.step}" if state.step >= 0 else " before its first step"
+    if failed:
+        how, where = (
+            f"restarted with {job.restarted_with}, {how} before its first step",
+            "",
+        )
+    if job.ended:
+        job.ended, job.no_restart_reason = False, ""
+        if failed:
+            ctx.record("verify", how, what="failed")
+        if incident is not None:
+            incident.run = None  # nothing can be verified any more
+        if name:
+            _respond_to_crash(ctx, name, _caused(job, how + where))
+    incident = state.incident
+    if incident is not None and (incident.run is not None or state.approvals.pending):
+        return
+    job.over = True
+    why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
+    if incident is not None:
+        then = closing.NOTHING if job.returncode == 0 else OUTPUT
+        closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
+    ctx.move("exited", f"{how}; {why}" if why else how)
+    _notify_end(ctx, incident, how + where, why, failed=failed)
+
+
+def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
+    """Return whether the outcome of an action comes first: only one is performed at a time.
+
+    Args:
+        name: the runbook that is to follow, "" for none.
+    """
+    if run.intent.action_id is None or job.stopping or job.end_requested:
+        return False
+    return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
+
+
+def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
+    """Start the runbook for a crash, unless a person is needed or it would only crash again."""
+    state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
+    job, crashes = state.job, state.job.restarts.crashes
+    farthest = Restarts.farthest(crashes, state.step)
+    if policy.mode not in ACTING_MODES:
+        ctx.record(
+            "suppressed",
+            f"{policy.mode}: would have run {name}",
+            runbook=name,
+            suppressed_by=f"mode:{policy.mode}",
+        )
+    elif incident is not None and incident.phase == HELD:
+        job.no_restart_reason = f"{incident.id} was held"
+    elif state.step in crashes:
+        job.no_restart_reason = (
+            f"it already ended at step {state.step} before, without progress since"
+        )
+    elif len(crashes) >= CRASHES:
+        job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
+    elif why := _would_fail_again(job):
+        job.no_restart_reason = why
+        _take_evidence(ctx, _crash_incident(ctx, text), f"not restarted: {why}")
+    else:
+        crashes.append(state.step)
+        if job.cause is not None:
+            job.restarts.classes.add(job.cause.cls)
+        incident = _crash_incident(ctx, text)
+        _, level = escalation.entry_level(policy.ladder, name, -1)
+        runner.start(ctx, incident, name, level, text)
+
+
+def _would_fail_again(job: JobLife) -> str:
+    """Return why another start would end like this one, by the class of the failure; "": it may
+    pass."""
+    cause = job.cause
+    if cause is None:
+        return ""
+    if cause.relaunch == NEVER:
+        return f"{cause.title}: every start would end the same way ({cause.cls})"
+    if cause.relaunch == ONCE and cause.cls in job.restarts.classes:
+        return f"{cause.title}, again after a restart ({cause.cls})"
+    return ""
+
+
+def _crash_incident(ctx: StepContext, text: str) -> Incident:
+    """Return the incident of a crash: the open one if there is one, else a new one."""
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None:
+        monitor = next(iter(state.monitors.values()), None)
+        incident = opening.open_incident(ctx, monitor, "SEV1", text, breach=state.step + 1)
+        incident.recovery.crashed = incident.breach_step
+    elif incident.severity == "SEV2" and not rule_scope.against_weights(ctx.policy, incident):
+        opening.join_crash(ctx, incident, text)
+    return incident
+
+
+def _take_evidence(ctx: StepContext, incident: Incident, why: str) -> None:
+    """Collect a bundle of a job that has ended and stays so."""
+    if "snapshot" not in ctx.policy.verbs:
+        return
+    book = Runbook(EVIDENCE, (ctx.policy.verbs["snapshot"](),), ("snapshot",))
+    incident.escalation.runs += 1
+    incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
+    incident.phase = ACTING
+    ctx.move("run", why)
+    runner.proceed(ctx, incident)
+
+
+def _caused(job: JobLife, how: str) -> str:
+    """Return how the job ended, with the failure that explains it."""
+    return f"{how}: {job.cause.text}" if job.cause is not None else how
+
+
+def _notify_end(
+    ctx: StepContext, incident: Incident | None, how: str, why: str, *, failed: bool
+) -> None:
+    """Notify people of the end of the run: stopped, finished, interrupted or crashed.
+
+    Args:
+        why: why the job is not started again, "" where nothing would.
+        failed: the newest start ended before its first step.
+    """
+    job, step = ctx.state.job, ctx.state.step
+    verdict, reason, then = f"the job {exit_text(job)}", "", ""
+    if job.preempted and (job.stopping or job.returncode in ASKED):
+        title = f"ended at step {step} after {job.preempted}"
+        ctx.notify("INFO", title, verdict=verdict, replace=True)
+        return
+    if job.stopping:
+        title, then = f"stopped by {job.stopped_by} at step {step}", closing.NOTHING
+        if job.stopped_by == "policy" and incident is not None:
+            reason = incident.headline
+            then = "good checkpoints: supervise checkpoints RUN; "
+            then += f"evidence: supervise why RUN {incident.id}"
+    elif job.returncode == 0:
+        ctx.notify("INFO", f"finished at step {step}", replace=True)
+        return
+    elif job.interrupted and job.returncode in INTERRUPTED:
+        ctx.notify("INFO", f"interrupted at step {step}", verdict=verdict, replace=True)
+        return
+    elif failed:
+        title = _caused(job, f"the restarted job {exit_text(job)} before its first step")
+        verdict, reason = why, f"it was started with {job.restarted_with}"
+        then = f"check job.relaunch in the policy; {OUTPUT}"
+    else:
+        title, then = _caused(job, how), OUTPUT
+        if not why and not ctx.policy.job.get("on_crash"):
+            why = "not restarted: the policy has no job.on_crash"
+        meaning = KILLED_MEANS if job.returncode in KILLED else ""
+        if job.cause is not None:
+            meaning, reason = job.cause.title, _others(job, job.cause)
+            then = "; ".join(filter(None, (job.cause.then, OUTPUT)))
+        verdict = "; ".join(filter(None, ("" if meaning in why else meaning, why)))
+    ctx.notify("SEV1", title, verdict=verdict, why=reason, then=then, replace=True)
+
+
+def _others(job: JobLife, cause: Failure) -> str:
+    """Return what else ended, in a line: one that is no consequence is shown, the rest counted."""
+    others = [failure for failure in job.failures if failure is not cause]
+    shown = next((each for each in others if not each.secondary and each.text != cause.text), None)
+    if shown is None:
+        return f"{len(others)} other processes ended after it" if len(others) > 1 else ""
+    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+    return f"also recorded: {shown.text}{more}"

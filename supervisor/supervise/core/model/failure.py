@@ -1,0 +1,87 @@
+"""Why a process of the job ended: an uncaught error, a fatal signal, or a call of `sys.exit`.
+
+A failure enters the engine as a `Notice` of kind `failure` whose data are the fields of `Failure`.
+One trouble ends many processes: ranks lose their peers, launchers lose their ranks. `explains`
+sorts them, the one that people should read first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+KIND = "failure"  # of the notice
+ALWAYS, ONCE, NEVER = RELAUNCHES = ("always", "once", "never")
+EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thread", "launcher"
+_RANKING = (EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
+SHOWN_CHARS = 200  # of a message, in one line
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One process, or thread, that ended with an error.
+
+    Attributes:
+        kind: `exception`, `signal`, `exit` (a call of `sys.exit`), `thread`, or `launcher` (the
+            error of a process that only reports those of its ranks).
+        type: of the exception, or the name of the signal. message: its text; may be long.
+        file, line, function: the innermost place of the job's own code, "" and 0 where unknown.
+        within: what raised it, such as a worker of a data loader; "" for the process itself.
+        rank: None for a process that is none. world_size: 1 where unknown.
+        at_ns: CLOCK_MONOTONIC of its end.
+        returncode: as in `subprocess`; None where it is not recorded.
+        cls, title, then: its class, what that means, what people can do; see `failure_classes`.
+        relaunch: whether a start of the job can help: `always`, `once`, `never`.
+        secondary: it follows from the end of another process.
+        traceback: its text, of several lines.
+    """
+
+    kind: str = EXCEPTION
+    type: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    within: str = ""
+    thread: str = ""
+    rank: int | None = None
+    world_size: int = 1
+    pid: int = 0
+    at_ns: int = 0
+    returncode: int | None = None
+    cls: str = ""
+    title: str = ""
+    then: str = ""
+    relaunch: str = ALWAYS
+    secondary: bool = False
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Failure:
+        """Return the failure that a notice reports; what is no field of it is left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+    @property
+    def text(self) -> str:
+        """Return it in one line: "RuntimeError: out of range at train.py:41 (rank 1)"."""
+        first = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
+        first = first if len(first) <= SHOWN_CHARS else f"{first[: SHOWN_CHARS - 1]}…"
+        name = "" if self.kind == EXIT and first else self.type
+        what = ": ".join(filter(None, (name, first)))
+        where = f" at {self.file}:{self.line}" if self.file else ""
+        of = [self.within, f"thread {self.thread}" if self.thread else ""]
+        if self.rank is not None and (self.world_size > 1 or self.rank):
+            of.append(f"rank {self.rank}")
+        origin = ", ".join(filter(None, of))
+        return f"{what}{where}" + (f" ({origin})" if origin else "")
+
+
+def explains(failure: Failure) -> tuple[bool, int, int]:
+    """Return a key by which failures are sorted: the one that the others follow from comes first.
+
+    What is known to be a consequence comes last, then a launcher's summary, then what ended only a
+    thread; among equals the earliest comes first.
+    """
+    return failure.secondary, _RANKING.index(failure.kind), failure.at_ns

@@ -1,0 +1,155 @@
+"""Ways in which a job ends, each with a real process: what people read of it, in all places."""
+
+import json
+import re
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.catalog.assembly.failure_catalog import classes
+from supervise.core import engine
+from supervise.core.model.events import Exited, Launched
+from supervise.inputs.failure_records import FailureRecords
+from supervise.inputs.oom_counters import OomCounters
+from supervise.notifiers.console import render
+from supervise.notifiers.webhook import body
+from supervise.outputs.evidence import Evidence
+from supervise.outputs.outbox import message_of
+from supervise.report import failure_report
+
+LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"
+POOL = """
+import multiprocessing
+def read(n):
+    raise KeyError(f"record {n}")
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(read, [7])
+"""
+PARSES = "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])\n"
+CUDA = "class OutOfMemoryError(RuntimeError): pass\n" + LOOP.format(
+    "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')"
+)
+NCCL = "RuntimeError('[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7')"
+FULL = LOOP.format("open('/dev/full', 'w').write('x' * 99999)")
+KILL = "import os\nos.kill(os.getpid(), 9)\n"
+
+BOOM = LOOP.format("raise RuntimeError('boom')")
+
+# Way -> script, exit code, what people read, class.
+WAYS = {
+    "raise": (BOOM, 1, "RuntimeError: boom at train.py:4", ""),
+    "rank": (BOOM, 1, r"RuntimeError: boom at train.py:4 \(rank 1\)", ""),
+    "assert": (LOOP.format("assert step < 3, step"), 1, "Error: 3 at train.py:4", "assertion"),
+    "type": (LOOP.format("step + 'a'"), 1, "TypeError: unsup.* at train.py:4", "user-error"),
+    "import": ("import no_such", 1, "Error: No module named 'no_such' at train.py:1", "import"),
+    "syntax": ("x = = 1", 1, "SyntaxError: invalid syntax.* at train.py:1", "syntax"),
+    "argument": (PARSES, 2, "argparse refused the arguments at train.py:2", "arguments"),
+    "exit": (LOOP.format("__import__('sys').exit('no data')"), 1, "no data at train.py:4", ""),
+    "pool": (POOL, 1, r"KeyError: 'record 7' at train.py:4 \(another process\)", "data-error"),
+    "full disk": (FULL, 1, "OSError: .Errno 28. No space left .* at train.py:4", "disk-full"),
+    "mount": (LOOP.format("raise OSError(116, 'Stale file handle')"), 1, "Stale", "file-system"),
+    "device": (CUDA, 1, "OutOfMemoryError: CUDA out of memory. .* at train.py:5", "cuda-oom"),
+    "collective": (LOOP.format(f"raise {NCCL}"), 1, ".Rank 1. Watchdog caught", "nccl-timeout"),
+    "native": ("import ctypes\nctypes.string_at(0)", -11, "SIGSEGV at .*train.py:2", "crash"),
+    "abort": ("import os\nos.abort()", -6, "SIGABRT at .*train.py:2", "crash"),
+    "kill": (KILL, -9, "SIGKILL", "killed"),
+    "kernel": (KILL, -9, "SIGKILL: the kernel's out of memory killer ended 1", "host-oom"),
+    "secret": (
+        LOOP.format("raise KeyError(__import__('os').environ['MY_TOKEN'])"),
+        1,
+        "KeyError: '<redacted>'",
+        "data-error",
+    ),
+}
+
+
+@pytest.fixture
+def died(make_folder, launch, tmp_path):
+    """A function that lets a script end, and returns what was recorded and what people get."""
+
+    def run(script, code, *, environ=(), kernel=False, ends=None):
+        folder, counter = make_folder(), tmp_path / "memory.events"
+        counter.write_text("oom 0\noom_kill 4\n")
+        marks = folder / "probe"
+        records = FailureRecords(marks, classes, OomCounters(counter, tmp_path / "none"))
+        records.launched()
+        launch(script, folder=folder, code=code, environ=environ)
+        if kernel:
+            counter.write_text("oom 1\noom_kill 5\n")
+        (pid,) = (int(path.name.split(".")[1]) for path in marks.glob("boot.*"))
+        return outcome(records.ended(pid, code, time.monotonic_ns(), ends or {}), code, tmp_path)
+
+    return run
+
+
+def outcome(notices, code, folder):
+    """Judge the end of a job, and return everything that people read of it."""
+    policy = load_policy("observe")
+    state, decisions = engine.start(policy), []
+    for event in (Launched(0, 1, 0), *notices, Exited(time.monotonic_ns(), code)):
+        state, made = engine.step(policy, state, event)
+        decisions += made
+    message = message_of([d for d in decisions if d.kind == "notify_intent"][-1], "run", "head")
+    job = SimpleNamespace(
+        on_loop=lambda call, timeout_s: call(),
+        ranks=dict,
+        processes=list,
+        forget=lambda asked: None,
+        ask=lambda *args, **more: SimpleNamespace(wait=lambda timeout_s: {}),
+    )
+    evidence = Evidence(
+        folder / "incidents", folder, list, directory=folder, failures=lambda: state.job.failures
+    )
+    bundle = evidence.collect(job, "inc-1", "k", 5.0)["path"]
+    found = [{"kind": d.kind, "data": d.data} for d in decisions]
+    return SimpleNamespace(
+        cause=state.job.cause,
+        console=render(message, colour=False),
+        webhook=json.loads(body(message))["data"],
+        bundle=json.loads((folder / bundle / "failures.json").read_text()),
+        why="\n".join(failure_report.lines(failure_report.failures(found))),
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
+    """Console, webhook, bundle and `why`, with its class; a secret of the job nowhere."""
+    script, code, text, cls = WAYS[way]
+    environ = {"MY_TOKEN": "t0psecret"}
+    environ |= {"RANK": "1", "WORLD_SIZE": "2"} if way == "rank" else {}
+    end = died(script, code, environ=environ, kernel=way == "kernel")
+
+    assert re.search(text, end.cause.text), end.cause
+    assert end.cause.cls == cls
+    assert end.cause.text in end.console and end.cause.text in end.webhook["title"]
+    assert end.cause.title in end.console
+    assert end.bundle[0]["type"] == end.cause.type and end.bundle[0]["line"] == end.cause.line
+    assert end.cause.text in end.why
+    assert "t0psecret" not in json.dumps(vars(end), default=str)
+
+
+def test_an_end_without_a_record_is_what_it_was(died):
+    """`os._exit` leaves no trace of its own; the code is all there is."""
+    with pytest.raises(FileNotFoundError):
+        died("import os\nos._exit(3)", 3)
+
+
+def test_the_job_is_left_as_it_is(launch, make_folder):
+    """Its own faulthandler, its hooks, its streams and its code, with a traceback of its own."""
+    script = (
+        "import faulthandler, sys, threading\n"
+        "faulthandler.enable()\n"
+        "sys.excepthook = lambda *error: print('mine', error[1], file=sys.stderr)\n"
+        "assert threading.excepthook is threading.__excepthook__\n"
+        "raise RuntimeError('boom')\n"
+    )
+    job = launch(script, code=1)
+    assert job.err == "mine boom\n"
+
+    crash = "import faulthandler, ctypes\nfaulthandler.enable()\nctypes.string_at(0)\n"
+    job = launch(crash, code=-signal.SIGSEGV)
+    assert job.err.startswith("Fatal Python error") and job.marks["boot"] == ""
