@@ -184,6 +184,9 @@ class FakeRank:
     def status(self) -> dict[str, Any]:
         return {"tier": "T1"}
 
+    def collective(self) -> None:
+        return None
+
 
 @dataclass
 class FakeSegments:
