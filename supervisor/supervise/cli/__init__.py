@@ -28,7 +28,7 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("status", "why", "why-not", "checkpoints", "export", "audit", "replay", "outbox"),
+        *("status", "why", "why-not", "checkpoints", "export", "audit", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
     "Policies and metrics": ("policy", "backtest", "metrics"),

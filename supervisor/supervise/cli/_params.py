@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import click
 from ..errors import UsageError
 
 PROGRAM = "supervise"
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Number(click.FloatRange):
@@ -41,6 +43,14 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not {self.describe()}.", param, ctx)
         return number
+
+
+def duration(text: str) -> float:
+    """Return a time with its unit, `90m` or `30d`, in seconds. Raises click.BadParameter."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a time with a unit, such as 12h or 30d.")
+    return float(found[1]) * UNITS_S[found[2]]
 
 
 class JobCommand(click.Command):

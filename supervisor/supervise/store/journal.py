@@ -32,6 +32,7 @@ from .event_codec import KINDS, TYPES, pack, unpack
 SEGMENT_BYTES = 64 << 20
 MAX_PAYLOAD = 4 << 20  # bytes; the largest event is a reload: a policy has at most 256 kB
 MAGIC = b"SUPVJRN1"
+RETENTION = "retention.json"  # of the run directory: what `supervise gc` has removed
 
 _START = struct.Struct("<8sQ")
 _HEAD = struct.Struct("<IIIB")
@@ -208,7 +209,9 @@ def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
     """Yield number, kind, payload and segment of each valid record of the journal."""
     paths = _segments(directory)
     if not paths:
-        raise StoreError(f"{directory} has no journal")
+        marker = directory.with_name(RETENTION)
+        hint = f"`supervise gc` removed it, see {marker}" if marker.exists() else None
+        raise StoreError(f"{directory} has no journal", hint=hint)
     expected = 0
     for index, path in enumerate(paths):
         try:

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import StoreError
 from . import files, journal, policies
 from .run_directory import RunDir
+from .run_retention import removed
 
 GOOD, CHANGED, MISSING, UNCHECKED = "good", "changed", "missing", "unchecked"
 MANIFEST = "manifest.json"
@@ -77,7 +78,15 @@ class Digests:
 def check(run: RunDir, digests: Digests) -> Iterator[Part]:
     """Compare the files of a run with the digests; never raises StoreError."""
     yield from policy_parts(run, digests)
-    yield from _bundles(run, digests.bundles)
+    gc = "removed by `supervise gc` at"
+    unchecked = {part: f"{gc} {wall}" for part, wall in removed(run).items()}
+    if "incidents" in unchecked:
+        yield Part("evidence", UNCHECKED, unchecked["incidents"])
+    else:
+        yield from _bundles(run, digests.bundles)
+    if "journal" in unchecked:
+        yield Part("journal", UNCHECKED, unchecked["journal"])
+        return
     try:
         yield _journal(run, digests)
     except StoreError as error:

@@ -1,0 +1,102 @@
+"""`supervise gc`: the disk space of runs that are over, and nothing of any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+
+import pytest
+
+from supervise.job.proc_stat import start_ticks
+from supervise.store.audit import Audit
+from tests.cli.conftest import story
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def aged(recorded, tmp_path):
+    """A function that records a run of some age in `runs`, with evidence and a savepoint."""
+
+    def make(name: str, days: float, **more):
+        run = recorded(**more)
+        for part in ("savepoints/3.bin", "incidents/inc-1/snapshot-1/manifest.json"):
+            path = run.path / part
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * 5000)
+        at_s = time.time() - days * DAY_S
+        os.utime(run.audit_path, (at_s, at_s))
+        home = tmp_path / "runs" / name
+        home.parent.mkdir(exist_ok=True)
+        return run.path.rename(home)
+
+    return make
+
+
+def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
+    """Savepoints, journal, evidence, in this order; what was decided, and why, can still be read.
+    Nothing of that is tampering, and what needs the journal says where it is."""
+    old, new = aged("old", 40), aged("new", 2)
+    code, out, _ = supervise("gc", "--keep", 0, "--dry-run", old.parent)
+    assert (code, (old / "journal").is_dir()) == (0, True)
+    assert re.search(r"new +2\.0 days +kept: not old enough", out)
+    assert re.search(r"old +40\.0 days +savepoints [^,]*, journal [^,]*, incidents ", out)
+
+    freed = out.splitlines()[-1].replace("would free", "freed")
+    code, out, _ = supervise("gc", "--keep", 0, old.parent)
+    assert (code, out.splitlines()[-1]) == (0, freed)
+    assert not any((old / part).exists() for part in ("savepoints", "journal", "incidents"))
+    assert (new / "journal").is_dir()
+    rows = json.loads((old / "retention.json").read_text())["removed"]
+    assert [row["part"] for row in rows] == ["savepoints", "journal", "incidents"]
+
+    assert supervise("why", old)[0] == 0
+    assert "ended with exit code 3" in supervise("status", old)[1]
+    code, out, _ = supervise("audit", "verify", old)
+    assert code == 0 and "journal: unchecked: removed by `supervise gc` at 20" in out
+    code, _, err = supervise("replay", old)
+    assert code != 0 and "`supervise gc` removed it" in err
+    assert "kept: nothing to remove" in supervise("gc", "--keep", 0, old.parent)[1]
+
+
+def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, tmp_path):
+    """Watched; its job alive; an incident open that nobody ended; on another machine."""
+    watched, _ = aged("watched", 40), aged("unfinished", 42, events=story()[:-1], end=None)
+    alive, elsewhere = aged("alive", 41, end=None), aged("elsewhere", 43, end=None)
+    described = json.loads((elsewhere / "run.json").read_text())
+    (elsewhere / "run.json").write_text(json.dumps(described | {"host": "another"}))
+    made = {"attempt": 0, "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    (alive / "launch.json").write_text(json.dumps(made))
+    run_id = json.loads((watched / "run.json").read_text())["run"]
+    audit = Audit.open(watched / "audit.log", run_id, at_ns=0, wall="")
+    os.utime(watched / "audit.log", (1, 1))
+
+    code, out, _ = supervise("gc", "--keep", 0, "--older-than", "1h", tmp_path / "runs")
+    audit.close()
+    assert (code, out.splitlines()[-1]) == (0, "freed 0 B of 4 runs")
+    reasons = (
+        "is watched",
+        "its job lives",
+        "its supervisor died with inc-1 open",
+        "did not end, on",
+    )
+    for text in reasons:
+        assert f"kept: {text}" in out
+    assert all((tmp_path / "runs" / name / "journal").is_dir() for name in ("watched", "alive"))
+
+
+def test_the_newest_runs_stay_whole(supervise, aged):
+    for name, days in (("a", 50), ("b", 60), ("c", 70)):
+        aged(name, days)
+    runs = aged("d", 80).parent
+
+    out = supervise("gc", "--keep", 3, runs)[1]
+    assert out.count("kept: one of the newest 3") == 3
+    assert not (runs / "d" / "journal").exists()
+
+
+@pytest.mark.parametrize("text", ["30", "5y", "-1d"])
+def test_an_age_needs_a_unit(supervise, text):
+    assert "is not a time with a unit" in supervise("gc", "--older-than", text)[2]
