@@ -26,6 +26,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ from supervise.store.run_directory import RunDir
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
 KEPT, TABLE = HERE / ".frameworks", HERE / "frameworks.md"
+CACHE = Path(tempfile.gettempdir()) / "supervise-frameworks"  # litgpt compiles once, not 10 times
 LIMIT_S = 300.0
 BURNERS = 6
 NEAR, DEARER = 0.015, 0.005  # of the undisturbed loss, beside two deviations of the seeds
@@ -117,7 +119,7 @@ def run(job: Job, arm: str, fault: str, seed: int, path: Path) -> Result:
     out = path / "out" if arm == RELAUNCH or job.name == "litgpt" else None
     command = job.command(seed, out)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAMS), "TMPDIR": str(path)}
-    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(KEPT / "inductor"))  # compiled once, not 10 times
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
     policy = "nano"
     if arm == RELAUNCH:
         policy = str(path / "supervise.yaml")

@@ -295,7 +295,8 @@ class RankParts:
         """Become the rank of the process."""
         parts, reporter = self._parts, self._parts.context.reporter
         parts.rank = self
-        parts.tracker.connect(self.publisher, self.commands, self._skips, self._handover)
+        own = self.publisher, self.commands, self._skips, self._handover
+        parts.tracker.connect(*own, self.rollbacks)
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.safeguards.outliers.connect(self.probe_batch.doubt)
         parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)

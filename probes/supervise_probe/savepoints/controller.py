@@ -7,10 +7,12 @@ work; this is the probe's part of it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..errors import Refused
+from ..torch_state.rate_hold import LATE
 from . import skip_ranges
 from .batch_replay import BatchReplay
 
@@ -89,6 +91,7 @@ class RollbackController:
         self._rewound = rewound
         self._savepoints: Any = None
         self._next, self._every = 0, 1
+        self._jump_not_before_ns = 0
         self._not_before_ns = 0  # the next savepoint, by what the cheaper of the newest two cost
         self._cost_ns = -1  # CPU time of the newest one; -1 before any
         self._share = 0.0
@@ -180,8 +183,36 @@ class RollbackController:
         if self._share:
             self._not_before_ns = now + int(min(before, self._cost_ns) / self._share)
 
-    def take(self) -> Dict[str, Any]:
+    def take_before_jump(self) -> None:
+        """Save the weights before an update at a rate that has jumped.
+
+        What a held rate costs are above all the steps since its savepoint. Only where the loop goes
+        on in any case: within a step there is no place in the program to go back to. It is taken
+        ahead of its time: the next one, of either kind, waits for as long again. While the jump may
+        still be confirmed no other is taken.
+        """
+        savepoints, step = self._savepoints, self._position.step - 1
+        if savepoints is None or step < 0 or not self._history.finite or savepoints.busy:
+            return
+        began, cpu = monotonic_ns(), thread_time_ns()
+        self._next = max(self._next, step + LATE)
+        if not savepoints.why_keep or step in savepoints.steps or began < self._jump_not_before_ns:
+            return
+        with suppress(Refused):  # then there is an older one
+            self.take(within_step=True)
+        now = monotonic_ns()
+        self._position.held_ns += now - began
+        if self._share:
+            owed = int((thread_time_ns() - cpu) / self._share)
+            self._not_before_ns = max(now, self._not_before_ns) + owed
+            self._jump_not_before_ns = self._not_before_ns
+
+    def take(self, within_step: bool = False) -> Dict[str, Any]:
         """Save the state after the last step.
+
+        Args:
+            within_step: the next one has begun, but no weight has changed; the rates have, and
+                those of the savepoint before count.
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
@@ -215,8 +246,10 @@ class RollbackController:
             )
         self._cross_process.savepoint_taken(self._savepoints)
         kept = set(self.steps)
+        before = self._levels.get(max(self._levels, default=step), {})
         self._levels = {k: v for k, v in self._levels.items() if k in kept}
-        self._levels[step] = self._rate.levels(self._optimizers.living())
+        now = before if within_step else self._rate.levels(self._optimizers.living())
+        self._levels[step] = now
         if self._publisher.waiting:  # this step's counts are still on a device
             self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
             self._unfinished[step] = state

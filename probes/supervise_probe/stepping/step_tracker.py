@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..safeguards.around_step import Safeguards
     from ..sampling.schedule import SamplingSchedule
     from ..sampling.watch import Sampler
+    from ..savepoints.controller import RollbackController
     from ..savepoints.cross_process import CrossProcessResume
     from ..savepoints.skip_ranges import SkipRanges
     from ..torch_state.grad_scaler import GradScalerState
@@ -108,6 +109,7 @@ class StepTracker:
         self._commands: Any = None
         self._skips: Any = None
         self._handover: Any = None
+        self._rollbacks: Any = None
         self._began = self._position.step
         self.on_time = False
         self.entries = 0
@@ -124,8 +126,10 @@ class StepTracker:
         commands: Commands,
         skips: SkipRanges,
         handover: CrossProcessResume,
+        rollbacks: RollbackController,
     ) -> None:
         """The process is a rank from now on."""
+        self._rollbacks = rollbacks
         self._publisher, self._commands = publisher, commands
         self._skips, self._handover = skips, handover
 
@@ -174,6 +178,9 @@ class StepTracker:
         safeguards, scaling = self._safeguards, self._scaling
         self._undecided = False
         members = self._round.members
+        if self._rate.jumps and not members:
+            part = self._guard.part("savepoints", share=1.0)
+            self._guard.run(part, self._rollbacks.take_before_jump)
         if not members and not self._skip and self._in_force.acting:
             self._skip = safeguards.skip.take()
         members.append(id(update.optimizer))

@@ -66,6 +66,7 @@ class LearningRate:
         held: what `lr_scale` asked for.
         warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
         hold: the limits of `hold_rate`, None without; they are applied before both.
+        jumps: whether the optimizer that is about to step has a rate far above the one before.
 
     While it re-warms after a rollback that let the loop go on, each rate is limited: the loop may
     stand where the rate is what did the harm.
@@ -79,7 +80,7 @@ class LearningRate:
         self._hold_path = os.path.join(config.marks, HOLD)
         self.hold: Optional[RateHold] = _kept_hold(self._hold_path) if config.attempt else None
         self._rewarm = config.rewarm
-        self.warming = Warmup()
+        self.warming, self.jumps = Warmup(), False
         self._limits: Levels = {}
         self.begin_again()
         self._changed: List[Tuple[Dict[str, Any], Any, Any, float]] = []
@@ -111,7 +112,9 @@ class LearningRate:
             rates.append(rate if type(rate) is float else self._on_host(rate))
         if drill != 1.0:
             rates = [None if rate is None else rate * drill for rate in rates]
+        self.jumps = False
         if not known.rates or known.rates[-1][1] != rates:
+            self.jumps = rate_hold.is_far(known.rates, rates)
             rate_hold.note(known.rates, step, rates)
 
     def hold_at(

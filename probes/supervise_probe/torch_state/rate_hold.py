@@ -11,6 +11,7 @@ from typing import Deque, Dict, List, Optional, Tuple
 # Of a healthy rate: more is a jump, and not a schedule's slope (0 of 298 006 rows of recorded
 # schedules were over 1.5 times their largest rate so far).
 JUMP = 1.5
+FAR = 2.5  # of the rate in the step before; `over` of update_scale.lr_guard_far
 LATE = 16  # steps that a jump may be confirmed behind its own step; project default
 KEPT = 128  # changes of the rates that are known of an optimizer; project default
 Trail = Deque[Tuple[int, List[Optional[float]]]]  # (step, rates of its groups), at each change
@@ -23,6 +24,12 @@ def note(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
     while trail and trail[-1][0] >= step:  # the run went back
         trail.pop()
     trail.append((step, rates))
+
+
+def is_far(trail: Trail, rates: List[Optional[float]]) -> bool:
+    """Whether the first group is about to have a rate far above that of the step before."""
+    before = trail[-1][1][:1] if trail else []
+    return bool(before and rates and before[0] and rates[0] and rates[0] > FAR * before[0])
 
 
 def healthy(trail: Trail, group: int, before: int) -> Optional[float]:

@@ -67,6 +67,32 @@ def test_moments_begin_anew_when_asked(probed):
     assert ack.ok and again[11]["held"] == 12.0
 
 
+JUMP = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for step in range(24):
+    if step == 19:
+        barrier("go")
+    optimizer.param_groups[0]["lr"] = {rate}
+    ((model(torch.randn(8, 4)) - 1) ** 2).mean().backward()
+    optimizer.step()
+    emit(step=step, weights=model.weight.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("rate", "back"), [("3.0 if step >= 17 else 0.1", 16), ("0.2 if step >= 17 else 0.1", 15)]
+)
+def test_the_weights_before_a_jump_of_the_rate_are_kept(probed, rate, back):
+    """Of the step right before it, where the loop goes on anyway; not before a rate times two."""
+    job = probed.start(JUMP.format(rate=rate), savepoints=KEEP)
+    ack = job.order("rollback", before_step=17, rng="keep")
+    probed.wait(job)
+    assert (ack.ok, ack.result["step"], ack.result["loop"]) == (True, back, "keep")
+    weights = [row["weights"] for row in job.output if "weights" in row]
+    assert weights[19] == weights[back]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "args", "says"),
     [
