@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.catalog import load_policy
 from supervise.catalog.assembly.failure_catalog import classes
 from supervise.core import engine
 from supervise.core.model.events import Exited, Launched
+from supervise.core.model.policy import Policy
 from supervise.inputs.failure_records import FailureRecords
 from supervise.inputs.oom_counters import OomCounters
 from supervise.notifiers.console import render
@@ -34,6 +34,21 @@ CUDA = "class OutOfMemoryError(RuntimeError): pass\n" + LOOP.format(
     "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')"
 )
 NCCL = "RuntimeError('[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7')"
+# What torchrun raises when ranks have failed, and the file that a rank under `record` leaves.
+CHILD = """
+import json
+class ChildFailedError(Exception): pass
+class Failure:
+    pid, exitcode, error_file = 4242, {code}, "error.json"
+stack = 'File "train.py", line 7, in step'
+record = {{"message": {{"message": "OSError: lost", "extraInfo": {{"py_callstack": stack}}}}}}
+if {code} > 0:
+    json.dump(record, open("error.json", "w"))
+error = ChildFailedError("two lines\\nof ====")
+error.failures = {{1: Failure(), 0: Failure()}}
+error.failures[0].pid, error.failures[0].exitcode, error.failures[0].error_file = 4243, -15, ""
+raise error
+"""
 FULL = LOOP.format("open('/dev/full', 'w').write('x' * 99999)")
 KILL = "import os\nos.kill(os.getpid(), 9)\n"
 
@@ -56,6 +71,8 @@ WAYS = {
     "collective": (LOOP.format(f"raise {NCCL}"), 1, ".Rank 1. Watchdog caught", "nccl-timeout"),
     "native": ("import ctypes\nctypes.string_at(0)", -11, "SIGSEGV at .*train.py:2", "crash"),
     "abort": ("import os\nos.abort()", -6, "SIGABRT at .*train.py:2", "crash"),
+    "rank killed": (CHILD.format(code=-9), 1, r"SIGKILL \(rank 1\)", "killed"),
+    "error file": (CHILD.format(code=1), 1, r"OSError: lost at train.py:7 \(rank 1\)", ""),
     "kill": (KILL, -9, "SIGKILL", "killed"),
     "kernel": (KILL, -9, "SIGKILL: the kernel's out of memory killer ended 1", "host-oom"),
     "secret": (
@@ -88,7 +105,7 @@ def died(make_folder, launch, tmp_path):
 
 def outcome(notices, code, folder):
     """Judge the end of a job, and return everything that people read of it."""
-    policy = load_policy("observe")
+    policy = Policy("test", "sha256:0", "observe", {}, ())
     state, decisions = engine.start(policy), []
     for event in (Launched(0, 1, 0), *notices, Exited(time.monotonic_ns(), code)):
         state, made = engine.step(policy, state, event)
@@ -102,7 +119,11 @@ def outcome(notices, code, folder):
         ask=lambda *args, **more: SimpleNamespace(wait=lambda timeout_s: {}),
     )
     evidence = Evidence(
-        folder / "incidents", folder, list, directory=folder, failures=lambda: state.job.failures
+        folder / "incidents",
+        folder,
+        list,
+        directory=folder,
+        failures=lambda: state.job.failures_by_cause,
     )
     bundle = evidence.collect(job, "inc-1", "k", 5.0)["path"]
     found = [{"kind": d.kind, "data": d.data} for d in decisions]
@@ -130,6 +151,31 @@ def test_what_ended_it_is_named_wherever_people_read_of_it(died, way):
     assert end.bundle[0]["type"] == end.cause.type and end.bundle[0]["line"] == end.cause.line
     assert end.cause.text in end.why
     assert "t0psecret" not in json.dumps(vars(end), default=str)
+
+
+def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
+    """By this supervisor or the one before it; what is no record, or of no use, costs nothing."""
+    good = {"pid": 7, "type": "E", "message": "\x1b[31mred\x07", "line": "4", "rank": [1]}
+    texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
+    for number, text in enumerate(texts):
+        (tmp_path / f"failure.7.{number}.json").write_text(text)
+    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"))
+    first, second = records.ended(1, 0, 1, {}), records.ended(1, 0, 1, {})
+    known = [notice.data["record"] for notice in first]
+    again = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), known)
+
+    assert [notice.message for notice in first] == ["E: [31mred", ""]
+    assert (second, again.ended(1, 0, 1, {})) == ([], [])
+
+
+def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
+    """Where the disk of the run is full; the segment has it."""
+    ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
+    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"))
+    (notice,) = records.ended(4242, 1, 1, ends)
+
+    assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"
+    assert notice.data["cls"] == "disk-full"
 
 
 def test_an_end_without_a_record_is_what_it_was(died):

@@ -128,7 +128,8 @@ def of_error(error: BaseException) -> Dict[str, Any]:
         found.update(remote)
     ranks = _ranks(error)
     if ranks:
-        found.update(kind="launcher", ranks=ranks)
+        text = ", ".join(f"rank {rank['rank']} with code {rank['code']}" for rank in ranks)
+        found.update(kind="launcher", ranks=ranks, message=f"ended: {text}")
     return found
 
 

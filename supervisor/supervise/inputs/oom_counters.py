@@ -43,10 +43,11 @@ class OomCounters:
     def killed(self) -> str:
         """Return how many processes were killed since the start, and where; "" for none."""
         now = self._read()
-        for where, count in now.items():
-            grown = count - self._before.get(where, count)
+        for where, total in now.items():
+            grown = total - self._before.get(where, total)
             if grown > 0:
-                return f"the kernel's out of memory killer ended {grown} processes of {where}"
+                count = f"{grown} process" + ("es" if grown > 1 else "")
+                return f"the kernel's out of memory killer ended {count} of {where}"
         return ""
 
     def _read(self) -> dict[str, int]:

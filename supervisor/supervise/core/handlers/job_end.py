@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..incidents import closing, opening
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
-from ..model.failure import NEVER, ONCE, Failure
+from ..model.failure import LAUNCHER, NEVER, ONCE, Failure
 from ..model.policy import Runbook
 from ..runbooks import runner
 from ..state import rule_scope
@@ -192,8 +192,9 @@ def _notify_end(
 def _others(job: JobLife, cause: Failure) -> str:
     """Return what else ended, in a line: one that is no consequence is shown, the rest counted."""
     others = [failure for failure in job.failures if failure is not cause]
-    shown = next((each for each in others if not each.secondary and each.text != cause.text), None)
+    own = (each for each in others if not each.secondary and each.kind != LAUNCHER)
+    shown = next((each for each in own if each.text != cause.text), None)
     if shown is None:
-        return f"{len(others)} other processes ended after it" if len(others) > 1 else ""
+        return f"{len(others)} other processes ended with it" if len(others) > 1 else ""
     more = f", and {len(others) - 1} more" if len(others) > 1 else ""
     return f"also recorded: {shown.text}{more}"

@@ -1,0 +1,50 @@
+"""A crash through the command line: what people read of it, and what is done about it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+POLICY = """\
+version: supervise/v1
+policy: comes-back
+mode: enforce
+job: {on_crash: restart, relaunch: {args: [--resume]}}
+budgets: {all: {max: 4, per: 10000}, restart: {max: 2, per: 10000}}
+notify: {webhook: {url_env: HOOK, min_sev: SEV1}}
+"""
+JOB = """\
+def train():
+    for step in range(9):
+        step + "one"
+train()
+"""
+
+
+def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path):
+    """On console, in the webhook's body, the bundle, `status` and `why`; the job's own traceback
+    is what it is without us."""
+    url, received = receiver(200)
+    supervise.env["HOOK"] = url
+    (tmp_path / "p.yaml").write_text(POLICY)
+    job = [sys.executable, str(tmp_path / "train.py")]
+    (tmp_path / "train.py").write_text(JOB)
+    run = supervise.run("--policy", tmp_path / "p.yaml", job=job)
+    alone = subprocess.run(job, capture_output=True, text=True, check=False)
+
+    text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:3"
+    assert run.returncode == 78 and run.intents == ["snapshot"]
+    assert f"ended with code 1 before its first step: {text}" in run.stderr
+    assert "every start would end the same way (user-error)" in run.stderr
+    own = [line for line in run.stderr.splitlines() if not line.startswith("supervise:")]
+    assert own[: len(alone.stderr.splitlines())] == alone.stderr.splitlines()
+    titles = [body["data"]["title"] for _, body in received]
+    assert any(title.endswith(text) for title in titles), titles
+    (bundle,) = (tmp_path / "run").glob("incidents/*/*/failures.json")
+    assert json.loads(bundle.read_text())[0]["cls"] == "user-error"
+    assert text in supervise("status", "run").stdout
+    assert "    | TypeError: unsupported" in supervise("why", "run").stdout
+    run.prove()

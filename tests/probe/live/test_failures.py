@@ -1,0 +1,48 @@
+"""What a process with torch records of an error: in a worker of its loader, and in a thread."""
+
+import json
+
+SCRIPT = """
+import threading
+from torch.utils.data import DataLoader, Dataset
+
+class Records(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise ValueError("bad record 2")
+        return torch.ones(2)
+
+
+def prefetch():
+    raise KeyError("shard")
+
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+thread = threading.Thread(target=prefetch, name="prefetch")
+thread.start()
+thread.join()
+for batch in DataLoader(Records(), num_workers=1):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_an_error_of_a_loader_worker_and_one_of_a_thread(probed, bare):
+    """The worker's own place, not that of the loop; the job prints what it prints without us."""
+    job, alone = probed.run(SCRIPT, code=1), bare.run(SCRIPT, code=1)
+    paths = sorted((job.folder / "probe").glob("failure.*.json"))
+    thread, end = sorted((json.loads(path.read_text()) for path in paths), key=lambda r: r["at_ns"])
+
+    lines = (job.folder / "train.py").read_text().split("\n")
+    assert (end["type"], end["message"]) == ("ValueError", "bad record 2")
+    assert end["within"] == "DataLoader worker process 0"
+    assert "bad record 2" in lines[end["line"] - 1] and end["function"] == "__getitem__"
+    assert (thread["kind"], thread["type"], thread["thread"]) == ("thread", "KeyError", "prefetch")
+    assert 'KeyError("shard")' in lines[thread["line"] - 1]
+    assert end["rank"] == 0 and end["step"] == 2
+    ends = [found.err.rstrip().split("\n")[-1] for found in (job, alone)]
+    assert ends == ["ValueError: bad record 2"] * 2
