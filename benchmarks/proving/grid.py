@@ -44,6 +44,9 @@ FAULTS: dict[str, str] = {
     "gradient_bit": "bit_flip:target=grad,bit=12",
 }
 HARMLESS = ("rate_x1.2", "gradient_bit")
+# Drills that replace the batches of their steps, and that change nothing but the rate.
+DATA_DRILLS = ("bad_batch", "repeated_tokens", "shuffled_labels")
+RATE_DRILLS = ("lr_spike",)
 
 
 @dataclass(frozen=True)

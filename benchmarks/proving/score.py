@@ -3,13 +3,18 @@
     python benchmarks/proving/score.py [--policy FILE ...] [--programs NAME ...] [--jobs 2]
 
 Whether a fault did harm is measured, not declared. `lost` is the sum over the rows after the fault
-of the loss minus that of the undisturbed run of the same seed: nats x steps. A run is harmed when
-its loss became non-finite, when its final loss is 1.5 % and two standard deviations of the healthy
-seeds worse, or when it lost more than five times what the harmless twins of its program did.
+of the loss minus that of the undisturbed run of the same seed: nats x steps. Rows whose batch the
+fault replaced are left out: their loss tells of the batch, not of the weights. A run is harmed when
+it ended non-finite, when its final loss is 1.5 % and two standard deviations of the healthy seeds
+worse, or when it lost more than a remedy costs, and more than five times what the harmless twins of
+its program did. A rollback of N steps costs N times what the undisturbed run had still to fall,
+from the fault to its end; N is 25, the distance of `nano`'s savepoints. To hold a rate costs
+nothing.
 
-Of each policy and program the table has: harmed runs; those in which an action was ordered in time,
-before half of `lost` was lost, or within 3 rows; those with a page (SEV0 or SEV1) in time; runs
-without harm in which it acted, healthy ones included; messages per 1000 rows of these.
+Of each policy and program the tables have: harmed runs in which an action was ordered in time,
+before half of `lost` was lost, or within 3 rows; those with a page (SEV0 or SEV1) in time; actions
+in healthy runs and harmless twins, where each is false, and in those whose fault did no harm or
+less than a remedy costs, where nobody could know; messages per 1000 rows of all runs not harmed.
 """
 
 from __future__ import annotations
@@ -23,8 +28,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from grid import HARMLESS, HEALTHY, PROGRAMS, Program
+from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
 from pyarrow import parquet
 
 from supervise.backtest import pool
@@ -36,6 +42,7 @@ PEERS = HERE.parents[1] / "policies" / "peers"
 OURS = ("nano", "medium", "large", "moe")
 AT_ONCE = 3  # rows; an answer as fast as that is in time whatever was lost
 WORSE, SPREADS, TWINS = 0.015, 2.0, 5.0
+STEPS_BACK = 25  # of a rollback, as `savepoints.every` of nano
 PAGES = ("SEV0", "SEV1")
 HEAD = """# Policies on the proving ground
 
@@ -47,10 +54,16 @@ when a run counts as harmed, is in its docstring. Recorded: {runs} runs of {prog
 
 @dataclass(frozen=True)
 class Harm:
-    """What a fault did. `row`: where it began; `half`: the row where half of `lost` was lost."""
+    """What a fault did. `row`: where it began; `half`: the row where half of `lost` was lost.
+
+    `slight`: something was lost, and less than a remedy costs. `first`: the step from which an
+    action is an answer; of several ranks one may be a frame ahead of the one that counts steps.
+    """
 
     harmed: bool
+    slight: bool
     row: int
+    first: int
     half: int
     lost: float
     worse: float  # final loss relative to the undisturbed run, minus 1
@@ -63,8 +76,11 @@ class Tally:
     harmed: int = 0
     acted: int = 0
     paged: int = 0
-    unharmed: int = 0
+    slight: int = 0
+    healthy: int = 0
     false_actions: int = 0
+    spared: int = 0
+    needless_actions: int = 0
     messages: int = 0
     rows: int = 0
     missed: list[str] = field(default_factory=list)
@@ -81,13 +97,31 @@ def losses(path: Path) -> dict[str, list[float]]:
     return found
 
 
-def excess(run: list[float], twin: list[float], row: int) -> list[float]:
-    """Return the running sum of what a run lost against its twin, from `row` on, nats x steps."""
+def excess(run: list[float], twin: list[float], first: int) -> list[float]:
+    """Return the running sum of what a run lost against its twin from `first` on, nats x steps."""
     total, sums = 0.0, []
-    for mine, other in zip(run[row:], twin[row:], strict=False):
+    for mine, other in zip(run[first:], twin[first:], strict=False):
         total = math.inf if not math.isfinite(mine) else total + mine - other
         sums.append(total)
     return sums
+
+
+def counted_from(run: Mapping[str, Any]) -> int:
+    """Return the first row of a run whose loss tells of the weights, at or after its fault."""
+    drill = run["drill"]
+    steps = int(drill["params"]["steps"]) if drill["fault"] in DATA_DRILLS else 0
+    return int(run["row"]) + steps
+
+
+def price(run: Mapping[str, Any], twin: list[float]) -> float:
+    """Return what the remedy of a fault costs, nats x steps.
+
+    Behind a rollback each loss is that of N steps before: a sum of differences that telescopes.
+    """
+    if run["drill"]["fault"] in RATE_DRILLS:
+        return 0.0
+    row = max(run["row"], STEPS_BACK)
+    return max(0.0, sum(twin[row - STEPS_BACK : row]) - sum(twin[-STEPS_BACK:]))
 
 
 def harms(program: Program) -> dict[str, Harm]:
@@ -98,23 +132,24 @@ def harms(program: Program) -> dict[str, Harm]:
         return {}
     final = {r["seed"]: r["final_loss"] for r in known.values() if r["fault"] == HEALTHY}
     spread = statistics.stdev(final.values()) / abs(statistics.mean(final.values()))
-    lost: dict[str, list[float]] = {}
-    for name, run in known.items():
-        if run["fault"] != HEALTHY:
-            twin = series[f"{HEALTHY}-{run['seed']}"]
-            lost[name] = excess(series[name], twin, run["row"])
-    twins = [abs(lost[n][-1]) for n, r in known.items() if r["fault"] in HARMLESS and lost[n]]
+    faulty = {name: run for name, run in known.items() if run["fault"] != HEALTHY}
+    twin = {name: series[f"{HEALTHY}-{run['seed']}"] for name, run in faulty.items()}
+    lost = {n: excess(series[n], twin[n], counted_from(run)) for n, run in faulty.items()}
+    twins = [abs(lost[n][-1]) for n, r in faulty.items() if r["fault"] in HARMLESS and lost[n]]
     noise = max(twins, default=0.0)
     found = {}
     for name, sums in lost.items():
         run = known[name]
         worse = run["final_loss"] / final[run["seed"]] - 1
         total = sums[-1] if sums else 0.0
-        harmed = not math.isfinite(worse) or worse > WORSE + SPREADS * spread
-        harmed |= run["fault"] not in HARMLESS and total > TWINS * noise
-        peak = max(sums, default=0.0)
+        ruined = not math.isfinite(worse) or worse > WORSE + SPREADS * spread
+        some = run["fault"] not in HARMLESS and total > TWINS * noise
+        harmed = ruined or (some and total > price(run, twin[name]))
+        peak, row = max(sums, default=0.0), run["row"]
         half = next((i for i, each in enumerate(sums) if each >= peak / 2), len(sums))
-        found[name] = Harm(harmed, run["row"], run["row"] + half, total, worse)
+        half += counted_from(run)
+        first = row - (program.ranks > 1)
+        found[name] = Harm(harmed, some and not harmed, row, first, half, total, worse)
     return found
 
 
@@ -123,16 +158,21 @@ def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
     acts = [act.step for act in outcome.actions if act.touches_job]
     pages = [one.step for one in outcome.alarms if one.notified and one.severity in PAGES]
     if harm is None or not harm.harmed:
-        tally.unharmed += 1
-        tally.false_actions += bool(acts)
+        if outcome.run.rpartition("-")[0] in (HEALTHY, *HARMLESS):
+            tally.healthy += 1
+            tally.false_actions += bool(acts)
+        else:
+            tally.spared += 1
+            tally.slight += harm is not None and harm.slight
+            tally.needless_actions += bool(acts)
         tally.messages += sum(alarm.notified for alarm in outcome.alarms)
         tally.rows += outcome.rows
         return
     tally.harmed += 1
     deadline = max(harm.half, harm.row + AT_ONCE)
-    acted = any(harm.row <= step <= deadline for step in acts)
+    acted = any(harm.first <= step <= deadline for step in acts)
     tally.acted += acted
-    tally.paged += any(harm.row <= step <= deadline for step in pages)
+    tally.paged += any(harm.first <= step <= deadline for step in pages)
     if not acted:
         tally.missed.append(outcome.run)
 
@@ -140,14 +180,29 @@ def add(tally: Tally, outcome: Outcome, harm: Harm | None) -> None:
 COLUMNS: list[tuple[str, Callable[[Tally], str]]] = [
     ("acted in time, of harmed runs", lambda t: f"{t.acted}/{t.harmed}"),
     ("paged in time, of harmed runs", lambda t: f"{t.paged}/{t.harmed}"),
-    ("acted without harm, of runs without", lambda t: f"{t.false_actions}/{t.unharmed}"),
-    ("messages per 1000 rows of runs without harm", lambda t: f"{1000 * t.messages / t.rows:.1f}"),
+    (
+        "acted in healthy runs and harmless twins, of all of these",
+        lambda t: f"{t.false_actions}/{t.healthy}",
+    ),
+    (
+        "acted on faults without harm or with less than a remedy costs, of all of these",
+        lambda t: f"{t.needless_actions}/{t.spared}",
+    ),
+    ("messages per 1000 rows of runs not harmed", lambda t: f"{1000 * t.messages / t.rows:.1f}"),
 ]
 
 
 def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> Iterator[str]:
     """Yield the tables: a row per program, a column per policy."""
     programs = list(dict.fromkeys(program for program, _ in tallies))
+    yield "## Recorded runs"
+    yield ""
+    yield "| program | healthy, or a harmless twin | no harm | less than a remedy costs | harmed |"
+    yield "| --- | --- | --- | --- | --- |"
+    for program in programs:
+        t = tallies[program, policies[0]]
+        yield f"| {program} | {t.healthy} | {t.spared - t.slight} | {t.slight} | {t.harmed} |"
+    yield ""
     for title, cell in COLUMNS:
         yield f"## {title.capitalize()}"
         yield ""
@@ -191,7 +246,7 @@ def main() -> int:
     print(text)
     if not (options.policy or options.programs or options.kept_aside):
         first = [t for (_, policy), t in tallies.items() if policy == names[0]]
-        runs = sum(t.harmed + t.unharmed for t in first)
+        runs = sum(t.harmed + t.healthy + t.spared for t in first)
         TABLE.write_text(HEAD.format(runs=runs, programs=len(programs)) + text)
     if options.missed:
         for (program_name, policy), tally in tallies.items():
