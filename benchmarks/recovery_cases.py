@@ -42,6 +42,7 @@ CASES = (
     Case("healthy", (), "healthy"),
     Case("rate x30", _at("lr_spike"), "recovered"),
     Case("batch cut to 1/8", _at("batch_cut"), "held", by="data.smaller"),
+    Case("one batch of random tokens", _at("bad_batch:steps=1"), "recovered"),
     Case("random tokens", _at("bad_batch"), "recovered"),
     Case("repeated tokens", _at("repeated_tokens"), "recovered"),
     Case("shuffled labels", _at("shuffled_labels"), "recovered"),

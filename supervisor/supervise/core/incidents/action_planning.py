@@ -35,6 +35,7 @@ def basic_context(
         before: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
+    asked = incident.deferred.weights_check
     return PlanContext(
         incident=incident.id,
         step=state.step,
@@ -46,6 +47,7 @@ def basic_context(
         good=state.checkpoints.good(),
         batches=incident.onset.batches,
         operator=operator,
+        good_loss=None if asked is None else asked.loss,
     )
 
 

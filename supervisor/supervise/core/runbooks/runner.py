@@ -274,7 +274,7 @@ def _on_weights_checked(
     assert run.intent.action is not None
     why = run.intent.action.objection(run.intent.args, result)
     if why:
-        weights_check.reduce(ctx, incident, run, why)
+        weights_check.reduce(ctx, incident, run, why, float(result["loss"]))
         _untry(ctx, incident, why)
         return
     incident.deferred.weights_check = None

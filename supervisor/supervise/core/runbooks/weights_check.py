@@ -5,7 +5,9 @@ since the savepoint, and they go on coming. So a runbook may begin with `check_w
 objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
 While the losses stay out of their band it is asked again, each time after twice as many steps.
 Where a rollback takes the loop back, and so ends such a trouble, that is sooner, and once in any
-case: repeated tokens are learned in a few steps, and their loss tells of nothing any more.
+case: repeated tokens are learned in a few steps, and their loss tells of nothing any more. There
+the evidence waits for the second answer: the job would be some steps further by the time it is
+collected, and weights that had bad batches come back in as few.
 """
 
 from __future__ import annotations
@@ -37,8 +39,14 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
 
 
-def reduce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
-    """Leave of the runbook nothing but its evidence, and plan to ask again."""
+def reduce(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, why: str, loss: float
+) -> None:
+    """Leave of the runbook its evidence, or nothing yet, and plan to ask again.
+
+    Args:
+        loss: of the probe batch, with weights that are good.
+    """
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
     waits = int(run.intent.args["again"])
     rewinds = "rewind" not in state.job.unavailable
@@ -52,9 +60,12 @@ def reduce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str
         run.terms.escalated,
         state.frame_count + waits,
         waits,
+        loss if old is None else min(loss, old.loss),
         surely=rewinds and old is None,  # some bad batches have low losses
     )
     run.terms.reduced_reason, run.terms.repeated = why, old is not None
+    if incident.deferred.weights_check.surely:
+        run.index = len(run.runbook.steps)
     state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
 
 

@@ -125,6 +125,7 @@ class WithdrawnRunbook:
         name, level, escalated: it, as it was started.
         at: frame count at which it is asked anew, if the loss is still out of its band then.
         waits: steps until then. surely: whatever the loss is.
+        loss: of the probe batch with these weights, the lowest one.
     """
 
     name: str
@@ -132,6 +133,7 @@ class WithdrawnRunbook:
     escalated: bool
     at: int
     waits: int
+    loss: float
     surely: bool
 
 
