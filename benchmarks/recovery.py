@@ -167,7 +167,8 @@ def _size(case: Case) -> tuple[int, int]:
 
 
 def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], seeds: int) -> str:
-    """Return the page."""
+    """Return the page; what was not run is taken from the present one."""
+    shown = shown_before(TABLE.read_text())
     rows = [["fault", "wanted", "kept", "told", "acted", "loss", "lost", *ARMS[1:], "actions"]]
     for case in cases:
         calm = undisturbed(found, case, seeds)
@@ -183,15 +184,30 @@ def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], se
                 _span([one.acted for one in ours]),
                 f"{100 * max(losses):+.1f} %" if losses else "–",
                 _price([lost(case, one, calm[s]) for s, one in enumerate(ours)], case),
-                *(_lost_by(found.get((case.name, arm, 0)), case, calm[0]) for arm in ARMS[1:]),
+                *(
+                    _lost_by(found[case.name, arm, 0], case, calm[0])
+                    if (case.name, arm, 0) in found
+                    else shown.get((case.name, arm), "–")
+                    for arm in ARMS[1:]
+                ),
                 ", ".join(dict.fromkeys(ours[0].actions)) or "–",
             ]
         )
     return HEAD + table(rows)
 
 
-def _lost_by(other: Result | None, case: Case, calm: float) -> str:
-    return "–" if other is None else _price([lost(case, other, calm)], case)
+def _lost_by(other: Result, case: Case, calm: float) -> str:
+    return _price([lost(case, other, calm)], case)
+
+
+def shown_before(page: str) -> dict[tuple[str, str], str]:
+    """Return the cells of the page by fault and column, for what is not run again."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
+    return {(row[0], name): cell for row in rows for name, cell in zip(rows[0], row, strict=True)}
 
 
 def _price(steps: Sequence[int], case: Case) -> str:
@@ -227,7 +243,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--ours", action="store_true", help="with the supervisor only")
+    parser.add_argument("--ours", action="store_true", help="the other columns stay")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     chosen = [c for c in CASES if c.name in args.only or not args.only]
@@ -241,7 +257,7 @@ def main() -> None:
     found = {(c.name, arm, seed): r for (c, arm, seed), r in zip(wanted, results, strict=True)}
     page = show(found, cases, args.seeds)
     print(page)
-    if not (args.only or args.ours):
+    if not args.only:
         TABLE.write_text(page)
     broken = [
         f"{case.name}, seed {seed}"
