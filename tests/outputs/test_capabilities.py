@@ -63,6 +63,13 @@ def test_each_capability_has_its_reason(policy, probe, facts, what, how):
     assert known is (probe.get("rollback") != "none yet")
 
 
+@pytest.mark.parametrize(("steps", "apart"), [([0, 75], 75), ([9], 71), ([0, 25, 50], 0)])
+def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
+    found, _ = told(NANO, READY | {"savepoints": steps})
+    late = f", savepoints {apart} steps apart for their cost"
+    assert found["rollback"] == "yes, weights and loop" + (late if apart else "")
+
+
 def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
     state = engine.start(AGAIN)
     state.checkpoints.notice({"id": "ckpt-50", "step": 50, "path": "/c/50", "ok": True})

@@ -15,6 +15,7 @@ from ..errors import Refused
 from ..torch_state.rate_hold import LATE
 from . import skip_ranges
 from .batch_replay import BatchReplay
+from .time_share import TimeShare
 
 if TYPE_CHECKING:
     from ..collectors import Collectors
@@ -92,9 +93,7 @@ class RollbackController:
         self._savepoints: Any = None
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
-        self._not_before_ns = 0  # the next savepoint, by what the cheaper of the newest two cost
-        self._cost_ns = -1  # CPU time of the newest one; -1 before any
-        self._share = 0.0
+        self._not_before_ns = 0  # the next savepoint, by what the newest ones cost
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self._levels: Dict[int, Levels] = {}  # by step of a savepoint: the rates of then
@@ -112,7 +111,7 @@ class RollbackController:
         from .manager import Savepoints
 
         self._every = max(1, int(wanted["every"]))
-        self._share = float(wanted.get("share", 0.0))  # of the wall time; 0: as much as it takes
+        self._time_share = TimeShare(float(wanted.get("share", 0.0)))
         max_bytes = int(wanted["max_bytes"])
         self.batches = BatchReplay(context.torch, max_bytes)
         self._savepoints = Savepoints(
@@ -177,11 +176,9 @@ class RollbackController:
             for error in self._savepoints.disk_errors():
                 reporter.notice("note", f"{error}; it is dropped when its memory is needed")
         self._next = self._next_multiple(step)
-        now, before = monotonic_ns(), self._cost_ns
+        now = monotonic_ns()
         position.held_ns += now - began
-        self._cost_ns = thread_time_ns() - cpu if before >= 0 else 0  # the first one allocates
-        if self._share:
-            self._not_before_ns = now + int(min(before, self._cost_ns) / self._share)
+        self._not_before_ns = now + self._time_share.wait_ns(thread_time_ns() - cpu)
 
     def take_before_jump(self) -> None:
         """Save the weights before an update at a rate that has jumped.
@@ -202,10 +199,9 @@ class RollbackController:
             self.take(within_step=True)
         now = monotonic_ns()
         self._position.held_ns += now - began
-        if self._share:
-            owed = int((thread_time_ns() - cpu) / self._share)
-            self._not_before_ns = max(now, self._not_before_ns) + owed
-            self._jump_not_before_ns = self._not_before_ns
+        owed_ns = self._time_share.owed_ns(thread_time_ns() - cpu)
+        self._not_before_ns = max(now, self._not_before_ns) + owed_ns
+        self._jump_not_before_ns = self._not_before_ns
 
     def take(self, within_step: bool = False) -> Dict[str, Any]:
         """Save the state after the last step.

@@ -5,6 +5,7 @@ Console, `supervise status` and its JSON take it from here, so that they say the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,9 +73,19 @@ def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     if not probe.get("savepoints"):
         every = policy.savepoints.get("every", "?")
         return f"not yet (savepoints are taken every {every} steps at most)"
+    how = "yes, weights and loop"
     if "rewind" in missing:
-        return f"yes, weights ({_reason(missing['rewind'])}, so the loop goes on)"
-    return "yes, weights and loop"
+        how = f"yes, weights ({_reason(missing['rewind'])}, so the loop goes on)"
+    return how + _lateness(policy, state, probe["savepoints"])
+
+
+def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
+    """Say how far savepoints are apart where that is more than the policy wants, else ""."""
+    every = int(policy.savepoints.get("every", 1))
+    ends = [*steps[-2:], state.step]
+    apart = max(b - a for a, b in itertools.pairwise(ends))
+    # Twice: a pause, or a step that was not finite, makes one late, too.
+    return f", savepoints {apart} steps apart for their cost" if apart > 2 * every else ""
 
 
 def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
