@@ -6,6 +6,7 @@ import pytest
 
 from supervise.core.handlers.job_lifecycle import start_failed
 from supervise.core.model.events import (
+    Announced,
     Beat,
     Exited,
     Finished,
@@ -105,6 +106,7 @@ def failed(story, cls, relaunch):
     """A rank of the job ends with an error of this class, and the job with it."""
     data = {"type": "E", "message": "boom", "file": "train.py", "line": 41, "rank": 1}
     data |= {"cls": cls, "title": "it happened", "relaunch": relaunch, "record": f"f.{story.at_ns}"}
+    data |= {"at_ns": story.at_ns, "leading": True}
     story.send(Notice(story.at_ns, "failure", "E: boom", rank=1, data=data))
     story.send(Exited(story.at_ns, 1))
 
@@ -153,6 +155,55 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
 
     last = messages(story)[-1]
     assert last["title"].endswith(": E") and "KeyError: 'shard'" in last["why"]
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        # A program that the job starts may fail by design, long before or just before.
+        ([{"type": "Probe", "at_ns": 1}, {"type": "Own", "at_ns": 9, "leading": True}], "Own"),
+        ([{"type": "Probe", "at_ns": 1}, {"type": "Own", "at_ns": 200 * SECOND}], "Own"),
+        # What a lost peer raises comes first in time where its end is noticed late.
+        ([{"type": "Lost", "at_ns": 1, "secondary": True}, {"type": "Own", "at_ns": 9}], "Own"),
+        # A launcher knows which of the processes were ranks.
+        (
+            [
+                {"type": "Probe", "at_ns": 1},
+                {"type": "Own", "at_ns": 2, "pid": 7},
+                {"type": "Child", "kind": "launcher", "at_ns": 3, "leading": True, "children": [7]},
+            ],
+            "Own",
+        ),
+        ([{"type": "T", "kind": "thread"}, {"type": "X", "kind": "exit", "at_ns": 9}], "X"),
+    ],
+)
+def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
+    story = tell(job={})
+    for data in failures:
+        story.send(Notice(story.at_ns, "failure", "", data=data))
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.job.cause.type == cause
+    assert messages(story)[-1]["title"].endswith(f": {cause}")
+
+
+def test_a_program_that_failed_long_before_explains_no_end(tell):
+    story = tell(job={})
+    story.send(Notice(story.at_ns, "failure", "", data={"type": "Probe", "at_ns": 1}))
+    story.tick(90)
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.job.cause is None
+
+
+def test_what_a_launcher_answered_is_no_cause_of_a_later_end(tell):
+    """It started the ranks again by itself."""
+    story = tell(job={})
+    story.send(Notice(story.at_ns, "failure", "", data={"type": "E", "pid": 1}))
+    story.send(Announced(story.at_ns, 0, 1, 2, story.names, segment=9, again=True))
+    story.send(Exited(story.at_ns, 1))
+
+    assert story.state.job.cause is None
 
 
 def test_nothing_that_a_notice_tells_gets_in_the_way(tell):

@@ -92,7 +92,7 @@ def died(make_folder, launch, tmp_path):
         folder, counter = make_folder(), tmp_path / "memory.events"
         counter.write_text("oom 0\noom_kill 4\n")
         marks = folder / "probe"
-        records = FailureRecords(marks, classes, OomCounters(counter, tmp_path / "none"))
+        records = FailureRecords(marks, classes, OomCounters(counter, tmp_path / "none"), set)
         records.launched()
         launch(script, folder=folder, code=code, environ=environ)
         if kernel:
@@ -159,10 +159,10 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
     texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
     for number, text in enumerate(texts):
         (tmp_path / f"failure.7.{number}.json").write_text(text)
-    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"))
+    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
     first, second = records.ended(1, 0, 1, {}), records.ended(1, 0, 1, {})
     known = [notice.data["record"] for notice in first]
-    again = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), known)
+    again = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set, known)
 
     assert [notice.message for notice in first] == ["E: [31mred", ""]
     assert (second, again.ended(1, 0, 1, {})) == ([], [])
@@ -171,7 +171,7 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
 def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
     """Where the disk of the run is full; the segment has it."""
     ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
-    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"))
+    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
     (notice,) = records.ended(4242, 1, 1, ends)
 
     assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"

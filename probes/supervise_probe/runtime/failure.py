@@ -66,12 +66,18 @@ def record_end(status: Any, frames: Sequence[Place], *, marks: str, **more: Any)
     error = getattr(sys, "last_value", None)
     if error is not None and not isinstance(error, KeyboardInterrupt):
         found = of_error(error)
-    elif error is None and status not in (None, 0):
+    elif error is None and status not in (None, 0) and not _is_spawned(status, frames):
         found = of_exit(status, frames)
     else:
         return
     _ended.append(os.getpid())
     _write(marks, {**found, **more})
+
+
+def _is_spawned(status: Any, frames: Sequence[Place]) -> bool:
+    """Return whether multiprocessing ends a child of its own: the parent knows more of that."""
+    name = frames[0][0] if frames else ""
+    return isinstance(status, int) and name.endswith(os.path.join("multiprocessing", "spawn.py"))
 
 
 def watch_threads(place: Callable[[], Mapping[str, Any]]) -> None:

@@ -46,6 +46,7 @@ class Status:
             settings.run.marks_path,
             self._failure_classes,
             OomCounters.here(),
+            lambda: self._processor.state.job.pids,
             () if past is None else past.taken.failures,
         )
         self._channels: Sequence[str] = settings.facts.get("channels", ())

@@ -118,6 +118,9 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
     monitor.announce(event.names, event.program)
     state.context.attribution.announced(rank, event.names, event.program)
     state.job.world_size = event.world_size
+    state.job.pids.add(event.pid)
+    if event.again:
+        state.job.failures.clear()  # a launcher has answered them
 
 
 def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:

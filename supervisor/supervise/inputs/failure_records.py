@@ -45,7 +45,7 @@ _SIGNALS = {  # as faulthandler calls them
 ASKED = frozenset(
     -number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 )
-MOST = 64  # failures of one launch; more say nothing new
+MOST = 64  # ranks, and of other programs of the job, whose ends one launch reports
 MAX_BYTES = 65536
 TEXT_CHARS, TRACE_CHARS = 2100, 6100
 _TEXTS = ("type", "message", "file", "function", "within", "thread", "traceback")
@@ -61,6 +61,7 @@ class FailureRecords:
         marks: directory of the probe's marks.
         classes: returns the classes that count now.
         counters: of kills by the kernel.
+        leading: returns the pids of the job's first process and of those that trained.
         known: names of the records that an earlier supervisor took.
     """
 
@@ -69,18 +70,22 @@ class FailureRecords:
         marks: Path,
         classes: Callable[[], tuple[FailureClass, ...]],
         counters: OomCounters,
+        leading: Callable[[], Collection[int]],
         known: Collection[str] = (),
     ) -> None:
         self._marks = marks
         self._change = DirectoryChange(marks)
         self._classes = classes
         self._counters = counters
+        self._leading = leading
         self._known = set(known)
         self._pids: set[int] = set()  # of this launch, whose end is known
+        self._others = 0  # of them, those that are no rank
 
     def launched(self) -> None:
         """Another process is the job: what is there already is of an earlier one."""
         self._pids.clear()
+        self._others = 0
         self._counters.start()
 
     def poll(self, now_ns: int) -> list[Notice]:
@@ -114,8 +119,10 @@ class FailureRecords:
             if data is None:
                 self._known.add(name)
                 continue
-            found += self._report(name, _failure(data), now_ns)
-            for rank in _ranks(data):
+            ranks = list(_ranks(data))
+            children = tuple(rank.pid for rank in ranks)
+            found += self._report(name, replace(_failure(data), children=children), now_ns)
+            for rank in ranks:
                 if rank.pid not in self._pids and rank.returncode not in ASKED:
                     found += self._report(f"{name}:{rank.pid}", rank, now_ns)
         return found
@@ -149,7 +156,9 @@ class FailureRecords:
 
     def _report(self, name: str, failure: Failure, now_ns: int) -> list[Notice]:
         self._known.add(name)
-        if len(self._pids) >= MOST:
+        leading = failure.pid in self._leading()
+        self._others += not leading
+        if self._others > MOST and not leading:  # programs that are meant to fail
             return []
         if failure.kind != THREAD:
             self._pids.add(failure.pid)
@@ -159,7 +168,7 @@ class FailureRecords:
         if killed and (oom := self._counters.killed()):
             message = f"{failure.message.splitlines()[0]}; {oom}" if failure.message else oom
             failure = replace(failure, message=message)
-        failure = classify(failure, self._classes())
+        failure = classify(replace(failure, leading=leading), self._classes())
         data = {**asdict(failure), "record": name}
         return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=data)]
 

@@ -14,6 +14,8 @@ from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import Incident
 from ..core.state.run_state import ApprovalRequest, State
 
+FAILURES = 8  # shown of them
+
 
 def snapshot(
     policy: Policy,
@@ -60,7 +62,7 @@ def snapshot(
         "updated_wall": wall,
     }
     if state.job.failures:
-        found["failures"] = [failure.text for failure in state.job.failures]
+        found["failures"] = [failure.text for failure in state.job.failures_by_cause[:FAILURES]]
     if cause := state.job.cause:
         found["ended_by"] = {"text": cause.text, "class": cause.cls, "means": cause.title}
     if awaited := _awaited(policy, state):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core.model.failure import KIND, Failure, explains
+from ..core.model.failure import KIND, Failure, by_cause
 
 MOST = 8  # failures in full; the rest follows from one of them as a rule
 
@@ -19,7 +19,7 @@ def failures(records: Sequence[Mapping[str, Any]]) -> list[Failure]:
             found.clear()
         elif record["kind"] == "note" and data.get("what") == KIND:
             found.append(Failure.of(data["details"]))
-    return sorted(found, key=explains)
+    return by_cause(found)
 
 
 def lines(found: Sequence[Failure]) -> Iterator[str]:

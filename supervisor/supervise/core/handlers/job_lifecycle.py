@@ -52,6 +52,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
             ""  # it was taken back from a training that had just begun
         )
     job.failures.clear()
+    job.pids, job.ended_ns = {event.pid}, 0
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
@@ -200,7 +201,7 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
 def on_exited(ctx: StepContext, event: Exited) -> None:
     """The job's processes are gone; what is under way comes to its end before that is answered."""
     state, incident = ctx.state, ctx.state.incident
-    state.job.returncode = event.returncode
+    state.job.returncode, state.job.ended_ns = event.returncode, event.at_ns
     if incident is not None:
         incident.recovery.undos.clear()  # it ended with the process
     run = state.run()

@@ -1,13 +1,14 @@
 """Why a process of the job ended: an uncaught error, a fatal signal, or a call of `sys.exit`.
 
 A failure enters the engine as a `Notice` of kind `failure` whose data are the fields of `Failure`.
-One trouble ends many processes: ranks lose their peers, launchers lose their ranks. `explains`
-sorts them, the one that people should read first.
+One trouble ends many processes: ranks lose their peers, launchers lose their ranks. And a job may
+start programs whose errors it expects, such as one that tries an import. `by_cause` sorts them, the
+one that people should read first comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ KIND = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = RELAUNCHES = ("always", "once", "never")
 EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thread", "launcher"
 _RANKING = (EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
+RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one explains nothing
 SHOWN_CHARS = 200  # of a message, in one line
 
 
@@ -33,6 +35,8 @@ class Failure:
         returncode: as in `subprocess`; None where it is not recorded.
         cls, title, then: its class, what that means, what people can do; see `failure_classes`.
         relaunch: whether a start of the job can help: `always`, `once`, `never`.
+        leading: of the job's first process, or of one that trained.
+        children: pids of the ranks that a launcher saw fail: they count as leading.
         secondary: it follows from the end of another process.
         traceback: its text, of several lines.
     """
@@ -54,6 +58,8 @@ class Failure:
     title: str = ""
     then: str = ""
     relaunch: str = ALWAYS
+    leading: bool = False
+    children: tuple[int, ...] = ()
     secondary: bool = False
     traceback: str = ""
 
@@ -61,7 +67,8 @@ class Failure:
     def of(cls, data: Mapping[str, Any]) -> Failure:
         """Return the failure that a notice reports; what is no field of it is left out."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in known})
+        found = {name: value for name, value in data.items() if name in known}
+        return cls(**found | {"children": tuple(found.get("children") or ())})
 
     @property
     def text(self) -> str:
@@ -78,10 +85,27 @@ class Failure:
         return f"{what}{where}" + (f" ({origin})" if origin else "")
 
 
-def explains(failure: Failure) -> tuple[bool, int, int]:
-    """Return a key by which failures are sorted: the one that the others follow from comes first.
+def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
+    """Return the failures that may explain the end of a job, the one to be read first in front.
 
-    What is known to be a consequence comes last, then a launcher's summary, then what ended only a
-    thread; among equals the earliest comes first.
+    First those of ranks and of the job's first process, then those of other programs; what ended of
+    these long before is left out. In both what is known to be a consequence comes last, then a
+    launcher's summary, then what ended only a thread; among equals the earliest comes first.
+
+    Args:
+        ended_ns: when the job ended, 0 while it runs.
     """
-    return failure.secondary, _RANKING.index(failure.kind), failure.at_ns
+    known = list(failures)
+    newest = max((failure.at_ns for failure in known), default=0)
+    since_ns = max(newest, ended_ns) - RECENT_NS
+    listed = {pid for failure in known for pid in failure.children}
+
+    def leads(failure: Failure) -> bool:
+        return failure.kind != LAUNCHER and (failure.leading or failure.pid in listed)
+
+    def key(failure: Failure) -> tuple[bool, bool, int, int]:
+        kind = _RANKING.index(failure.kind)
+        return not leads(failure), failure.secondary, kind, failure.at_ns
+
+    recent = (failure for failure in known if leads(failure) or failure.at_ns > since_ns)
+    return sorted(recent, key=key)

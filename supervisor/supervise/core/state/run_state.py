@@ -19,7 +19,7 @@ from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import SEVERITIES, Decision
 from ..model.events import Event
-from ..model.failure import Failure, explains
+from ..model.failure import Failure, by_cause
 from ..model.policy import Policy
 from .incident import Incident
 from .runbook_execution import RunbookExecution
@@ -115,6 +115,7 @@ class JobLife:
         world_size: how many ranks it has, as they say.
         launched: first attempt of the newest launch; frames of older ones are of the past.
         returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
+        ended_ns: when it ended last, 0 for never.
         over: nothing will run any more.
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
@@ -122,6 +123,7 @@ class JobLife:
         preempted: what asked for its end, and whether the job wrote a checkpoint for that.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         restarted_with: what the newest start was given to go on from a checkpoint.
+        pids: of its first process, and of those that trained since its launch.
         failures: what its processes recorded of their ends, of the newest launch.
         unavailable: verb -> why the probe says that this job does not allow it.
         lost: the verbs that people know to be unavailable; None before they heard what can be done.
@@ -131,6 +133,7 @@ class JobLife:
     launched: int = 0
     returncode: int | None = None
     ended: bool = False
+    ended_ns: int = 0
     over: bool = False
     paused: bool = False
     stopping: bool = False
@@ -141,6 +144,7 @@ class JobLife:
     no_restart_reason: str = ""
     restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)
+    pids: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
     lost: frozenset[str] | None = None
@@ -149,6 +153,7 @@ class JobLife:
         return replace(
             self,
             restarts=self.restarts.copy(),
+            pids=set(self.pids),
             failures=list(self.failures),
             unavailable=dict(self.unavailable),
         )
@@ -161,7 +166,7 @@ class JobLife:
     @property
     def failures_by_cause(self) -> list[Failure]:
         """How its processes ended, the one that the others follow from first."""
-        return sorted(self.failures, key=explains)
+        return by_cause(self.failures, self.ended_ns)
 
 
 @dataclass(slots=True)
