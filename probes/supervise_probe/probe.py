@@ -271,6 +271,7 @@ class Probe:
             parts.safeguards.end()
             parts.rank.publisher.flush()
             parts.reports.end()
+            parts.wired.framework.ended()
             reporter.beat("exiting")
             reporter.writer.last_words(*exit_status.last_words())
             parts.rank.rollbacks.close()

@@ -96,7 +96,9 @@ def test_automatic_optimisation(library_pair):
     assert job.frames[5]["checkpoint_time"] > 0
     assert job.notices[-1].data["val_loss"] == pytest.approx(last)
     assert saved[-1]["path"] == str(job.folder / "saved" / "fabric.pt")
-    assert job.kinds() == ["checkpoint-saved"] * 3 + ["note"]
+    assert sorted(job.kinds()) == ["checkpoint-saved"] * 3 + ["note", "training-ended"]
+    ended = next(each.data for each in job.notices if each.kind == "training-ended")
+    assert ended == {"done": 10, "total": 10, "stopped": False}
     for frame in job.frames[1:]:  # the model itself is never called, only its training_step
         parts = [frame[f"{part}_time"] for part in ("input", "forward", "backward", "optimizer")]
         assert min(parts) > 0 and sum(parts) + frame["other_time"] == pytest.approx(

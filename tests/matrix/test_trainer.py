@@ -71,7 +71,9 @@ def test_the_trainer(library_pair):
     assert all((job.folder / "saved" / f"checkpoint-{n}").is_dir() for n in (8, 16, 20))
     assert saved[0].data["path"] == str(job.folder / "saved" / "checkpoint-8")
     assert [f["step"] for f in job.frames if f.get("checkpoint_time", 0) > 0] == [8, 16]
-    assert job.kinds() == ["checkpoint-saved"] * 3 + ["note"]
+    assert job.kinds() == ["checkpoint-saved"] * 3 + ["training-ended", "note"]
+    ended = next(each.data for each in job.notices if each.kind == "training-ended")
+    assert (ended["done"], ended["total"]) == (20, 20)
     assert job.notices[-1].message.startswith("after the last step: val_loss")
     assert job.notices[-1].data["val_loss"] == last
 

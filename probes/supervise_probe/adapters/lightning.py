@@ -52,7 +52,7 @@ def listen(hold: Hold, library: Any) -> None:
             if path is not None:
                 trainer.save_checkpoint(path or _path(trainer))
         elif hook_name == "on_train_end":
-            library.trained_by("")
+            library.ended(trainer.global_step, trainer.should_stop)
         elif hook_name == "on_validation_end" and not trainer.sanity_checking:
             for name, value in _losses(trainer._logger_connector._callback_metrics):
                 library.report(name, value)

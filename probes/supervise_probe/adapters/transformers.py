@@ -43,7 +43,7 @@ def listen(hold: Hold, library: Any) -> None:
         elif event == "on_step_end":
             control.should_save |= library.take_order() is not None
         elif event == "on_train_end":
-            library.trained_by("")
+            library.ended(state.global_step, control.should_training_stop)
         elif event == "on_evaluate":
             for name, value in _losses(kwargs.get("metrics") or {}):
                 library.report(name, value)

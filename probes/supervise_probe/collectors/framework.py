@@ -69,7 +69,7 @@ class Collector(Base):
             step_is_over: called between two steps: one that waits for another optimizer is over.
         """
         super().__init__(context)
-        self._position = context.position
+        self._position, self._reporter = context.position, context.reporter
         self._extra, self._step_is_over = extra, step_is_over
         self._names = {"val_loss"}
         self.total_steps: Optional[int] = None
@@ -98,6 +98,22 @@ class Collector(Base):
         """Training begins: `total` steps are planned (0 or less: unknown), `done` are made."""
         self.total_steps = int(total) if 0 < total < float("inf") else None
         self.steps_before = done - self._position.step
+
+    def ended(self, done: Optional[int] = None, stopped: bool = False) -> None:
+        """The loop of the library ends, or the process does before it.
+
+        Args:
+            done: steps in the library's own count; default: as the probe counted. stopped: somebody
+                asked the library to stop, such as a callback for early stopping.
+        """
+        trainer, total = self.trainer, self.total_steps
+        self.trained_by("")
+        if not trainer or total is None:
+            return
+        done = self._position.step + self.steps_before if done is None else done
+        data = {"done": done, "total": total, "stopped": bool(stopped)}
+        message = f"{trainer} ended after {done} of {total} steps"
+        self._reporter.notice("training-ended", message, data)
 
     def report(self, name: str, value: Any) -> None:
         """An evaluation gave this loss, a number or a one-element tensor."""

@@ -21,6 +21,7 @@ class TrainerListener:
 
     def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
         self.trained_by, self.length = library.trained_by, library.length
+        self.ended = library.ended
         self.epoch, self.report = library.epoch, library.report
         self.take_order = library.take_order
         self.steer, self.began = resume.steer, resume.began

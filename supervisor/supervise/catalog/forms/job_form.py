@@ -157,6 +157,13 @@ class JobForm:
             "it write a checkpoint before it ends; default: signals are passed on at once"
         ),
     ] = None
+    steps: Annotated[
+        SomeSteps | None,
+        Doc(
+            "optimizer steps of a whole run: an end with code 0 before them is SEV1; default: as "
+            "Trainer or Lightning plan them"
+        ),
+    ] = None
     orphans: Annotated[
         OrphansForm, Doc("processes that go on training after the first one has ended")
     ] = field(default_factory=OrphansForm)

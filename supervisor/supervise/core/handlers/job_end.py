@@ -16,6 +16,7 @@ from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
 from ..state.run_state import JobLife, Restarts, StepContext
 from ..state.runbook_execution import RunbookExecution
+from . import early_end
 from .job_lifecycle import ASKED, exit_text, has_crashed, start_failed
 
 INTERRUPTED = (-2, 130)
@@ -168,7 +169,8 @@ def _notify_end(
             then = "good checkpoints: supervise checkpoints RUN; "
             then += f"evidence: supervise why RUN {incident.id}"
     elif job.returncode == 0:
-        ctx.notify("INFO", f"finished at step {step}", replace=True)
+        if not early_end.notify(ctx):
+            ctx.notify("INFO", f"finished at step {step}", replace=True)
         return
     elif job.interrupted and job.returncode in INTERRUPTED:
         ctx.notify("INFO", f"interrupted at step {step}", verdict=verdict, replace=True)

@@ -6,6 +6,8 @@ over when the job has ended and nothing is under way that would start another on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
@@ -17,7 +19,7 @@ from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import Reason, RunbookExecution
-from . import preempt_outcome
+from . import early_end, preempt_outcome
 
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
@@ -41,11 +43,20 @@ REPEAT_S = 900.0  # between two pages of the same; as long as an approval waits 
 GIVE_UP = "give-up"  # name of the runbook
 
 
+ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
+    "continuity": effect_verification.on_continuity,
+    "resume-refused": effect_verification.on_continuity,
+    withdrawal.ENDED: withdrawal.on_pause_ended,
+    "training-ended": early_end.on_training_ended,
+    "preempt": preempt_outcome.on_preempt,
+}
+
+
 def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = ctx.state, ctx.state.job
     job.returncode, job.ended, job.no_restart_reason = None, False, ""
-    job.preempted = ""
+    job.preempted, job.shortfall = "", None
     job.launched = event.attempt
     if state.incident is not None:
         state.incident.deferred.session_end = (
@@ -89,6 +100,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         _on_failure(ctx, Failure.of(event.data))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.get("shards"))
+    job.signalled |= event.kind == "signal"
     if event.kind == "signal" and event.data.get("final"):
         job.end_requested = True
         job.interrupted |= bool(event.data.get("typed"))
@@ -101,12 +113,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "checkpoint-search":
         checkpoint_choice.on_search(state, event)
         runner.start_waiting(ctx)
-    if event.kind in ("continuity", "resume-refused"):
-        effect_verification.on_continuity(ctx, event)
-    if event.kind == withdrawal.ENDED:
-        withdrawal.on_pause_ended(ctx, event)
-    if event.kind == "preempt":
-        preempt_outcome.on_preempt(ctx, event)
+    if event.kind in ON_NOTICE:
+        ON_NOTICE[event.kind](ctx, event)
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")

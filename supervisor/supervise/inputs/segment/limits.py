@@ -59,6 +59,7 @@ DATA: dict[str, dict[str, Any]] = {
     "resume-refused": _TOLD,
     "measurement-changed": {"metrics": list},
     "weights-restored": {"attempt": int, "to": int},
+    "training-ended": {"done": int, "total": int, "stopped": bool},
     "checkpoint-saved": {
         "path": str,
         "file": _STAMP,

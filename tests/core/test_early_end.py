@@ -1,0 +1,51 @@
+"""An end with code 0 before the planned length is SEV1, unless somebody asked for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.core.model.events import Exited, Launched, Notice
+
+from .conftest import messages
+
+STEPS = 50
+
+
+def end(story, code=0, *before):
+    """Make 50 steps and end; return severity and title of the newest message."""
+    story.frames(2.0, times=STEPS)
+    for event in before:
+        story.send(event)
+    story.send(Exited(story.at_ns, code))
+    newest = messages(story)[-1]
+    return newest["severity"], newest["title"]
+
+
+def library(done, total, *, stopped=False):
+    data = {"done": done, "total": total, "stopped": stopped}
+    return Notice(0, "training-ended", "Trainer ended", data=data)
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "shortfall"),
+    [
+        (None, [], ""),
+        (50, [], ""),
+        (60, [], "50 of 60 steps"),
+        (None, [library(30, 40)], "30 of 40 steps"),
+        (60, [library(40, 40)], ""),
+        (60, [library(30, 40, stopped=True)], ""),
+        (None, [library(30, 40), library(40, 40)], ""),
+        (60, [Notice(0, "signal", "SIGUSR1", data={"signal": "SIGUSR1", "final": False})], ""),
+        (60, [library(30, 40), Launched(0, 2, 1)], "50 of 60 steps"),
+        (None, [Notice(0, "training-ended", "damaged", data={"done": "x"})], ""),
+    ],
+)
+def test_success_before_the_planned_length_is_reported(tell, steps, before, shortfall):
+    found = end(tell(job={"steps": steps}), 0, *before)
+    early = ("SEV1", f"the job ended with code 0 after {shortfall}")
+    assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
+
+
+def test_a_failure_is_reported_as_one(tell):
+    assert end(tell(job={"steps": 60}), 1) == ("SEV1", "the job ended with code 1 at step 49")
