@@ -16,9 +16,7 @@ pytestmark = pytest.mark.slow
 # Changes that no scenario of the pack can notice, since nothing that it plays depends on them.
 UNSEEN = {
     # By state, and the pack runs nothing, so that its runs never come to `acting` or `probation`.
-    "schedule": {
-        "inhibit of schedule.rate, schedule.restarted, schedule.phase, schedule.counters removed"
-    },
+    "schedule": {"inhibit of schedule.rate, schedule.restarted, schedule.counters removed"},
     # What else `torn` asks for has more samples by then.
     "update_scale": {"update_scale.loss_z.min: 32 -> 16"},
 }

@@ -34,6 +34,7 @@ WANTED = f"{TRAINING} {BEHAVIOUR} {COMPUTE} {RUNNING}".split()
 # The same fact under another id, which some pack reads.
 SAME = {
     "train_loss_ema": {"train_loss_raw"},  # `trend` and `cusum` do their own smoothing
+    "train_ppl": {"train_loss_raw"},  # its logarithm
     "overflow_rate": {"overflow"},  # `rate` over the events themselves
     "skipped_updates": {"overflow", "skip_reason"},  # why each was, one by one
     "update_to_weight": {"update_norm"},  # its numerator

@@ -303,7 +303,10 @@ HEADLINES = {
 
 
 def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
-    """Return the breaching metrics behind a rule in one line, each with its number and limit."""
+    """Return the breaching metrics behind a rule in one line, each with its number and limit.
+
+    Where none has numbers: the detectors in breach, or else `otherwise`.
+    """
     parts: list[str] = []
     measures: dict[str, list[str]] = {}  # a metric with its value -> how far that is off
     for reading in numbers.values():
@@ -328,7 +331,8 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
         parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
     nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]
     parts += [f"{name} is NaN or Inf" for name in nonfinite]
-    return "; ".join(dict.fromkeys(parts)) or otherwise
+    breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
+    return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
 
 
 def symptom(numbers: Mapping[str, Mapping[str, Any]]) -> str:
