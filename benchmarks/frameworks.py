@@ -107,10 +107,6 @@ class Result:
     lost: int
     held: bool
 
-    def ruined(self) -> bool:
-        """Whether it came to its end with a loss that is no number."""
-        return self.loss is not None and not math.isfinite(self.loss)
-
 
 def run(job: Job, arm: str, fault: str, seed: int, path: Path) -> Result:
     """Start one run in `path` and read its result."""

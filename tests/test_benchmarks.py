@@ -39,6 +39,28 @@ def test_two_trees_are_judged_by_their_intervals():
     assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.MORE
 
 
+@pytest.mark.parametrize(
+    ("ours", "nobody", "missed"),
+    [
+        (0.02, 0.5, False),  # within 1.5 % and the deviation of the seeds
+        (0.03, 0.5, True),
+        (0.03, 0.025, False),  # nobody's is no better to speak of, and the fault no harm to cure
+        (0.018, 0.001, True),  # dearer than doing nothing
+    ],
+)
+def test_a_supervised_run_misses_above_the_undisturbed_or_nobodys(
+    monkeypatch, ours, nobody, missed
+):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import frameworks as bench
+
+    calm = [bench.Result(0, loss, (), 0, False) for loss in (2.0, 2.01)]
+    assert bench.deviation(calm) == pytest.approx(0.00707, rel=1e-2)
+    assert bench.worse(bench.Result(0, 2.1, (), 0, False), calm[0]) == pytest.approx(0.05)
+    assert bench.worse(bench.Result(78, None, (), 0, True), calm[0]) == float("inf")
+    assert bench.misses(ours, nobody, bench.deviation(calm)) == missed
+
+
 @pytest.fixture
 def scorer(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER / "proving"))

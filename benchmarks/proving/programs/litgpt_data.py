@@ -8,6 +8,25 @@ from litgpt.data import DataModule
 from torch.utils.data import DataLoader
 
 
+class Loader(DataLoader):
+    """With a state, as the loaders of litgpt's own data have: they go into its checkpoints."""
+
+    given = skipped = 0
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__(), 1):
+            if number > self.skipped:
+                self.given = number
+                yield batch
+        self.given = self.skipped = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.skipped = state["given"]
+
+
 @dataclass
 class Bytes(DataModule):
     """Spans of bytes, (rows, length + 1): litgpt takes inputs and targets out of them.
@@ -31,7 +50,7 @@ class Bytes(DataModule):
         return torch.cat([inputs, targets[:, -1:]], 1)
 
     def train_dataloader(self):
-        return DataLoader(self._spans(self.rows, self.seed), self.batch_size, shuffle=True)
+        return Loader(self._spans(self.rows, self.seed), self.batch_size, shuffle=True)
 
     def val_dataloader(self):
         return DataLoader(self._spans(256, 12345), self.batch_size)

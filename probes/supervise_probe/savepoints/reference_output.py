@@ -2,32 +2,39 @@
 how sure its outputs are and how far they have moved.
 
 Where the job takes the loss, the targets are needed: those of the first loss in the step whose
-input was kept, of logits that have the rows of the batch in front. Logits are those of a loss that
-the model takes itself, else of one that the job took. Where no loss can be told (other shapes,
-another loss than `cross_entropy` and `nll_loss`), none is.
+input was kept, of logits that have the rows of the batch in front. A loss that is taken in chunks,
+as litgpt does it, is that of the first one. Logits are those of a loss that the model takes itself,
+else of one that the job took. Where no loss can be told (other shapes, another loss than
+`cross_entropy` and `nll_loss`), none is.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ..sampling.activations import LOGITS, ROWS, some_rows
 from ..sampling.side_forward import ROWS as SEQUENCES
 from ..sampling.trial import floating
 
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
+CHUNK = 1024  # targets of a chunk that are kept
 
 
 class Targets(NamedTuple):
     """Those of the rows that were kept.
 
     Attributes:
+        rows: of the first rows of the batch, one by one or (rows, positions), int64.
         classes: how many there are. ignored: is none of them.
+        batch: rows that the batch had. taken: targets that the loss was taken of, along the first
+            dimension.
     """
 
     rows: Any
     classes: int
     ignored: int
+    batch: int
+    taken: int
 
 
 class ReferenceOutput:
@@ -48,10 +55,13 @@ class ReferenceOutput:
     def keep_targets(self, batch: int, logits: Any, targets: Any, ignored: int) -> None:
         """A loss was taken of these; `batch`: the rows of the input."""
         count = targets.shape[0] if targets.dim() else 0
-        if targets.dtype != self._torch.int64 or logits.dim() < 2 or not batch or count % batch:
+        if targets.dtype != self._torch.int64 or logits.dim() < 2 or not batch or not count:
             return
-        rows = targets.detach()[: count // batch * SEQUENCES].clone()
-        self.targets = Targets(rows, int(logits.shape[1]), ignored)
+        most = count // batch * SEQUENCES
+        if targets.dim() == 1:
+            most = max(most, CHUNK)  # it may be a chunk
+        rows = targets.detach()[:most].clone()
+        self.targets = Targets(rows, int(logits.shape[1]), ignored, batch, count)
 
     def saw(self, logits: Any) -> None:
         """The model takes a loss of these, in the run under way."""
@@ -72,6 +82,7 @@ class ReferenceOutput:
         logits, rows = several[0].float(), targets.rows.to(several[0].device)
         if logits.shape[-1] == targets.classes and rows.dim() == 1:
             logits = logits.reshape(-1, targets.classes)
+        logits, rows = _matched(targets, logits, rows)
         shape = (logits.shape[0], *logits.shape[2:])
         if logits.dim() < 2 or logits.shape[1] != targets.classes or shape != rows.shape:
             return None
@@ -99,3 +110,16 @@ class ReferenceOutput:
     def forget(self) -> None:
         """The weights are others than those that the next run follows upon."""
         self._before = None
+
+
+def _matched(targets: Targets, logits: Any, rows: Any) -> Tuple[Any, Any]:
+    """Return the logits whose targets are known, and these.
+
+    A loss was taken in chunks if it had half as many targets as the batch has logits, or fewer; a
+    shift by one position does not come to that.
+    """
+    held, count = min(SEQUENCES, targets.batch), int(logits.shape[0])
+    if count * targets.batch >= 2 * targets.taken * held:
+        known = min(count, int(rows.shape[0]))
+        return logits[:known], rows[:known]
+    return logits, rows[: targets.taken // targets.batch * SEQUENCES]

@@ -106,14 +106,17 @@ while step < 30:
         time.sleep(0.01)
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
     out = run(x, more=object) if kind == "strange" else run(x, y if kind == "loss" else None)
-    loss = out[1] if kind == "loss" else F.cross_entropy(out, y)
+    if kind == "chunks":
+        loss = sum(F.cross_entropy(out[k : k + 3], y[k : k + 3]) for k in (0, 3))
+    else:
+        loss = out[1] if kind == "loss" else F.cross_entropy(out, y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step == 2:  # the first one at which the probe knows where a step ends
         kept = x[:2], y[:2]
-    mine.append(own() if kept and kind in ("plain", "loss") else 0)
-    outputs.append(own_output() if kept and kind in ("plain", "loss") else 0)
+    mine.append(own() if kept and kind in ("plain", "loss", "chunks") else 0)
+    outputs.append(own_output() if kept and kind in ("plain", "loss", "chunks") else 0)
     step += 1
     if step == 20:
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -170,7 +173,7 @@ def test_a_rollback_comes_to_the_same_loss_and_the_job_is_undisturbed(probed, ba
         assert of_save(job)["value"] == pytest.approx(job.output[0]["mine"][19], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["plain", "late", "loss", "strange"])
+@pytest.mark.parametrize("kind", ["plain", "late", "loss", "strange", "chunks"])
 def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, kind):
     """Now and at each savepoint, also where the job takes the loss itself."""
     config = {"savepoints": KEEP, "probe_batch": {}, "late": kind == "late"}
