@@ -49,10 +49,16 @@ def recorded(tmp_path):
     """A function that records events as the supervisor does, and returns the run directory.
 
     `end` is the exit code of the run, None where its supervisor was killed; from event number
-    `fails_at` on the journal cannot be written.
+    `fails_at` on the journal cannot be written; `max_bytes` is its limit.
     """
 
-    def record(events=None, *, end: int | None = 3, fails_at: int | None = None) -> RunDir:
+    def record(
+        events=None,
+        *,
+        end: int | None = 3,
+        fails_at: int | None = None,
+        max_bytes: float | None = None,
+    ) -> RunDir:
         policy = load_policy("nano")
         run = RunDir.create(tmp_path / "run", argv=["python", "train.py"], policy=policy, wall=WALL)
         audit = Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
@@ -69,8 +75,10 @@ def recorded(tmp_path):
             state, decisions = engine.step(policy, state, event)
             for decision in decisions:
                 recorder.decision(decision, number, event.at_ns)
+            recorder.limit_journal(max_bytes)
         if end is not None:
-            recorder.note("run_end", state.step, f"exit code {end}", {"exit_code": end})
+            data = {"exit_code": end, "journal": recorder.journal}
+            recorder.note("run_end", state.step, f"exit code {end}", data)
         recorder.close()
         return run
 

@@ -25,7 +25,7 @@ from supervise.core.model.events import (
 )
 from supervise.errors import StoreError
 from supervise.store import event_codec
-from supervise.store.journal import Journal, read
+from supervise.store.journal import Journal, read, thinned, until
 
 STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
 
@@ -213,3 +213,56 @@ def test_a_full_disk_takes_back_the_part_that_fitted(tmp_path):
     journal.sync()
     journal.close()
     assert [event for _, event in read(tmp_path / "j")] == [STEPS[0], STEPS[2]]
+
+
+def rare_and_bulk(count):
+    """Events of a run, one of ten a notice."""
+    return [
+        Notice(i, "note", f"{i}") if i % 10 == 0 else Frame(i, 0, 0, i, (1.0 * i, 2.0, 3.0))
+        for i in range(count)
+    ]
+
+
+def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_path):
+    """Those that an incident refers to go last. What else was in them stays, under its number."""
+    events, directory = rare_and_bulk(120), tmp_path / "journal"
+    journal = Journal.open(directory, segment_bytes=2000)
+    for event in events:
+        journal.append(event)
+    journal.cite(5)
+    before = journal.size_bytes
+    plan = journal.plan_thinning()
+    assert plan.piece.path.name == "00001.jrn"
+    assert journal.size_bytes == before and list(read(directory)) == list(enumerate(events))
+
+    journal.thin(plan)
+    (cut,) = thinned(directory)
+    assert cut == tuple(plan.facts["events"][i] + i for i in (0, 1))
+    kept = [n for n in range(120) if not cut[0] <= n < cut[1] or n % 10 == 0]
+    assert list(read(directory, only=(Notice, Frame))) == [(n, events[n]) for n in kept]
+    assert list(until(directory, cut[0])) == list(enumerate(events[: cut[0]]))
+    with pytest.raises(StoreError, match=f"lacks the frames of events {cut[0]} to"):
+        list(read(directory))
+
+    while plan := journal.plan_thinning():
+        newest = plan.piece.path.name
+        journal.thin(plan)
+    assert newest == "00000.jrn"
+    journal.close()
+    assert write(directory, events[:3]) == [120, 121, 122]
+    names = [name for name, _, _ in Journal.open(directory).head["pieces"]]
+    assert names == [path.name for path in sorted(directory.iterdir())]
+    assert len(list(read(directory, only=(Notice,)))) == 13
+
+
+def test_a_missing_piece_is_found_out_though_others_were_thinned(tmp_path):
+    directory = tmp_path / "journal"
+    journal = Journal.open(directory, segment_bytes=2000)
+    for event in rare_and_bulk(120):
+        journal.append(event)
+    journal.thin(journal.plan_thinning())
+    journal.close()
+    (directory / "00001.jrn").unlink()
+
+    with pytest.raises(StoreError, match="starts with event"):
+        list(read(directory, only=(Notice,)))

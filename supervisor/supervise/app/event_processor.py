@@ -129,6 +129,7 @@ class EventProcessor:
             self.performing = ""
             self.process(finished)
         self.record_results()
+        self.recorder.limit_journal(self.policy.journal_bytes)
 
     def record_results(self) -> None:
         """Write down what became of messages."""

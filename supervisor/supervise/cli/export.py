@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ..errors import StoreError, UsageError
-from ..store import files, history
+from ..store import files, history, journal
 from ..store.run_directory import RunDir
 
 
@@ -28,7 +28,7 @@ def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -
 
     One row per step and rank: step,rank,attempt,METRICS. A missing value is empty, NaN is nan.
     Steps undone by a rollback are included, with a lower attempt number. A live run can be exported
-    too.
+    too. Frames that a limit of the journal (journal.max_gb) removed are missing, which is reported.
 
     \b
     Examples:
@@ -41,6 +41,9 @@ def command(run: Path, as_csv: bool, metrics: str | None, output: Path | None) -
         raise UsageError("no export format given", hint="add --csv")
     found = RunDir.open(run)
     wanted = None if metrics is None else [m.strip() for m in metrics.split(",") if m.strip()]
+    for first, end in journal.thinned(found.journal_path):
+        text = f"events {first} to {end - 1}: frames were removed (journal.max_gb)"
+        click.echo(f"supervise: warning: {text}", err=True)
     if output is None:
         history.export_csv(found, sys.stdout, wanted)
         return

@@ -32,7 +32,8 @@ def command(ctx: click.Context, run: Path) -> None:
       supervise replay "$(ls -d runs/* | tail -n 1)"
 
     Exit codes: 0 the same; 1 a difference (the first is shown), or a policy file was edited since;
-    2 the same up to the end of the journal, which is incomplete.
+    2 the same as far as the journal goes, which is incomplete: it could not be written, or its
+    limit (journal.max_gb) made it shorter.
     """
     found = RunDir.open(run)
     log = list(audit.read(found.audit_path))
@@ -51,9 +52,12 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
     ]
     for line in edited:
         click.echo(printable(line))
+    thinned = journal.thinned(found.journal_path)
     count, differences = replay.compare(
         load_policy(found.policy_path),
-        journal.read(found.journal_path),
+        journal.until(found.journal_path, thinned[0][0])
+        if thinned
+        else journal.read(found.journal_path),
         log,
         policies.finder(found, load_policy),
     )
@@ -61,6 +65,11 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
     cut = next((one.event for one in differences if one.lacking), None)
     if cut is None and gap is not None and not differences:
         cut = int(gap["data"]["event"])
+    if thinned and (cut is not None or not differences):
+        removed = ", ".join(f"{first} to {end - 1}" for first, end in thinned)
+        click.echo(f"incomplete: the frames of events {removed} were removed (journal.max_gb)")
+        click.echo(f"  {count} decisions follow from what is before; all are in the log")
+        ctx.exit(INCOMPLETE)
     if cut is not None:
         ends = f"incomplete: the journal ends before event {cut}"
         click.echo(f"{ends}; {count} decisions follow from what is there")

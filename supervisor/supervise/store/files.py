@@ -256,6 +256,8 @@ def holder(fd: int) -> int | None:
         return None
     for line in lines:
         columns = line.split()
+        if "->" in columns:  # somebody waits for a lock
+            continue
         kind, pid, inode = columns[1], int(columns[4]), columns[5]
         if kind == "FLOCK" and inode == f"{device}:{found.st_ino}" and pid > 0:
             return pid

@@ -8,6 +8,10 @@ Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. 
 since the last `sync`. A bad record without a valid one after it is a truncated tail: reading stops
 there, and the next writer removes it. A bad record before a valid one is damage, and an error.
 
+A journal over its limit is *thinned*, piece by piece (a piece is a segment that is full): frames,
+ticks and gaps are removed from it, all else keeps its number. Such a piece begins with `SUPVJRNT`.
+What is left can be read, and not folded: the state of the engine behind it is unknown.
+
 Reading needs memory for one record and time proportional to the bytes on disk, whatever the files
 contain: holes are skipped, and the search for a valid record after a bad one is bounded.
 """
@@ -19,35 +23,63 @@ import hashlib
 import os
 import re
 import struct
-import zlib
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..core.model.events import Event
+from ..core.model.events import Event, Frame, Gap, Tick
 from ..errors import StoreError
 from . import files
-from .event_codec import KINDS, TYPES, pack, unpack
+from .event_codec import KINDS, pack, unpack
+from .journal_segment import MAGIC, MAX_PAYLOAD, SEGMENT_BYTES, START, THINNED, Segment, record
 
-SEGMENT_BYTES = 64 << 20
-MAX_PAYLOAD = 4 << 20  # bytes; the largest event is a reload: a policy has at most 256 kB
-MAGIC = b"SUPVJRN1"
+PIECES = 8  # of a journal with a limit: what is thinned at once is a part of it; project default
 RETENTION = "retention.json"  # of the run directory: what `supervise gc` has removed
 
-_START = struct.Struct("<8sQ")
-_HEAD = struct.Struct("<IIIB")
-_SUMMED = struct.Struct("<IB")  # the part of the head under the crc
-_PREFIX = struct.Struct("<II")
 _NAME = re.compile(r"[0-9]{5,9}\.jrn")
-_MAX_NUMBER = 1 << 53
-_SEARCHED = SEGMENT_BYTES + _HEAD.size + MAX_PAYLOAD  # bytes; a segment is never longer
-_TRIED_BYTES = 256 << 20  # limit of checksummed bytes in the search for a valid record
-_TRIAL_BYTES = 1 << 10  # overhead of one trial, in bytes
-# A head may be wherever the length is small enough and the kind is known.
-_MAYBE = re.compile(
-    rb"(?s)(?=..[\x00-%c]\x00.{8}[%s])" % (MAX_PAYLOAD >> 16, re.escape(bytes(sorted(TYPES))))
-)
-_COPY = "the events before it are intact; restore the file from a copy"
+_BULK = frozenset(KINDS[cls] for cls in (Frame, Tick, Gap))
+
+
+@dataclass(slots=True)
+class Piece:
+    """A full segment.
+
+    Attributes:
+        first, end: number of its first event, and of the first behind it.
+        cited: a decision about an incident refers to one of its events.
+    """
+
+    path: Path
+    first: int
+    end: int
+    size_bytes: int
+    sha256: str
+    is_thinned: bool = False
+    cited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """What is left of a piece, not on disk yet."""
+
+    piece: Piece
+    content: bytes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the audit log says of it."""
+        piece = self.piece
+        return {
+            "piece": piece.path.name,
+            "events": [piece.first, piece.end - 1],
+            "cited": piece.cited,
+            "bytes_before": piece.size_bytes,
+            "sha256_before": piece.sha256,
+            "bytes": len(self.content),
+            "sha256": hashlib.sha256(self.content).hexdigest(),
+        }
 
 
 class Journal:
@@ -62,8 +94,11 @@ class Journal:
         self._number = 0
         self._opened: tuple[Path, os.stat_result] | None = None
         self._partial = False  # the end may be half a record
-        self._total = 0  # bytes of all segments
+        self._total = 0  # bytes of all segments, as written
         self._sum = hashlib.sha256()  # over them, in their order
+        self._pieces: list[Piece] = []
+        self._first, self._cited = 0, False  # of the newest segment
+        self._segment_sum = hashlib.sha256()
 
     @classmethod
     def open(cls, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> Journal:
@@ -91,7 +126,14 @@ class Journal:
 
     @property
     def head(self) -> dict[str, Any]:
-        """`events`, `bytes` and `sha256` of the concatenated segments, for the audit log."""
+        """`events`, `bytes` and `sha256` of the concatenated segments, for the audit log.
+
+        Of a thinned journal `events` and `pieces`, each with its name, bytes and sha256.
+        """
+        if any(piece.is_thinned for piece in self._pieces):
+            name, digest = f"{self._segment:05}.jrn", self._segment_sum.hexdigest()
+            pieces = [(piece.path.name, piece.size_bytes, piece.sha256) for piece in self._pieces]
+            return {"events": self._number, "pieces": [*pieces, (name, self._size, digest)]}
         return {"events": self._number, "bytes": self._total, "sha256": self._sum.hexdigest()}
 
     def append(self, event: Event) -> int:
@@ -108,12 +150,11 @@ class Journal:
         if len(payload) > MAX_PAYLOAD:
             name = type(event).__name__
             raise StoreError(f"event {self._number} ({name}) is too large: {len(payload)} bytes")
-        body = _SUMMED.pack(self._number & 0xFFFFFFFF, kind) + payload
-        record = _PREFIX.pack(len(payload), zlib.crc32(body)) + body
+        raw = record(self._number, kind, payload)
         try:
             if self._size >= self._segment_bytes:
                 self._start_segment()
-            self._write(record)
+            self._write(raw)
         except OSError as error:
             raise StoreError(f"cannot write {self._directory}: {error.strerror}") from error
         self._number += 1
@@ -125,6 +166,52 @@ class Journal:
             os.fdatasync(self._fd)
         except OSError as error:
             raise StoreError(f"cannot sync {self._directory}: {error.strerror}") from error
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments on disk."""
+        return sum(piece.size_bytes for piece in self._pieces) + self._size
+
+    def limit(self, max_bytes: float) -> None:
+        """Begin new segments so often that one is a part of the limit."""
+        self._segment_bytes = int(min(SEGMENT_BYTES, max_bytes / PIECES))
+
+    def cite(self, number: int) -> None:
+        """An incident refers to this event: its piece is thinned after all others."""
+        if number >= self._first:
+            self._cited = True
+        for piece in self._pieces:
+            piece.cited |= piece.first <= number < piece.end
+
+    def plan_thinning(self) -> Thinning | None:
+        """Return the next piece to thin: the oldest that is not cited, else the oldest.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        left = [piece for piece in self._pieces if not piece.is_thinned]
+        if not left:
+            return None
+        piece = min(left, key=lambda each: (each.cited, each.first))
+        content = bytearray(START.pack(THINNED, piece.first))
+        try:
+            with Segment(piece.path) as segment:
+                for number, kind, payload, _ in segment.records(newest=False):
+                    if kind not in _BULK:
+                        content += record(number, kind, payload)
+        except OSError as error:
+            raise StoreError(f"cannot read {piece.path}: {error.strerror}") from error
+        return Thinning(piece, bytes(content))
+
+    def thin(self, plan: Thinning) -> None:
+        """Put what is left of a piece in its place. Raises StoreError."""
+        piece, facts = plan.piece, plan.facts
+        try:
+            files.replace(piece.path, plan.content, durable=True)
+        except OSError as error:
+            raise StoreError(f"cannot write {piece.path}: {error.strerror}") from error
+        piece.size_bytes, piece.sha256 = facts["bytes"], facts["sha256"]
+        piece.is_thinned = True
 
     def missing(self) -> str | None:
         """Return a sentence if the file was removed, else None. Thread-safe; may hang."""
@@ -152,31 +239,47 @@ class Journal:
     def _count(self, raw: bytes) -> None:
         self._total += len(raw)
         self._sum.update(raw)
+        self._segment_sum.update(raw)
 
     def _start_segment(self) -> None:
         if self._fd >= 0:
             os.fdatasync(self._fd)  # later calls of `sync` do not reach it
+            self._end_piece(is_thinned=False, cited=self._cited)
         path = self._directory / f"{self._segment + 1:05}.jrn"
-        start = _START.pack(MAGIC, self._number)
+        start = START.pack(MAGIC, self._number)
         files.replace(path, start, durable=True)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self.close()
-        self._fd, self._size, self._partial = fd, _START.size, False
+        self._fd, self._size, self._partial = fd, START.size, False
         self._opened = path, os.fstat(fd)
         self._segment += 1
+        self._first, self._cited = self._number, False
         self._count(start)
 
+    def _end_piece(self, *, is_thinned: bool, cited: bool) -> None:
+        path = self._directory / f"{self._segment:05}.jrn"
+        digest, self._segment_sum = self._segment_sum.hexdigest(), hashlib.sha256()
+        piece = Piece(path, self._first, self._number, self._size, digest, is_thinned, cited)
+        self._pieces.append(piece)
+
     def _continue(self, paths: list[Path]) -> None:
+        is_thinned = False
         for path in paths:
             newest = path is paths[-1]
-            with _Segment(path) as segment:
-                self._number, self._size = segment.first, _START.size
+            with Segment(path) as segment:
+                if self._segment >= 0:
+                    self._number = segment.first
+                    # Nobody knows any more which of its events an incident refers to.
+                    self._end_piece(is_thinned=is_thinned, cited=True)
+                self._segment, is_thinned = int(path.stem), segment.is_thinned
+                self._first = self._number = segment.first
+                self._size = START.size if newest else segment.size
                 if newest:
                     for number, _, _, end in segment.records(newest=True):
                         self._number, self._size = number + 1, end
                 for block in segment.blocks(self._size if newest else segment.size):
                     self._count(block)
-        self._segment = int(paths[-1].stem)
+        self._cited = True
         self._fd = files.open_file(paths[-1], os.O_WRONLY | os.O_APPEND)
         self._opened = paths[-1], os.fstat(self._fd)
         os.ftruncate(self._fd, self._size)
@@ -186,15 +289,48 @@ def read(directory: Path, *, only: Collection[type[Any]] = ()) -> Iterator[tuple
     """Yield `(number, event)` in order; stop at a truncated tail.
 
     Args:
-        only: classes of events to yield; empty for all. Others are checked but not unpacked.
+        only: classes of events to yield, as far as they are left; empty for all. Others are checked
+            but not unpacked.
 
     Raises:
-        StoreError: no journal, a segment is missing, or damage before the tail.
+        StoreError: no journal, a segment is missing, or damage before the tail; without `only`
+            also where the journal was thinned.
     """
+    cut = () if only else thinned(directory)
+    for first, end in cut[:1]:
+        raise StoreError(
+            f"{directory} lacks the frames of events {first} to {end - 1}: they were removed to "
+            "keep it in the limit of the policy (journal.max_gb)",
+            hint="`supervise export` and `supervise why` have what is left",
+        )
     kinds = {KINDS[cls] for cls in only or KINDS}
     for number, kind, payload, path in _records(directory):
         if kind in kinds:
             yield number, _event(kind, payload, number, path)
+
+
+def thinned(directory: Path) -> list[tuple[int, int]]:
+    """Return the first event of each thinned piece, and of the segment behind it.
+
+    Raises:
+        StoreError: a segment cannot be read.
+    """
+    starts: list[tuple[int, bool]] = []
+    for path in _segments(directory):
+        try:
+            with Segment(path) as segment:
+                starts.append((segment.first, segment.is_thinned))
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    return [(first, end) for (first, is_thin), (end, _) in pairwise(starts) if is_thin]
+
+
+def until(directory: Path, end: int) -> Iterator[tuple[int, Event]]:
+    """Yield the events before event `end`. Raises StoreError as `read`."""
+    for number, kind, payload, path in _records(directory):
+        if number >= end:
+            return
+        yield number, _event(kind, payload, number, path)
 
 
 def count(directory: Path) -> int:
@@ -212,10 +348,13 @@ def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
         marker = directory.with_name(RETENTION)
         hint = f"`supervise gc` removed it, see {marker}" if marker.exists() else None
         raise StoreError(f"{directory} has no journal", hint=hint)
-    expected = 0
+    expected, is_thinned = 0, False
     for index, path in enumerate(paths):
         try:
-            with _Segment(path) as segment:
+            with Segment(path) as segment:
+                if is_thinned and segment.first > expected:
+                    expected = segment.first
+                is_thinned = segment.is_thinned
                 if segment.first != expected or int(path.stem) != index:
                     first = segment.first
                     raise StoreError(
@@ -242,7 +381,7 @@ def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
     wanted = sorted(size for size in sizes if size >= 0)
     for path in _segments(directory):
         try:
-            with _Segment(path) as segment:
+            with Segment(path) as segment:
                 for block in segment.blocks(segment.size):
                     while wanted and wanted[0] <= total + len(block):
                         part = digest.copy()
@@ -273,112 +412,3 @@ def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:
     except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
         text = f"event {number} in {path} cannot be decoded: {error}"
         raise StoreError(text, hint="it was written by another version, or changed") from error
-
-
-class _Segment:
-    """One segment file, read block by block. Raises OSError as files do."""
-
-    BLOCK = 1 << 20
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = files.open_file(path)
-        try:
-            self.size = os.fstat(self._fd).st_size
-            start = os.pread(self._fd, _START.size, 0)
-            if len(start) < _START.size or not start.startswith(MAGIC):
-                raise StoreError(
-                    f"{path} is not a journal segment: it starts with {start[:8]!r}",
-                    hint="restore the file from a copy",
-                )
-            self.first = int(_START.unpack(start)[1])
-            if self.first > _MAX_NUMBER:
-                raise StoreError(
-                    f"{path} is damaged (byte 8): it starts with event {self.first}",
-                    hint="restore the file from a copy",
-                )
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._block, self._at = b"", 0
-
-    def __enter__(self) -> _Segment:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        os.close(self._fd)
-
-    def blocks(self, end: int) -> Iterator[bytes]:
-        """Yield the bytes up to `end`."""
-        at = 0
-        while at < end and (block := os.pread(self._fd, min(self.BLOCK, end - at), at)):
-            yield block
-            at += len(block)
-
-    def records(self, *, newest: bool) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yield `(number, kind, payload, end offset)` of each valid record.
-
-        Raises:
-            StoreError: a bad one before a valid one, or at the end of any but the `newest`.
-        """
-        number, offset = self.first, _START.size
-        while offset < self.size:
-            found = self._record_at(offset)
-            if found is None or found[0] != number & 0xFFFFFFFF:
-                if newest and not self._valid_record_after(offset, number):
-                    return
-                raise StoreError(
-                    f"event {number} in {self._path} (byte {offset}) is damaged", hint=_COPY
-                )
-            _, kind, payload, offset = found
-            yield number, kind, payload, offset
-            number += 1
-
-    def _bytes(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes at `at`; sequential reads are buffered."""
-        begin = at - self._at
-        if begin < 0 or begin + size > len(self._block):
-            self._block, self._at = os.pread(self._fd, max(size, self.BLOCK), at), at
-            begin = 0
-        return self._block[begin : begin + size]
-
-    def _record_at(self, offset: int) -> tuple[int, int, bytes, int] | None:
-        head = self._bytes(offset, _HEAD.size)
-        if len(head) < _HEAD.size:
-            return None
-        length, crc, number, kind = _HEAD.unpack(head)
-        end = offset + _HEAD.size + length
-        if length > MAX_PAYLOAD or end > self.size or kind not in TYPES:
-            return None
-        body = self._bytes(offset + 8, _SUMMED.size + length)
-        if zlib.crc32(body) != crc:
-            return None
-        return number, kind, body[_SUMMED.size :], end
-
-    def _valid_record_after(self, offset: int, number: int) -> bool:
-        """Whether a valid later record follows: then it is damage, not a truncated tail."""
-        end = min(self.size, _SEARCHED)
-        left, at = _TRIED_BYTES, offset
-        while (at := self._data_at(at)) < end:
-            block = os.pread(self._fd, min(self.BLOCK, end - at) + _HEAD.size, at)
-            for match in _MAYBE.finditer(block) if block.strip(b"\0") else ():
-                length, crc, found, _ = _HEAD.unpack_from(block, match.start())
-                begin = at + match.start()
-                later = (found - number) & 0xFFFFFFFF
-                if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
-                    continue  # more records than fit before it, or half a record
-                left -= length + _TRIAL_BYTES
-                if left < 0:
-                    return True  # a truncated tail never looks so much like records
-                body = os.pread(self._fd, _SUMMED.size + length, begin + 8)
-                if zlib.crc32(body) == crc:
-                    return True
-            at += self.BLOCK
-        return False
-
-    def _data_at(self, at: int) -> int:
-        """Return the start of the next bytes outside a hole; the size if there are none."""
-        try:
-            return os.lseek(self._fd, at, os.SEEK_DATA)
-        except OSError as error:
-            return self.size if error.errno == errno.ENXIO else at

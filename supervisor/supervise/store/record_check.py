@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import StoreError
 from . import files, journal, policies
+from .recorder import THINNED
 from .run_directory import RunDir
 from .run_retention import removed
 
@@ -52,6 +53,7 @@ class Digests:
         self.reloaded: dict[str, None] = {}
         self.bundles: dict[str, str] = {}  # path -> digest of its manifest
         self.heads: list[tuple[int, int, str, int]] = []  # events, bytes, digest, record
+        self.pieces: list[tuple[str, int, str]] | None = None  # name, bytes, digest; if thinned
         self.ended = False  # the run has ended with a complete journal
 
     def take(self, record: Record) -> None:
@@ -69,7 +71,12 @@ class Digests:
             if path and digest and path.startswith("incidents/"):
                 self.bundles[path] = digest
         head = data.get("journal")
-        if record["actor"] == "app" and isinstance(head, dict):
+        if record["actor"] == "app" and data.get("what") == THINNED:
+            self.heads.clear()  # they are of what was there before
+            self.pieces = []
+        if record["actor"] == "app" and isinstance(head, dict) and "pieces" in head:
+            self.pieces = [(str(n), int(size), str(sha)) for n, size, sha in head["pieces"]]
+        elif record["actor"] == "app" and isinstance(head, dict):
             events, size, digest = head.get("events"), head.get("bytes"), head.get("sha256")
             if isinstance(events, int) and isinstance(size, int) and isinstance(digest, str):
                 self.heads.append((events, size, digest, record["seq"]))
@@ -161,7 +168,29 @@ def _bundle(home: Path, path: str, expected: str) -> str | None:
     return None
 
 
+def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> Part:
+    """Compare the segments of a thinned journal with their digests."""
+    count = journal.count(run.journal_path)
+    if not pieces:
+        text = "all checksums are valid; it was thinned, and the log has no digest of it yet"
+        return Part("journal", UNCHECKED, text)
+    for name, size, expected in pieces:
+        path = run.journal_path / name
+        if Path(name).name != name or not path.is_file():
+            return Part("journal", MISSING, f"journal/{name} is missing")
+        if ended and path.stat().st_size != size:
+            return Part("journal", CHANGED, f"journal/{name} has another size than {size} bytes")
+        if ended and (actual := _sha256(path)) != expected:
+            return Part("journal", CHANGED, differs(f"journal/{name}", expected, actual))
+    cut = journal.thinned(run.journal_path)
+    events = sum(end - first for first, end in cut)
+    text = f"its {len(pieces)} segments are unchanged; frames of {events} of {count} events"
+    return Part("journal", GOOD, f"{text} were removed (journal.max_gb)")
+
+
 def _journal(run: RunDir, digests: Digests) -> Part:
+    if digests.pieces is not None:
+        return _pieces(run, digests.pieces, ended=digests.ended)
     found = journal.heads(run.journal_path, [size for _, size, _, _ in digests.heads])
     for events, size, expected, record in digests.heads:
         what = f"the journal up to event {events} (byte {size}, record {record})"

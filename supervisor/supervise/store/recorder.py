@@ -20,6 +20,7 @@ from .journal import Journal
 # On disk before the next step, with the events that caused them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
 INCOMPLETE = "journal-incomplete"  # `what` of the note in the audit log
+THINNED = "journal-thinned"  # the same, where a limit made it shorter
 
 
 def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -106,6 +107,8 @@ class Recorder:
         body = record(decision)
         kind, step = body.pop("kind"), body.pop("step")
         body["event"] = -1 if event is None else event
+        if event is not None and decision.incident is not None:
+            self._journal.cite(event)
         if kind in SYNCED:
             self._safely(self._sync_journal)
         return self._append(kind, "engine", at_ns, step, body, sync=kind in SYNCED)
@@ -115,6 +118,29 @@ class Recorder:
         clean = self._redactor
         body = {"reason": clean.text(reason), "data": clean.tree(data)}
         self._append(kind, "app", self._now()[0], step, body, sync=False)
+
+    def limit_journal(self, max_bytes: float | None) -> None:
+        """Thin one piece of a journal that is over its limit, and record which. Call it often.
+
+        What is on record first: a note that never became true is found out by the digests.
+        """
+        if max_bytes is None or self.ended:
+            return
+        self._journal.limit(max_bytes)
+        if self._journal.size_bytes <= max_bytes:
+            return
+        try:
+            plan = self._journal.plan_thinning()
+            if plan is None:
+                return
+            facts = plan.facts
+            first, last = facts["events"]
+            freed = facts["bytes_before"] - facts["bytes"]
+            text = f"frames of events {first} to {last} removed: {freed} bytes over journal.max_gb"
+            self.note("note", self._step, text, {"what": THINNED, **facts})
+            self._journal.thin(plan)
+        except StoreError as error:
+            self.failed(error)
 
     def close(self) -> None:
         """Close both; failures were reported."""

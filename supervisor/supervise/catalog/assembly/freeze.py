@@ -101,6 +101,7 @@ def policy(draft: Draft) -> Policy:
         blind_after_s=form.blind_after.time,
         hold_reminder_s=form.hold_reminder,
         give_up=form.give_up,
+        journal_bytes=None if form.journal is None else form.journal.max_gb * 1e9,
         machine=form.machine,
         savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
         sampling=_given(form),

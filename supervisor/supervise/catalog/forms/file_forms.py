@@ -225,6 +225,20 @@ class BlindForm:
 
 
 @dataclass(frozen=True)
+class JournalForm:
+    """The record of all events, from which decisions can be computed again."""
+
+    max_gb: Annotated[
+        float,
+        AtLeast(0.001),
+        Doc(
+            "above it the frames of the oldest part are removed, of parts that an incident refers "
+            "to last; such a run can be neither replayed in full nor adopted"
+        ),
+    ]
+
+
+@dataclass(frozen=True)
 class PlannedForm:
     """An announced change: its effect on the loss opens no incident. SEV0 still fires."""
 
@@ -343,6 +357,9 @@ class PolicyFile:
             "too, with evidence and exit code 78, unless it recovers within 20 steps"
         ),
     ] = "page"
+    journal: Annotated[JournalForm | None, Doc("limit of the journal of a run; default: none")] = (
+        None
+    )
     hold_reminder: Annotated[Seconds, Doc("time between two reminders of a hold")] = 14400.0
 
 

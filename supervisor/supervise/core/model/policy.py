@@ -170,6 +170,7 @@ class Policy:
     blind_after_s: float = 300.0
     hold_reminder_s: float = 4 * 3600.0  # people are reminded of a hold so often
     give_up: str = PAGE  # or STOP: where nothing can help any more
+    journal_bytes: float | None = None  # frames of an older piece are removed above it
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
     sampling: Mapping[str, int] = field(default_factory=dict)  # set -> steps, as far as given
