@@ -175,6 +175,9 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
             "Own",
         ),
         ([{"type": "T", "kind": "thread"}, {"type": "X", "kind": "exit", "at_ns": 9}], "X"),
+        # Native code ends by a signal, and its log says why.
+        ([{"type": "S", "kind": "signal"}, {"type": "L", "kind": "log", "leading": True}], "L"),
+        ([{"type": "E", "leading": True}, {"type": "L", "kind": "log", "leading": True}], "E"),
     ],
 )
 def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
@@ -185,6 +188,23 @@ def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
 
     assert story.state.job.cause.type == cause
     assert messages(story)[-1]["title"].endswith(f": {cause}")
+
+
+def test_a_line_of_a_log_is_news_once_per_class(tell):
+    story = tell(job={})
+    for text in ("NVRM: Xid 79", "NVRM: Xid 31"):
+        data = {
+            "kind": "log",
+            "message": text,
+            "file": "out/k.log",
+            "cls": "gpu",
+            "title": "a fault",
+        }
+        story.send(Notice(story.at_ns, "failure", "", data=data))
+
+    assert [message["title"] for message in messages(story)] == [
+        "a line in a log of the job: a fault: NVRM: Xid 79 in out/k.log"
+    ]
 
 
 def test_a_program_that_failed_long_before_explains_no_end(tell):

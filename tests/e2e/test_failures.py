@@ -12,11 +12,15 @@ POLICY = """\
 version: supervise/v1
 policy: comes-back
 mode: enforce
-job: {on_crash: restart, relaunch: {args: [--resume]}}
+job: {on_crash: restart, relaunch: {args: [--resume]}, logs: ["kern*.log"]}
 budgets: {all: {max: 4, per: 10000}, restart: {max: 2, per: 10000}}
 notify: {webhook: {url_env: HOOK, min_sev: SEV1}}
 """
 JOB = """\
+import os, time
+while not os.path.exists("run/state.json"):  # the supervisor reads logs from here on
+    time.sleep(0.02)
+print("NVRM: Xid (PCI:0000:3b:00): 79", file=open("kernel.log", "w"))
 def train():
     for step in range(9):
         step + "one"
@@ -33,12 +37,13 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
     job = [sys.executable, str(tmp_path / "train.py")]
     (tmp_path / "train.py").write_text(JOB)
     run = supervise.run("--policy", tmp_path / "p.yaml", job=job)
-    alone = subprocess.run(job, capture_output=True, text=True, check=False)
+    alone = subprocess.run(job, capture_output=True, text=True, check=False, cwd=tmp_path)
 
-    text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:3"
+    text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:7"
     assert run.returncode == 78 and run.intents == ["snapshot"]
     assert f"ended with code 1 before its first step: {text}" in run.stderr
     assert "every start would end the same way (user-error)" in run.stderr
+    assert "a GPU or its link reported a fault: NVRM: Xid (PCI:0000:3b:00): 79" in run.stderr
     own = [line for line in run.stderr.splitlines() if not line.startswith("supervise:")]
     assert own[: len(alone.stderr.splitlines())] == alone.stderr.splitlines()
     titles = [body["data"]["title"] for _, body in received]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ..core.analysis.failure_classes import FailureClass
 from ..core.model.events import Notice
+from ..core.model.failure import KIND as FAILURE
 from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError
 from ..inputs import clock
 from ..inputs.failure_records import End, FailureRecords
+from ..inputs.log_files import LogFiles
 from ..inputs.oom_counters import OomCounters
 from ..job.controller import Control
 from ..outputs import status_snapshot
@@ -49,6 +53,8 @@ class Status:
             lambda: self._processor.state.job.pids,
             () if past is None else past.taken.failures,
         )
+        logs = settings.policy.job.get("logs") or ()
+        self._logs = LogFiles(logs, Path.cwd(), self._failure_classes)
         self._channels: Sequence[str] = settings.facts.get("channels", ())
 
     def started(self, pid: int) -> None:
@@ -69,12 +75,19 @@ class Status:
         """A process was launched; `reported`: a missing probe was reported already."""
         self._launched_ns, self._is_reported = at_ns, reported
         self._failures.launched()
+        self._logs.launched()
 
     def ended(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
         """The job's first process ended: report why, as far as anything was recorded."""
         self.check_probe(now_ns, last=True)
         for notice in self._failures.ended(pid, returncode, now_ns, ends):
             self._processor.process(notice)
+        self._report_logs(now_ns, last=True)
+
+    def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
+        for found in self._logs.poll(now_ns, last=last):
+            data = {**asdict(found), "record": found.kind}
+            self._processor.process(Notice(now_ns, FAILURE, found.text, data=data))
 
     def _failure_classes(self) -> tuple[FailureClass, ...]:
         from ..catalog.assembly.failure_catalog import classes  # most jobs end well
@@ -85,6 +98,7 @@ class Status:
         """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""
         for notice in self._failures.poll(now_ns):
             self._processor.process(notice)
+        self._report_logs(now_ns)
         elapsed_s = (now_ns - self._launched_ns) / 1e9
         known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
         if (

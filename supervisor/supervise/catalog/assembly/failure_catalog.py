@@ -45,7 +45,7 @@ def _shipped() -> tuple[FailureClass, ...]:
 def check(root: Mapping, form: PolicyFile, problems: Problems) -> None:
     """Every pattern of `job.failures` is a regular expression."""
     for each in form.job.failures:
-        for pattern in each.match:
+        for pattern in (*each.match, *each.logs):
             try:
                 re.compile(pattern)
             except re.error as error:

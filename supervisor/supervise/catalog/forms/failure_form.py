@@ -28,6 +28,12 @@ class FailureForm:
     ] = ()
     types: Annotated[tuple[str, ...], Doc("names of exceptions")] = ()
     signals: Annotated[tuple[Signal, ...], Doc("names of signals")] = ()
+    logs: Annotated[
+        tuple[str, ...],
+        Doc(
+            "regular expressions for lines of the files in `job.logs`, which hold more than errors"
+        ),
+    ] = ()
     codes: Annotated[tuple[int, ...], Doc("exit codes")] = ()
     relaunch: Annotated[
         Literal["always", "once", "never"],

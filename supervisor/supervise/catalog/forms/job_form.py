@@ -147,6 +147,10 @@ class JobForm:
         tuple[FailureForm, ...],
         Doc("classes of failures that are tried before the shipped ones (policies/failures)"),
     ] = ()
+    logs: Annotated[
+        tuple[str, ...],
+        Doc("globs of log files, relative to its working directory: searched for known failures"),
+    ] = ()
     relaunch: Annotated[
         RelaunchForm | None, Doc("how it is started again; default: it never is")
     ] = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..model.failure import ALWAYS, Failure
+from ..model.failure import ALWAYS, LOG, Failure
 
 SEARCHED_CHARS = 4000  # of a message; a pattern must not meet megabytes
 
@@ -28,6 +28,7 @@ class FailureClass:
         kinds: the only kinds of failures that it may be; empty: any.
         types, signals, codes: names of exceptions, names of signals, and exit codes that are of
             this class by themselves.
+        logs: regular expressions for lines of log files, which hold more than errors.
         secondary: it follows from the end of another process.
     """
 
@@ -37,6 +38,7 @@ class FailureClass:
     kinds: Sequence[str] = ()
     types: Sequence[str] = ()
     signals: Sequence[str] = ()
+    logs: Sequence[str] = ()
     codes: Sequence[int] = ()
     relaunch: str = ALWAYS
     then: str = ""
@@ -49,6 +51,8 @@ class FailureClass:
 
     def matches(self, failure: Failure) -> bool:
         """Return whether a failure is of this class."""
+        if failure.kind == LOG:
+            return any(re.search(text, failure.message) for text in self.logs)
         if self.kinds and failure.kind not in self.kinds:
             return False
         if failure.type in self.types or failure.type in self.signals:

@@ -13,7 +13,7 @@ from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.failure import KIND as FAILURE
-from ..model.failure import THREAD, Failure
+from ..model.failure import LOG, THREAD, Failure
 from ..model.policy import HOLD, STOP, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
@@ -131,8 +131,15 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
 
 
 def _on_failure(ctx: StepContext, failure: Failure) -> None:
-    """Keep how a process ended; of a thread, after which the job goes on, people hear once."""
+    """Keep how a process ended; people hear once of what the job may survive."""
     failures = ctx.state.job.failures
+    if failure.kind == LOG and not any(known.cls == failure.cls for known in failures):
+        ctx.notify(
+            "SEV2",
+            f"a line in a log of the job: {failure.title}: {failure.text}",
+            verdict="no action is taken for a line of a log",
+            then=failure.then,
+        )
     if failure.kind == THREAD and not any(known.kind == THREAD for known in failures):
         ctx.notify(
             "SEV2",

@@ -15,7 +15,8 @@ from typing import Any
 KIND = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = RELAUNCHES = ("always", "once", "never")
 EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thread", "launcher"
-_RANKING = (EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
+LOG = "log"
+_RANKING = (EXCEPTION, LOG, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
 RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one explains nothing
 SHOWN_CHARS = 200  # of a message, in one line
 
@@ -26,7 +27,7 @@ class Failure:
 
     Attributes:
         kind: `exception`, `signal`, `exit` (a call of `sys.exit`), `thread`, or `launcher` (the
-            error of a process that only reports those of its ranks).
+            error of a process that only reports those of its ranks), or `log` (a line of a log).
         type: of the exception, or the name of the signal. message: its text; may be long.
         file, line, function: the innermost place of the job's own code, "" and 0 where unknown.
         within: what raised it, such as a worker of a data loader; "" for the process itself.
@@ -77,7 +78,8 @@ class Failure:
         first = first if len(first) <= SHOWN_CHARS else f"{first[: SHOWN_CHARS - 1]}…"
         name = "" if self.kind == EXIT and first else self.type
         what = ": ".join(filter(None, (name, first)))
-        where = f" at {self.file}:{self.line}" if self.file else ""
+        where = f" at {self.file}:{self.line}" if self.line else f" in {self.file}"
+        where = where if self.file else ""
         of = [self.within, f"thread {self.thread}" if self.thread else ""]
         if self.rank is not None and (self.world_size > 1 or self.rank):
             of.append(f"rank {self.rank}")
@@ -88,9 +90,10 @@ class Failure:
 def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
     """Return the failures that may explain the end of a job, the one to be read first in front.
 
-    First those of ranks and of the job's first process, then those of other programs; what ended of
-    these long before is left out. In both what is known to be a consequence comes last, then a
-    launcher's summary, then what ended only a thread; among equals the earliest comes first.
+    First those of ranks and of the job's first process, and recent lines of logs, then those of
+    other programs; what ended of these long before is left out. In both what is known to be a
+    consequence comes last, then a launcher's summary, then what ended only a thread; among equals
+    the earliest comes first.
 
     Args:
         ended_ns: when the job ended, 0 while it runs.
@@ -103,9 +106,11 @@ def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
     def leads(failure: Failure) -> bool:
         return failure.kind != LAUNCHER and (failure.leading or failure.pid in listed)
 
+    def counts(failure: Failure) -> bool:
+        return (leads(failure) and failure.kind != LOG) or failure.at_ns > since_ns
+
     def key(failure: Failure) -> tuple[bool, bool, int, int]:
         kind = _RANKING.index(failure.kind)
         return not leads(failure), failure.secondary, kind, failure.at_ns
 
-    recent = (failure for failure in known if leads(failure) or failure.at_ns > since_ns)
-    return sorted(recent, key=key)
+    return sorted(filter(counts, known), key=key)

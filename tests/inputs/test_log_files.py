@@ -1,0 +1,106 @@
+"""Log files that the policy names: what is found in them, through rotation, in bounded memory."""
+
+import os
+import time
+import tracemalloc
+
+import pytest
+
+from supervise.catalog.assembly.failure_catalog import classes
+from supervise.inputs.log_files import BEHIND, LogFiles
+
+OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Files of a pattern, followed from the launch of the job on."""
+    made = LogFiles(["*.log"], tmp_path, classes)
+    yield made
+    made.close()
+
+
+def found(logs, *, last=False):
+    """Return class and text of each line since the last call."""
+    later = time.monotonic_ns() + 10**12 * (1 + found.calls)
+    found.calls += 1
+    return [(line.cls, line.message) for line in logs.poll(later, last=last)]
+
+
+found.calls = 0
+
+
+def write(path, text, mode="a"):
+    with path.open(mode, newline="") as file:
+        file.write(text)
+
+
+def test_what_is_new_is_found_once_and_fit_for_a_screen(logs, tmp_path):
+    log = tmp_path / "train.log"
+    write(log, f"old {OOM}\n")
+    logs.launched()
+    assert found(logs) == []
+    write(log, f"step 1\n\x1b[31mrank 0: {OOM}\x1b[0m\x07\r\nstep 2\nloss: n")
+    assert found(logs) == [("cuda-oom", f"rank 0: {OOM}")]
+    write(log, "an\n")
+    assert found(logs) == [("not-finite", "loss: nan")]
+    assert found(logs) == []
+    write(tmp_path / "late.log", "kernel: NVRM: Xid (PCI:0000:3b:00): 79")
+    assert found(logs) == []  # the line may go on
+    assert [cls for cls, _ in found(logs, last=True)] == ["gpu-hardware"]
+
+
+def test_a_rotated_file_is_read_to_its_end_and_a_shortened_one_again(logs, tmp_path):
+    log = tmp_path / "train.log"
+    write(log, "start\n")
+    logs.launched()
+    write(log, "OSError: [Errno 28] No space left on device\n")
+    log.rename(tmp_path / "train.log.1")
+    write(log, "a new file\n")
+    assert found(logs) == [("disk-full", "OSError: [Errno 28] No space left on device")]
+    write(log, "Stale file handle\n", "w")
+    assert found(logs) == [("file-system", "Stale file handle")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NCCL INFO NVLink detected",
+        "gpu ecc errors: 0",
+        "no CUDA out of memory so far",
+        "loss 2.31 lr 1e-3 nan_steps 0",
+        "GET /nan HTTP/1.1",
+        "step 3 loss: 1.2 info",
+    ],
+)
+def test_an_innocent_line_is_none(logs, tmp_path, line):
+    logs.launched()
+    write(tmp_path / "train.log", f"{line}\n")
+    assert found(logs) == []
+
+
+def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
+    """200 000 lines a second at the least; what lies too far back is skipped; little memory."""
+    log = tmp_path / "train.log"
+    logs.launched()
+    line = f"{'step 17 loss 2.3 ' * 6}\n"
+    lines = 200_000
+    write(log, line * lines + f"{OOM}\n" * 9)
+    began = time.process_time()
+    assert [cls for cls, _ in found(logs, last=True)] == ["cuda-oom"] * 3
+    took = time.process_time() - began
+
+    os.truncate(log, log.stat().st_size + 4 * BEHIND)  # a hole: it costs no disk
+    write(log, "\nNVRM: Xid 79\n")
+    tracemalloc.start()
+    assert [cls for cls, _ in found(logs, last=True)][-1:] == ["gpu-hardware"]
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+    assert lines / took > 200_000, took
+
+
+def test_what_is_no_regular_file_is_left_alone(logs, tmp_path):
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "folder.log").mkdir()
+    logs.launched()
+    assert found(logs) == []
