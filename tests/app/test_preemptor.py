@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -64,7 +65,7 @@ def run(tmp_path):
 
     def make(end: str = "", now_s: float = 1000.0, **policy: Any) -> SimpleNamespace:
         policy = {"mode": "enforce", "job": {"preempt": "checkpoint"}} | policy
-        state = SimpleNamespace(job=SimpleNamespace(world_size=1))
+        state = SimpleNamespace(job=SimpleNamespace(world_size=1, held_signals=()))
         processor = FakeProcessor(SimpleNamespace(**policy), state)
         forwarder = Forwarder()
         forwarder.allow_holding()
@@ -156,3 +157,23 @@ def test_where_no_checkpoint_can_be_made_the_signal_is_not_held_and_people_know(
     before = len(it.processor.events)
     it.made.observe(Notice(0, "signal", "SIGTERM was passed on", data={**data, "handled": True}))
     assert len(it.processor.events) == before
+
+
+def test_what_lasts_is_reported_once_at_the_start(run):
+    """Several ranks: their framework gets the signals."""
+    it = run()
+    it.processor.state.job.world_size = 2
+    it.go()
+    it.go()
+
+    assert it.processor.phases() == ["unavailable"]
+    assert "2 ranks would have to save" in it.processor.events[0].message
+
+
+def test_what_a_dead_supervisor_held_is_passed_on(run):
+    it, passed = run(), []
+    it.processor.state.job.held_signals = ("SIGUSR1", "SIGTERM")
+    it.made.adopt(SimpleNamespace(signal=passed.append))
+
+    assert passed == [signal.SIGUSR1, signal.SIGTERM]
+    assert it.processor.phases() == ["failed"]

@@ -99,10 +99,14 @@ def test_the_terms_of_a_policy(given, terms):
 def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):
     """At the moment; the end itself, which was asked for, is then no news. Nothing restarts it."""
     story = crashing(tell)
+    held = {"signal": "SIGTERM", "final": True, "held": True}
+    story.send(Notice(story.at_ns, "signal", "SIGTERM waits", data=held))
+    assert story.state.job.held_signals == ("SIGTERM",)
     before = len(messages(story))
     data = {"phase": phase, "cause": "SIGTERM", "signals": ["SIGTERM"], "path": "out/c.pt"}
     story.send(Notice(story.at_ns, "preempt", "SIGTERM: a checkpoint", data=data))
     at_once = [each["severity"] for each in messages(story)[before:]]
+    assert story.state.job.held_signals == (("SIGTERM",) if phase == "requested" else ())
     story.send(Exited(story.at_ns, -12))
 
     assert at_once == {"saved": ["SEV2"], "failed": ["SEV1"], "requested": []}[phase]

@@ -430,6 +430,7 @@ class App:
         if past.launched is None:
             self._on_launch(process, 0)
         checkpoint_wiring.resume(self._checkpoints, past, self.processor.policy)
+        self._preemptor.adopt(process)
         self._process(events)
 
     # ── for a relaunch, in a round, with all processes of the job dead ────────────────────────────

@@ -12,6 +12,7 @@ nothing, and the job goes on.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..core.model.preemption import HOLDABLE, Settled, Terms
 from ..core.state.run_state import State
 from ..inputs import clock
 from ..job.pending_command import PendingCommand
+from ..job.process import Process
 from ..job.signals import Forwarder
 
 KIND = "preempt"  # of the notices
@@ -88,6 +90,14 @@ class Preemptor:
         self._has_saved = False  # since the probe's status was looked at
         self._requested: set[str] = set()  # causes without a signal, each asked for once
 
+    def adopt(self, process: Process) -> None:
+        """Pass on what the supervisor before us held when it died."""
+        held = self._processor.state.job.held_signals
+        for name in held:
+            process.signal(signal.Signals[name])
+        if held:
+            self._report_failure(held[0], "the supervisor that held it died", signals=list(held))
+
     # ── what happens ──────────────────────────────────────────────────────────────────────────────
 
     def observe(self, event: Event) -> None:
@@ -100,10 +110,10 @@ class Preemptor:
         if event.kind == "signal" and self._is_lost(event.data):
             self._report_failure(str(event.data["signal"]), self._refusal)
 
-    def _is_lost(self, signal: Mapping[str, Any]) -> bool:
+    def _is_lost(self, data: Mapping[str, Any]) -> bool:
         """Whether a signal was passed on without a checkpoint that the policy asks for."""
-        passed = not (signal.get("held") or signal.get("killed") or signal.get("handled"))
-        wanted = Terms.of(self._processor.policy.job) is not None and signal["signal"] in HOLDABLE
+        passed = not (data.get("held") or data.get("killed") or data.get("handled"))
+        wanted = Terms.of(self._processor.policy.job) is not None and data["signal"] in HOLDABLE
         return wanted and passed and bool(self._refusal)
 
     def run_second(self, job: Job) -> None:
@@ -227,8 +237,9 @@ class Preemptor:
 
     # ── notices ───────────────────────────────────────────────────────────────────────────────────
 
-    def _report_failure(self, cause: str, why: str) -> None:
-        self._notice(f"{cause}: the job wrote no checkpoint: {why}", "failed", cause, why=why)
+    def _report_failure(self, cause: str, why: str, **more: Any) -> None:
+        text = f"{cause}: the job wrote no checkpoint: {why}"
+        self._notice(text, "failed", cause, why=why, **more)
 
     def _report_unavailable(self, job: Job) -> None:
         """Report once what will not change by itself: the mode, or the number of ranks."""

@@ -47,6 +47,7 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "continuity": effect_verification.on_continuity,
     "resume-refused": effect_verification.on_continuity,
     withdrawal.ENDED: withdrawal.on_pause_ended,
+    "signal": preempt_outcome.on_signal,
     "training-ended": early_end.on_training_ended,
     "preempt": preempt_outcome.on_preempt,
 }
@@ -100,7 +101,6 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         _on_failure(ctx, Failure.of(event.data))
     if event.kind == "shard":
         state.context.attribution.named(event.rank, event.data.get("shards"))
-    job.signalled |= event.kind == "signal"
     if event.kind == "signal" and event.data.get("final"):
         job.end_requested = True
         job.interrupted |= bool(event.data.get("typed"))

@@ -8,11 +8,21 @@ from ..state.run_state import State, StepContext
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
 
 
+def on_signal(ctx: StepContext, event: Notice) -> None:
+    """Remember what waits: a supervisor that takes over passes it on."""
+    job, name = ctx.state.job, str(event.data.get("signal", ""))
+    job.signalled = True
+    if event.data.get("held"):
+        job.held_signals += (name,)
+
+
 def on_preempt(ctx: StepContext, event: Notice) -> None:
     """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
     job, data = ctx.state.job, event.data
     phase, cause = data.get("phase"), str(data.get("cause", ""))
     signals = ", ".join(data.get("signals") or ())
+    if phase in ("saved", "failed"):
+        job.held_signals = ()
     if phase == "saved":
         job.preempted = f"{cause}, with a checkpoint"
         then = f"resume from {data['path']}" if data.get("path") else CHECKPOINTS
@@ -20,8 +30,8 @@ def on_preempt(ctx: StepContext, event: Notice) -> None:
         ctx.notify("SEV2", event.message, verdict=verdict, then=then)
     elif phase == "failed":
         job.preempted = f"{cause}, without a checkpoint"
-        verdict = _lost(ctx.state)
-        ctx.notify("SEV1", event.message, verdict=verdict, then=CHECKPOINTS)
+        severity = "SEV1" if ctx.state.step >= 0 else "SEV2"
+        ctx.notify(severity, event.message, verdict=_lost(ctx.state), then=CHECKPOINTS)
     elif phase == "unavailable":
         verdict = "signals are passed on at once, and no checkpoint is requested before the end"
         ctx.notify("SEV2", event.message, verdict=verdict)
@@ -29,6 +39,8 @@ def on_preempt(ctx: StepContext, event: Notice) -> None:
 
 def _lost(state: State) -> str:
     """Return what an end now loses."""
+    if state.step < 0:
+        return "no step was made, so none is lost"
     good = state.checkpoints.good()
     if not good:
         return f"no checkpoint is verified: an end at step {state.step} may lose every step"

@@ -121,8 +121,9 @@ class JobLife:
         stopping: an action of ours ends it. stopped_by: who asked for that.
         end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
         preempted: what asked for its end, and whether the job wrote a checkpoint for that.
-        signalled: any signal came. shortfall: how many steps its library made of those planned, ""
-            where it made all or was asked to stop, None where no library reported an end.
+        held_signals: names of those that wait for a checkpoint. signalled: any signal came.
+        shortfall: how many steps its library made of those planned, "" where it made all or was
+            asked to stop, None where no library reported an end.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         restarted_with: what the newest start was given to go on from a checkpoint.
         pids: of its first process, and of those that trained since its launch.
@@ -143,6 +144,7 @@ class JobLife:
     end_requested: bool = False
     interrupted: bool = False
     preempted: str = ""
+    held_signals: tuple[str, ...] = ()
     signalled: bool = False
     shortfall: str | None = None
     no_restart_reason: str = ""
