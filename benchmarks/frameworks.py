@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from supervise.store.run_directory import RunDir
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
-KEPT, TABLE = HERE / ".frameworks", HERE / "frameworks.md"
+KEPT, TABLE, RESULT = HERE / ".frameworks", HERE / "frameworks.md", "result.json"
 CACHE = Path(tempfile.gettempdir()) / "supervise-frameworks"  # litgpt compiles once, not 10 times
 LIMIT_S = 300.0
 BURNERS = 6
@@ -183,18 +183,29 @@ def cells(job: Job) -> Iterator[Cell]:
         yield job, RELAUNCH, RATE, 0
 
 
-def once(cell: Cell, again: bool) -> Result:
-    """Return the kept result of a run, or run it."""
+def folder(cell: Cell) -> Path:
+    """Return where a run is kept."""
     job, arm, fault, seed = cell
-    name = re.sub(r"\W+", "-", f"{job.name} {fault or 'undisturbed'} {arm} {seed}")
-    file = KEPT / name / "result.json"
-    if again or not file.exists():
-        with load(BURNERS if arm == RELAUNCH else 0):
-            result = run(job, arm, fault, seed, KEPT / name)
-        file.write_text(json.dumps(asdict(result)))
-        print(name, result, flush=True)
-    kept = json.loads(file.read_text())
-    return Result(**{**kept, "actions": tuple(kept["actions"])})
+    return KEPT / re.sub(r"\W+", "-", f"{job.name} {fault or 'undisturbed'} {arm} {seed}")
+
+
+def make(cell: Cell) -> None:
+    """Run one and keep its result."""
+    job, arm, fault, seed = cell
+    path = folder(cell)
+    with load(BURNERS if arm == RELAUNCH else 0):
+        result = run(job, arm, fault, seed, path)
+    (path / RESULT).write_text(json.dumps(asdict(result)))
+    print(path.name, result, flush=True)
+
+
+def kept(cell: Cell) -> Result | None:
+    """Return the result of a run, None if it was not made."""
+    file = folder(cell) / RESULT
+    if not file.exists():
+        return None
+    known = json.loads(file.read_text())
+    return Result(**{**known, "actions": tuple(known["actions"])})
 
 
 # ── judging and writing ───────────────────────────────────────────────────────────────────────────
@@ -217,15 +228,17 @@ on two cores.
 """
 
 
-def deviation(calm: Sequence[Result]) -> float:
-    """Return two standard deviations of the undisturbed losses, relative to the first."""
-    first, second = (one.loss or math.nan for one in calm)
-    return 2 * abs(first - second) / math.sqrt(2) / first
+def deviation(calm: Sequence[Result | None]) -> float:
+    """Return two standard deviations of the undisturbed losses, relative to the first; 0 of one."""
+    first, *more = (one.loss for one in calm if one is not None and one.loss)
+    return 2 * abs(first - more[0]) / math.sqrt(2) / first if more else 0.0
 
 
-def worse(result: Result, calm: Result) -> float:
-    """Return how much higher its loss is, relative; infinite where there is none."""
-    if result.loss is None or calm.loss is None or not math.isfinite(result.loss):
+def worse(result: Result | None, calm: Result) -> float:
+    """Return how much higher its loss is, relative; infinite without one, NaN without a run."""
+    if result is None or calm.loss is None:
+        return math.nan
+    if result.loss is None or not math.isfinite(result.loss):
         return math.inf
     return result.loss / calm.loss - 1
 
@@ -238,47 +251,69 @@ def misses(ours: float, nobody: float, spread: float) -> bool:
 
 def share(value: float) -> str:
     """Return a relative loss in words."""
+    if math.isnan(value):
+        return "not run"
     return f"{value:+.1%}" if math.isfinite(value) else "ruined"
 
 
-def done(result: Result) -> str:
+def done(result: Result | None) -> str:
     """Return the actions of a run and how it ended, in words."""
+    if result is None:
+        return "-"
     said = [", ".join(v for v in result.actions if v not in ("pause", "resume")) or "nothing"]
     said += ["held"] * result.held
     said += [f"exit code {result.code}"] * (result.code != 0)
     return "; ".join(said)
 
 
-def written(found: Mapping[Cell, Result]) -> tuple[str, list[str]]:
-    """Return the page, and the runs that missed."""
-    calm = {c[0]: [found[c[0], NANO, "", seed] for seed in (0, 1)] for c in found}
-    rows, relaunched, missed = [], [], []
-    healthy = [["job", "steps", "seed 0", "seed 1", "2 sd", "actions"]]
-    for job, pair in calm.items():
-        losses = [f"{one.loss:.4f}" if one.loss else "-" for one in pair]
-        acted = sum(len(one.actions) for one in pair)
-        healthy.append([job.name, str(job.steps), *losses, f"{deviation(pair):.1%}", str(acted)])
-        missed += [f"{job.name}: undisturbed, acted on"] * bool(acted)
-    for (job, arm, fault, _), result in found.items():
-        ours, spread = worse(result, calm[job][0]), deviation(calm[job])
-        row = [share(ours), done(result), str(result.lost)]
-        if arm == RELAUNCH:
-            bad = result.code == 0 and not result.held and ours > NEAR + spread
-            relaunched.append([job.name, fault, *row])
-        elif arm == NANO and fault:
-            nobody = worse(found[job, NOBODY, fault, 0], calm[job][0])
-            bad = misses(ours, nobody, spread)
-            row[0] = f"**{row[0]}**" if bad else row[0]
-            rows.append([job.name, fault, share(nobody), *row])
-        else:
+def row(cell: Cell, calm: Sequence[Result | None]) -> tuple[list[str], bool]:
+    """Return the row of a fault, supervised, and whether it missed.
+
+    Args:
+        calm: the undisturbed runs of its job, the first one made.
+    """
+    job, arm, fault, _ = cell
+    assert calm[0] is not None
+    result, spread = kept(cell), deviation(calm)
+    ours, nobody = worse(result, calm[0]), worse(kept((job, NOBODY, fault, 0)), calm[0])
+    if arm == RELAUNCH:
+        missed = result is not None and result.code == 0 and not result.held
+        missed = missed and ours > NEAR + spread
+    else:
+        missed = misses(ours, nobody, spread)
+    loss = f"**{share(ours)}**" if missed else share(ours)
+    before = [] if arm == RELAUNCH else [share(nobody)]
+    return [
+        job.name,
+        fault,
+        *before,
+        loss,
+        done(result),
+        str(result.lost) if result else "-",
+    ], missed
+
+
+def written() -> tuple[str, list[str]]:
+    """Return the page of all that was run, and the runs that missed."""
+    rows: dict[str, list[list[str]]] = {NANO: [], RELAUNCH: []}
+    healthy, missed = [["job", "steps", "seed 0", "seed 1", "2 sd", "actions"]], []
+    for job in JOBS:
+        calm = [kept((job, NANO, "", seed)) for seed in (0, 1)]
+        if calm[0] is None:
             continue
-        missed += [f"{job.name}: {fault}, {arm}"] * bad
+        losses = [f"{one.loss:.4f}" if one and one.loss else "not run" for one in calm]
+        acted = sum(len(one.actions) for one in calm if one)
+        healthy.append([job.name, str(job.steps), *losses, f"{deviation(calm):.1%}", str(acted)])
+        missed += [f"{job.name}: undisturbed, acted on"] * bool(acted)
+        for cell in cells(job):
+            if cell[2] and cell[1] in rows:
+                line, bad = row(cell, calm)
+                rows[cell[1]].append(line)
+                missed += [f"{job.name}: {cell[2]}, {cell[1]}"] * bad
     page = HEAD.format(near=NEAR, dearer=DEARER)
-    page += table([["job", "fault", "nobody", "supervised", "what was done", "lost"], *rows])
-    page += UNDISTURBED + table(healthy)
-    page += RELAUNCHES + table(
-        [["job", "fault", "final loss", "what was done", "lost"], *relaunched]
-    )
+    page += table([["job", "fault", "nobody", "supervised", "what was done", "lost"], *rows[NANO]])
+    page += UNDISTURBED + table(healthy) + RELAUNCHES
+    page += table([["job", "fault", "final loss", "what was done", "lost"], *rows[RELAUNCH]])
     return page, missed
 
 
@@ -289,13 +324,13 @@ def main() -> int:
     parser.add_argument("--fault", action="append", help="one of its faults; default: all")
     parser.add_argument("--arm", action="append", choices=(NOBODY, NANO, RELAUNCH))
     parser.add_argument("--again", action="store_true", help="run anew what is kept")
+    parser.add_argument("--table", action="store_true", help="run nothing, write what is kept")
     options = parser.parse_args()
     wanted = [cell for job in JOBS for cell in cells(job) if chosen(cell, options)]
     for cell in wanted:
-        once(cell, options.again)
-    if options.job or options.fault or options.arm:
-        return 0
-    page, missed = written({cell: once(cell, False) for cell in wanted})
+        if not options.table and (options.again or kept(cell) is None):
+            make(cell)
+    page, missed = written()
     TABLE.write_text(page)
     print(page)
     print("\n".join(f"missed: {each}" for each in missed))
