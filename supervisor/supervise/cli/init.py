@@ -99,7 +99,7 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
         yield f"# How this job resumes is not known, so that nothing starts it again.{why}"
         yield f"# job: {inline(EXAMPLE)}"
     yield "# notify: {slack: {url_env: SLACK_URL, min_sev: SEV1}}"
-    yield f"# remove: [drift] # packs and rules: {PROGRAM} policy show {base}"
+    yield f"# remove: [data] # packs and rules: {PROGRAM} policy show {base}"
 
 
 def _write(path: Path, text: str) -> None:
