@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 
-from supervise.inputs.cross_rank_metrics import Ranks, together
+from supervise.inputs.cross_rank_metrics import OWN_STEPS, OwnTimes, Ranks, together
 
 NAN = float("nan")
 
@@ -21,13 +21,31 @@ def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
     assert found["loss_outlier_rank"] == 2
 
 
-def test_the_straggler_is_the_rank_that_takes_longest_by_itself():
-    times = [{"input_time": 0.01, "forward_time": t, "step_time": 0.5} for t in (0.09, 0.19, 0.09)]
+def spent(step, **parts):
+    return {"step_time": step, "other_time": 0.0, **parts}
 
-    found = together(times)
 
-    assert found["straggler_ratio"] == pytest.approx(2.0)
-    assert found["straggler_rank"] == 1
+@pytest.mark.parametrize(
+    ("slow", "part"), [("input_time", 0), ("forward_time", 1), ("other_time", 2)]
+)
+def test_the_straggler_is_the_rank_that_takes_longest_by_itself(slow, part):
+    """A step of 0.5 s would take 0.4 s without its 0.1 s; the others wait in their backward."""
+    others = spent(0.5, forward_time=0.09, backward_time=0.41)
+    times = OwnTimes()
+
+    for _ in range(OWN_STEPS):
+        found = times.add([others, {**others, slow: others.get(slow, 0.0) + 0.1}, others])
+
+    assert found["straggler_ratio"] == pytest.approx(0.5 / 0.4)
+    assert (found["straggler_rank"], found["straggler_part"]) == (1, part)
+
+
+def test_ranks_that_are_late_by_turns_are_no_stragglers():
+    times = OwnTimes()
+    for step in range(40):
+        found = times.add([spent(0.3, forward_time=0.2 + 0.1 * (step % 4 == r)) for r in range(4)])
+    assert found["straggler_ratio"] == pytest.approx(1.0)
+    assert times.add([spent(0.3), {"step_time": 0.3}]) == {}
 
 
 def test_replicas_with_another_checksum_are_counted():

@@ -11,11 +11,14 @@ ranks read different data.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
-OWN = ("input_time", "forward_time")
+# What a rank does by itself; the backward is not of them, for there it waits for the others.
+PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
+OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
 LAG = 64  # steps that may be incomplete before the oldest is dropped
 
 METRICS = (
@@ -23,6 +26,7 @@ METRICS = (
     "loss_outlier_rank",
     "straggler_ratio",
     "straggler_rank",
+    "straggler_part",
     "grad_direction_consistency",
     "param_digest_mismatch",
 )
@@ -35,6 +39,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], dict[int, Values]] = {}
+        self._own = OwnTimes()
         self._newest: dict[str, float] = {}
 
     def add(self, attempt: int, step: int, rank: int, world_size: int, values: Values) -> None:
@@ -45,7 +50,8 @@ class Ranks:
         ranks = self._open.setdefault(key, {})
         ranks[rank] = values
         if len(ranks) == world_size:
-            self._newest = together([ranks[r] for r in sorted(ranks)])
+            complete = [ranks[r] for r in sorted(ranks)]
+            self._newest = {**together(complete), **self._own.add(complete)}
             self._open = {k: v for k, v in self._open.items() if k > key}
         while len(self._open) > LAG:  # a rank fell silent: its steps never come
             del self._open[min(self._open)]
@@ -61,11 +67,56 @@ class Ranks:
         return newest
 
 
+class OwnTimes:
+    """What each rank spends by itself in a step, outside collectives and the backward.
+
+    Whole step times are equal on all ranks of a synchronous run, and most waiting is inside the
+    backward, so neither would tell the slow rank from the others. Not seen is a rank that is slower
+    in its backward alone, or on a device that the host does not wait for.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[list[tuple[float, ...]]] = deque(maxlen=OWN_STEPS)
+        self._times: deque[float] = deque(maxlen=OWN_STEPS)
+
+    def add(self, ranks: Sequence[Values]) -> dict[str, float]:
+        """Take a complete step; return what the newest `OWN_STEPS` tell, as medians over them.
+
+        straggler_ratio: step time over what it were if the slowest rank were like the median one.
+        straggler_rank: that rank. straggler_part: what it is slow at, an index into `PARTS`.
+        """
+        step = max((values.get("step_time") or 0.0 for values in ranks), default=0.0)
+        if step <= 0.0 or any(values.get("other_time") is None for values in ranks):
+            return {}
+        if self._steps and len(self._steps[-1]) != len(ranks):
+            self._steps.clear()
+            self._times.clear()
+        self._times.append(step)
+        self._steps.append(
+            [tuple(sum(values.get(n) or 0.0 for n in names) for names in PARTS) for values in ranks]
+        )
+        usual = [
+            [median(parts) for parts in zip(*rows, strict=True)]
+            for rows in zip(*self._steps, strict=True)
+        ]
+        own = [sum(parts) for parts in usual]
+        slow = own.index(max(own))
+        step = median(self._times)
+        rest = max(step - (own[slow] - median_low(own)), 1e-3 * step)
+        others = [median_low(column) for column in zip(*usual, strict=True)]
+        excess = [mine - other for mine, other in zip(usual[slow], others, strict=True)]
+        return {
+            "straggler_ratio": step / rest,
+            "straggler_rank": float(slow),
+            "straggler_part": float(excess.index(max(excess))),
+        }
+
+
 def together(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the numbers of one step of which every rank's values are there.
 
     loss_dispersion: standard deviation of the raw losses. loss_outlier_rank: the rank whose loss
-    is furthest from the median. straggler_ratio: largest over median input and forward time.
+    is furthest from the median.
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     """
@@ -76,12 +127,6 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
         mean, middle = sum(known) / len(known), median(known)
         found["loss_dispersion"] = math.sqrt(sum((x - mean) ** 2 for x in known) / (len(known) - 1))
         found["loss_outlier_rank"] = float(_furthest(known, middle))
-    times = [_own_time(values) for values in ranks]
-    if all(time is not None for time in times):
-        spent = [time for time in times if time is not None]
-        if median(spent) > 0.0:
-            found["straggler_ratio"] = max(spent) / median(spent)
-            found["straggler_rank"] = float(spent.index(max(spent)))
     sketches = [_sketch(values) for values in ranks]
     if all(sketches):
         found["grad_direction_consistency"] = _mean_cosine(sketches)
@@ -95,16 +140,6 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
 
 def _furthest(values: Sequence[float], middle: float) -> int:
     return max(range(len(values)), key=lambda i: abs(values[i] - middle))
-
-
-def _own_time(values: Values) -> float | None:
-    """Return what a rank spent before its first collective, as its host saw it.
-
-    Whole step times are equal on all ranks of a synchronous run, and the waiting is inside the
-    backward, so neither would tell the slow rank from the others.
-    """
-    known = [part for name in OWN if (part := values.get(name)) is not None]
-    return sum(known) if known else None
 
 
 def _sketch(values: Values) -> list[float]:

@@ -72,10 +72,17 @@ _ROWS = (
     (
         "straggler_ratio",
         "1",
-        "Slowest over median time to the first gradient collective.",
+        "Step time over what it were if the slowest rank were like the median one, by what each "
+        "does outside collectives and backward; medians of 16 steps.",
         "NVIDIA Resiliency Extension",
     ),
     ("straggler_rank", "1", "The rank that straggler_ratio refers to.", SIMPLE),
+    (
+        "straggler_part",
+        "1",
+        "What that rank is slow at: 0 its input, 1 forward and optimizer, 2 the rest of its code.",
+        SIMPLE,
+    ),
     ("rerun_mismatch", "1", "Loss of a step run again, less the first one.", "Megatron-LM"),
     # compute and hardware
     ("compute_time_frac", "%", "Kernel-busy time over step time.", SEEDS),

@@ -29,7 +29,8 @@ _GROUPS = (
         "Context for reports and runbooks; no healthy range of its own.",
         "backward_time batch_offset batch_shard clip_bound clip_threshold epoch forward_time"
         " gpu_alloc_retries gradients_zeroed layer_weight_std layer_weight_std.<i>"
-        " loss_outlier_rank lr_hold lr_rewarm optimizer_time other_time straggler_rank",
+        " loss_outlier_rank lr_hold lr_rewarm optimizer_time other_time straggler_part"
+        " straggler_rank",
     ),
     (
         "Says where a trouble is, which the whole tells.",

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..analysis.frame_history import LOSS as LOSS
 from ..analysis.frame_history import History
+from ..model import format_readings
 from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..model.events import Beat, Frame
 from ..model.interfaces import NOTE, Clockwork, Watch
@@ -346,6 +347,9 @@ class RankMonitor:
             found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
                 found[name]["metric"] = detector.metrics[0]
+                where = format_readings.where(detector.metrics[0], self.value)
+                if where:
+                    found[name]["where"] = where
         return found
 
     def value(self, metric: str) -> float | None:

@@ -7,7 +7,7 @@ the keys that detectors share (see interfaces.py) and shows the plain ones of an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # What is compared with `threshold`, the first of these that the numbers hold, and its form.
@@ -26,7 +26,7 @@ TOLD = frozenset(
         *("code", "metric", "step", "steps", "value", "threshold", "clear", "samples", "median"),
         *("scale", "reference", "transform", "breaching", "needed", "of", "raw", "values", "fast"),
         *("nonfinite", "match", "last_breach", "signal", "within", "gt", "gte", "lt", "lte"),
-        *("rel_gt", "last_block"),
+        *("rel_gt", "last_block", "where"),
         *MEASURES,
     )
 )
@@ -43,9 +43,24 @@ METRICS = {
 }
 
 
+# Which metric names the rank that another one is about, and what `straggler_part` counts.
+RANK_OF = {"straggler_ratio": "straggler_rank", "loss_dispersion": "loss_outlier_rank"}
+SLOW_AT = ("its input", "its forward or optimizer", "code outside forward and backward")
+
+
 def metric(name: str) -> str:
     """Return a metric in words."""
     return METRICS.get(name, name)
+
+
+def where(name: str, value_of: Callable[[str], float | None]) -> str:
+    """Return which rank a metric of several is about, "" where it is of none or not known."""
+    rank = value_of(RANK_OF.get(name, ""))
+    if rank is None:
+        return ""
+    part = value_of("straggler_part") if name == "straggler_ratio" else None
+    known = part is not None and part in range(len(SLOW_AT))
+    return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if known else "")
 
 
 def number(value: Any) -> str:

@@ -323,6 +323,7 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
                     bound = format_readings.limit(reading[key], reading)
                     text = f"{text} ({bound})" if text else bound
                 value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
+                value += f", {reading['where']}" if "where" in reading else ""
                 measures.setdefault(value, []).append(text)
                 break
     for value, texts in measures.items():
