@@ -108,3 +108,37 @@ def test_inode_is_not_enough(tmp_path):
         assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) == str(place)
         seen = tuple((name, size + 1, at, node) for name, size, at, node in seen)
         assert discovery.current_name(str(tmp_path / "a.pt"), identity, seen) is None
+
+
+def test_the_files_of_one_step_are_one_checkpoint(tmp_path):
+    """As nanochat writes them: the model stands for its set, which needs what the last one had."""
+
+    def save(*names):
+        for name in names:
+            (tmp_path / name).write_bytes(b"x")
+
+    def at(name):
+        return str(tmp_path / name)
+
+    def lacks(name):
+        return discovery.missing(at(name), discovery.stamp(at(name)), 1)
+
+    save("model_00100.pt", "meta_00100.json", "optim_00100_rank0.pt", "optim_00100_rank1.pt")
+    save("model_00200.pt", "meta_00200.json", "optim_00200_rank0.pt", "notes_00200.txt")
+    for name in ("meta_00100.json", "optim_00100_rank1.pt", "model_00100.pt"):
+        assert discovery.root_of(at(name), []) == at("model_00100.pt")
+    assert discovery.root_of(at("notes_00200.txt"), []) == at("notes_00200.txt")
+    assert lacks("model_00100.pt") == ""
+    assert lacks("model_00200.pt") == "optim_00200_rank1.pt is missing"
+    assert discovery.has_optimizer_alongside(at("model_00200.pt"))
+    save("model_00300.pt")
+    assert not discovery.has_optimizer_alongside(at("model_00300.pt"))
+
+    patterns = ["optim_*.pt"]  # which leave the model out
+    found = discovery.matches(patterns, tmp_path)
+    assert discovery.root_of(found[0], found) == found[0]
+    why = "it is a part of model_00200.pt, which is not matched"
+    assert discovery.unusable(patterns, tmp_path) == f"optim_00200_rank0.pt: {why}"
+    assert discovery.unusable(["model_*.pt"], tmp_path) == ""
+    assert discovery.unusable(["model_00200.*"], tmp_path).endswith("rank1.pt is missing")
+    assert discovery.unusable(["*.ckpt"], tmp_path) == "nothing matches *.ckpt"

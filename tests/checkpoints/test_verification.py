@@ -319,3 +319,18 @@ def test_verify_awaited_cancels_a_verification_at_low_priority(driver):
         assert driver.entry("ckpt-2")["state"] == "found", (
             "it has no verdict: it is looked at again"
         )
+
+
+def test_a_set_of_files_is_registered_once(driver):
+    """Reported or found; the newest step that has all of its files is the newest good one."""
+    driver.open(glob=("*_*",))
+    for step in (100, 200):
+        for name in ("model_{}.pt", "meta_{}.json", "optim_{}_rank0.pt"):
+            if (step, name[:5]) != (200, "optim"):
+                driver.write(name.format(f"{step:05}"), "weights 1", step=step - 1)
+
+    assert driver.run_once() == [("ckpt-1", 99, True)]
+    assert [Path(e["path"]).name for e in driver.entries()] == ["model_00100.pt", "model_00200.pt"]
+    assert driver.entry("ckpt-1")["resumable"] == "unknown"  # the model's file is not all of it
+    driver.write("optim_00200_rank0.pt", "weights 1", step=199)
+    assert driver.run_once() == [("ckpt-2", 199, True)]

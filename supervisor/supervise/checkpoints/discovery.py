@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import StoreError
 from ..store import files
-from . import registry
+from . import file_set, registry
 from .registry import GLOB, Entry, Register, Stamp
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
@@ -71,18 +71,34 @@ def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
     return sorted(found, key=lambda path: found[path])
 
 
+def unusable(patterns: Sequence[str], cwd: Path) -> str:
+    """Return why nothing that the patterns match can be resumed from, "" if something can."""
+    reasons = []
+    for path in matches(patterns, cwd):
+        model = file_set.model_of(path, ())
+        why = missing(path, stamp(path) or (), 1)
+        if model != path:
+            why = f"it is a part of {Path(model).name}, which is not matched"
+        if not why:
+            return ""
+        reasons.append(f"{Path(path).name}: {why}")
+    return reasons[-1] if reasons else f"nothing matches {', '.join(patterns)}"
+
+
 def is_partial(name: str) -> bool:
     """Whether this file name marks an incomplete file."""
     return name.endswith(PARTIAL) or name.startswith(("tmp-", ".tmp"))
 
 
 def root_of(path: str, matched: Sequence[str]) -> str:
-    """Return the checkpoint that a saved file belongs to: itself, or its directory."""
+    """Return the checkpoint that a saved file belongs to: itself, its directory or its set."""
     for parent in Path(path).parents:
         if str(parent) in matched:
             return str(parent)
     name = Path(path).name
-    return str(Path(path).parent) if _SHARD.match(name) or name.endswith(".distcp") else path
+    if _SHARD.match(name) or name.endswith(".distcp"):
+        return str(Path(path).parent)
+    return file_set.model_of(path, matched)
 
 
 @dataclass(frozen=True)
@@ -158,7 +174,7 @@ def missing(path: str, current: Stamp, ranks: int) -> str:
         return "it is empty"
     names = [name for name, *_ in current]
     if not Path(path).is_dir():
-        return ""
+        return _missing(file_set.missing(path))
     for name in names:
         if is_partial(Path(name).name):
             return f"{name} is still being written"
@@ -169,13 +185,18 @@ def missing(path: str, current: Stamp, ranks: int) -> str:
     ranked = [(name, match) for name in names if (match := _RANK.match(name))]
     if ranks > 1:
         shards |= {f"{m[1]}{rank}{m[3]}" for _, m in ranked for rank in range(ranks)}
-    lost = sorted(shards - set(names))
+    return _missing(sorted(shards - set(names)))
+
+
+def _missing(lost: Sequence[str]) -> str:
     return f"{', '.join(lost[:3])} {'are' if len(lost) > 1 else 'is'} missing" if lost else ""
 
 
 def has_optimizer_alongside(path: str) -> bool:
-    """Whether a file of an optimizer lies beside: some jobs write a set of files."""
+    """Whether a file of an optimizer lies beside, of the same step where names have one."""
     try:
+        if (found := file_set.has_optimizer(path)) is not None:
+            return found
         return any("optim" in each.name.lower() for each in Path(_folder(path)).iterdir())
     except OSError:
         return False

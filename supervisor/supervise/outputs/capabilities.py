@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.model.preemption import Terms
@@ -100,7 +101,14 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     if settings.get("resume") == "savepoint":
         return "yes, from a savepoint"
     good = state.checkpoints.good()
-    return f"yes, from {good[-1].id}" if good else "not yet (no checkpoint is verified)"
+    if not good:
+        patterns = ", ".join(policy.job.get("checkpoints", {}).get("glob") or ())
+        named = f", job.checkpoints.glob is {patterns}" if patterns else ""
+        return f"not yet (no checkpoint is verified{named})"
+    whole = [each for each in good if each.resumable != WEIGHTS_ONLY]
+    if not whole:
+        return f"weights only, from {good[-1].id} (no checkpoint holds an optimizer)"
+    return f"yes, from {whole[-1].id}"
 
 
 def _preempt(state: State, probe: Mapping[str, Any]) -> str:

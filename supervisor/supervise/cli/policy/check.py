@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -33,7 +34,8 @@ def command(
 
     FILE is a policy, pack, runbook or test file: a path, the name of a shipped policy or pack, or -
     for standard input. The keys of a file determine its type. Files that it refers to (packs,
-    runbooks, its policy) are checked too.
+    runbooks, its policy) are checked too. A note says if the pattern of the job's checkpoints
+    finds none here to resume from.
 
     \b
     Examples:
@@ -70,8 +72,22 @@ def command(
                 click.echo(sarif.github(problem, level))
     else:
         _text(errors, warnings, len(found))
+        for each in found if not errors else ():
+            if each.sort == "policy" and (note := _checkpoints(each.file)):
+                click.echo(f"{each.file}: note: {note}")
     if failed:
         ctx.exit(INVALID)
+
+
+def _checkpoints(file: str) -> str:
+    """Return what is to be known of a policy's checkpoints where it is now, "" for nothing."""
+    from ...catalog import load_policy
+    from ...catalog.scenario_subject import STDIN
+    from ...checkpoints import discovery
+
+    patterns = () if file == STDIN else load_policy(file).job["checkpoints"]["glob"]
+    why = discovery.unusable(patterns, Path.cwd()) if patterns else ""
+    return why and f"job.checkpoints.glob finds nothing here to resume from; {why}"
 
 
 def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
