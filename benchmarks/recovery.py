@@ -1,6 +1,7 @@
 """The cost of faults for the example, with the supervisor and without.
 
-    python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--ours] [--check]
+    python benchmarks/recovery.py [--seeds 3] [--jobs 2] [--only CASE ...] [--ours] [--kept]
+        [--check]
 
 Every fault of recovery_cases.py is injected into the example at step 150 of 600, with two ranks
 mostly of 400, for memory of 1500, in runs of three seeds under `examples/nano/policy.yaml`; with
@@ -128,14 +129,16 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def once(case: Case, arm: str, seed: int, mark: str) -> Result:
-    """Return the kept result of a run, or run it."""
+def once(case: Case, arm: str, seed: int, mark: str, runs: bool) -> Result | None:
+    """Return the kept result of a run, or run it; None where it is not to be run."""
     path = KEPT / f"{case.name}-{arm}-{seed}"
     file = path / "result.json"
     if file.exists():
         kept = json.loads(file.read_text())
         if kept.pop("fingerprint") == mark:
             return Result(**{**kept, "actions": tuple(kept["actions"])})
+    if not runs:
+        return None
     began = time.monotonic()
     result = run(case, arm, seed, path)
     file.write_text(json.dumps({**asdict(result), "fingerprint": mark}))
@@ -154,50 +157,53 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def undisturbed(
-    found: Mapping[tuple[str, str, int], Result], case: Case, seeds: int
-) -> list[float]:
+def undisturbed(found: Mapping[tuple[str, str, int], Result], case: Case) -> dict[int, float]:
     """Return the loss of the healthy runs of as many ranks and steps, by seed."""
     name = next(c.name for c in CASES if not c.drills and _size(c) == _size(case))
-    return [found[name, "supervise", seed].loss or math.nan for seed in range(seeds)]
+    return {
+        seed: math.nan if result.loss is None else result.loss
+        for (each, _, seed), result in found.items()
+        if each == name
+    }
 
 
 def _size(case: Case) -> tuple[int, int]:
     return case.ranks, case.steps
 
 
-def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case], seeds: int) -> str:
-    """Return the page; what was not run is taken from the present one."""
+def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case]) -> str:
+    """Return the page; cells of what was not run are those of the present page."""
     shown = shown_before(TABLE.read_text())
-    rows = [["fault", "wanted", "kept", "told", "acted", "loss", "lost", *ARMS[1:], "actions"]]
+    head = ("fault", "wanted", "kept", "told", "acted", "loss", "lost", *ARMS[1:], "actions")
+    rows: list[Sequence[str]] = [head]
     for case in cases:
-        calm = undisturbed(found, case, seeds)
-        ours = [found[case.name, "supervise", seed] for seed in range(seeds)]
-        kept = sum(kept_promise(case, one, calm[s]) for s, one in enumerate(ours))
-        losses = [one.loss / calm[s] - 1 for s, one in enumerate(ours) if one.loss is not None]
-        rows.append(
-            [
-                case.name,
-                case.wants,
-                f"{kept}/{seeds}",
-                _span([one.told for one in ours]),
-                _span([one.acted for one in ours]),
-                f"{100 * max(losses):+.1f} %" if losses else "–",
-                _price([lost(case, one, calm[s]) for s, one in enumerate(ours)], case),
-                *(
-                    _lost_by(found[case.name, arm, 0], case, calm[0])
-                    if (case.name, arm, 0) in found
-                    else shown.get((case.name, arm), "–")
-                    for arm in ARMS[1:]
-                ),
-                ", ".join(dict.fromkeys(ours[0].actions)) or "–",
-            ]
-        )
+        cells = {name: shown.get((case.name, name), "–") for name in head}
+        cells |= {"fault": case.name, **_ours(found, case)}
+        calm = undisturbed(found, case)
+        for arm in ARMS[1:]:
+            if (result := found.get((case.name, arm, 0))) is not None:
+                cells[arm] = _price([lost(case, result, calm[0])], case)
+        rows.append([cells[name] for name in head])
     return HEAD + table(rows)
 
 
-def _lost_by(other: Result, case: Case, calm: float) -> str:
-    return _price([lost(case, other, calm)], case)
+def _ours(found: Mapping[tuple[str, str, int], Result], case: Case) -> dict[str, str]:
+    """Return the cells about the runs with the supervisor, none where there is no run."""
+    calm = undisturbed(found, case)
+    ours = {s: one for s in calm if (one := found.get((case.name, "supervise", s))) is not None}
+    if not ours:
+        return {}
+    losses = [one.loss / calm[s] - 1 for s, one in ours.items() if one.loss is not None]
+    kept = sum(kept_promise(case, one, calm[s]) for s, one in ours.items())
+    return {
+        "wanted": case.wants,
+        "kept": f"{kept}/{len(ours)}",
+        "told": _span([one.told for one in ours.values()]),
+        "acted": _span([one.acted for one in ours.values()]),
+        "loss": f"{100 * max(losses):+.1f} %" if losses else "–",
+        "lost": _price([lost(case, one, calm[s]) for s, one in ours.items()], case),
+        "actions": ", ".join(dict.fromkeys(a for one in ours.values() for a in one.actions)) or "–",
+    }
 
 
 def shown_before(page: str) -> dict[tuple[str, str], str]:
@@ -232,7 +238,7 @@ reflex. `loss`: the worst seed's validation loss beside its undisturbed run, whi
 and steps. `lost`: steps to be made again, or made and thrown away, and thousands of tokens; a run
 that ends more than 1 % worse, or not at all, lost all since its last checkpoint from before the
 fault. The columns on the right are what was lost with nobody, with restarts by torchrun, and with a
-stop at the first NaN, one seed each.
+stop at the first NaN, one seed each; they stay as they are when only the supervisor's are run.
 
 """
 
@@ -244,6 +250,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--ours", action="store_true", help="the other columns stay")
+    parser.add_argument("--kept", action="store_true", help="run nothing, show what is kept")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     chosen = [c for c in CASES if c.name in args.only or not args.only]
@@ -253,19 +260,22 @@ def main() -> None:
     wanted += [(c, arm, 0) for c in cases for arm in ARMS[1:] if c.drills and not args.ours]
     mark = fingerprint()
     with ThreadPoolExecutor(args.jobs) as pool:
-        results = list(pool.map(lambda each: once(*each, mark), wanted))
-    found = {(c.name, arm, seed): r for (c, arm, seed), r in zip(wanted, results, strict=True)}
-    page = show(found, cases, args.seeds)
+        results = list(pool.map(lambda each: once(*each, mark, not args.kept), wanted))
+    found = {
+        (c.name, arm, seed): result
+        for (c, arm, seed), result in zip(wanted, results, strict=True)
+        if result is not None
+    }
+    page = show(found, cases)
     print(page)
     if not args.only:
         TABLE.write_text(page)
     broken = [
         f"{case.name}, seed {seed}"
         for case in cases
-        for seed in range(args.seeds)
-        if not kept_promise(
-            case, found[case.name, "supervise", seed], undisturbed(found, case, args.seeds)[seed]
-        )
+        for seed, calm in undisturbed(found, case).items()
+        if (result := found.get((case.name, "supervise", seed))) is not None
+        and not kept_promise(case, result, calm)
     ]
     if broken:
         print("promise missed:", "; ".join(broken))
