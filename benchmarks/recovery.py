@@ -26,6 +26,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,7 +185,9 @@ def show(found: Mapping[tuple[str, str, int], Result], cases: Sequence[Case]) ->
             if (result := found.get((case.name, arm, 0))) is not None:
                 cells[arm] = _price([lost(case, result, calm[0])], case)
         rows.append([cells[name] for name in head])
-    return HEAD + table(rows)
+    earlier = ", ".join(case.name for case in cases if not _ours(found, case))
+    note = textwrap.fill(f"Of an earlier run: {earlier}.", 100)
+    return HEAD + table(rows) + (f"\n{note}\n" if earlier else "")
 
 
 def _ours(found: Mapping[tuple[str, str, int], Result], case: Case) -> dict[str, str]:

@@ -317,6 +317,16 @@ def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
     assert story.actions() == [FIRST, PAUSE, "inc-1/2/0-snapshot", AGAIN]
 
 
+def test_a_job_that_stands_still_is_not_paused(refused):
+    """It ruins nothing meanwhile, and would not answer: the relaunch would wait for the refusal."""
+    story = refused(job=WAITS)
+    story.state.incident.trigger.still = True
+    search(story, 2)
+    evidence(story)
+
+    assert story.actions() == [FIRST]
+
+
 def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
     """It does not train on; a person may let it."""
     story = paused(refused)

@@ -130,7 +130,10 @@ def on_search(state: State, event: Notice) -> None:
 
 
 def start_pause(ctx: StepContext, incident: Incident) -> bool:
-    """Pause the job while what a relaunch waits for is verified; return whether it is to be."""
+    """Pause the job while what a relaunch waits for is verified; return whether it is to be.
+
+    Not one that stands still: it ruins nothing meanwhile, and could not take the order.
+    """
     policy, state = ctx.policy, ctx.state
     found, before = awaited(policy, state), needed_before(policy, state)
     settings = policy.job.get("relaunch") or {}
@@ -140,7 +143,7 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
         return False
     book = Runbook("wait", (policy.verbs["pause"](lease=LEASE_S),), ("pause",))
     asked = approvals.required_approval(policy, incident, book)
-    if asked is not None or not _has_reason(policy, state, incident):
+    if incident.trigger.still or asked is not None or not _has_reason(policy, state, incident):
         return False
     if action_planning.refusal(state, incident, book):
         return False
