@@ -306,10 +306,10 @@ RUNBOOK = (shipped.folder("runbooks") / "soften.yaml").read_text("utf-8")
         ),
         ("  - snapshot\n", "  - snapshto\n", "steps[0]: no action 'snapshto' (did you mean"),
         ("verify: {", "verfy: {", "the file has no key 'verfy' (did you mean 'verify'?)"),
-        ("within: 100", "within: 5", "verify.within: must be at least clear_for (20 steps)"),
+        ("within: 200", "within: 5", "verify.within: must be at least clear_for (20 steps)"),
         ("  - snapshot\n", "  - snapshot\n  - verify\n", "runbook soften verifies twice"),
-        ("if_it_fails: r", "if_it_fails: x", "if_it_fails: no runbook 'xollback-and-rewarm'"),
-        ("meaning: Tr", "meaning: oops: Tr", "put quotes around text that holds ': '"),
+        ("if_it_fails: h", "if_it_fails: x", "if_it_fails: no runbook 'xold'"),
+        ("meaning: Pr", "meaning: oops: Pr", "put quotes around text that holds ': '"),
     ],
 )
 def test_a_mistake_in_a_runbook_is_reported_in_the_runbook(

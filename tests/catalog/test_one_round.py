@@ -141,12 +141,13 @@ def test_warnings_are_told_beside_mistakes(load: Callable[..., object]) -> None:
 
 def test_what_needs_a_budget_says_what_leads_there(mistakes: Mistakes) -> None:
     """The rule, and each step of the chain, at the line that wants the runbook."""
-    found = mistakes(HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: soften}]\n")
+    found = mistakes(HEAD + ONE + "rules: [{id: r, when: a, sev: SEV1, run: tighten-clip}]\n")
 
-    assert found[0].startswith("4:42: no budget 'all', which lr_scale in soften needs; rule r runs")
-    assert found[2] == (
-        "4:42: no budget 'rollback', which rollback in rollback-and-rewarm needs; rule r runs "
-        "soften, if_it_fails: rollback-and-rewarm (add rollback: {max: 2, per: 5000} to budgets)"
+    assert found[0].startswith(
+        "4:42: no budget 'all', which clip in tighten-clip needs; rule r runs"
     )
-    assert "soften, if_it_fails: rollback-and-rewarm" in found[3]
-    assert len(found) == 4
+    assert found[2] == (
+        "4:42: no budget 'lr_scale', which lr_scale in soften needs; rule r runs tighten-clip, "
+        "if_it_fails: soften (add lr_scale: {max: 2, per: 5000} to budgets)"
+    )
+    assert len(found) == 3

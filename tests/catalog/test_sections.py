@@ -64,9 +64,9 @@ def test_it_is_what_the_rule_says_else_what_it_runs_else_its_severity(load: Load
 
 def test_reading_needs_no_budget_and_no_savepoints(load: Loader) -> None:
     """A rollback that is only read about is not prepared for; nor when the copy is loaded."""
-    policy = load(rule("sev: SEV1, see: soften"))
+    policy = load(rule("sev: SEV1, see: hold-rate"))
 
-    assert {"soften", "rollback-and-rewarm"} <= set(policy.runbooks)
+    assert {"hold-rate", "rollback-and-rewarm"} <= set(policy.runbooks)
     assert load(policy.resolved).digest == policy.digest
 
 

@@ -20,6 +20,8 @@ from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import data_suspicion, diagnosis, next_steps, reporting, withdrawal
 
+LIMITS = (*compensation.STANDS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
+
 
 def group(
     ctx: StepContext,
@@ -142,13 +144,14 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
         return True
     if rule.runbook not in policy.ladder.levels:
         return withdrawal.reports_stall(monitor, rule)
-    return only_limits(run.runbook) and rule.severity == run.severity
+    another = rule.runbook != run.runbook.name
+    return another and only_limits(run.runbook) and rule.severity == run.severity
 
 
 def only_limits(book: Runbook) -> bool:
     """Return whether a runbook limits what comes next, and mends nothing."""
     verbs = set(book.verbs)
-    return bool(verbs & {*compensation.STANDS}) and not verbs & {*compensation.GOES_BACK}
+    return bool(verbs & {*LIMITS}) and not verbs & {*compensation.GOES_BACK}
 
 
 def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:

@@ -27,7 +27,7 @@ EVENTS: Mapping[str, str] = {
     "ask": "a runbook waits until a person allows it",
     "run": "a runbook starts, or the next level of the ladder does",
     "verified": "the runbook's effect was seen",
-    "given_up": "what an operator asked for could not be done",
+    "given_up": "nothing is tried any more: it could not be done, or gave way to what only tells",
     "passed": "probation ended without a relapse",
     "hold": "acting stopped; a person is needed",
     "released": "an operator released the hold",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
-from ..model import escalation, recipes
+from ..model import escalation, recipes, state_machine
 from ..model.action import Action
 from ..model.events import Finished
 from ..model.policy import HOLD, Policy, Runbook
@@ -435,6 +435,8 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     else:
         if incident.phase != HELD:
             incident.reopen()
+            if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
+                ctx.move("given_up", f"{run.runbook.name} is done, which changes nothing")
         start_waiting(ctx)
 
 
