@@ -46,6 +46,12 @@ def test_what_is_an_outlier(rows, loss, norm, out):
     assert bool(learned(rows).why_out(loss, norm)) is out
 
 
+def test_behind_an_outlier_half_as_far_will_do():
+    rule = learned(losses(spread=0.2))
+    assert not rule.why_out(2.9, 1.0) and rule.why_out(2.9, 1.0, follows=True)
+    assert not rule.why_out(2.2, 1.0, follows=True)
+
+
 def test_a_run_that_goes_back_is_not_compared_with_what_it_had_reached():
     rule = learned(losses(slope=-0.008, spread=0.005))
     early = 2.0 - 0.008 * 100

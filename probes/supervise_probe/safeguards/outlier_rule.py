@@ -2,8 +2,9 @@
 
 Both are compared with the newest rows that were applied. A loss is out where it is above their
 level by 6 spreads, by 1.5 times the greatest rise among the last 4096 of them, and by 15 % of the
-level: all three. Half of the spreads and the greatest rise itself will do where the logarithm of
-the gradient norm is as unusual: 6 spreads up, and above its own greatest rise.
+level: all three. Half of the spreads and the greatest rise itself will do behind another outlier,
+and where the logarithm of the gradient norm is as unusual: 6 spreads up, and above its own greatest
+rise.
 
 The level is the lower one of the medians of the newest 128 and 32 rows, so that a falling loss is
 not compared with what it was; the spread is that around a parabola through the 128. What was
@@ -103,18 +104,19 @@ class OutlierRule:
         self._limits = limits
         self.loss, self.norm = Band(), Band()
 
-    def why_out(self, loss: float, norm: Optional[float]) -> str:
+    def why_out(self, loss: float, norm: Optional[float], *, follows: bool = False) -> str:
         """Return why a batch is an outlier, "" when it is none or too little is known.
 
         Args:
             loss: finite. norm: of the gradient; None where it is unknown, else finite.
+            follows: the batch before it was an outlier.
         """
         band, (spreads, rise) = self.loss, self._limits
         far = band.rise(loss)
         if far <= spreads / 2 or loss - band.level <= rise * abs(band.level) or far <= band.record:
             return ""
         why = f"the loss is {loss:.4g}, {far:.1f} spreads above its level of {band.level:.4g}"
-        if far > spreads and far > HARDER * band.record:
+        if follows or (far > spreads and far > HARDER * band.record):
             return why
         steep = self.norm.rise(math.log(norm)) if norm else 0.0
         if steep <= SPREADS or steep <= self.norm.record:

@@ -86,7 +86,7 @@ class SkipOutliers:
         if not isfinite(loss):  # another safeguard's
             return
         known = norm if type(norm) is float and norm > 0.0 and isfinite(norm) else None
-        why = rule.why_out(loss, known)
+        why = rule.why_out(loss, known, follows=self._unasked > 0)
         if why and self._skips(step):
             update.skip = "outlier"
             self._in_force.outlier = 1.0
