@@ -8,8 +8,8 @@ those with an outlier in the 30 rows from the fault on, which the probe batch ha
 healthy and harmless runs, the rows that are outliers. Beside it the same of OLMo-core's rule: 6
 standard deviations of the newest 128 rows, after 64, of the loss or the gradient norm.
 
-`--live` runs programs once more under `nano` with the safeguard, and compares final losses with the
-recordings of the same seed, where nobody acts (minutes).
+`--live` also runs programs once more under `nano` with the safeguard, and prints final losses
+beside those of the recordings of the same seed, where nobody acts (minutes).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ safeguards: {skip_outliers: {}}
 """
 HEAD = """# Skipping outliers
 
-Written by `python benchmarks/proving/skips.py --live`, whose docstring says what is counted.
+Written by `python benchmarks/proving/skips.py`, whose docstring says what is counted.
 
 | program | bad batches told in their first row | OLMo-core | other harmed runs with an outlier \
 | outliers in healthy and harmless rows | OLMo-core |
@@ -207,13 +207,11 @@ def main() -> int:
             setattr(total, name, getattr(total, name) + number)
     text += line("all", total) + "\n"
     print(text, end="", flush=True)
+    TABLE.write_text(text)
     if options.live:
         print(HEAD_LIVE, end="")
-        text += HEAD_LIVE
         for each in live_lines([p for p in programs if p.name in LIVE]):
             print(each, flush=True)
-            text += each + "\n"
-        TABLE.write_text(text)
     return 0
 
 
