@@ -270,7 +270,7 @@ PACK = (shipped.folder("policies/packs") / "hang.yaml").read_text("utf-8")
         (
             "when: stalled",
             "when: gone",
-            "unknown detector 'gone' (known: 'dead', 'looping', 'missing', 'stalled', ",
+            "unknown detector 'gone' (known: 'dead', 'erring', 'looping', 'missing', 'stalled', ",
         ),
         ("id: stuck", "id: stalled", "a detector is named 'stalled' too; overrides need one name"),
         ("min: 120s", "min: 120", "hang.stalled.after.min is a time and needs a unit"),

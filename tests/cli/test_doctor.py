@@ -129,7 +129,6 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert answers["microbench_score"] == "only where the job reports it"
     assert answers["disk_free"] == "yes, every 2 s"
     assert answers["checkpoint_ok"].startswith("only where the job saves checkpoints")
-    assert answers["error_event_rate"].startswith("no: not measured yet")
     assert answers["restart_rate"] == "only once it was started again"
     assert answers["clip_bound"] == "only while `clip` is active"
     assert set(answers) == {*metrics.everything(), *SUPERVISOR_METRICS}

@@ -45,4 +45,6 @@ def test_a_crash_loop_and_a_supervisor_that_stood_are_told(supervise, tmp_path):
     popen.communicate(timeout=60)
     rates = {row["restart_rate"] for row in supervise.rows("run")}
     assert {"", "24.0", "48.0", "72.0", "96.0"} == rates
+    errors = [row["error_event_rate"] for row in supervise.rows("run")]
+    assert errors[0] == "" and float(errors[-1]) >= 1.0  # four in a minute, of one class
     run.prove()

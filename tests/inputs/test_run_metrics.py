@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervise.core.model.events import Announced, Beat, Frame
+from supervise.core.model.failure import THREAD, Failure
 from supervise.inputs.frame_enrichment import FrameEnricher
-from supervise.inputs.run_metrics import LAG, MISSING, RESTARTS, RunMetrics
+from supervise.inputs.run_metrics import ERRORS, LAG, MISSING, RESTARTS, RunMetrics
 
 S = 1_000_000_000
 
@@ -73,6 +76,22 @@ def test_restarts_of_the_last_hour_are_counted_whoever_starts_the_job():
     assert run.read()[RESTARTS] == 24.0
     run.at_s += 1801.0
     assert run.read()[RESTARTS] == 0.0
+
+
+def test_errors_are_counted_by_class_one_a_minute():
+    """Of ranks and threads: not what follows from another end, or that of an expected program."""
+    run = Run()
+    at_ns = int(run.at_s * S)
+    oom = Failure(cls="cuda-oom", leading=True, pid=1, at_ns=at_ns)
+    peers = [replace(oom, pid=2, at_ns=at_ns + S), replace(oom, pid=3, secondary=True)]
+    helper = Failure(cls="import", pid=4, at_ns=at_ns)
+    thread = Failure(kind=THREAD, pid=5, at_ns=at_ns)
+    run.metrics.on_failures([oom, *peers, helper])
+    run.metrics.on_failures([oom, *peers, helper, thread])
+
+    assert run.read() == {LAG: 0.0, ERRORS: 2.0, f"{ERRORS}.cuda-oom": 1.0, f"{ERRORS}.other": 1.0}
+    run.at_s += 3601.0
+    assert run.read()[ERRORS] == 0.0
 
 
 def test_a_rank_that_runs_no_hook_for_half_a_minute_is_missed_in_the_frames_of_all():

@@ -395,7 +395,7 @@ class App:
             judged, notices = self._phases.seen(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
-            self._enricher.on_beats(judged, now_ns)
+            self._enricher.on_beats(judged, processor.state.job.failures, now_ns)
             processor.process(Tick(now_ns, judged))
         self._preemptor.run_second(control)
         checkpoint_wiring.verify_awaited(self._checkpoints, processor)
@@ -471,7 +471,7 @@ class App:
             control.replace(process)
         self._launcher.record_launch()
         self._hardware.reset()
-        self._enricher.on_relaunch()
+        self._enricher.on_relaunch(self.processor.state.job.failures)
         # Else an earlier supervisor reported it.
         if self.processor.state.job.launched != launch.attempt:
             self._on_launch(process, launch.attempt)

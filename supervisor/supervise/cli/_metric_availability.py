@@ -87,7 +87,6 @@ CONDITIONS = (
 
 REPORTED = "only where the job reports it"
 WITH_CHECKPOINTS = "only where the job saves checkpoints that are found (job.checkpoints)"
-NOT_MEASURED = "no: not measured yet, and the job cannot report it"
 # Cross-rank metrics that need a metric of each rank.
 PER_RANK = {
     "param_digest_mismatch": "param_digest.<i>",
@@ -125,10 +124,10 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
     found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
     found |= {
         run_metrics.RESTARTS: "only once it was started again",
+        run_metrics.ERRORS: "only once a rank or a thread ended with an error",
         run_metrics.LAG: "yes",
         run_metrics.MISSING: across,
     }
-    found |= dict.fromkeys(metrics.OUT_OF_REACH, NOT_MEASURED)
     return found | {name: REPORTED for name in everything if name not in found}
 
 

@@ -20,12 +20,10 @@ _MEASURED = {
     "probe": "by the probe",
     "supervisor": "by the supervisor, beside the job",
     "job": "no; the job must report it",
-    "nobody": "no, and the job cannot report it",
 }
 _COSTS = {
     "supervisor": "nothing in the job's process",
     "job": "what the job spends to compute it",
-    "nobody": "nothing: not measured",
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from ..core.model.events import Announced, Beat, Event, Frame
+from ..core.model.failure import Failure
 from .cross_rank_metrics import Ranks
 from .run_metrics import Now, RunMetrics
 
@@ -79,14 +80,16 @@ class FrameEnricher:
         """Let a rank keep the columns that it had under a supervisor before this one."""
         self._before[announced.rank] = announced
 
-    def on_relaunch(self) -> None:
-        """The policy starts the job again."""
+    def on_relaunch(self, failures: Iterable[Failure]) -> None:
+        """The policy starts the job again, after these."""
         if self._run is not None:
+            self._run.on_failures(failures)
             self._run.on_relaunch()
 
-    def on_beats(self, beats: Iterable[Beat], now_ns: int) -> None:
-        """Take the ranks' signs of life."""
+    def on_beats(self, beats: Iterable[Beat], failures: Iterable[Failure], now_ns: int) -> None:
+        """Take the ranks' signs of life, and what is known of their ends."""
         if self._run is not None:
+            self._run.on_failures(failures)
             self._run.on_beats(beats, now_ns)
 
     def complete(self, event: Event) -> list[Event]:

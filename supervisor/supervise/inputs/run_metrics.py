@@ -1,4 +1,4 @@
-"""What only the supervisor can tell of a run: restarts, late frames, ranks without a sign of life.
+"""What only the supervisor can tell of a run: restarts, errors, late frames, silent ranks.
 
 Columns of frames, as all metrics: they are judged while any rank steps. A job of which nothing
 steps is judged by time alone, see the pack `hang`.
@@ -12,11 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ..core.model.events import Announced, Beat, Frame
+from ..core.model.failure import THREAD, Failure
 
-METRICS = RESTARTS, LAG, MISSING = "restart_rate", "metrics_ingest_lag", "heartbeat_missing"
+METRICS = RESTARTS, ERRORS, LAG, MISSING = (
+    "restart_rate",
+    "error_event_rate",
+    "metrics_ingest_lag",
+    "heartbeat_missing",
+)
 
 SECOND = 1_000_000_000
 HOUR_NS, HOURS_A_DAY = 3600 * SECOND, 24.0
+ONE_TROUBLE_NS = 60 * SECOND  # errors of a class so near to each other; project default
 SILENT_NS = 30 * SECOND  # three intervals of 10 s
 MULTIPLE = 8  # times the longest of a rank's newest step times, as the pack `hang`
 STEPS = 128  # step times kept
@@ -40,6 +47,25 @@ class RunMetrics:
         self._step_ns: dict[int, deque[int]] = {}
         self._newest_ns: dict[int, int] = {}
         self._missing = 0
+        self._failures: set[tuple[int, int]] = set()  # pid and time of those that were taken
+        self._errors: dict[str, deque[int]] = {}  # class -> when
+
+    def on_failures(self, failures: Iterable[Failure]) -> None:
+        """Take the failures that are known of the newest launch, each once.
+
+        One trouble ends many ranks: of a class one counts a minute. Those of other programs, which
+        a job may expect, and those that follow from another one do not.
+        """
+        for failure in failures:
+            key = (failure.pid, failure.at_ns)
+            if key in self._failures or failure.secondary:
+                continue
+            if not (failure.leading or failure.kind == THREAD):
+                continue
+            self._failures.add(key)
+            times = self._errors.setdefault(failure.cls or "other", deque())
+            if not times or failure.at_ns - times[-1] > ONE_TROUBLE_NS:
+                times.append(failure.at_ns)
 
     def on_relaunch(self) -> None:
         """The policy starts the job again."""
@@ -63,8 +89,9 @@ class RunMetrics:
     def of_frame(self, frame: Frame, world_size: int, *, leads: bool) -> dict[str, float]:
         """Return what joins a frame that is read now.
 
-        restart_rate is absent before the first restart; metrics_ingest_lag where we did not watch,
-        or were suspended, when the frame was published. Both are in the frames of the leader;
+        restart_rate is absent before the first restart, error_event_rate before the first error;
+        metrics_ingest_lag where we did not watch,
+        or were suspended, when the frame was published. These are in the frames of the leader;
         heartbeat_missing is in those of every rank, as the leader may be the silent one.
         """
         before = self._newest_ns.get(frame.rank)
@@ -84,14 +111,23 @@ class RunMetrics:
             found[LAG] = max(0.0, (now_ns - frame.at_ns) / SECOND)
         if self._relaunches or self._replaced:
             found[RESTARTS] = HOURS_A_DAY * self._restarts(now_ns)
+        if self._errors:
+            counts = {name: _within_hour(times, now_ns) for name, times in self._errors.items()}
+            found[ERRORS] = float(sum(counts.values()))
+            found |= {f"{ERRORS}.{name}": float(count) for name, count in counts.items()}
         return found
 
     def _restarts(self, now_ns: int) -> int:
         """Return how often the job was started again in the last hour, by whomever."""
-        for times in (self._relaunches, *self._replaced.values()):
-            while times and now_ns - times[0] > HOUR_NS:
-                times.popleft()
-        return len(self._relaunches) + max(map(len, self._replaced.values()), default=0)
+        replaced = [_within_hour(times, now_ns) for times in self._replaced.values()]
+        return _within_hour(self._relaunches, now_ns) + max(replaced, default=0)
 
     def _patience_ns(self, rank: int) -> int:
         return max(SILENT_NS, MULTIPLE * max(self._step_ns.get(rank, ()), default=0))
+
+
+def _within_hour(times: deque[int], now_ns: int) -> int:
+    """Drop the times that are more than an hour ago; return how many are left."""
+    while times and now_ns - times[0] > HOUR_NS:
+        times.popleft()
+    return len(times)

@@ -19,12 +19,11 @@ from ..forms.part_types import BASELINE_KEYS, read_detector
 from ..inventory import metrics, shipped
 from ..schema.dataclass_types import keys_of
 
-PROBE, SUPERVISOR, JOB, NONE = "probe", "supervisor", "job", "nobody"
+PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
 BY = {
     PROBE: "measured by the probe",
     SUPERVISOR: "measured by the supervisor",
     JOB: "to be reported by the job",
-    NONE: "not measured yet",
 }
 
 
@@ -67,7 +66,7 @@ def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, An
 
 
 def measured_by(metric: str, beside: Collection[str]) -> str:
-    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `JOB`, `NONE`.
+    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `JOB`.
 
     Args:
         beside: the ids of what the supervisor measures beside the job.
@@ -75,9 +74,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
     spec = metrics.spec_of(metric)
     if spec is not None and spec.id in metrics.known():
         return PROBE
-    if metric in beside:
-        return SUPERVISOR
-    return NONE if spec is not None and spec.id in metrics.OUT_OF_REACH else JOB
+    return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
 
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:

@@ -110,6 +110,13 @@ _ROWS = (
         "well: those of the last hour, a day. Absent before the first.",
         SEEDS,
     ),
+    (
+        "error_event_rate",
+        "1/h",
+        "Errors that ended a rank or a thread in the last hour, one of a class a minute; append "
+        "the class: `.cuda-oom`. Absent before the first.",
+        "L4",
+    ),
     ("metrics_ingest_lag", "s", "Age of a frame when it is read.", SEEDS),
     (
         "heartbeat_missing",
@@ -131,12 +138,7 @@ _ROWS = (
     ),
 )
 
-# Of the surroundings of the job, unknown to the job itself, and not measured: see `not_covered`.
-# No shipped rule reads one: it would be inactive in every run.
-_AROUND = (("error_event_rate", "1/h", "Parsed error events; append the class: `.nccl`.", "L4"),)
-
-METRICS = tuple(MetricSpec(*row) for row in (*_ROWS, *_AROUND))
-OUT_OF_REACH = tuple(row[0] for row in _AROUND)
+METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
 
 @cache

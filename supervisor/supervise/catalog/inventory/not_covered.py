@@ -66,7 +66,6 @@ _GROUPS = (
         "bytes_per_token pad_fraction shuffle_block_skew source_mix_share token_kl_drift",
     ),
     ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
-    ("Nothing parses the job's logs into events.", "error_event_rate"),
 )
 
 REASONS = {metric: f"Judged as {other}." for metric, other in _JUDGED_AS.items()} | {
