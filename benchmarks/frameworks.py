@@ -6,9 +6,9 @@
 Each job of a few hundred steps is hit half-way under `nano` as it is shipped, with no other
 configuration, and once more in mode `observe`, in which nobody acts. `undisturbed` are two seeds
 under `nano` that nothing is injected into; the final loss is held out, and of seed 0 it is bit for
-bit that of the job alone. The last rows have no savepoints: a rollback in process is refused, and
-the policy that `supervise init` writes for the job starts it again from its own checkpoint, beside
-six busy loops.
+bit that of the job alone. The last rows have no room for savepoints: a rollback in process is
+refused, and the policy that `supervise init` writes for the job starts it again from its own
+checkpoint, beside six busy loops.
 
 Writes `benchmarks/frameworks.md`; finished runs are kept in `benchmarks/.frameworks/`. Exit code 1:
 a run ended more than 1.5 % and two standard deviations of the seeds above the undisturbed one, or
@@ -122,7 +122,7 @@ def run(job: Job, arm: str, fault: str, seed: int, path: Path) -> Result:
         init = [*SUPERVISE, "init", "--out", policy, "--", *command]
         subprocess.run(init, cwd=path, env=env, check=True, capture_output=True)
         with Path(policy).open("a") as file:
-            file.write("savepoints: null\n")
+            file.write("savepoints: {max_bytes: 4096, spill: none}\n")  # none fits
     start = [*SUPERVISE, "run", "-q", "--policy", policy, "--run-dir", str(path / "run")]
     start += ["--mode", "observe"] * (arm == NOBODY)
     if fault:
@@ -222,8 +222,8 @@ UNDISTURBED = "\n## Undisturbed\n\n"
 RELAUNCHES = f"""
 ## Started again, at load {BURNERS}
 
-Under the five lines that `supervise init` writes, without savepoints, beside {BURNERS} busy loops
-on two cores.
+Under the five lines that `supervise init` writes, with no room for a savepoint, beside {BURNERS}
+busy loops on two cores.
 
 """
 
