@@ -81,12 +81,11 @@ def watch_end() -> None:
     import atexit
     import faulthandler
 
+    atexit.register(leave, watch_exit())
     if not faulthandler.is_enabled() and "--multiprocessing-fork" not in ARGV:
         path = os.path.join(os.path.splitext(CONFIG)[0], "boot.%d" % PID)
         safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | safe))
-    asked = watch_exit()
-    atexit.register(leave, asked)
 
 
 def watch_exit() -> "Dict[int, Any]":
