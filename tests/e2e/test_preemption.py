@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 
 import pytest
 
@@ -29,22 +28,23 @@ while step < 2000:
 """
 
 
-@pytest.mark.parametrize("cause", ["SIGTERM", "walltime"])
+@pytest.mark.parametrize("cause", ["SIGTERM", "drain"])
 def test_the_step_of_the_end_is_in_a_checkpoint(supervise, tmp_path, cause):
-    """TERM: delivered after the checkpoint, 143. The end of the allocation: stopped, 75."""
+    """TERM: delivered after the checkpoint, 143. A drain file: stopped, 75."""
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "p.yaml").write_text(
         "version: supervise/v1\npolicy: p\nextends: nano\njob: {preempt: {margin: 60s}}\n"
     )
-    if cause == "walltime":
-        supervise.env["SLURM_JOB_END_TIME"] = str(int(time.time()) + 8)
     job = [sys.executable, str(tmp_path / "job.py")]
     watcher = supervise.start("--policy", tmp_path / "p.yaml", "--run-dir", "run", "--", *job)
+    wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
     if cause == "SIGTERM":
-        wait_until(lambda: (tmp_path / "ckpt.pt").exists(), "the job's own checkpoint")
-        time.sleep(0.5)
+        wait_until(lambda: supervise.run_of().kinds("note", "checkpoint-saved"), "the report of it")
+        wait_until(lambda: str(supervise.run_of().state).count("'checkpoint': 'ready'"), "status")
         watcher.send_signal(signal.SIGTERM)
-    _, printed = watcher.communicate(timeout=60)
+    else:
+        (tmp_path / "run" / "drain").touch()
+    _, printed = watcher.communicate(timeout=120)
 
     assert watcher.returncode == (143 if cause == "SIGTERM" else 75), printed
     (written,) = tmp_path.glob("ckpt.supervise-*.pt")
