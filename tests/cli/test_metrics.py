@@ -54,10 +54,11 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
         *notifications.METRICS,
         *run_metrics.METRICS,
     } == set(SUPERVISOR_METRICS)
-    both = [
-        {"train_loss_raw": 2.0, "forward_time": 1.0, "grad_sketch.0": 1.0, "param_digest.0": 3.0}
-    ] * 2
-    assert set(cross_rank_metrics.together(both)) == set(cross_rank_metrics.METRICS)
+    one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5}
+    ranks = cross_rank_metrics.Ranks()
+    for rank in range(2):
+        ranks.add(0, 7, rank, 2, {**one, "grad_sketch.0": 1.0, "param_digest.0": 3.0})
+    assert set(ranks.newest()) == set(cross_rank_metrics.METRICS)
 
 
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):

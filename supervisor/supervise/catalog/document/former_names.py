@@ -36,7 +36,6 @@ HARM = "the rule harm.established tells and acts on a loss that stays up"
 ROLLBACK = "rollback-and-rewarm"
 _ONE_RULE = {  # the same trouble, now told by one rule
     "amp.scale": "amp.skips",
-    "amp.flushed": "amp.storm",
     "attention.heads": "attention.logits",
     "data.unique": "data.batch",
     "data.top1": "data.batch",

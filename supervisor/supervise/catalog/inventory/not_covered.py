@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # The same fact under another id, which a shipped rule reads.
 _JUDGED_AS = {
+    "adam_rms_ratio": "update_norm and update_to_weight",
     "attn_logit_absmean": "max_attn_logit",
     "comm_time": "comm_time_frac",
     "gpu_mem_allocated": "gpu_mem_used",
@@ -21,15 +22,16 @@ _JUDGED_AS = {
     "probe_self_time": "probe_overhead_frac",
     "skipped_updates": "skip_reason and overflow",
     "tokens_applied": "tokens_seen and steps_seen",
-    "train_loss": "train_ppl",
+    "train_loss": "train_loss_raw",
     "train_loss_ema": "train_loss_raw",
+    "train_ppl": "train_loss_raw",
 }
 _GROUPS = (
     (
         "Context for reports and runbooks; no healthy range of its own.",
         "backward_time batch_offset batch_shard clip_bound clip_threshold epoch forward_time"
         " gpu_alloc_retries gradients_zeroed layer_weight_std layer_weight_std.<i>"
-        " loss_outlier_rank lr_hold lr_rewarm optimizer_time other_time straggler_part"
+        " loss_outlier_rank lr_hold lr_rewarm open_files optimizer_time other_time straggler_part"
         " straggler_rank",
     ),
     (
