@@ -70,7 +70,7 @@ def scorer(monkeypatch):
 
 
 def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_path):
-    """A lasting loss, an infinite one and a short high one are harm; a twin's noise is none."""
+    """A lasting loss and an infinite one are harm; noise and the loss of a bad batch itself not."""
     import record
     from grid import Program
 
@@ -79,8 +79,9 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     monkeypatch.setattr(scorer, "RECORDINGS", tmp_path)
     known, rows = {}, []
 
-    def add(name, fault, seed, losses):
+    def add(name, fault, seed, losses, drill="nan_grad"):
         known[name] = {"fault": fault, "seed": seed, "row": 10, "final_loss": losses[-1]}
+        known[name]["drill"] = {"fault": drill, "params": {"steps": 1}}
         rows.extend(
             {"run": name, "rank": 0, "step": step, "attempt": 1, "train_loss_raw": loss}
             for step, loss in enumerate(losses)
@@ -91,16 +92,17 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     add("twin", "rate_x1.2", 0, [2.0] * 10 + [2.01] * 10 + [2.0] * 20)
     add("worse", "rate_x30", 0, [2.0] * 10 + [2.1] * 30)
     add("nan", "nan_gradient", 0, [2.0] * 10 + [float("nan")] * 30)
-    add("burst", "random_batch", 0, [2.0] * 10 + [9.0] + [2.0] * 29)
+    add("own", "random_batch", 0, [2.0] * 10 + [9.0] + [2.0] * 29, "bad_batch")
+    add("burst", "random_batch", 0, [2.0] * 10 + [9.0] * 2 + [2.0] * 28, "bad_batch")
     record.save(program, known, rows)
 
     found = scorer.harms(program)
 
     harmed = {name: harm.harmed for name, harm in found.items()}
-    assert harmed == {"twin": False, "worse": True, "nan": True, "burst": True}
+    assert [name for name, is_harmed in harmed.items() if is_harmed] == ["worse", "nan", "burst"]
     assert found["worse"].lost == pytest.approx(3.0, abs=1e-4)  # 0.1 nats over 30 rows
     assert found["worse"].half == 24  # the 15th of these
-    assert found["burst"].half == 10
+    assert found["burst"].half == 11
 
 
 @pytest.fixture

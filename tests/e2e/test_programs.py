@@ -152,12 +152,21 @@ MOE = Path(__file__).parents[2] / "benchmarks" / "proving" / "programs" / "moe_g
 ATTENTION = {f"attention.{rule}" for rule in ("logits", "growth", "exploded", "collapse")}
 ROUTING = {f"routing.{rule}" for rule in ("starved", "imbalance", "dominant_expert")}
 ACTIVATIONS = {"activations.residual", "activations.outlier_rate"}
+# A step of 20 ms is too short for a sample of 2 ms in every seventh.
+SLOWED = """
+import os, runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.04))
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize("policy", ["nano", "moe"])
 def test_layers_and_routers_are_judged_within_a_hundred_steps(supervise, policy):
     """What is left needs a longer window; medium is moe without routers."""
-    job = [sys.executable, str(MOE), "--steps", "100"]
+    job = [sys.executable, "-c", SLOWED, str(MOE), "--steps", "100"]
     run = supervise.run("--policy", policy, "--mode", "shadow", job=job)
     told = supervise("backtest", "--policy", policy, "--json", supervise.home / "run")
     line = json.loads(told.stdout)

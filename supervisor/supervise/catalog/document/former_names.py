@@ -88,6 +88,8 @@ _RENAMED = {
     "update_scale.twice": "update_scale.update_x_twice",
     "update_scale.update_out": "update_scale.update_log_z",
     "drift.rms": "activations.rms_z",
+    "drift.update": "update_scale.creeping",
+    "drift.update_ramp": "update_scale.update_ramp",
     # Keys.
     "hold_max": "hold_reminder",
     "standing_orders": "safeguards",
@@ -98,7 +100,6 @@ _ACTED = {
 }
 _REMOVED = {
     HARM: ("drift.loss", "drift.climbing", "drift.creeping", "optimizer_state.perplexity"),
-    "update_scale.large tells large updates": ("drift.update", "drift.update_ramp"),
     "activations.logits tells output logits that climb": ("drift.logz", "drift.logz_z"),
     "update_scale.lr_guard tells a rate that jumps": ("drift.lr_ramp",),
     "data.stuck tells a batch that comes again": ("drift.diving",),
