@@ -99,7 +99,7 @@ def test_harm_is_measured_against_the_undisturbed_run(scorer, monkeypatch, tmp_p
     found = scorer.harms(program)
 
     harmed = {name: harm.harmed for name, harm in found.items()}
-    assert [name for name, is_harmed in harmed.items() if is_harmed] == ["worse", "nan", "burst"]
+    assert {name for name, is_harmed in harmed.items() if is_harmed} == {"worse", "nan", "burst"}
     assert found["worse"].lost == pytest.approx(3.0, abs=1e-4)  # 0.1 nats over 30 rows
     assert found["worse"].half == 24  # the 15th of these
     assert found["burst"].half == 11

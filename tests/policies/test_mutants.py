@@ -22,7 +22,15 @@ UNSEEN = {
 }
 
 
-LONG = ("loss_spike", "throughput", "update_scale", "routing", "evaluation")  # 4 to 20 s each
+LONG = (
+    "attention",
+    "evaluation",
+    "loss_spike",
+    "routing",
+    "throughput",
+    "update_scale",
+)
+
 PACKS = [
     pytest.param(name, marks=pytest.mark.chaos if name in LONG else ())
     for name in shipped.names("policies/packs")

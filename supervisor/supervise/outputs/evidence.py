@@ -167,7 +167,8 @@ class Evidence:
             bundle.text("metrics.csv", metrics_csv(window))
             bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
             self._environment(bundle, members)
-            answers = asked.wait(_patience_s(ranks, bundle.left_s()) if ranks else 0.0)
+            hung = survey.has_exited() or survey.silent_s() > HUNG_AFTER_S
+            answers = asked.wait(_patience_s(bundle.left_s(), hung=hung) if ranks else 0.0)
         finally:
             job.forget(asked)
         for rank in ranks:
@@ -293,9 +294,8 @@ def _json(path: Path) -> Any:
     return json.loads(files.read(path))
 
 
-def _patience_s(ranks: Mapping[int, Mapping[str, Any]], left_s: float) -> float:
-    newest = max(view["seen_ns"] for view in ranks.values())
-    hung = time.monotonic_ns() - newest > HUNG_AFTER_S * 1e9
+def _patience_s(left_s: float, *, hung: bool) -> float:
+    """Return how long to wait for probes: a process that exited never answers."""
     return min(HUNG_PATIENCE_S if hung else PATIENCE_S, max(0.0, left_s - RESERVE_S))
 
 

@@ -41,6 +41,10 @@ class RankSurvey:
         self._found = {rank: _observe(view["pid"]) for rank, view in ranks.items()}
         self._at_ns = clock()
 
+    def has_exited(self) -> bool:
+        """Return whether the process of any rank does not exist any more."""
+        return any(state == "exited" for state, _ in self._found.values())
+
     def silent_s(self) -> float:
         """Return for how long no rank has shown a sign of life, 0 where there is none."""
         newest: int = max((view["seen_ns"] for view in self._ranks.values()), default=self._at_ns)
