@@ -26,7 +26,10 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +217,12 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
         yield ""
 
 
+def outcomes_of(program: Program, policies: list[str]) -> list[Outcome]:
+    """Return what each policy made of each recorded run of a program."""
+    path = RECORDINGS / f"{program.name}.parquet"
+    return [one for several in pool.run([path], policies, {}, 1, []) for one in several]
+
+
 def main() -> int:
     """Score, print, and write the table when nothing was left out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -235,10 +244,10 @@ def main() -> int:
         and (not options.programs or program.name in options.programs)
     ]
     tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
-    for program in programs:
-        found = harms(program)
-        path = RECORDINGS / f"{program.name}.parquet"
-        for outcomes in pool.run([path], policies, {}, options.jobs, []):
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as workers:
+        scored = workers.map(outcomes_of, programs, repeat(policies))
+        for program, outcomes in zip(programs, scored, strict=True):
+            found = harms(program)
             for outcome in outcomes:
                 add(tallies[program.name, outcome.policy], outcome, found.get(outcome.run))
     names = list(dict.fromkeys(policy for _, policy in tallies))
