@@ -22,6 +22,7 @@ def main() -> int:
     except LaunchError as error:
         print(f"{error} | {error.hint}", file=sys.stderr)
         return error.exit_code
+    process.tree  # noqa: B018 - as in `cli.run`: a handler would find the import half done
     forwarder.attach(process)
     print(f"pid {process.pid}", file=sys.stderr, flush=True)
     while process.poll() is None:
