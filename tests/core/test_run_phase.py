@@ -16,11 +16,11 @@ NAMES = ("train_loss_raw", "lr_phase", "learning_rate")
 LR = 1e-3
 
 
-def phases(rows, warmup=10):
-    """Return the phase after each `(lr_phase, rate)`."""
+def phases(rows, warmup=10, first=0):
+    """Return the phase after each `(lr_phase, rate)`, of steps from `first` on."""
     phase, found = RunPhase(), []
     for seen, (lr_phase, rate) in enumerate(rows, 1):
-        phase.follow(seen < warmup, lr_phase, rate)
+        phase.follow(first + seen - 1, lr_phase, rate, seen=seen, warmup=warmup)
         found.append(phase.name)
     return found
 
@@ -51,6 +51,13 @@ def test_a_schedule_has_its_phases(rows, steady, late):
 
     assert set(found[:steady]) == {"early"} and "early" not in found[steady:]
     assert (found.index("late") if "late" in found else None) == late
+
+
+def test_what_begins_beyond_the_warmup_has_its_start_behind_it():
+    """A log from step 7000 on, or a supervisor that joins a run: only the rate can be early."""
+    assert phases([(None, None)] * 2, first=10) == ["steady", "steady"]
+    assert phases([(None, None)] * 2, first=9) == ["early", "early"]
+    assert phases([(0.5, LR), (1.0, LR)], first=10) == ["early", "steady"]
 
 
 def test_a_restart_of_the_schedule_ends_what_was_late():

@@ -145,7 +145,7 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     if state.machine == state_machine.WARMING and seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{seen} frames seen")
     if is_leader:
-        _follow_phase(ctx, written, monitor, changes, warms_up=seen < written.warmup_steps)
+        _follow_phase(ctx, written, monitor, changes, seen)
     _record_notes(ctx, monitor)
     if state.incident is not None:
         data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)
@@ -171,15 +171,14 @@ def _follow_phase(
     written: Policy,
     monitor: RankMonitor,
     changes: list[tuple[int, bool]],
-    *,
-    warms_up: bool,
+    seen: int,
 ) -> None:
     """Let the phase of the run follow a frame, and the policy the phase."""
     phase, lr_phase = ctx.state.phase, monitor.value(LR_PHASE)
     rate = None if lr_phase is None else monitor.value(diagnosis.SCHEDULED)
     if lr_phase is not None and rate is None:
         rate = monitor.value(diagnosis.RATE)
-    if phase.follow(warms_up, lr_phase, rate):
+    if phase.follow(monitor.step, lr_phase, rate, seen=seen, warmup=written.warmup_steps):
         rule_fired.on_phase_changed(ctx, phase.moved(written), changes)
 
 

@@ -1,9 +1,11 @@
 """The phase that a run is in: early, steady or late. What a rule counts for may depend on it.
 
 `early` lasts while the learning rate warms up (`lr_phase` below 1) and for the policy's `warmup`
-frames at least, and never comes back in a training session. `late` is where a decay has taken the
-rate to half of its highest: the second half of a linear or cosine decay, and all of a staircase
-after its first large step. `steady` is the rest, and where nothing is known of the rate.
+frames at least, and never comes back in a training session. One that is first seen beyond that
+many steps, as a log that begins at step 7000, has its start behind it: only its rate can be early.
+`late` is where a decay has taken the rate to half of its highest: the second half of a linear or
+cosine decay, and all of a staircase after its first large step. `steady` is the rest, and where
+nothing is known of the rate.
 """
 
 from __future__ import annotations
@@ -27,16 +29,23 @@ class RunPhase:
 
     name: str = EARLY
     highest: float = 0.0
+    _first_step: int | None = None
     _written: Policy | None = None
     _in_force: Policy | None = None
 
-    def follow(self, warms_up: bool, lr_phase: float | None, rate: float | None) -> bool:
+    def follow(
+        self, step: int, lr_phase: float | None, rate: float | None, *, seen: int, warmup: int
+    ) -> bool:
         """Take a frame of the leading rank; return whether another phase begins.
 
         Args:
-            warms_up: the policy's `warmup` is not over.
+            seen: frames of this training session, this one included.
+            warmup: the policy's, in frames.
         """
         before = self.name
+        if self._first_step is None:
+            self._first_step = step
+        warms_up = seen < warmup and self._first_step < warmup
         if rate is not None and rate > self.highest:
             self.highest = rate
         if before == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
