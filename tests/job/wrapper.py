@@ -8,6 +8,7 @@ import os
 import sys
 import time
 
+import supervise.job.process_tree  # noqa: F401 - here: a handler would find a later import half done
 from supervise.errors import LaunchError
 from supervise.job.process import Process, exit_code
 from supervise.job.signals import Forwarder
@@ -22,7 +23,6 @@ def main() -> int:
     except LaunchError as error:
         print(f"{error} | {error.hint}", file=sys.stderr)
         return error.exit_code
-    process.tree  # noqa: B018 - as in `cli.run`: a handler would find the import half done
     forwarder.attach(process)
     print(f"pid {process.pid}", file=sys.stderr, flush=True)
     while process.poll() is None:
