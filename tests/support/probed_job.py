@@ -18,6 +18,9 @@ from .waiting import wait_until
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "probes" / "supervise_probe"
 
+# All are errors, but for what Lightning says on a machine that has Slurm.
+WARNINGS = ("-W", "error", "-W", "ignore:The `srun` command is available")
+
 PREAMBLE = """
 import json, math, os, time
 import torch
@@ -56,8 +59,9 @@ def finish(*models):
 class Job:
     """One training process, running or over."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, pid=None):
         self.folder = folder
+        self.pid = pid
         self.code = None
         self.frames = []
         self.notices = []
@@ -121,8 +125,14 @@ class Job:
 
     def reached(self, name="go"):
         """Wait until the script stands at a barrier; all frames up to there are in."""
-        wait_until((self.folder / f"{name}.reached").exists, f"barrier {name}", every_s=0.002)
+        reached = self.folder / f"{name}.reached"
+        wait_until(lambda: reached.exists() or self._is_over(), f"barrier {name}", every_s=0.002)
+        assert reached.exists(), f"it ended before barrier {name}: {self.err}"
         self.poll()
+
+    def _is_over(self):
+        """Whether the server has only to collect it."""
+        return ") Z " in Path(f"/proc/{self.pid}/stat").read_text()
 
     def go(self, name="go"):
         """Let the script pass a barrier."""
@@ -177,7 +187,7 @@ class JobServer:
         if injected:
             environ.update(job_environment(self.make_folder()))
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(HERE / "job_server.py"), *libraries],
+            [sys.executable, *WARNINGS, str(HERE / "job_server.py"), *libraries],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -193,8 +203,7 @@ class JobServer:
         order["config"] = job_environment(folder, **config)["SUPERVISE_PROBE"]
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        int(self.process.stdout.readline())
-        return Job(folder)
+        return Job(folder, pid=int(self.process.stdout.readline()))
 
     def wait(self, job, code=0):
         """Wait for the end of a job, and read all that it left."""
