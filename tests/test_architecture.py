@@ -50,6 +50,7 @@ LAYERS = {
     "store": ("supervise.core",),
     "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
+    "health": ("supervise.core", "supervise.children", "supervise.inputs"),
     "recordings": ("supervise.core",),
     "policytest": ("supervise.core", "supervise.catalog"),
     "mutation": ("supervise.core", "supervise.catalog", "supervise.policytest"),
@@ -58,7 +59,7 @@ LAYERS = {
     "app": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("job", "inputs", "checkpoints", "store")),
-        *(f"supervise.{name}" for name in ("outputs", "report", "children")),
+        *(f"supervise.{name}" for name in ("outputs", "report", "health", "children")),
     ),
     "cli": ("supervise", *DECLARED),
     "__main__": ("supervise.cli",),

@@ -10,6 +10,7 @@ import pytest
 
 from supervise.actions.relaunch import SLOWEST
 from supervise.app.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
+from supervise.core.analysis.host_health import Finding
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
 from supervise.store.run_directory import RunDir
@@ -33,13 +34,14 @@ STAGES += [{"pid": 4242, "attempt": 3}]
 
 
 class Edges:
-    """A guard and a main loop; both remember what they were asked for.
+    """A guard, a main loop and a gate; all remember what they were asked for.
 
     Attributes:
         chosen: what the engine orders, one after the other; the last one stands.
         damaged: checkpoints that cannot be prepared. lost: those that cannot be put back.
         busy_s: how long the main loop is busy before it chooses.
         settled: there is nothing to choose.
+        health: what the gate finds while the job runs, and once it is dead. notices: of that.
     """
 
     def __init__(self, start):
@@ -52,6 +54,20 @@ class Edges:
         self.damaged, self.lost = (), ()
         self.busy_s = 0.0
         self.settled = False
+        self.health = {True: [], False: []}
+        self.notices = []
+
+    def origin(self, checkpoint):
+        return f"/out/{checkpoint}.pt", 7, "/bin/python3"
+
+    def memo(self, start):
+        return {"host": "here"}
+
+    def look(self, start, within_s, *, alive):
+        self.looked_at = start, within_s
+        if isinstance(self.health[alive], Exception):
+            raise self.health[alive]
+        return self.health[alive]
 
     def verify_candidates(self, within_s):
         self.asked.append(("verify_candidates", within_s > 0))
@@ -107,7 +123,7 @@ def edges(start):
 @pytest.fixture
 def control(run, edges, start, looping):
     """A control over a running job, with a fresh supervisor's relauncher."""
-    relaunch = Relauncher(run, edges, edges)
+    relaunch = Relauncher(run, edges, edges, edges, edges.notices.append)
     edges.control = looping(start("sleep", "60"), relaunch)
     return edges.control
 
@@ -293,6 +309,45 @@ def test_a_job_that_is_dead_already_is_not_stopped(control, edges):
 
     assert (seen["how"], seen["returncode"]) == ("ended", -9)
     assert control.process.returncode is None
+
+
+UNFIT = [Finding("disk", "bad", "1.0 GB free in /out, and a checkpoint has 2.0 GB")]
+
+
+def test_on_a_host_that_is_not_fit_the_job_is_not_stopped(control, edges):
+    """It goes on, as far as it can."""
+    edges.health[True] = UNFIT
+    with pytest.raises(ActionError, match="not fit to start the job on: disk"):
+        control.relaunch(ARGS, key="r:1", deadline_s=120)
+
+    assert control.process.returncode is None and control.exit_code is None
+    assert [what for what, *_ in edges.asked] == ["prepare"]
+
+
+def test_on_a_host_that_is_not_fit_nothing_is_started(control, edges, run):
+    """What it found is on record, a person is needed; a later try of the order looks again."""
+    edges.health[False] = UNFIT
+    with pytest.raises(ActionError, match="not fit"):
+        control.relaunch(ARGS, key="r:1", deadline_s=60)
+
+    assert control.exit_code == 78 and edges.asked[-1][0] == "restore"
+    assert edges.notices[-1].data["unfit"].startswith("disk: 1.0 GB free")
+    start, within_s = edges.looked_at
+    assert (str(start.folder), start.size, start.python) == ("/out", 7, "/bin/python3")
+    assert 0 < within_s < 60 - MARGIN_S
+    assert run.read_json("unfit.json")["host"] == "here"
+    edges.health[False] = []
+    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
+
+
+@pytest.mark.parametrize(
+    "health", [[Finding("matmul", "undecided", "no answer within 95 s")], OSError("a bug")]
+)
+def test_a_gate_that_cannot_decide_lets_the_job_start(control, edges, health):
+    """People are notified of it; see the engine."""
+    edges.health[False] = health
+
+    assert control.relaunch(ARGS, key="r:1", deadline_s=60)["attempt"] == 3
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     assert "resumed at 200\n" in run.stdout
     assert float(re.search(r"done at 350 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")
+    looks = [r["data"]["details"]["checks"] for r in run.kinds("note", "host-health")]
+    whole = ["memory", "disk", "devices", "matmul"]
+    assert [list(checks) for checks in looks] == [["disk", "devices"], whole, whole]
+    assert {checks["disk"]["verdict"] for checks in looks} == {"good"}
     proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
     assert [(p["verdict"], p["was"] == p["is"]) for p in proofs] == [("equal", True)] * 2
     assert {each["probe_batch"]["value"] for each in run.checkpoints} >= {p["was"] for p in proofs}

@@ -134,3 +134,33 @@ def test_a_run_that_is_watched_or_was_started_otherwise_is_left_alone(serve, sup
     (supervise.home / "go").touch()
     assert "resuming " in gated.once().stderr
     assert supervise.records("main")[-1]["kind"] == "run_end"
+
+
+def test_on_a_host_that_is_not_fit_it_is_not_started_again(supervise, comes_back, resuming_job):
+    """Neither by the policy after a crash, nor by the same command line; once it is fit, it is."""
+    fit = comes_back.read_text()
+    comes_back.write_text(fit.replace("probe_batch: true", "health: {disk_gb: 1e6, matmul: 1s}"))
+    options = ("--policy", comes_back, "--resume-run")
+    job = resuming_job("--max_iters=140", "--every=50")
+    run = supervise.run(*options, "--drill", "crash@120", job=job)
+
+    why = "this host is not fit to start the job on: disk: "
+    assert run.returncode == 78 and run.actions == ["relaunch"], run.stderr
+    assert f"not restarted: the relaunch failed: {why}" in run.stderr
+    assert "job.health.disk_gb is 1e+06" in run.stderr
+    assert (
+        "start the job on another host" in run.kinds("notify_intent")[-1]["data"]["message"]["next"]
+    )
+    (note,) = run.kinds("note", "host-health")
+    verdicts = {k: each["verdict"] for k, each in note["data"]["details"]["checks"].items()}
+    assert verdicts["disk"] == "bad" and verdicts["devices"] != "bad"
+    run.prove()
+
+    again = supervise.run(*options, job=job)
+    assert again.returncode == 78 and f"{why.replace('not fit', 'still not fit')}" in again.stderr
+    assert not (supervise.home / "run.2").exists()
+
+    comes_back.write_text(fit)
+    elsewhere = supervise.run(*options, job=[sys.executable, "-c", ""])
+    assert elsewhere.returncode == 0 and "it is looked at again" in elsewhere.stderr
+    assert (supervise.home / "run.2").is_dir()

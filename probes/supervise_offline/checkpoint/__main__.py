@@ -10,9 +10,8 @@ import json
 import os
 import platform
 import signal
-import site
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any, Dict
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -20,18 +19,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
     from supervise_offline.checkpoint import verify
+    from supervise_offline.torch_import import find_torch
 finally:
     sys.path.remove(ROOT)
-
-
-def find_torch() -> Any:
-    """Import torch, if necessary from the paths that an isolated interpreter ignores."""
-    try:
-        return import_module("torch")
-    except ImportError:
-        extra = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path += [site.getusersitepackages(), *filter(None, extra)]
-        return import_module("torch")
 
 
 def yield_memory() -> None:

@@ -131,6 +131,11 @@ class Launcher:
             with suppress(StoreError):
                 self._run.write_json(LAUNCHED, newest, durable=True)
 
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The job's environment as the user gave it."""
+        return self._environ
+
     def _existing(self, attempt: int, name: str) -> tuple[int, int] | None:
         """Return pid and start time of this launch, if a supervisor before us has made it."""
         last = last_launch(self._run)

@@ -52,7 +52,7 @@ from .launcher import Launch, Launcher
 from .orphans import Orphans
 from .policy_watch import PolicyWatch
 from .preemptor import Preemptor
-from .relauncher import Relauncher, ends_with
+from .relauncher import Relauncher, ends_with, health_gate
 from .run_recovery import RecoveredRun
 from .run_status import TICK_NS, Status
 from .settings import Settings
@@ -82,6 +82,7 @@ class App:
         self.control: Control | None = None
         self.closed = False
         self._launcher = launcher
+        self._hardware: Hardware
         self._forwarder = forwarder
         taken = None if settings.past is None else settings.past.taken
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
@@ -202,14 +203,12 @@ class App:
             directory=Path.cwd(),
             redactor=self.settings.redactor,
         )
-        relaunch = Relauncher(run, self._checkpoints, self)
+        environ, machine = self._launcher.environ, lambda: self._hardware
+        gate = health_gate(lambda: processor.policy, environ, machine)
+        relaunch = Relauncher(run, self._checkpoints, self, gate, processor.process)
+        listed = Quarantine(run.quarantine_path)
         control = self.control = Control(
-            process,
-            self._segments,
-            evidence.collect,
-            relaunch,
-            Quarantine(run.quarantine_path),
-            wake=self.wakeup.set,
+            process, self._segments, evidence.collect, relaunch, listed, wake=self.wakeup.set
         )
         processor.open(Performer(control, self.wakeup.set), outbox)
         self._hardware = Hardware(control.processes, Path.cwd(), hardware.driver())

@@ -8,6 +8,9 @@ that is asked for the same order again, after it or its predecessor died, goes o
 end. Between the start and its mark there is the process itself, which carries the number of its
 launch (see `launcher`).
 
+Before the job is stopped, and again before it is started, the host is looked at (see `health`): on
+one that is not fit nothing is started.
+
 Before a checkpoint is put in its place, the engine chooses once more, among what is verified by
 then. Whatever fails there costs the choice and not the run: the order that was given is the last
 resort.
@@ -22,17 +25,24 @@ Runs on the performer's thread; the start is made on the main loop, which owns t
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
+from ..core.analysis import host_health
+from ..core.analysis.failure_classes import FailureClass
+from ..core.analysis.host_health import Finding
 from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
+from ..core.model.events import Notice
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
+from ..health.gate import HealthGate, Machine, Start
 from ..job.controller import Control
 from ..job.termination import LOOP_S, halt
 from ..store import files
@@ -43,9 +53,11 @@ GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save n
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
 MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be seen
 STOPPING = "stopping"  # the mark of an order whose job is being stopped
+UNFIT = "unfit.json"  # of the run directory: the host on which the job was not started again
 LOOK_S = 0.05  # between two looks whether the guard is done
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def stopped_for(run: RunDir, key: str) -> bool:
@@ -80,6 +92,27 @@ class Guard(Protocol):
     def is_verifying_now(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
     def restore(self, name: str) -> Mapping[str, Any]: ...
+    def origin(self, name: str) -> tuple[str, int, str | None]: ...
+
+
+class Gate(Protocol):
+    """The part of `health.gate.HealthGate` that a relaunch needs."""
+
+    def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
+    def memo(self, start: Start) -> dict[str, Any]: ...
+
+
+def health_gate(
+    policy: Callable[[], Policy], environ: Mapping[str, str], machine: Callable[[], Machine]
+) -> HealthGate:
+    """Return what looks at this host for a run with this policy and the job's environment."""
+
+    def known() -> Sequence[FailureClass]:
+        from ..catalog.assembly.failure_catalog import classes  # most jobs need no other start
+
+        return classes(policy().job.get("failures") or ())
+
+    return HealthGate(lambda: policy().job.get("health"), environ, machine, known)
 
 
 class Loop(Protocol):
@@ -103,12 +136,17 @@ class Relauncher:
 
     Args:
         guard: of the job's checkpoints.
+        gate: looks at the host. process: takes what it reports, on the main loop.
     """
 
-    def __init__(self, run: RunDir, guard: Guard, loop: Loop) -> None:
+    def __init__(
+        self, run: RunDir, guard: Guard, loop: Loop, gate: Gate, process: Callable[[Notice], object]
+    ) -> None:
         self._run = run
         self._guard = guard
         self._loop = loop
+        self._gate = gate
+        self._process = process
 
     def __call__(
         self, job: Control, args: Mapping[str, Any], key: str, deadline_s: float
@@ -116,9 +154,10 @@ class Relauncher:
         """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
 
         Raises:
-            ActionError: the checkpoint cannot be put back, or the training that it was for is over,
-                and the job goes on; the old gang is still alive; or the checkpoint is not in its
-                place, or the command could not be started, and the job has ended.
+            ActionError: the checkpoint cannot be put back, the host is not fit, or the training
+                that it was for is over, and the job goes on; the old gang is still alive; or the
+                checkpoint is not in its place, the host is not fit, or the command could not be
+                started, and the job has ended.
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
@@ -127,6 +166,8 @@ class Relauncher:
         if "how" not in done:
             prepared = str(args["checkpoint"])
             self._carefully(lambda: self._guard.prepare(prepared))
+            if job.process.returncode is None:
+                self._check_host(job, prepared, until - STOP_S, alive=True)
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
             job.raise_if_withdrawn()
@@ -138,10 +179,34 @@ class Relauncher:
             done |= self._put_back(job, done["args"], prepared, until)
             self._write(name, done)
         if "pid" not in done:
+            self._check_host(job, str(done["args"]["checkpoint"]), until - 2.0 * MARGIN_S)
             self._start(job, name, done, until)
         args = done["args"]
         seen = {key: value for key, value in done.items() if key not in ("key", "args")}
         return {**seen, "checkpoint": args["checkpoint"], "step": args["step"]}
+
+    def _check_host(
+        self, job: Control, checkpoint: str, until: float, *, alive: bool = False
+    ) -> None:
+        """Look at the host, and report it; a look that fails costs the look and not the start.
+
+        Raises:
+            ActionError: it is not fit.
+        """
+        try:
+            path, size, python = self._guard.origin(checkpoint)
+            start = Start(Path(path).parent, size, python)
+            found = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
+            told = Notice(time.monotonic_ns(), host_health.KIND, *host_health.summary(found))
+            job.on_loop(lambda: self._process(told), LOOP_S)
+        except Exception:
+            _log.exception("the health of this host is not known")
+            return
+        if why := host_health.refusal(found):
+            if not alive:
+                with suppress(StoreError):
+                    self._run.write_json(UNFIT, self._gate.memo(start) | {"why": why})
+            raise ActionError(f"this host is not fit to start the job on: {why}")
 
     def _put_back(
         self, job: Control, order: Mapping[str, Any], prepared: str, until: float

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
+from ..errors import StoreError
 from ..inputs import clock
 from .discovery import OwnershipResolver
 from .notifications import CheckpointNotifications
@@ -273,6 +274,18 @@ class CheckpointService:
             StoreError: it is unknown, not verified, damaged, or cannot be written.
         """
         return self._restorer.restore(name)
+
+    def origin(self, name: str) -> tuple[str, int, str | None]:
+        """Return a checkpoint's path, its bytes, and the interpreter that wrote it if it is known.
+
+        Raises:
+            StoreError: it is unknown.
+        """
+        with self._kept.lock:
+            entry = self._register.get(name)
+        if entry is None:
+            raise StoreError(f"checkpoint {name} is not known")
+        return entry.path, entry.bytes, entry.python
 
     # ── threads ───────────────────────────────────────────────────────────────────────────────────
 

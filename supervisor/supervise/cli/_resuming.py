@@ -5,22 +5,38 @@ When the run in `<directory>` has ended, the next one is in `<directory>.2`, the
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..actions.stop import HUMAN
 from ..app.launcher import last_launch
+from ..app.relauncher import UNFIT
+from ..catalog.assembly.failure_catalog import classes
+from ..core.analysis import host_health
 from ..core.model.decisions import plain
 from ..core.model.policy import Policy
-from ..errors import UsageError
-from ..store.files import locked
+from ..errors import LaunchError, UsageError
+from ..health.gate import HealthGate, of_memo
+from ..store.files import locked, read_json
 from ..store.policies import path_of
 from ..store.run_directory import RunDir, is_run
+from ._output import PrintLine
 from .adopt import how_run_ended
 
+LOOK_S = 150.0  # longer than all parts of a look together may take
 
-def resume_target(directory: Path) -> tuple[Path, RunDir | None]:
-    """Return the run directory, and the run in it to resume; None: start a run there."""
+
+def resume_target(
+    directory: Path, policy: Policy, print_line: PrintLine
+) -> tuple[Path, RunDir | None]:
+    """Return the run directory, and the run in it to resume; None: start a run there.
+
+    Raises:
+        LaunchError: the last run ended because this host was not fit, and it still is not.
+    """
     path, number = directory, 1
     following = directory
     while is_run(following):
@@ -31,7 +47,34 @@ def resume_target(directory: Path) -> tuple[Path, RunDir | None]:
     run = RunDir.open(path)
     # `adopt` refuses a locked log, with the process that holds it.
     ended = not locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
-    return (following, None) if ended else (path, run)
+    if not ended:
+        return path, run
+    _refuse_unfit(path, policy, print_line)
+    return following, None
+
+
+def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
+    """Look at this host again if the run in `path` could not be started on it once more."""
+    try:
+        memo = read_json(path / UNFIT)
+        if memo["host"] != socket.gethostname():
+            return
+        start, machine = of_memo(memo)
+    except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise
+        return
+    own = policy.job.get("failures") or ()
+    gate = HealthGate(
+        lambda: policy.job.get("health"), os.environ, lambda: machine, lambda: classes(own)
+    )
+    print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
+    why = host_health.refusal(gate.look(start, LOOK_S, alive=False))
+    if why:
+        raise LaunchError(
+            f"this host is still not fit to start the job on: {why}",
+            exit_code=HUMAN,
+            hint="repair or free what is named, start it on another host, or turn the look off "
+            "with `job: {health: none}` in the policy",
+        )
 
 
 def refuse_different(

@@ -23,13 +23,17 @@ import click
 
 from .. import __version__
 from ..app.launcher import SLOTS
+from ..catalog.assembly.failure_catalog import classes
 from ..catalog.inventory import shipped
+from ..core.analysis import host_health
+from ..health.gate import MATMUL_S, HealthGate, Start
 from ..job import environment, shared_memory
 from ._metric_availability import REPORTED, arrived, availability, script_of, world_size
 from ._params import JobCommand
 from ._probe_check import STEPS, ProbeCheck, check_probe, find_interpreter
 from ._script_check import look_at
 
+HEALTH_S = 150.0  # longer than all parts of a look together may take
 OLDEST_PROBE = (3, 9)
 
 # Headings for the answers about metrics, and which answers each one lists.
@@ -64,19 +68,29 @@ class Check:
     metavar="D",
     help="Directory for runs. Default: runs.",
 )
+@click.option(
+    "--health",
+    is_flag=True,
+    help="Also look for faults of this host, as before a relaunch; devices compute for 5 s.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
+def command(run_dir: Path | None, health: bool, as_json: bool, argv: tuple[str, ...]) -> int:
     """Check this machine and the job's Python.
 
     Given COMMAND, it says what the script's loop allows and whether it can be started again from
     a checkpoint, and lists every metric and whether the job's frames will contain it. The job
     itself is not started.
 
+    With --health it also looks at memory, disk and driver, and lets the job's Python multiply
+    matrices on each device that is not in use, and compare them with their known product: in
+    a scheduler's prolog this keeps jobs off a broken host.
+
     \b
     Examples:
       supervise doctor
       supervise doctor -- torchrun --nproc-per-node 8 train.py
+      supervise doctor --health -- python train.py
 
     Exit codes: 0 works; 1 something is broken; 64 wrong usage.
     """
@@ -87,6 +101,8 @@ def command(run_dir: Path | None, as_json: bool, argv: tuple[str, ...]) -> int:
         found, probed = check_job(argv)
         checks += found
         measured = availability(probed, reason, world_size(argv, os.environ))
+    if health:
+        checks += _check_health(argv)
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
@@ -140,6 +156,16 @@ def _check_machine(runs: Path) -> Iterator[Check]:
         yield Check(
             "py-spy", "note", "not installed (optional): the probe reports the stacks of a hung job"
         )
+
+
+def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
+    """Look for faults of this host, as before a job is started again on it."""
+    statuses = {host_health.BAD: "fail", host_health.UNDECIDED: "note"}
+    gate = HealthGate(lambda: {"matmul": MATMUL_S}, os.environ, lambda: None, classes)
+    known = bool(argv) and shutil.which(argv[0]) is not None
+    start = Start(Path.cwd(), python=find_interpreter(argv) if known else None)
+    for found in gate.look(start, HEALTH_S, alive=False):
+        yield Check(found.check, statuses.get(found.verdict, "ok"), found.text)
 
 
 def _shared_memory() -> Check:

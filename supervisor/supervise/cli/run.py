@@ -115,7 +115,7 @@ def command(
         from ._resuming import refuse_different, resume_target
         from .adopt import adopt
 
-        run_dir, run = resume_target(run_dir.absolute())
+        run_dir, run = resume_target(run_dir.absolute(), chosen, print_line)
         if run is not None:
             refuse_different(run, argv, chosen, faults, Path.cwd())
             print_line(f"supervise: resuming {run.path}, whose supervisor died")

@@ -80,6 +80,7 @@ class Hardware:
         self._growth = Growth()
         self._steps = False
         self._launch = threading.Lock()  # held to change `_growth`, and to tell what came of one
+        self._peak_bytes = 0
         self._host: Mapping[str, float] = {}
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
         self._at = float("-inf")
@@ -119,6 +120,16 @@ class Hardware:
             return {}
         devices = self._of_pid.get(pid) or (self._of_pid.get(ELSEWHERE, {}) if leads else {})
         return {**devices, **(self._host if leads else {})}
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory of its own that the job was seen with, None: never seen. Any thread."""
+        return self._peak_bytes or None
+
+    @property
+    def device_count(self) -> int | None:
+        """How many devices the driver had when it was first asked, None for none. Any thread."""
+        return len(self._devices or ()) or None
 
     def troubles(self) -> list[str]:
         """Return, once, why something cannot be measured; at most one sentence per subject."""
@@ -168,6 +179,7 @@ class Hardware:
                 files += process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+        self._peak_bytes = max(self._peak_bytes, own)
         memory = psutil.virtual_memory()
         values = {"host_mem_used": memory.percent, "open_files": float(files)}
         if self._steps:

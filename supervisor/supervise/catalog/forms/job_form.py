@@ -13,6 +13,7 @@ from .failure_form import FailureForm
 from .runbook_form import RunbookName
 
 Count = Annotated[int, AtLeast(1)]
+LONGEST_MATMUL_S = 60.0  # the relaunch has ten minutes in all; project default
 SomeSteps = Annotated[int, "steps", AtLeast(1)]
 
 
@@ -70,6 +71,32 @@ class OrphansForm:
     """Processes that go on training after the job's first process has ended."""
 
     watch: Annotated[Seconds, Doc("maximum time they are watched; 0: the run ends at once")] = 600.0
+
+
+@dataclass(frozen=True)
+class HealthForm:
+    """What this host must have before the job is started on it again."""
+
+    matmul: Annotated[
+        Seconds | None,
+        Doc(
+            "how long each device multiplies matrices whose product is known; 0s: not at all; "
+            "default: 5s on devices, and the CPU not at all"
+        ),
+    ] = None
+    memory_gb: Annotated[
+        Annotated[float, AtLeast(0.0)] | None,
+        Doc("available memory; default: half of the most that the job had"),
+    ] = None
+    disk_gb: Annotated[
+        Annotated[float, AtLeast(0.0)] | None,
+        Doc("free space beside its checkpoints; default: as much as one takes"),
+    ] = None
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.matmul is None or 0.0 <= self.matmul <= LONGEST_MATMUL_S:
+            return []
+        return [("matmul", f"must be between 0 and {LONGEST_MATMUL_S:g}s, not {self.matmul:g}s")]
 
 
 PLACEHOLDERS = ("checkpoint", "directory", "step")
@@ -153,6 +180,10 @@ class JobForm:
     ] = ()
     relaunch: Annotated[
         RelaunchForm | None, Doc("how it is started again; default: it never is")
+    ] = None
+    health: Annotated[
+        Literal["none"] | HealthForm | None,
+        Doc("what is looked at before it is started again; none: nothing; default: all of it"),
     ] = None
     preempt: Annotated[
         Literal["checkpoint"] | PreemptForm | None,

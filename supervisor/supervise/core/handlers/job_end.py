@@ -16,7 +16,7 @@ from ..state import rule_scope
 from ..state.incident import ACTING, HELD, Incident
 from ..state.run_state import JobLife, Restarts, StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import early_end
+from . import early_end, host_outcome
 from .job_lifecycle import ASKED, exit_text, has_crashed, start_failed
 
 INTERRUPTED = (-2, 130)
@@ -179,6 +179,9 @@ def _notify_end(
         title = _caused(job, f"the restarted job {exit_text(job)} before its first step")
         verdict, reason = why, f"it was started with {job.restarted_with}"
         then = f"check job.relaunch in the policy; {OUTPUT}"
+    elif job.unfit_host:
+        title, verdict, reason = _caused(job, how), why, ""
+        then = host_outcome.NEXT
     else:
         title, then = _caused(job, how), OUTPUT
         if not why and not ctx.policy.job.get("on_crash"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..analysis.host_health import KIND as HEALTH
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
@@ -19,7 +20,7 @@ from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import Reason, RunbookExecution
-from . import early_end, preempt_outcome
+from . import early_end, host_outcome, preempt_outcome
 
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
@@ -50,6 +51,7 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "signal": preempt_outcome.on_signal,
     "training-ended": early_end.on_training_ended,
     "preempt": preempt_outcome.on_preempt,
+    HEALTH: host_outcome.on_health,
 }
 
 
@@ -57,7 +59,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = ctx.state, ctx.state.job
     job.returncode, job.ended, job.no_restart_reason = None, False, ""
-    job.preempted, job.shortfall = "", None
+    job.preempted, job.shortfall, job.unfit_host = "", None, ""
     job.launched = event.attempt
     if state.incident is not None:
         state.incident.deferred.session_end = (

@@ -124,6 +124,8 @@ class JobLife:
         held_signals: names of those that wait for a checkpoint. signalled: any signal came.
         shortfall: how many steps its library made of those planned, "" where it made all or was
             asked to stop, None where no library reported an end.
+        unfit_host: why it cannot be started again on this host, "" while it may.
+        host_doubts: what people know could not be decided of the health of this host.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
         restarted_with: what the newest start was given to go on from a checkpoint.
         pids: of its first process, and of those that trained since its launch.
@@ -147,6 +149,8 @@ class JobLife:
     held_signals: tuple[str, ...] = ()
     signalled: bool = False
     shortfall: str | None = None
+    unfit_host: str = ""
+    host_doubts: str = ""
     no_restart_reason: str = ""
     restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)

@@ -1,0 +1,117 @@
+"""Matrix products that are known beforehand to the last bit, on all devices at once.
+
+The factors hold whole numbers from -127 to 127. They fit into each format that a matrix unit may
+round its inputs to (TF32, bfloat16), and every sum of their products is far below 2**24, so that
+float32 holds it exactly, in whatever order it is added up. So one wrong bit anywhere is an error
+and never rounding, and all devices are compared with one truth, which the host has worked out: the
+sums of each row and of each column, for which it needs no product of matrices.
+
+Source: K.-H. Huang and J. Abraham, Algorithm-based fault tolerance for matrix operations, IEEE
+Transactions on Computers C-33 (1984); the sizes are project defaults.
+"""
+
+import time
+from typing import Any, Dict, List
+
+LARGEST = 127  # 7 bits
+OTHERS = 0.2  # of a device's memory; less may be a desktop's, or our own context's; project default
+ON_DEVICE, ON_CPU = 4096, 512  # rows and columns: 137 and 0.3 GFLOP a product
+
+
+def devices(torch: Any) -> List[str]:
+    """Return the devices that the job sees, the CPU where it sees none."""
+    if not torch.cuda.is_available():
+        return ["cpu"]
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any]]:
+    """Multiply on all devices for as long as that, each product compared, one at least.
+
+    Returns:
+        One row per device: `device`, `name`; bytes `free` and `total` before, 0 for the CPU;
+        `products` that were made and how many were `wrong`; `no_memory`: there was none for the
+        matrices; `in_use`: others have so much of its memory that it was not asked; `error`: what
+        ended it, "" for nothing.
+    """
+    torch.set_float32_matmul_precision("high")  # the matrix units, where there are any
+    size = ON_CPU if "cpu" in names else ON_DEVICE
+    left, right, rows, columns = factors(torch, size)
+    report, placed = [], []
+    for name in names:
+        row = _row(name)
+        report.append(row)
+        try:
+            _describe(torch, row)
+            if row["in_use"]:
+                continue
+            on = [each.to(name) for each in (left, right, rows, columns)]
+            placed.append((row, on, torch.empty(size, size, device=name)))
+        except RuntimeError as error:
+            _failed(torch, row, error)
+    until = time.monotonic() + seconds
+    while placed:
+        placed = _one_each(torch, placed)
+        if time.monotonic() >= until:
+            break
+    return report
+
+
+def factors(torch: Any, size: int) -> Any:
+    """Return two matrices, and the sums of the rows and of the columns of their product."""
+    generator = torch.Generator().manual_seed(20)
+    left, right = (
+        torch.randint(-LARGEST, LARGEST + 1, (size, size), generator=generator).float()
+        for _ in range(2)
+    )
+    rows = left.double() @ right.double().sum(1)  # whole numbers below 2**53: exact
+    columns = left.double().sum(0) @ right.double()
+    return left, right, rows, columns
+
+
+def _one_each(torch: Any, placed: Any) -> Any:
+    """Start a product on each device, then wait for all; return the devices that go on."""
+    started = []
+    for row, on, product in placed:
+        left, right, rows, columns = on
+        try:
+            torch.mm(left, right, out=product)
+            differs = (product.sum(1, dtype=torch.float64) != rows).any()
+            differs |= (product.sum(0, dtype=torch.float64) != columns).any()
+            started.append((row, on, product, differs))
+        except RuntimeError as error:
+            _failed(torch, row, error)
+    kept = []
+    for row, on, product, differs in started:
+        if _counted(torch, row, differs):
+            kept.append((row, on, product))
+    return kept
+
+
+def _counted(torch: Any, row: Dict[str, Any], differs: Any) -> bool:
+    """Wait for a product and count it; return whether the device goes on."""
+    try:
+        row["wrong"] += int(bool(differs))
+        row["products"] += 1
+    except RuntimeError as error:
+        _failed(torch, row, error)
+        return False
+    return True
+
+
+def _row(name: str) -> Dict[str, Any]:
+    counts = dict.fromkeys(("free", "total", "products", "wrong"), 0)
+    return {"device": name, "name": "", **counts, "no_memory": False, "in_use": False, "error": ""}
+
+
+def _describe(torch: Any, row: Dict[str, Any]) -> None:
+    if row["device"] != "cpu":
+        row["name"] = torch.cuda.get_device_name(row["device"])
+        row["free"], row["total"] = torch.cuda.mem_get_info(row["device"])
+        row["in_use"] = row["total"] - row["free"] > OTHERS * row["total"]
+
+
+def _failed(torch: Any, row: Dict[str, Any], error: Exception) -> None:
+    row["no_memory"] = isinstance(error, torch.cuda.OutOfMemoryError)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    row["error"] = lines[0][:200]

@@ -1,0 +1,192 @@
+"""What is asked of a host, with stand-ins for its driver, its cgroup and the job's Python."""
+
+# ruff: noqa: N802 - the driver's own names
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.health import gate, memory, nvml_report
+from supervise.health.gate import HealthGate, Start
+
+GB = 10**9
+
+
+class Driver:
+    """Three devices: one that is well, one that counts errors, and one that is lost."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
+
+    def __init__(self, count=3):
+        self.count = count
+
+    def nvmlInit(self):
+        if not self.count:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self):
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, i):
+        if i == 2:
+            raise self.NVMLError("GPU is lost")
+        return i
+
+    def nvmlDeviceGetName(self, i):
+        return b"NVIDIA H100"
+
+    def nvmlDeviceGetMemoryInfo(self, i):
+        return SimpleNamespace(used=1, total=100)
+
+    def nvmlDeviceGetRemappedRows(self, i):
+        if i == 0:
+            raise self.NVMLError("Not Supported")
+        return 0, 3, True, False
+
+    def nvmlDeviceGetTotalEccErrors(self, i, kind, since):
+        return 4 * i
+
+
+def test_what_the_driver_has_of_each_device_is_reported():
+    """What it does not support is no fault; without a driver there is no device."""
+    well, counted, lost = nvml_report.report(Driver())
+
+    assert well == {
+        "device": "device 0",
+        "name": "NVIDIA H100",
+        "ecc_errors": 0,
+        "remap_pending": False,
+        "remap_failed": False,
+    }
+    assert (counted["ecc_errors"], counted["remap_pending"]) == (4, True)
+    assert lost == {"device": "device 2", "lost": "it does not answer: GPU is lost"}
+    assert nvml_report.report(Driver(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ({"max": "5000", "current": "3000", "stat": "anon 7\ninactive_file 400\n"}, 2400),
+        ({"max": "max", "current": "3000", "stat": "inactive_file 400\n"}, None),
+        (
+            {
+                "limit_in_bytes": "5000",
+                "usage_in_bytes": "3000",
+                "stat": "inactive_file 1\ntotal_inactive_file 400\n",
+            },
+            2400,
+        ),
+        ({}, None),
+    ],
+)
+def test_memory_is_what_the_container_allows(tmp_path, files, allowed):
+    """Files that nobody uses are given up; without a limit the machine counts."""
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+
+    found = memory.available_bytes(tmp_path)
+    assert found == allowed if allowed is not None else found > 10**6
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Return a function: a job's Python that answers a request to multiply with these lines."""
+
+    def make(*lines, code=0):
+        path = tmp_path / "python"
+        text = "\n".join(lines)
+        path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def look(start, wanted, machine=None, within_s=60.0, *, alive=False):
+    found = HealthGate(lambda: wanted, {}, lambda: machine, lambda: ()).look(
+        start, within_s, alive=alive
+    )
+    return {each.check: (each.verdict, each.text) for each in found}
+
+
+ROW = {"device": "cpu", "products": 9, "wrong": 0, "no_memory": False, "in_use": False, "error": ""}
+ROW |= {"free": 0, "total": 0}
+
+
+def test_a_host_that_is_fit(tmp_path, python):
+    """Each check says what it found; torch may print whatever it likes before the answer."""
+    answer = python("a warning", json.dumps({"torch": "2", "devices": [ROW]}))
+    machine = SimpleNamespace(peak_bytes=10**6, device_count=None)
+    found = look(Start(tmp_path, 10, answer), {"matmul": 5.0}, machine)
+
+    assert {check: verdict for check, (verdict, _) in found.items()} == {
+        "memory": "good",
+        "disk": "good",
+        "devices": "skipped",
+        "matmul": "good",
+    }
+    assert found["matmul"][1] == "9 products on cpu are right, in 5 s"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "text"),
+    [
+        ([json.dumps({"error": "torch cannot be imported: x"})], 3, "torch cannot be imported: x"),
+        (["no JSON"], 7, "it ended with code 7"),
+    ],
+)
+def test_an_answer_that_is_none_decides_nothing(tmp_path, python, lines, code, text):
+    found = look(Start(tmp_path, 10, python(*lines, code=code)), {"matmul": 5.0})
+    assert found["matmul"] == ("undecided", text)
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted", "matmul"),
+    [
+        ({}, {"matmul": 5.0}, ("undecided", "the job's Python is not known")),
+        ({}, None, ("skipped", "no device; job.health.matmul asks the CPU")),
+        ({}, {"matmul": 0.0}, ("skipped", "job.health.matmul is 0")),
+        ({"python": "/no/python"}, {"matmul": 5.0}, ("undecided", "/no/python cannot be started")),
+    ],
+)
+def test_nothing_is_multiplied(tmp_path, start, wanted, matmul):
+    verdict, text = look(Start(tmp_path, **start), wanted)["matmul"]
+    assert (verdict, text[: len(matmul[1])]) == matmul
+
+
+def test_time_that_is_over_decides_nothing(tmp_path):
+    """Nothing is waited for, and the job is started."""
+    began = time.monotonic()
+    machine = SimpleNamespace(peak_bytes=None, device_count=8)
+    wanted = {"matmul": 5.0, "memory_gb": 1e6}
+    found = look(Start(tmp_path, 0, "/bin/sh"), wanted, machine, within_s=0.0)
+
+    assert found["devices"] == ("undecided", "there was no time left to ask")
+    assert found["memory"][0] == "bad" and "matmul" not in found
+    assert time.monotonic() - began < 1.0
+
+
+def test_memory_may_come_back(tmp_path, monkeypatch):
+    """The kernel takes a moment to free what dead processes had."""
+    sizes = [GB, GB, 5 * GB]
+    monkeypatch.setattr(memory, "available_bytes", lambda: sizes.pop(0))
+    monkeypatch.setattr(gate, "LOOK_S", 0.01)
+    found = look(Start(tmp_path), {"memory_gb": 4.0})
+
+    assert found["memory"] == ("good", "5.0 GB available, and job.health.memory_gb is 4")
+
+
+def test_while_the_job_runs_it_is_not_disturbed(tmp_path):
+    """Its own memory says nothing, and its devices are busy."""
+    assert set(look(Start(tmp_path), {"matmul": 5.0}, alive=True)) == {"disk", "devices"}
+
+
+def test_a_policy_may_want_no_look(tmp_path):
+    assert look(Start(tmp_path), "none") == {}

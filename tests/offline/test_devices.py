@@ -1,0 +1,70 @@
+"""Products that are known: right on a device that is well, and one wrong bit is seen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import supervise_offline
+from supervise_offline.devices import products
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+PROGRAM = Path(supervise_offline.__file__).parent / "devices"
+
+
+class Faulty:
+    """torch on a device that flips the lowest bit of one number in its second product."""
+
+    def __init__(self, raised=None):
+        self.count = 0
+        self.raised = raised
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def mm(self, left, right, out):
+        torch.mm(left, right, out=out)
+        self.count += 1
+        if self.count == 2 and self.raised:
+            raise self.raised
+        if self.count == 2:
+            out.view(torch.int32)[7, 11] ^= 1
+
+
+def test_one_wrong_bit_is_found(monkeypatch):
+    """On the device that made it, and in no other product."""
+    monkeypatch.setattr(products, "ON_CPU", 64)
+    first, second = products.multiply(Faulty(), ["cpu", "cpu"], 0.1)
+
+    assert (first["wrong"], second["wrong"]) == (0, 1)
+    assert min(first["products"], second["products"]) >= 2
+    assert first["error"] == second["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "no_memory"),
+    [
+        (RuntimeError("CUDA error: ECC error\nCompile with ..."), "CUDA error: ECC error", False),
+        (torch.cuda.OutOfMemoryError("out of memory"), "out of memory", True),
+    ],
+)
+def test_a_device_that_fails_is_left_alone(monkeypatch, error, text, no_memory):
+    """The others go on."""
+    monkeypatch.setattr(products, "ON_CPU", 64)
+    first, second = products.multiply(Faulty(error), ["cpu", "cpu"], 0.1)
+
+    assert (second["products"], second["error"], second["no_memory"]) == (0, text, no_memory)
+    assert first["products"] > 1 and first["error"] == ""
+
+
+def test_it_runs_in_the_jobs_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-I", PROGRAM, "0"], capture_output=True, text=True, check=True
+    )
+    (row,) = json.loads(done.stdout)["devices"]
+    assert (row["device"], row["products"], row["wrong"]) == ("cpu", 1, 0)
