@@ -101,8 +101,9 @@ def test_a_job_that_ended_unwatched_is_closed_first(serve, supervise):
     job without a probe records nowhere.
     """
     become_subreaper()
-    service = serve("sh", "-c", f"echo up; sleep 0.5; exit {CODE}")
+    service = serve("sh", "-c", f"echo up; until [ -e go ]; do sleep 0.05; done; exit {CODE}")
     job = service.start_and_kill()
+    (supervise.home / "go").touch()
     wait_until(lambda: job.status() == psutil.STATUS_ZOMBIE, "the end of the job")
 
     assert service.once().returncode == CODE

@@ -8,10 +8,34 @@ knows of operators without data, on the `meta` device, is another 0.3 s that no 
 import contextlib
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 _dynamo = types.ModuleType("torch._dynamo")
 _dynamo.disable = lambda function=None, recursive=True, **_: function
 _dynamo.graph_break = lambda *_, **__: None
 _dynamo.set_stance = lambda *_, **__: contextlib.nullcontext()
 sys.modules["torch._dynamo"] = _dynamo
-sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
+
+
+class _NoMeta:
+    """Finder and loader of a `torch._meta_registrations` that registers nothing."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return ModuleSpec(name, _NoMeta) if name == "torch._meta_registrations" else None
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        """Do what the real one's imports do besides: without it there is no torch.Generator."""
+        from torch._C import _set_generator_metaclass
+        from torch._opaque_base import OpaqueBaseMeta
+
+        _set_generator_metaclass(OpaqueBaseMeta)
+        sys.meta_path.remove(_NoMeta)
+
+
+sys.meta_path.insert(0, _NoMeta)
