@@ -43,6 +43,20 @@ def test_the_offending_batches_are_absolute_steps(context):
     assert Rollback(at_least=0, skip=Around()).plan(context(breach_step=3))["skip"] == [0, 3]
 
 
+def test_weights_from_before_suspect_moments_need_be_older_than_the_first_breach_only(
+    context, fake_job
+):
+    """Where the probe says that it kept such, as at step 149 here; else the margin counts."""
+    action = Rollback(rng="keep", moments="suspect")
+    args = action.plan(context())
+    assert (args["before_step"], args["sign"], "moments" in args) == (140, 150, False)
+    kept = {"step": 149, "attempt": 1, "older_moments": True}
+
+    assert action.perform(fake_job(kept), args, key="k") == kept
+    with pytest.raises(ActionError, match="at step 149 after a rollback to before step 140"):
+        action.perform(fake_job({"step": 149, "attempt": 1}), args, key="k")
+
+
 @pytest.mark.parametrize("step", [140, 153, None])
 def test_a_job_that_is_not_back_far_enough_is_a_failure(step, context, fake_job):
     action = Rollback()

@@ -27,7 +27,7 @@ RUNBOOKS = {
     "random_tokens": "rollback-and-rewarm",
     "rate_x30": "hold-rate",
     "repeated_tokens": "rollback-and-rewarm",
-    "second_moments": "rollback-and-rewarm",
+    "second_moments": "undo-update",
     "shuffled_labels": "rollback-and-rewarm",
 }
 

@@ -11,7 +11,7 @@ kernel, and an event shows when the host may read them.
 
 import weakref
 from types import ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 _LARGE_BYTES = 1 << 18  # a larger copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
@@ -151,6 +151,22 @@ class TensorCopies:
             event.record(torch.cuda.current_stream(device))
             self._events.append(event)
         self._sources, self._owners, self._numbers = [], [], {}
+
+    def take_over(self, older: "TensorCopies", tensors: Iterable[Any]) -> bool:
+        """Let the copies of some tensors be as those of an older savepoint, which is in memory.
+
+        Returns whether it has one of each, in the same shape.
+        """
+        slots = {id(slot.owner()): slot for slot in self.slots}
+        before = {id(slot.owner()): slot for slot in older.slots}
+        for tensor in tensors:
+            slot, old = slots[id(tensor)], before.get(id(tensor))
+            if old is None or old.key != slot.key:
+                return False
+            if slot.buffer is not old.buffer:  # else nothing changed, and they share it
+                slot.buffer.copy_(old.buffer)
+            slot.sample = None  # no later savepoint may share it: the tensor has another content
+        return True
 
     def release(self, pool: BufferPool) -> None:
         """Release the memory; the content is on disk, or no longer needed."""

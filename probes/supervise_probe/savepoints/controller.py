@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..errors import Refused
 from ..torch_state.rate_hold import LATE
+from ..torch_state.state_watch import StateWatch
 from . import skip_ranges
 from .batch_replay import BatchReplay
 from .time_share import TimeShare
@@ -37,6 +39,8 @@ STARTS_AT_ZERO = frozenset(
         *("square_avg", "grad_avg", "acc_delta", "row_var", "col_var", "variance"),
     )
 )
+
+GOOD = 1.1  # times the loss that the probe batch had, for weights that are good; as `check_weights`
 
 # Counters that go on with the loop when only the weights go back: the data's and the schedule's.
 OF_THE_LOOP = ("tokens_seen", "lr_phase.")
@@ -93,6 +97,7 @@ class RollbackController:
         self._savepoints: Any = None
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
+        self._watch = StateWatch(context.torch, context.scalars, optimizers)
         self._not_before_ns = 0  # the next savepoint, by what the newest ones cost
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
@@ -191,24 +196,51 @@ class RollbackController:
         savepoints, step = self._savepoints, self._position.step - 1
         if savepoints is None or step < 0 or not self._history.finite or savepoints.busy:
             return
-        began, cpu = monotonic_ns(), thread_time_ns()
         self._next = max(self._next, step + LATE)
-        if not savepoints.why_keep or step in savepoints.steps or began < self._jump_not_before_ns:
+        if savepoints.why_keep and step not in savepoints.steps:
+            self._take_ahead(partial(self.take, within_step=True))
+
+    @property
+    def watches(self) -> bool:
+        """Whether `saw_moments` and `step_ended` are to be called."""
+        return self._watch.on and self._savepoints is not None and bool(self._savepoints.why_keep)
+
+    def step_ended(self) -> None:
+        """All optimizers of a step have made their updates."""
+        self._watch.step_ended()
+
+    def saw_moments(self) -> None:
+        """Save the weights before an update with moments that no optimizer left there.
+
+        They may be damaged, and then those of the next savepoint are; with these weights go the
+        moments of the savepoint before. Only where the loop goes on in any case, ahead of its time.
+        """
+        position, savepoints = self._position, self._savepoints
+        if not self._watch.written(position.step) or not self._history.finite or savepoints.busy:
+            return
+        self._next = max(self._next, position.step - 1 + LATE)
+        self._take_ahead(partial(self.take, within_step=True, older_moments=True))
+
+    def _take_ahead(self, take: Callable[[], Any]) -> None:
+        """Take a savepoint ahead of its time: the next one of either kind waits so much longer."""
+        began, cpu = monotonic_ns(), thread_time_ns()
+        if began < self._jump_not_before_ns:
             return
         with suppress(Refused):  # then there is an older one
-            self.take(within_step=True)
+            take()
         now = monotonic_ns()
         self._position.held_ns += now - began
         owed_ns = self._time_share.owed_ns(thread_time_ns() - cpu)
         self._not_before_ns = max(now, self._not_before_ns) + owed_ns
         self._jump_not_before_ns = self._not_before_ns
 
-    def take(self, within_step: bool = False) -> Dict[str, Any]:
+    def take(self, within_step: bool = False, older_moments: bool = False) -> Dict[str, Any]:
         """Save the state after the last step.
 
         Args:
             within_step: the next one has begun, but no weight has changed; the rates have, and
                 those of the savepoint before count.
+            older_moments: see `Savepoints.take`.
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
@@ -227,7 +259,9 @@ class RollbackController:
         self._probe_batch.add_value_to(state)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
-            taken: Dict[str, Any] = self._savepoints.take(step, position.attempt, (state, result))
+            taken: Dict[str, Any] = self._savepoints.take(
+                step, position.attempt, (state, result), older_moments
+            )
         except Busy as problem:
             raise Refused(str(problem)) from problem
         except CannotRestore as problem:
@@ -267,7 +301,8 @@ class RollbackController:
         """The verb `rollback`.
 
         Args:
-            args: `before_step`; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
+            args: `before_step`, `sign`: see `roll_back`; `rng`: "restore" or "keep";
+                `rewarm`: `{"start", "steps"}` or None;
                 `skip`: the first and the last step whose update is dropped when it is repeated;
                 `moments`: "restore" or "zero"; `loop`: see `Savepoints.restore`.
         """
@@ -280,7 +315,7 @@ class RollbackController:
             raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
             _check_moments(self._optimizers.living())
-        result = self.roll_back(int(args["before_step"]), rng, loop)
+        result = self.roll_back(int(args["before_step"]), rng, loop, int(args.get("sign", 0)))
         if zero:
             _zero_moments(self._torch, self._optimizers.living())
         if steps is not None:
@@ -292,8 +327,11 @@ class RollbackController:
                 result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def roll_back(self, before_step: int, rng: str, loop: str) -> Dict[str, Any]:
+    def roll_back(self, before_step: int, rng: str, loop: str, sign: int = 0) -> Dict[str, Any]:
         """Restore the newest savepoint before `before_step`; see `Savepoints.restore`.
+
+        One that only `sign` allows has the weights of right before damaged moments were used. Were
+        they damaged as well? Unless the probe batch denies it, it is an older one.
 
         Raises:
             Refused: there is none, or it cannot be restored here.
@@ -303,9 +341,12 @@ class RollbackController:
         from .manager import CannotRestore
 
         try:
-            restored, (state, result) = self._savepoints.restore(before_step, rng, loop)
+            restored, (state, result) = self._savepoints.restore(before_step, rng, loop, sign)
+            if "older_moments" in restored and self._probe_batch.doubt(before_step, GOOD):
+                restored, (state, result) = self._savepoints.restore(before_step, rng, loop)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem
+        self._watch.forget()
         self._publisher.flush()
         attempt = self._position.attempt + 1
         if restored["loop"] == "keep":

@@ -129,13 +129,17 @@ class Savepoints:
         if stuck is not None:
             self.why_keep, self._replay, self._store.reserved = stuck, None, 0
 
-    def take(self, step: int, attempt: int, extra: Any) -> Dict[str, int]:
+    def take(
+        self, step: int, attempt: int, extra: Any, older_moments: bool = False
+    ) -> Dict[str, int]:
         """Save the job as it is now.
 
         Args:
             step: 0-based, of the optimizer step that was just made.
             attempt: rollback epoch of that step.
             extra: kept as it is, and returned by `restore`.
+            older_moments: those that the optimizers have now may be damaged. Those of the newest
+                older savepoint are not: updates were made with them. Only while the loop goes on.
 
         Returns:
             {"step", "bytes", "held"}: bytes of host memory that this savepoint takes, and all.
@@ -143,10 +147,14 @@ class Savepoints:
         Raises:
             CannotRestore: no rollback could ever use it, or not even one fits the budget, and so
                 it will be next time. Older savepoints are dropped.
-            Busy: an older one is being written to disk, or the retained one leaves no room.
+            Busy: an older one is being written to disk, or the retained one leaves no room, or none
+                has moments in memory.
         """
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")
+        older = next((saved for saved in reversed(self._store.saved) if saved.step < step), None)
+        if older_moments and (older is None or not older.copies.in_memory):
+            raise Busy("no older savepoint is in memory")
         if self._permanent_obstacle is not None:
             raise CannotRestore(self._permanent_obstacle)
         self._taking = True
@@ -163,11 +171,24 @@ class Savepoints:
             raise
         finally:
             self._taking = False
+        if older_moments and older is not None:
+            self._with_older_moments(new, older)
         self._store.add(new)
         if self._replay is not None:
             new.loaders = self._replay.positions()
             self._replay.drop_before(self._store.saved[0].loaders)
         return {"step": step, "bytes": new.copies.nbytes, "held": self.held}
+
+    def _with_older_moments(self, new: Savepoint, older: Savepoint) -> None:
+        """Let `new` have the optimizer state that `older` has."""
+        if older not in self._store.saved or not older.copies.in_memory:
+            raise Busy("the older savepoint has left no room for another")
+        new.copies.wait()
+        states = [held for o in self._registry.optimizers for held in o.state.values()]
+        tensors = [t for held in states for t in held.values() if self._torch.is_tensor(t)]
+        if not new.copies.take_over(older.copies, tensors):
+            raise Busy("there are moments that the older savepoint does not have")
+        new.older_moments = True
 
     def _new(self, step: int, attempt: int, extra: Any, frames: List[FrameType]) -> Savepoint:
         new = self._plan(step, attempt, extra, frames)
@@ -200,17 +221,22 @@ class Savepoints:
         new.rng = generators.global_states(self._torch)
         return new
 
-    def restore(self, before_step: int, rng: str, loop: str) -> Tuple[Dict[str, Any], Any]:
+    def restore(
+        self, before_step: int, rng: str, loop: str, sign: int = 0
+    ) -> Tuple[Dict[str, Any], Any]:
         """Roll back to the newest savepoint before `before_step`; later ones are dropped.
 
         Args:
+            sign: the step of the first sign of trouble; one with older moments need only be from
+                before that. 0: such ones are as others.
             rng: "restore" repeats the same draws; "keep" leaves all generators, and batches drawn
                 since, as they are, so that training goes on with other data.
             loop: "rewind" takes the loop back too; "keep" lets it go on; "auto" rewinds it where
                 that is possible. `rng` "restore" needs a loop that is rewound.
 
         Returns:
-            {"step", "attempt", "bytes", "not_restored", "loop"} of the savepoint, and its `extra`.
+            {"step", "attempt", "bytes", "not_restored", "loop"} of the savepoint, and its `extra`;
+            "older_moments", true, where `sign` allows it and `before_step` does not.
             not_restored: names of variables that keep their present value; those that belong to a
             loop that goes on are not named. loop: "rewind", or "keep" and `why_keep`, the reason.
 
@@ -221,7 +247,7 @@ class Savepoints:
             raise CannotRestore(f"rng must be 'restore' or 'keep', not {rng!r}")
         if loop not in ("auto", "rewind", "keep"):
             raise CannotRestore(f"loop must be 'auto', 'rewind' or 'keep', not {loop!r}")
-        saved = self._newest(before_step)
+        saved = self._newest(before_step, sign)
         frames = job_frames(self._torch)
         saved.training.verify()
         why = "" if loop == "keep" else self._rewind_obstacle(saved, frames, rng)
@@ -240,6 +266,8 @@ class Savepoints:
         result["loop"] = "rewind" if rewind else "keep"
         if why:
             result["why_keep"] = why
+        if saved.step >= before_step:
+            result["older_moments"] = True
         return result, saved.extra
 
     def _rewind_obstacle(self, saved: Savepoint, frames: List[FrameType], rng: str) -> str:
@@ -308,11 +336,11 @@ class Savepoints:
         if reason is not None:
             raise CannotRestore(reason)
 
-    def _newest(self, before_step: int) -> Savepoint:
+    def _newest(self, before_step: int, sign: int) -> Savepoint:
         had_any = bool(self._store.saved)
         self._drop_without_optimizer()
         for saved in reversed(self._store.saved):
-            if saved.step < before_step:
+            if saved.step < (max(sign, before_step) if saved.older_moments else before_step):
                 return saved
         if self._store.saved:
             raise CannotRestore(

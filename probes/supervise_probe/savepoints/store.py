@@ -94,6 +94,7 @@ class Savepoint:
 
     Attributes:
         pinned: its copies are being read, and must not change.
+        older_moments: it has those of the savepoint before, see `Savepoints.take`.
         loaders: where the loaders stood.
     """
 
@@ -101,7 +102,7 @@ class Savepoint:
         self.step, self.attempt, self.extra = step, attempt, extra
         self.copies = copies
         self.spill: Optional[DiskSpill] = None
-        self.pinned = False
+        self.pinned = self.older_moments = False
         self.loaders: List[Any] = []
         self.training: Any = None
         self.program: Any = None

@@ -110,6 +110,7 @@ class StepTracker:
         self._skips: Any = None
         self._handover: Any = None
         self._rollbacks: Any = None
+        self._savepoints_part = self._guard.part("savepoints", share=1.0)
         self._began = self._position.step
         self.on_time = False
         self.entries = 0
@@ -179,8 +180,7 @@ class StepTracker:
         self._undecided = False
         members = self._round.members
         if self._rate.jumps and not members:
-            part = self._guard.part("savepoints", share=1.0)
-            self._guard.run(part, self._rollbacks.take_before_jump)
+            self._guard.run(self._savepoints_part, self._rollbacks.take_before_jump)
         if not members and not self._skip and self._in_force.acting:
             self._skip = safeguards.skip.take()
         members.append(id(update.optimizer))
@@ -236,6 +236,8 @@ class StepTracker:
         if not update.skip:
             self._safeguards.gradients(update)
             self._skip = update.skip
+        if not update.skip and len(self._round.members) == 1 and self._rollbacks.watches:
+            self._guard.run(self._savepoints_part, self._rollbacks.saw_moments)
 
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""
@@ -300,6 +302,8 @@ class StepTracker:
         if not self._round.members:
             return
         position = self._position
+        if self._rollbacks.watches:
+            self._guard.run(self._savepoints_part, self._rollbacks.step_ended)
         self._round.close(on_time)
         self.accumulates, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - position.held_ns if self._mark_ns else None

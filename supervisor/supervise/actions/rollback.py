@@ -44,6 +44,11 @@ class Rollback(Action):
     optimizer's first and second moments and its count of steps to zero after going back, as if it
     had never made a step; an optimizer whose state cannot begin at zero (Rprop, L-BFGS) refuses.
 
+    `moments: suspect` is for damaged moments. Where the loop goes on, the probe saves the weights
+    right before an update with moments that no optimizer left there, together with the moments of
+    the savepoint before. That one need be older than the first breach only, if the probe batch has
+    the loss with its weights that it had; where there is none such, `at_least` counts as ever.
+
     Example:
         - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 50}
         - rollback: {skip: {before: 5, after: 0}, moments: restore}
@@ -64,7 +69,7 @@ class Rollback(Action):
     start: float = 0.1
     rewarm: Steps = 50
     skip: Around | None = None
-    moments: Literal["restore", "zero"] = "restore"
+    moments: Literal["restore", "zero", "suspect"] = "restore"
     loop: Literal["auto", "rewind", "keep"] = "auto"
 
     def check(self) -> list[tuple[str, str]]:
@@ -81,6 +86,8 @@ class Rollback(Action):
             wrong.append(("skip", "needs rng: restore, which repeats the same batches"))
         if self.loop == "keep" and self.rng == "restore":
             wrong.append(("loop", "keep does not repeat batches, so it needs rng: keep"))
+        if self.moments == "suspect" and self.rng == "restore":
+            wrong.append(("moments", "suspect does not repeat batches, so it needs rng: keep"))
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
@@ -100,8 +107,10 @@ class Rollback(Action):
         if self.skip is not None:
             first = context.breach_step - self.skip.before
             args["skip"] = [max(0, first), context.breach_step + self.skip.after]
-        if self.moments != "restore":
+        if self.moments == "zero":
             args["moments"] = self.moments
+        elif self.moments == "suspect":
+            args["sign"] = context.breach_step
         if self.loop != "auto":
             args["loop"] = self.loop
         return args
@@ -109,6 +118,8 @@ class Rollback(Action):
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("rollback", args, key=key, deadline_s=self.deadline_s)
         step, before = seen.get("step"), args["before_step"]
+        if seen.get("older_moments"):
+            before = args.get("sign", before)
         if not isinstance(step, int) or step >= before:
             raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
         if not isinstance(seen.get("attempt"), int):

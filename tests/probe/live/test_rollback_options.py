@@ -93,6 +93,56 @@ def test_the_weights_before_a_jump_of_the_rate_are_kept(probed, rate, back):
     assert weights[19] == weights[back]
 
 
+MOMENTS = """
+class Model(nn.Linear):
+    def forward(self, x):
+        return ((super().forward(x) - 1) ** 2).mean()
+
+
+model = Model(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(24):
+    if step == 19:
+        barrier("go")
+    if step == 17:
+        {first}
+    model(torch.randn(8, 4)).backward()
+    if step {at} and step:
+        state = optimizer.state[model.weight]
+        {then}
+    optimizer.step()
+    optimizer.zero_grad()
+    moments = optimizer.state[model.weight]["exp_avg_sq"]
+    emit(step=step, weights=model.weight.tolist(), moments=moments.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "back"),
+    [
+        ({"then": "state['exp_avg_sq'].mul_(1e-4)"}, 16),
+        ({"then": "state['exp_avg_sq'].data.mul_(1e-4)"}, 16),  # which no version shows
+        ({"then": "state['exp_avg_sq'] = torch.zeros(1, 4)"}, 10),  # not those that were saved
+        (
+            {"then": "state['exp_avg_sq'].mul_(1.0)", "at": ">= 0"},
+            3,
+        ),  # a habit, of which 3 is enough
+        ({"first": "model.weight.data.add_(9.0)", "then": "state['exp_avg_sq'].mul_(1e-4)"}, 10),
+    ],
+    ids=["written", "data", "replaced", "habit", "weights-too"],
+)
+def test_the_weights_before_moments_that_somebody_wrote_are_kept(probed, job, back):
+    """With the moments of the savepoint before; not where the weights were damaged as well."""
+    script = MOMENTS.format(**{"first": "pass", "at": "== 17", **job})
+    job = probed.start(script, savepoints=KEEP, probe_batch={})
+    ack = job.order("rollback", before_step=12, sign=18, rng="keep")
+    probed.wait(job)
+    assert (ack.ok, ack.result["step"], ack.result["loop"]) == (True, back, "keep")
+    rows = [row for row in job.output if "weights" in row]
+    assert rows[19]["weights"] == rows[back]["weights"]
+    assert back != 16 or rows[19]["moments"] == rows[15]["moments"]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "args", "says"),
     [
