@@ -1,7 +1,6 @@
 """A crash through the command line: what people read of it, and what is done about it."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
     job = [sys.executable, str(tmp_path / "train.py")]
     (tmp_path / "train.py").write_text(JOB)
     run = supervise.run("--policy", tmp_path / "p.yaml", job=job)
-    alone = subprocess.run(job, capture_output=True, text=True, check=False, cwd=tmp_path)
+    alone = supervise.bare(job)
 
     text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:7"
     assert run.returncode == 78 and run.intents == ["snapshot"]

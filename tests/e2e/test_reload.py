@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
@@ -32,7 +31,7 @@ def sha(stdout: str) -> str:
 def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     """The rule that was added fires; a broken file and a mode that may not be entered are refused;
     the weights are those of the job alone, and replay agrees."""
-    alone = subprocess.run(tiny(), capture_output=True, text=True, check=False)
+    alone = supervise.bare(tiny())
     policy = tmp_path / "mine.yaml"
     policy.write_text(POLICY)
     job = tiny("--sleep", 0.02)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.supervised_run import tiny
+from tests.support.supervised_run import Supervise, tiny
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -24,10 +24,10 @@ def sha(stdout: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(tmp_path_factory):
     """A healthy job without us."""
-    job = tiny("--steps", STEPS, "--exit", 3)
-    return subprocess.run(job, capture_output=True, text=True, check=False)
+    command = Supervise(tmp_path_factory.mktemp("alone"))
+    return command.bare(tiny("--steps", STEPS, "--exit", 3))
 
 
 def test_a_healthy_job_is_left_alone(alone, supervise):

@@ -133,6 +133,12 @@ class Supervise:
             check=False,
         )
 
+    def bare(self, job: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a job to its end without us."""
+        return subprocess.run(
+            job, cwd=self.home, env=self.env, capture_output=True, text=True, check=False
+        )
+
     def start(self, *args: object, **options: Any) -> subprocess.Popen[str]:
         """Start `supervise ARGS`; `options` are those of Popen."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
