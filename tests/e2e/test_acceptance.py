@@ -53,8 +53,8 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
 
 def test_a_batch_that_was_cut_is_held_with_evidence(supervise, tmp_path):
     """An eighth of the batch for good: nothing is rolled back, and the job comes to its end."""
-    job = nano("--steps", 150, "--out", tmp_path / "out")
-    run = supervise.run("--policy", EXAMPLE_POLICY, "--drill", "batch_cut@100", job=job, name="run")
+    job = nano("--steps", 90, "--batch-size", 8, "--out", tmp_path / "out")
+    run = supervise.run("--policy", EXAMPLE_POLICY, "--drill", "batch_cut@60", job=job, name="run")
 
     assert run.returncode == 0
     assert "val_loss" in run.stdout

@@ -99,7 +99,7 @@ def train(first, last):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).pow(2).mean().backward()
         optimizer.step()
-        time.sleep(3 if step == 110 else 0.03)
+        time.sleep(3 if step == 110 else 0.01)
 train(0, 40)
 thread = threading.Thread(target=train, args=(40, 180))
 thread.start()

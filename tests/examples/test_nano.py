@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.supervised_run import FAST_TORCH
+
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
@@ -26,6 +28,7 @@ atexit.register(lambda: os.write(1, b"leaves %d\\n" % len(os.listdir("/proc/self
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": FAST_TORCH}
 SMALL = ("--batch-size", "4", "--warmup", "10", "--log-every", "10")
 
 
@@ -43,7 +46,7 @@ def train(*args: object, **how: Any) -> str:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ENVIRON,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -134,6 +137,7 @@ def test_a_checkpoint_is_whole_or_absent(tmp_path):
     with subprocess.Popen(
         command("--steps", 10_000, "--checkpoint-every", 1, "--out", tmp_path),
         stdout=subprocess.DEVNULL,
+        env=ENVIRON,
     ) as job:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.glob("ckpt_*.pt"))) < 5 or not list(tmp_path.glob("*.partial")):
