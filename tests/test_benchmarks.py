@@ -188,14 +188,14 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
 
     from supervise.backtest import pool
 
-    told, wanted = (
-        set(),
-        [f"{name}-{seed}" for name in ("healthy", "rate_x30") for seed in range(4)],
-    )
+    policy = tmp_path / "ordered.yaml"
+    policy.write_text("version: supervise/v1\npolicy: ordered\nmode: observe\nuse: [loss_spike]\n")
+    told = set()
+    wanted = [f"{name}-{seed}" for name in ("healthy", "rate_x30") for seed in range(4)]
     for path in sorted(scorer.RECORDINGS.glob("*.parquet")):
         some = tmp_path / path.name
         parquet.write_table(parquet.read_table(path, filters=[("run", "in", wanted)]), some)
-        for outcomes in pool.run([some], ["nano"], {}, 1, []):
+        for outcomes in pool.run([some], [str(policy)], {}, 1, []):
             runs = {each.run for each in outcomes if each.fired.get("loss_spike.ordered")}
             assert not any(run.startswith(scorer.HEALTHY) for run in runs), (path.stem, runs)
             told |= {path.stem} if runs else set()

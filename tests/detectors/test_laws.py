@@ -111,7 +111,7 @@ def _feed(watch, events):
 
 
 each = pytest.mark.parametrize("name", ALL)
-often = settings(max_examples=20)
+often = settings(max_examples=10)
 
 
 @each
@@ -195,7 +195,7 @@ def test_reset_is_a_new_start(name, data):
 
 @each
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_sample_makes_it_raise_or_answer_nonsense(name, data):
     """Any float, any order of steps: a code, a raw code, and numbers that JSON can hold."""
     detector = ALL[name]
