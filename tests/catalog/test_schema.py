@@ -192,7 +192,7 @@ def read_tests(document: object, folder: Path) -> None:
 def test_schema_and_loader_refuse_the_same_forms(
     kind: str, load: Callable[..., object], tmp_path: Path
 ) -> None:
-    """Files with one thing wrong, every sixteenth of all: where one judge says no, the other does."""
+    """Files with one thing wrong, every sixteenth: where one judge says no, the other does."""
     judge = validator(kind)
     name, text = SUBJECTS[kind]
     if kind == "policies/tests":

@@ -36,7 +36,7 @@ for path in request["paths"]:
         open(os.path.join(here, "started"), "w").close()
         while held and os.path.exists(os.path.join(here, "hold")):
             time.sleep(0.005)
-        time.sleep(0.0 if held else 0.6)
+        time.sleep(0.0 if held else 0.4)
         word = open(os.path.join(folder, names[0])).read().split()[1]
     if word == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -164,7 +164,7 @@ class Overwriter:
         self._thread.join()
 
     def _run(self):
-        while not self._over.wait(0.15):
+        while not self._over.wait(0.1):
             self.step += 10
             name = "fresh.partial" if self._rename else self._name
             path = self._driver.write(name, f"slow {self._word} {self.step}")

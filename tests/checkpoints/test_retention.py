@@ -148,13 +148,13 @@ def test_fast_overwrites_are_verified_as_copies(driver, pin, rename):
     driver.open(pin=pin)
     driver.guard.start()
     with Overwriter(driver, rename=rename) as job:
-        found = job.run_until(events=3)
+        found = job.run_until(events=2)
 
-    assert [event.data["ok"] for event in found] == [True] * 3
+    assert [event.data["ok"] for event in found] == [True] * 2
     steps = [event.data["step"] for event in found]
     assert steps == sorted(set(steps))
     assert job.largest == 1
-    for event in found[-2:]:
+    for event in found:
         copy = driver.run / "checkpoints" / event.data["id"] / "data/ckpt.pt"
         assert copy.read_text() == f"slow good {event.data['step']}"
 
@@ -164,7 +164,7 @@ def test_half_written_copy_is_not_bad(driver):
     driver.open()
     driver.guard.start()
     with Overwriter(driver, word="torn") as job:
-        time.sleep(1.5)
+        time.sleep(1.0)
         assert job.run_until(events=0) == [] and driver.guard.poll() == []
     (last,) = job.run_until(events=1)
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from supervise.store import audit
+from tests.support.supervised_run import FAST_TORCH
 
 
 @pytest.mark.slow
@@ -18,7 +19,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "supervise", "demo", "--run-dir", "run"],
         cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONPATH": FAST_TORCH},
         capture_output=True,
         text=True,
         timeout=400,

@@ -23,6 +23,34 @@ def sha(stdout: str) -> str:
     return found[1]
 
 
+def impatient(folder: Path, seconds: int) -> Path:
+    """Write a policy that takes so many seconds without a step for a hang."""
+    policy = folder / "impatient.yaml"
+    policy.write_text(
+        "version: supervise/v1\n"
+        "policy: impatient\n"
+        "mode: enforce\n"
+        "use: [hang]\n"
+        "override:\n"
+        f"  hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}\n"
+        "runbooks:\n"
+        "  stop-and-page: [snapshot, notify, {stop: {grace: 2s, if_idle: 2s}}]\n"
+    )
+    return policy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hanging(tmp_path_factory):
+    """A job that hangs, beside the other tests: it mostly waits. Returns the command line and it.
+
+    A probe whose last beat is younger than ten seconds is waited for twenty.
+    """
+    command = Supervise(tmp_path_factory.mktemp("hanging"))
+    options = ("--policy", impatient(command.home, 11), "--run-dir", "run", "--drill", "hang@60")
+    yield command, command.start(*options, "--", *tiny("--steps", 200))
+    command.close()
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A healthy job without us."""
@@ -68,27 +96,6 @@ def test_a_killed_supervisor_does_not_harm_the_job(supervise, alone, tmp_path):
     supervise.prove()
 
 
-@pytest.fixture
-def impatient(tmp_path):
-    """Writes a policy that takes some seconds without a step for a hang; returns its path."""
-
-    def write(seconds):
-        policy = tmp_path / "impatient.yaml"
-        policy.write_text(
-            "version: supervise/v1\n"
-            "policy: impatient\n"
-            "mode: enforce\n"
-            "use: [hang]\n"
-            "override:\n"
-            f"  hang.stalled: {{after: {{min: {seconds}s, p99_multiple: 8}}}}\n"
-            "runbooks:\n"
-            "  stop-and-page: [snapshot, notify, {stop: {grace: 2s, if_idle: 2s}}]\n"
-        )
-        return str(policy)
-
-    return write
-
-
 # A warm-up in the main thread, which then waits for the rest; one stall behind step 110.
 MOVES = """
 import threading, time, torch
@@ -108,26 +115,25 @@ print("done")
 """
 
 
-def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, impatient, tmp_path):
+def test_a_job_that_goes_on_after_a_stall_is_not_stopped(supervise, tmp_path):
     """Training moves to another thread, which is no hang; it stalls there for longer than the
     limit, and goes on before the stop is due."""
     (tmp_path / "moves.py").write_text(MOVES)
-    run = supervise.run("--policy", impatient(2), job=[sys.executable, str(tmp_path / "moves.py")])
+    job = [sys.executable, str(tmp_path / "moves.py")]
+    run = supervise.run("--policy", impatient(tmp_path, 2), job=job)
 
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert len(run.kinds("rule", "fired")) == 1
     assert run.kinds("abort", "withdrawn") and run.actions == []
 
 
-def test_a_hang_is_stopped_with_evidence(supervise, impatient):
-    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78.
+def test_a_hang_is_stopped_with_evidence(hanging):
+    """A job that makes no step any more is snapshotted, stopped, and a person is asked: exit 78."""
+    command, watcher = hanging
+    watcher.communicate(timeout=120)
+    run = command.run_of()
 
-    A probe whose last beat is younger than ten seconds is waited for twenty.
-    """
-    job = tiny("--steps", 200)
-    run = supervise.run("--policy", impatient(11), "--drill", "hang@60", job=job)
-
-    assert run.returncode == 78
+    assert watcher.returncode == 78
     assert "stop" in run.actions
     bundle = next((run.directory / "incidents").rglob("manifest.json")).parent
     assert (bundle / "metrics.csv").read_text().count("\n") > 50
