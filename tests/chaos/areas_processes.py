@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from world import Case, alive, eventually, scenario
+from world import Case, Skip, alive, eventually, memory_group, scenario
 
 # ── process trees ─────────────────────────────────────────────────────────────────────────────────
 
@@ -52,6 +52,26 @@ def torchrun(case: Case) -> None:
     case.start("--policy", "nano", job=[sys.executable, *run, *train])
     case.follow = list
     case.fine(1 if code else 0, done=None)
+
+
+@scenario("processes", seeds=2)
+def killed_for_memory(case: Case) -> None:
+    """A job that grows beyond the limit of its cgroup: the kernel kills it, and is named."""
+    allowed = 160 << 20
+    group = memory_group(case.home.name, allowed)
+    if group is None:
+        raise Skip("no cgroup with a limit of memory can be made here")
+    try:
+        grows = "held = []\nwhile True:\n    held.append(bytearray(8 << 20)); time.sleep(0.02)"
+        into = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+        case.start(before=into, job=case.plain(grows))
+        case.fine(128 + signal.SIGKILL, done=False)
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "the end of the group")
+        group.rmdir()
+    said = (case.home / "stderr").read_text()
+    assert "SIGKILL: the kernel's out of memory killer ended 1 process of this cgroup" in said, said
+    assert "the kernel killed it for lack of host memory" in said, said
 
 
 # ── signals ───────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
+from ..inputs.oom_counters import OomCounters
 from ..job import environment, shared_memory
 from ..job.lease import LEASE_S
 from ..job.proc_stat import start_ticks
@@ -68,6 +69,9 @@ class Launcher:
         drills: what the probe injects.
         adopt: makes a `Process` of a pid and its start time in ticks that is not our child, where
             we came later than it did.
+
+    Attributes:
+        oom_counters: of what the kernel has killed since the newest launch.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Launcher:
         self._drills = drills
         self._terminal = terminal
         self._adopt = adopt
+        self.oom_counters = OomCounters.here()
         self._newest: dict[str, int] | None = None  # launch that is not written down yet
 
     def start(self, policy: Policy, launch: Launch) -> Process:
@@ -118,6 +123,7 @@ class Launcher:
                 environ[key] = recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
+        self.oom_counters.start()
         process = Process.start(argv, environ, terminal=self._terminal)
         shared_memory.lend(self._directory, process.pid)
         ticks = start_ticks(process.pid) or 0

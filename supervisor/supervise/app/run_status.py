@@ -37,7 +37,13 @@ PROBE_DEADLINE_S = (
 class Status:
     """Writes `state.json`, says once per launch that no probe reports, and why the job ended."""
 
-    def __init__(self, settings: Settings, processor: EventProcessor, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        processor: EventProcessor,
+        recorder: Recorder,
+        counters: OomCounters,
+    ) -> None:
         self._settings = settings
         self._processor = processor
         self._recorder = recorder
@@ -49,7 +55,7 @@ class Status:
         self._failures = FailureRecords(
             settings.run.marks_path,
             self._failure_classes,
-            OomCounters.here(),
+            counters,
             lambda: self._processor.state.job.pids,
             () if past is None else past.taken.failures,
         )

@@ -86,7 +86,6 @@ class FailureRecords:
         """Another process is the job: what is there already is of an earlier one."""
         self._pids.clear()
         self._others = 0
-        self._counters.start()
 
     def poll(self, now_ns: int) -> list[Notice]:
         """Return what was recorded since the last call, if the directory changed."""

@@ -29,7 +29,7 @@ class OomCounters:
 
     def __init__(self, group: Path | None, kernel: Path = KERNEL) -> None:
         self._files = {"this cgroup": group, "this machine": kernel}
-        self._before: Mapping[str, int] = {}
+        self._before: Mapping[str, int] = self._read()
 
     @classmethod
     def here(cls) -> OomCounters:
@@ -37,7 +37,7 @@ class OomCounters:
         return cls(group_file())
 
     def start(self) -> None:
-        """The job is launched: what was counted until now is not its own."""
+        """The job is about to be launched: what was counted until now is not its own."""
         self._before = self._read()
 
     def killed(self) -> str:
