@@ -62,7 +62,7 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
 
 
 def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, tmp_path):
-    """Watched; its job alive; an incident open that nobody ended; on another machine."""
+    """Watched; a link; its job alive; an incident open that nobody ended; on another machine."""
     watched, _ = aged("watched", 40), aged("unfinished", 42, events=story()[:-1], end=None)
     alive, elsewhere = aged("alive", 41, end=None), aged("elsewhere", 43, end=None)
     described = json.loads((elsewhere / "run.json").read_text())
@@ -72,15 +72,17 @@ def test_nothing_of_a_living_or_an_unfinished_run_is_removed(supervise, aged, tm
     run_id = json.loads((watched / "run.json").read_text())["run"]
     audit = Audit.open(watched / "audit.log", run_id, at_ns=0, wall="")
     os.utime(watched / "audit.log", (1, 1))
+    (tmp_path / "runs" / "latest").symlink_to(alive)
 
     code, out, _ = supervise("gc", "--keep", 0, "--older-than", "1h", tmp_path / "runs")
     audit.close()
-    assert (code, out.splitlines()[-1]) == (0, "freed 0 B of 4 runs")
+    assert (code, out.splitlines()[-1]) == (0, "freed 0 B of 5 runs")
     reasons = (
         "is watched",
         "its job lives",
         "its supervisor died with inc-1 open",
         "did not end, on",
+        "a symbolic link",
     )
     for text in reasons:
         assert f"kept: {text}" in out

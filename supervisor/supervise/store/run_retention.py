@@ -130,6 +130,8 @@ def _ages(directory: Path, now_s: float) -> Iterator[tuple[float, Path]]:
 
 def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
     """Return why a run must be left alone, "" if it is over."""
+    if path.is_symlink():
+        return "a symbolic link to another run"
     try:
         run = RunDir.open(path)
         if not files.is_own_directory(path):
