@@ -42,6 +42,7 @@ class Config(NamedTuple):
         tape: keep the newest steps on disk too, for a launch to come to be compared with.
         probe_batch: None: no batch is kept; else what the checkpoint that this launch begins
             with came with: `{"path", "value"}`, or `{"why"}` there is no value, or `{}`.
+        keep_signals: what a scheduler sends to all processes waits for the supervisor.
         late: read values of the CPU as late as those of an accelerator; for tests.
     """
 
@@ -66,6 +67,7 @@ class Config(NamedTuple):
     skip: Sequence[Sequence[int]] = ()
     quarantine: Optional[str] = None
     probe_batch: Optional[Dict[str, Any]] = None
+    keep_signals: bool = False
 
     def counters_of(self, rank: int) -> Mapping[str, float]:
         """Return the counters that this rank counts on from, `{}` for none."""

@@ -206,6 +206,7 @@ class Probe:
             "steps": why and f"inferred from backward: {why}",
             "shards": parts.wired.shards.newest(),
             "quarantine": parts.wired.quarantine.describe(),
+            "kept_signals": parts.rank is not None and parts.rank.kept_signals.names(),
             "safeguards": safeguards.standing(),
             "in_force": safeguards.describe(),
         }

@@ -70,6 +70,7 @@ LEASE_AT = 400  # checked word: monotonic ns
 COMMANDS_HEAD_AT = 416  # commands sent by the supervisor
 TIGHT_AT = 424  # checked word: monotonic ns
 SPARE_AT = 440  # two checked words: a step, 0 for none; monotonic ns until when it counts
+KEEP_AT = 472  # checked word: monotonic ns
 END_AT = 512
 NAMES_AT = 4096
 END_SIZE = NAMES_AT - END_AT

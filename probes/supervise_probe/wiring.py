@@ -15,6 +15,7 @@ from .checkpoints.save_reports import SaveReports
 from .collectors import COUNTERS, Collectors, Plan, _wiring
 from .control.commands import Commands
 from .control.fault_injector import FaultInjector
+from .control.kept_signals import KeptSignals
 from .control.reporting import JobReports
 from .ipc.publisher import Publisher
 from .listeners.current import TrainerListener
@@ -244,8 +245,15 @@ class RankParts:
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )
         self.history = StepHistory(context, background, wired.shards)
+        self.kept_signals = KeptSignals(context)
         self.commands = Commands(
-            context, mailbox, parts.rate, parts.optimizers, self._batches, parts.no_optimizer
+            context,
+            mailbox,
+            parts.rate,
+            parts.optimizers,
+            self._batches,
+            parts.no_optimizer,
+            self.kept_signals.install if config.keep_signals else None,
         )
         self.probe_batch = ReferenceBatch(
             context,

@@ -49,6 +49,16 @@ def test_the_same_signal_again_goes_through_at_once(offered):
     assert offered.settled[0].refusal == "a second SIGTERM came"
 
 
+def test_a_signal_that_comes_on_two_ways_is_one(offered):
+    """Slurm signals every process of a step, and `srun` passes on what it got."""
+    assert not offered.is_echo(SIGTERM, NOW)
+    assert offered.on_signal(SIGTERM, NOW, handled=False) == []
+    assert offered.is_echo(SIGTERM, NOW + 0.9) and not offered.is_echo(SIGUSR1, NOW + 0.1)
+    assert not offered.is_echo(SIGTERM, NOW + 1.0)
+    assert offered.settle(NOW + 1.1) == [SIGTERM]
+    assert not offered.is_echo(SIGTERM, NOW + 1.2)
+
+
 def test_what_never_waits(offered):
     """Signals that the job handles, those of a terminal, and all without a fresh offer."""
     assert offered.on_signal(SIGTERM, NOW, handled=True) == [SIGTERM]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 import pytest
 
+from supervise.job.proc_stat import is_handled
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,7 @@ while step < 2000:
 
 @pytest.mark.parametrize("cause", ["SIGTERM", "drain"])
 def test_the_step_of_the_end_is_in_a_checkpoint(supervise, tmp_path, cause):
-    """TERM: delivered after the checkpoint, 143. A drain file: stopped, 75."""
+    """TERM to all processes: it waits for the checkpoint, 143. A drain file: stopped, 75."""
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "p.yaml").write_text(
         "version: supervise/v1\npolicy: p\nextends: nano\njob: {preempt: {margin: 60s}}\n"
@@ -41,7 +43,10 @@ def test_the_step_of_the_end_is_in_a_checkpoint(supervise, tmp_path, cause):
     if cause == "SIGTERM":
         wait_until(lambda: supervise.run_of().kinds("note", "checkpoint-saved"), "the report of it")
         wait_until(lambda: str(supervise.run_of().state).count("'checkpoint': 'ready'"), "status")
-        watcher.send_signal(signal.SIGTERM)
+        pid = supervise.run_of().state["ranks"]["0"]["pid"]
+        wait_until(lambda: is_handled(pid, signal.SIGTERM), "the probe's handler")
+        for each in (pid, watcher.pid):  # as Slurm signals a step
+            os.kill(each, signal.SIGTERM)
     else:
         (tmp_path / "run" / "drain").touch()
     _, printed = watcher.communicate(timeout=120)

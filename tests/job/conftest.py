@@ -191,6 +191,10 @@ class FakeRank:
 @dataclass
 class FakeSegments:
     ranks: dict[int, FakeRank] = field(default_factory=dict)
+    kept_until: list[int] = field(default_factory=list)
+
+    def keep_signals(self, until_ns: int) -> None:
+        self.kept_until.append(until_ns)
 
 
 @pytest.fixture

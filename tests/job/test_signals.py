@@ -174,7 +174,8 @@ def test_what_comes_between_two_processes_is_kept_for_the_second(start):
     ],
     ids=["after-its-grace", "after-the-checkpoint", "with-a-second"],
 )
-def test_a_held_signal_reaches_the_job(start, grace_s, release):
+def test_a_held_signal_reaches_the_job(start, monkeypatch, grace_s, release):
+    monkeypatch.setattr("supervise.core.model.preemption.ECHO_S", 0.0)
     forwarder = Forwarder()
     forwarder.install()
     forwarder.allow_holding()
@@ -189,6 +190,34 @@ def test_a_held_signal_reaches_the_job(start, grace_s, release):
         release(forwarder)
 
         assert process.wait(60.0) == -signal.SIGTERM
+    finally:
+        forwarder.restore()
+
+
+@pytest.mark.parametrize("first", ["the supervisor", "the job"])
+def test_a_signal_to_all_processes_counts_once(start, first):
+    """It waits, whoever gets it first; the probe keeps none from the moment it is passed on."""
+    forwarder, kept = Forwarder(), []
+    forwarder.keep = kept.append
+    forwarder.install()
+    forwarder.allow_holding()
+    try:
+        process = start("sleep", "60")
+        forwarder.attach(process)
+        wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))  # behind its exec
+        forwarder.offer(60.0, 5.0)
+        assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
+        ways = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: forwarder.kept("SIGTERM")]
+        for way in ways if first == "the supervisor" else ways[::-1]:
+            way()
+        os.kill(os.getpid(), signal.SIGTERM)
+        (notice,) = forwarder.notices()
+        assert notice.data["held"] and process.wait(0.0) is None
+        forwarder.settle()
+
+        assert process.wait(60.0) == -signal.SIGTERM and kept[-1] == 0
+        forwarder.offer(60.0, 5.0)
+        assert kept[-1] == 0
     finally:
         forwarder.restore()
 

@@ -46,6 +46,7 @@ class Commands:
     Args:
         batches: returns the newest ones, for evidence.
         no_optimizer: returns why what needs an optimizer is out of reach, "" where it is not.
+        first: is called at the first boundary.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Commands:
         optimizers: Optimizers,
         batches: Callable[[], List[Mapping[str, Any]]],
         no_optimizer: Callable[[], str],
+        first: Optional[Callable[[], None]] = None,
     ) -> None:
         self._torch, self._guard = context.torch, context.guard
         self._position, self._reporter = context.position, context.reporter
         self._mailbox, self._rate, self._optimizers = mailbox, rate, optimizers
         self._batches, self._no_optimizer = batches, no_optimizer
+        self._first = first
         # The longest that a pause lasts unless it is renewed, whatever is asked for.
         self._lease_s = context.config.lease_s
         self._part = context.guard.part("commands", share=1.0)
@@ -98,6 +101,9 @@ class Commands:
 
     def fetch(self) -> None:
         """Look whether anything has arrived; for `run`."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._guard.run(self._part, first)
         self._arrived += self._mailbox.poll()
 
     def before_update(self) -> None:

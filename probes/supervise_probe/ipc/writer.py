@@ -52,7 +52,7 @@ class Writer:
         self._closed = False
         self._lock = RLock()
         self._seq = self._letters = self._generation = self._status_seq = 0
-        self._at_lease = self._at_tight = 0
+        self._at_lease = self._at_tight = self._at_keep = 0
         self._at_spare = self._at_spare_until = 0
         self._names: List[str] = []
         self._expect(0)
@@ -267,6 +267,11 @@ class Writer:
         """Return until when samples are to be denser (CLOCK_MONOTONIC), 0 if never asked for."""
         self._at_tight = self._checked(wire.TIGHT_AT, self._at_tight)
         return self._at_tight
+
+    def keep_until_ns(self) -> int:
+        """Return until when a signal waits for the supervisor (CLOCK_MONOTONIC), 0 for never."""
+        self._at_keep = self._checked(wire.KEEP_AT, self._at_keep)
+        return self._at_keep
 
     def spare_before(self, now_ns: int) -> int:
         """Return the step before which the newest savepoint is to stay, 0 for none."""

@@ -220,6 +220,7 @@ def probe_config(
         "tape": may_act and policy.job.get("relaunch") is not None,
         "peak_flops": policy.job.get("peak_flops"),
         "probe_batch": {} if may_act and policy.job.get("probe_batch") else None,
+        "keep_signals": may_act and bool(policy.job.get("preempt")),
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": list(drills),
         "lease_s": LEASE_S,

@@ -86,6 +86,7 @@ class App:
         self._forwarder = forwarder
         taken = None if settings.past is None else settings.past.taken
         self._segments = Segments(settings.shm, settings.run.marks_path, clock.monotonic_ns, taken)
+        forwarder.keep = self._segments.keep_signals
         self._status = Status(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = checkpoint_wiring.service(settings, self.processor)
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())

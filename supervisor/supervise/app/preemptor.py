@@ -107,6 +107,8 @@ class Preemptor:
         if event.kind in ("checkpoint-saved", "checkpoint-refused") and self._asked is not None:
             self._reports.append(event)
         self._has_saved |= event.kind == "checkpoint-saved"
+        if event.kind == "signal-kept" and self._processor.performing not in ENDING:
+            self._forwarder.kept(str(event.data.get("signal")))
         if event.kind == "signal" and self._is_lost(event.data):
             self._report_failure(str(event.data["signal"]), self._refusal)
 
@@ -166,7 +168,13 @@ class Preemptor:
         if self._refusal:
             self._forwarder.withdraw()
         else:
-            self._forwarder.offer(terms.grace_s, OFFER_S)
+            self._forwarder.offer(terms.grace_s, OFFER_S, self._kept_signals(job))
+
+    def _kept_signals(self, job: Job) -> list[str]:
+        """Return what the probe has taken in the process that signals are passed on to."""
+        first = self._forwarder.pid
+        found = (rank for rank in job.ranks().values() if rank.get("pid") == first)
+        return [str(each) for rank in found for each in rank["status"].get("kept_signals") or ()]
 
     # ── one request ───────────────────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,7 @@ class Control:
 
     Args:
         process: the running job.
-        segments: its ranks; touched inside `pump` only.
+        segments: its ranks; touched inside `pump` only, but for what is for any thread.
         collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
         relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
         manifest: of the quarantine; None: this run keeps none.
@@ -311,6 +311,10 @@ class Control:
                     view["collective"] = collective._asdict()
             found[number] = view
         return found
+
+    def release_signals(self) -> None:
+        """Let a signal that comes to the job do what it does by default."""
+        self._segments.keep_signals(0)
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of the job."""

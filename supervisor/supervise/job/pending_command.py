@@ -49,6 +49,7 @@ class Ranks(Protocol):
 
     @property
     def ranks(self) -> Mapping[int, Rank]: ...
+    def keep_signals(self, until_ns: int) -> None: ...
 
 
 class PendingCommand:

@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -67,6 +68,7 @@ class Forwarder:
         final: the name of the first signal that asked for the end of the job, None before that.
         asked: how many signals asked for it.
         wakeup: wakes the main thread for every signal, and for every change of a child.
+        keep: lets the probe keep what comes to the job itself until then, in CLOCK_MONOTONIC ns.
     """
 
     def __init__(self) -> None:
@@ -86,6 +88,9 @@ class Forwarder:
         self._notices: deque[Notice] = deque()
         self._children_before: Any = None
         self._fd_before = -1
+        self.keep: Callable[[int], None] = lambda until_ns: None
+        self._own: frozenset[str] = frozenset()  # signals that the probe takes in the job
+        self._has_passed = False  # one that ends the process was passed on to it
 
     def install(self) -> None:
         """Take over the forwarded signals, except those that are ignored."""
@@ -109,6 +114,7 @@ class Forwarder:
         """The job has ended and is started again: keep what comes until the next `attach`."""
         with self._lock:
             self._process = None
+            self._own, self._has_passed = frozenset(), False
             held = self._preemption.restart(time.monotonic())
             self._early += [(signal.Signals[name], False) for name in held]
 
@@ -118,24 +124,45 @@ class Forwarder:
         """The main thread calls `pass_on_overdue` in time from now on."""
         self._may_hold = True
 
-    def offer(self, grace_s: float, for_s: float) -> None:
-        """Hold what comes within the next `for_s` seconds, each for at most `grace_s`."""
+    def offer(self, grace_s: float, for_s: float, own: Collection[str] = ()) -> None:
+        """Hold what comes within the next `for_s` seconds, each for at most `grace_s`.
+
+        Args:
+            own: names of signals that the probe has taken in the job's first process.
+        """
         with self._lock:
-            self._is_asked = True
+            self._is_asked, self._own = True, frozenset(own)
             if self._may_hold:
                 self._preemption.offer(grace_s, time.monotonic() + for_s)
+                may_keep = not (self._has_passed or self._preemption.is_over)
+                self.keep(time.monotonic_ns() + int(for_s * 1e9) if may_keep else 0)
 
     def withdraw(self) -> None:
         """Hold no further signal."""
         with self._lock:
             self._is_asked = True
             self._preemption.withdraw()
+            self.keep(0)
+
+    def kept(self, name: str) -> None:
+        """The probe kept a signal that came to the job itself; perhaps to nobody else."""
+        signum = next((each for each in FORWARDED if each.name == name), None)
+        with self._lock:
+            known = self._has_passed or name in self._preemption.names
+            if name in HOLDABLE and signum is not None and not known:
+                self._deal_with(signum)
 
     def ask(self, cause: str, within_s: float) -> bool:
         """Let a checkpoint be awaited without a signal; False: it is awaited, or was, already."""
         with self._lock:
             now_s = time.monotonic()
             return self._preemption.ask(cause, now_s, now_s + within_s)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that signals are passed on to."""
+        process = self._process
+        return None if process is None else process.pid
 
     @property
     def request(self) -> tuple[str, float, bool] | None:
@@ -227,6 +254,8 @@ class Forwarder:
 
     def _deal_with(self, signum: int) -> None:
         with self._lock:
+            if self._preemption.is_echo(signal.Signals(signum).name, time.monotonic()):
+                return
             self._ending += signum in _ENDING
             kill = signum in _ENDING and self._ending >= PATIENCE
             handled, passed = self._judge(signum, kill=kill)
@@ -249,7 +278,7 @@ class Forwarder:
             return None, [signum]
         handled = None
         if self._is_asked and name in HOLDABLE:
-            handled = is_handled(process.pid, signum)
+            handled = name not in self._own and is_handled(process.pid, signum)
         now_s, waits_not = time.monotonic(), handled is not False
         passed = self._preemption.on_signal(name, now_s, handled=waits_not)
         return handled, [signal.Signals[each] for each in passed]
@@ -278,6 +307,9 @@ class Forwarder:
         if kill:
             process.tree.end(signal.SIGKILL, within_s=0.5)
             return
+        if signal.Signals(signum).name in HOLDABLE and not self._has_passed:
+            self._has_passed = True
+            self.keep(0)
         process.signal(signum, group=signum in _TO_GROUP)
 
 

@@ -25,6 +25,7 @@ class Ranks(Protocol):
 
     def ranks(self) -> dict[int, dict[str, Any]]: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
+    def release_signals(self) -> None: ...
     def forget(self, asked: PendingCommand) -> None: ...
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
@@ -41,6 +42,7 @@ def halt(job: Ranks, *, grace_s: float, term_s: float) -> dict[str, Any]:
     since = time.monotonic()
     asked_for = _interrupt(job, grace_s)
     ended = job.process.returncode is not None
+    job.release_signals()
     seen = job.process.stop(term_s=term_s)
     if ended:
         seen["how"] = "interrupt" if asked_for == "interrupted" else "ended"

@@ -22,6 +22,7 @@ from typing import Any
 # The signals of schedulers before the end of an allocation; the default action of each is the end.
 HOLDABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 GRACE_S = 20.0  # Kubernetes and Slurm kill 30 s after TERM; the rest is for the job's own end
+ECHO_S = 1.0  # Slurm signals all processes of a step, and `srun` passes on what it gets itself
 MARGIN_S = 120.0  # before the end of the allocation; sbatch examples use `--signal=USR1@60` to 120
 
 
@@ -85,6 +86,7 @@ class Preemption:
         self.request: Request | None = None
         self.settled: deque[Settled] = deque()
         self._held: list[str] = []
+        self._came_s: dict[str, float] = {}  # of what is held
         self._grace_s, self._offered_until_s = 0.0, -math.inf
         self._is_over = False  # the process has had its checkpoint, or its signal
 
@@ -100,6 +102,15 @@ class Preemption:
         """Return whether a signal with its default action would be held."""
         offered = now_s <= self._offered_until_s and not self._is_over
         return name in HOLDABLE and (self.request is not None or offered)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has had its checkpoint, or a signal that waited for one."""
+        return self._is_over
+
+    def is_echo(self, name: str, now_s: float) -> bool:
+        """Return whether a signal is the one that waits, on another way."""
+        return name in self._held and now_s - self._came_s[name] < ECHO_S
 
     def on_signal(self, name: str, now_s: float, *, handled: bool) -> list[str]:
         """Take a signal; return those to be passed on now, in their order.
@@ -118,6 +129,7 @@ class Preemption:
             earlier_s = min(self.request.deadline_s, latest_s)
             self.request = replace(self.request, deadline_s=earlier_s)
         self._held.append(name)
+        self._came_s[name] = now_s
         return []
 
     def ask(self, cause: str, now_s: float, deadline_s: float) -> bool:
@@ -126,6 +138,11 @@ class Preemption:
             return False
         self.request = Request(cause, now_s, deadline_s)
         return True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The signals that wait, in the order in which they came."""
+        return tuple(self._held)
 
     @property
     def holds(self) -> bool:

@@ -117,6 +117,12 @@ class Segments:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
 
+    def keep_signals(self, until_ns: int) -> None:
+        """Let signals that come to the job itself wait until then; 0: none. For any thread."""
+        for segment in list(self.ranks.values()):
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.keep_signals(until_ns)
+
     def retain_before(self, before_step: int, now_ns: int) -> None:
         """Let the newest savepoint of a step before that stay; 0: none. Call it every round.
 

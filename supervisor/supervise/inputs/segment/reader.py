@@ -228,6 +228,14 @@ class Segment:
         """
         self._file.write_checked(wire.TIGHT_AT, until_ns)
 
+    def keep_signals(self, until_ns: int) -> None:
+        """Let signals that come to the job itself wait until `until_ns` (CLOCK_MONOTONIC).
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        self._file.write_checked(wire.KEEP_AT, until_ns)
+
     def retain_before(self, before_step: int, until_ns: int) -> None:
         """Let the newest savepoint before that step (0: none) stay until `until_ns`.
 
