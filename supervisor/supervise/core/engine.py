@@ -17,6 +17,7 @@ from .detection.rank_monitor import RankMonitor
 from .detection.run_phase import LR_PHASE
 from .handlers import (
     approval_answers,
+    epoch_skip,
     job_end,
     job_lifecycle,
     operator_commands,
@@ -146,6 +147,7 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
         ctx.move("ready", f"{seen} frames seen")
     if is_leader:
         _follow_phase(ctx, written, monitor, changes, seen)
+        epoch_skip.follow(ctx, monitor, frame)
     _record_notes(ctx, monitor)
     if state.incident is not None:
         data_suspicion.track_breach(ctx.policy, state, monitor, state.incident)

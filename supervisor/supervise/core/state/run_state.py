@@ -108,6 +108,28 @@ class Restarts:
 
 
 @dataclass(slots=True)
+class EpochPace:
+    """Where in which epoch the steps of one attempt are, from its first to its newest.
+
+    Attributes:
+        in_parts: the library counts parts of epochs, too.
+    """
+
+    attempt: int = -1
+    first_step: int = 0
+    first_epoch: float = 0.0
+    step: int = 0
+    epoch: float = 0.0
+    in_parts: bool = False
+
+    def begin(self, attempt: int, step: int, epoch: float) -> None:
+        """Its first step."""
+        self.attempt, self.first_step, self.step = attempt, step, step
+        self.first_epoch = self.epoch = epoch
+        self.in_parts = not epoch.is_integer()
+
+
+@dataclass(slots=True)
 class JobLife:
     """How it is with the job's processes.
 
@@ -124,6 +146,7 @@ class JobLife:
         held_signals: names of those that wait for a checkpoint. signalled: any signal came.
         shortfall: how many steps its library made of those planned, "" where it made all or was
             asked to stop, None where no library reported an end.
+        epochs: where in which epoch its steps are.
         unfit_host: why it cannot be started again on this host, "" while it may.
         host_doubts: what people know could not be decided of the health of this host.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
@@ -149,6 +172,7 @@ class JobLife:
     held_signals: tuple[str, ...] = ()
     signalled: bool = False
     shortfall: str | None = None
+    epochs: EpochPace = field(default_factory=EpochPace)
     unfit_host: str = ""
     host_doubts: str = ""
     no_restart_reason: str = ""
@@ -162,6 +186,7 @@ class JobLife:
     def copy(self) -> JobLife:
         return replace(
             self,
+            epochs=replace(self.epochs),
             restarts=self.restarts.copy(),
             pids=set(self.pids),
             failures=list(self.failures),
