@@ -33,8 +33,8 @@ def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
         return
     steps = known.step - known.first_step
     if frame.attempt == ctx.state.job.launched and known.in_parts and steps >= LEAST_STEPS:
-        pace = (known.epoch - known.first_epoch) / steps
-        expected = known.epoch + (frame.step - known.step) * pace
+        per_step = (known.epoch - known.first_epoch) / steps
+        expected = known.epoch + (frame.step - known.step) * per_step
         if epoch - expected >= SKIPPED:
             _notify(ctx, frame.step, epoch, expected)
     known.begin(frame.attempt, frame.step, epoch)

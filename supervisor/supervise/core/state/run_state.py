@@ -108,7 +108,7 @@ class Restarts:
 
 
 @dataclass(slots=True)
-class EpochPace:
+class EpochProgress:
     """Where in which epoch the steps of one attempt are, from its first to its newest.
 
     Attributes:
@@ -172,7 +172,7 @@ class JobLife:
     held_signals: tuple[str, ...] = ()
     signalled: bool = False
     shortfall: str | None = None
-    epochs: EpochPace = field(default_factory=EpochPace)
+    epochs: EpochProgress = field(default_factory=EpochProgress)
     unfit_host: str = ""
     host_doubts: str = ""
     no_restart_reason: str = ""
