@@ -8,7 +8,7 @@ configuration, and once more in mode `observe`, in which nobody acts. `undisturb
 under `nano` that nothing is injected into; the final loss is held out, and of seed 0 it is bit for
 bit that of the job alone. The last rows have no room for savepoints: a rollback in process is
 refused, and the policy that `supervise init` writes for the job starts it again from its own
-checkpoint, beside six busy loops.
+checkpoint, beside four busy loops on two cores: with job and supervisor a load of six.
 
 Writes `benchmarks/frameworks.md`; finished runs are kept in `benchmarks/.frameworks/`. Exit code 1:
 a run ended more than 1.5 % and two standard deviations of the seeds above the undisturbed one, or
@@ -42,7 +42,7 @@ PROGRAMS = HERE / "proving" / "programs"
 KEPT, TABLE, RESULT = HERE / ".frameworks", HERE / "frameworks.md", "result.json"
 CACHE = Path(tempfile.gettempdir()) / "supervise-frameworks"  # litgpt compiles once, not 10 times
 LIMIT_S = 300.0
-BURNERS = 6
+BURNERS = 4
 NEAR, DEARER = 0.015, 0.005  # of the undisturbed loss, beside two deviations of the seeds
 SUPERVISE = (sys.executable, "-m", "supervise")
 
@@ -220,7 +220,7 @@ it, or {dearer:.1%} and as much above nobody's. `lost`: steps thrown away, made 
 """
 UNDISTURBED = "\n## Undisturbed\n\n"
 RELAUNCHES = f"""
-## Started again, at load {BURNERS}
+## Started again, at load {BURNERS + 2}
 
 Under the five lines that `supervise init` writes, with no room for a savepoint, beside {BURNERS}
 busy loops on two cores.

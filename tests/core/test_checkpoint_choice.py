@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, Ladder
+from supervise.core.runbooks.checkpoint_choice import needed_before
 
 from .conftest import Verify, good, messages, runbook_of, save
 
@@ -315,6 +319,49 @@ def test_a_ruined_job_is_paused_while_its_checkpoint_is_verified(refused):
     story.send(Finished(story.at_ns, "inc-1/2/0-snapshot", True, {}))
 
     assert story.actions() == [FIRST, PAUSE, "inc-1/2/0-snapshot", AGAIN]
+
+
+@pytest.fixture
+def calming(tell, make_policy):
+    """A run whose gradients are answered by smaller steps, and its losses by a relaunch."""
+    high, wild = make_policy().rules[:2]
+    return tell(
+        answer=lambda key: None,
+        job=WAITS,
+        rules=(high, replace(wild, severity="SEV1", runbook="calm")),
+        runbooks={"soften": BOOK, "calm": runbook_of("calm", LrScale(set=0.5), Verify())},
+        budgets={name: Budget(3) for name in ("restart", "lr_scale", "all")},
+        inhibit=(),
+        ladder=Ladder(("soften", "hold")),
+        healthy=60,
+    )
+
+
+@pytest.mark.parametrize(("left", "last"), [(2, PAUSE), (None, FIRST), (0, "inc-1/2/0-lr_scale")])
+def test_smaller_steps_do_not_end_a_wait(calming, left, last):
+    """They mend nothing, and the run goes on, ruined; where nothing is to come they are made."""
+    story = calming
+    story.frames(8.0)
+    evidence(story)
+    if left is not None:
+        search(story, left)
+    story.frames(8.0, grad=10.0)
+
+    assert story.actions()[-1] == last
+    said = [d.reason for d in story.kinds("suppressed")]
+    assert any("waits for a checkpoint, and calm" in text for text in said) == (left is None)
+
+
+def test_the_search_begins_while_evidence_is_taken(calming):
+    """Also where the relaunch is the answer to what smaller steps did not calm."""
+    story = calming
+    story.frames(2.0, grad=10.0)
+    story.send(Finished(story.at_ns, "inc-1/1/0-lr_scale", True, {"lr_scale": 0.5}))
+    story.frames(8.0)
+
+    assert story.actions()[-1] == "inc-1/2/0-snapshot"
+    assert needed_before(story.policy, story.state) == 50
+    assert "from before step 50 are verified at once" in messages(story)[-1]["next"]
 
 
 def test_a_job_that_stands_still_is_not_paused(refused):

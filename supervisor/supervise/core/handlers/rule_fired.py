@@ -22,8 +22,8 @@ from ..model import escalation, state_machine
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, SEVERITIES
 from ..model.policy import HOLD, Policy, Rule
-from ..runbooks import runner
-from ..state.incident import HELD, PROBATION, first_breach, headline
+from ..runbooks import checkpoint_choice, runner
+from ..state.incident import HELD, PROBATION, Incident, first_breach, headline
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import job_lifecycle
@@ -203,8 +203,8 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     if incident.run is not None:
         _meanwhile(ctx, monitor, rule, incident.run, (name, level))
         return
-    if not aside and approvals.is_suspended(state, incident, rule.severity):
-        _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for approval", "approval")
+    if (waits := _waiting(policy, state, incident, rule, aside=aside)) is not None:
+        _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for {waits[0]}", waits[1])
         return
     last = state.history.cooldown.get(rule.id)
     cooling = last is not None and state.frame_count - last[0] < rule.cooldown_steps
@@ -231,6 +231,17 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         runner.start(ctx, incident, name, level, why, escalated=not aside and name != rule.runbook)
     if state.approvals.pending is None:  # else nothing was tried yet
         state.history.cooldown[rule.id] = (state.frame_count, level)
+
+
+def _waiting(
+    policy: Policy, state: State, incident: Incident, rule: Rule, *, aside: bool
+) -> tuple[str, str] | None:
+    """Return what an incident waits for that a rule must not cut short, and that as a key."""
+    if checkpoint_choice.is_searching(policy, state) and opening.limits(policy, rule):
+        return f"a checkpoint, and {rule.runbook} mends nothing", "relaunch"
+    if not aside and approvals.is_suspended(state, incident, rule.severity):
+        return "approval", "approval"
+    return None
 
 
 def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, **data: Any) -> None:

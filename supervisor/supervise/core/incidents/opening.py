@@ -148,6 +148,12 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
     return another and only_limits(run.runbook) and rule.severity == run.severity
 
 
+def limits(policy: Policy, rule: Rule) -> bool:
+    """Return whether what a rule asks for `only_limits`."""
+    book = policy.runbooks.get(rule.runbook or "")
+    return book is not None and only_limits(book)
+
+
 def only_limits(book: Runbook) -> bool:
     """Return whether a runbook limits what comes next, and mends nothing."""
     verbs = set(book.verbs)

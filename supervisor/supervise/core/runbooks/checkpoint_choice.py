@@ -21,6 +21,7 @@ from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from .steps import OVERDUE_S
 
+SEARCH_S = 15.0  # for the first look at what there is; the budget of our recovery note
 LEASE_S = 86400.0  # of the pause while a checkpoint is verified, or a person is awaited after that
 
 
@@ -169,6 +170,15 @@ def failed_search(policy: Policy, state: State) -> str:
     return f"no checkpoint from before step {before} is good" if state.job.paused else ""
 
 
+def is_searching(policy: Policy, state: State) -> bool:
+    """Return whether a relaunch waits for a checkpoint, and one may still turn out to be good."""
+    found = awaited(policy, state)
+    if found is None:
+        return False
+    soon = state.at_ns - found.since_ns < SEARCH_S * 1e9
+    return soon if found.candidates is None else found.candidates > 0
+
+
 def awaits_checkpoint(state: State, incident: Incident) -> bool:
     """Return whether an incident waits for a checkpoint, and its loss is out of its band.
 
@@ -180,12 +190,18 @@ def awaits_checkpoint(state: State, incident: Incident) -> bool:
 
 
 def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
-    """Return the relaunch that waits for a good checkpoint, None while none does."""
+    """Return the relaunch that waits for a good checkpoint, None while none does.
+
+    From the moment that it was refused, whatever ran before it, and while its evidence is taken.
+    """
     incident = state.incident
-    if incident is None or incident.phase != OPEN or state.job.returncode is not None:
+    if incident is None or state.job.returncode is not None:
         return None
-    found = incident.deferred.awaiting_checkpoint
+    found, run = incident.deferred.awaiting_checkpoint, incident.run
     if found is None or found.number != incident.escalation.runs:
+        return None
+    refused = run is not None and run.terms.reduced_reason and run.runbook.name == found.name
+    if incident.phase != OPEN and not refused:
         return None
     return found if found.name in policy.runbooks else None
 
