@@ -206,6 +206,8 @@ def test_a_signal_to_all_processes_counts_once(start, first):
         forwarder.attach(process)
         wait_until(lambda: not is_handled(process.pid, signal.SIGTERM))  # behind its exec
         forwarder.offer(60.0, 5.0)
+        assert kept == [0]  # of a process below the first
+        forwarder.offer(60.0, 5.0, ["SIGTERM"])
         assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
         ways = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: forwarder.kept("SIGTERM")]
         for way in ways if first == "the supervisor" else ways[::-1]:
@@ -216,7 +218,7 @@ def test_a_signal_to_all_processes_counts_once(start, first):
         forwarder.settle()
 
         assert process.wait(60.0) == -signal.SIGTERM and kept[-1] == 0
-        forwarder.offer(60.0, 5.0)
+        forwarder.offer(60.0, 5.0, ["SIGTERM"])
         assert kept[-1] == 0
     finally:
         forwarder.restore()

@@ -128,13 +128,14 @@ class Forwarder:
         """Hold what comes within the next `for_s` seconds, each for at most `grace_s`.
 
         Args:
-            own: names of signals that the probe has taken in the job's first process.
+            own: names of signals that the probe has taken in the job's first process. Another one
+                is left alone: its launcher may be ending it.
         """
         with self._lock:
             self._is_asked, self._own = True, frozenset(own)
             if self._may_hold:
                 self._preemption.offer(grace_s, time.monotonic() + for_s)
-                may_keep = not (self._has_passed or self._preemption.is_over)
+                may_keep = self._own and not (self._has_passed or self._preemption.is_over)
                 self.keep(time.monotonic_ns() + int(for_s * 1e9) if may_keep else 0)
 
     def withdraw(self) -> None:
