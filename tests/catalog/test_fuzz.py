@@ -82,7 +82,7 @@ def judged(path: Path) -> bool:
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_at_all_is_refused_with_a_place(tmp_path: Path, content: str | bytes) -> None:
     """Text of all of Unicode, and bytes that are none."""
     raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
@@ -178,7 +178,7 @@ def test_check_stands_every_cut_and_every_damage(
     path.parent.mkdir(exist_ok=True)
     cuts = [text[: len(text) * i // 12] for i in range(12)]
     refused = 0
-    for content in (*cuts, *(mutated(text, chance) for _ in range(30))):
+    for content in (*cuts, *(mutated(text, chance) for _ in range(15))):
         path.write_bytes(content.encode("utf-8", "surrogatepass"))
         refused += checked(str(path), capsys, refused=None)
 

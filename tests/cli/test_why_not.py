@@ -7,7 +7,6 @@ import json
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.catalog.inventory import shipped
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap
 from supervise.explain import conditions, why_not
@@ -154,9 +153,10 @@ def test_a_question_that_cannot_be_answered_says_what_there_is(
         assert "10 frames were lost" in err
 
 
-@pytest.mark.parametrize("name", shipped.names("policies"))
+@pytest.mark.parametrize("name", ["observe", "canary"])
 def test_every_kind_of_detector_can_be_explained(name):
-    """Whatever a shipped policy holds: a sentence for every rule, before and after a few frames."""
+    """A sentence for every rule, before and after a few frames; between them these two policies
+    have all that any has."""
     policy = load_policy(name)
     metrics = tuple(dict.fromkeys(m for d in policy.detectors.values() for m in d.metrics))
     state = engine.start(policy)

@@ -700,7 +700,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("kind", REFERENCES)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_it_agrees_with_its_reference(kind, data):
     """Same readings; same raw codes and rebaselines where the reference has them."""
     reference = REFERENCES[kind]

@@ -76,7 +76,7 @@ def test_ranks_that_end_well_are_not_missed(launch, supervise, tmp_path):
     popen = launch("--steps", 60, ranks=2)
     for rank in (0, 1):
         wait_until(lambda rank=rank: "finite" in printed(tmp_path, rank))
-    time.sleep(4)
+    time.sleep(2.5)
 
     popen.terminate()
     popen.communicate(timeout=60)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from supervise.catalog import load_policy
+from supervise.catalog.document import yaml_reader
 from supervise.catalog.document.diagnostics import Problem
 from supervise.catalog.inventory import metrics, shipped
 from supervise.core.model.policy import HOLD, Policy
@@ -45,7 +46,8 @@ OFFERED = {"tighten-clip", "closer-look", "restart", "hold-for-config"}
 
 
 def data(kind: str, name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((shipped.folder(kind) / f"{name}.yaml").read_text())
+    text = (shipped.folder(kind) / f"{name}.yaml").read_text()
+    loaded: dict[str, Any] = yaml.load(text, yaml_reader.PARSER)
     return loaded
 
 
