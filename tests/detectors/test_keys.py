@@ -198,6 +198,7 @@ TABLE = [
             ({"min_": 129}, "min"),
             ({"freeze": 0}, "freeze"),
             ({"freeze": 129}, "freeze"),
+            ({"rel_jitter": 0.0}, "rel_jitter"),
             ({"rel_floor": -1.0}, "rel_floor"),
             ({"abs_floor": 0.0}, "abs_floor"),
             ({"for_": 2, "m_of_n": (1, 2)}, "m_of_n"),

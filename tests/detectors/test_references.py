@@ -201,6 +201,12 @@ def robust_z(spec, events):
         middle, scale = scaled(spec, baseline)
         distance = on_side(spec.side, x - middle)
         raw = distance > spec.gt * scale
+        if spec.rel_jitter:
+            changes = [abs(b - a) for a, b in pairwise(baseline)]
+            level = 1.0 if spec.transform == "log" else abs(middle)
+            usual = 1.4826 * statistics.median(changes) / math.sqrt(2)
+            assume(abs(usual - spec.rel_jitter * level) > 1e-9)
+            raw = raw and usual < spec.rel_jitter * level
         judged.append((raw, distance > (spec.clear or spec.gt) * scale))
         window.add(x, raw, index)
     return *debounced(judged, spec.m_of_n), window.replaced_at
@@ -560,6 +566,7 @@ REFERENCES = {
             transform=transforms,
             m_of_n=quotas,
             abs_floor=0.01,
+            rel_jitter=one_of([None, 0.31]),
         ),
         series(samples, 20, 150),
         robust_z,

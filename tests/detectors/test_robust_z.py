@@ -21,6 +21,16 @@ def test_a_constant_series_does_not_page_on_rounding(read):
     assert watch.feed(2.009, 17) == BREACH
 
 
+def test_jitter_is_of_neighbours_so_a_trend_is_none(read):
+    """One rises by 0.3 a sample, one goes from 9 to 11 and back: both have a MAD of 1 at least."""
+    trend, noise = _small(rel_jitter=0.05).start(), _small(rel_jitter=0.05).start()
+    read(trend, [10.0 + 0.3 * step for step in range(15)])
+    read(noise, [9.0, 11.0] * 8)
+
+    assert trend.feed(40.0, 15) == BREACH
+    assert noise.feed(40.0, 16) == OK
+
+
 def test_a_lasting_level_becomes_the_baseline_and_says_so(read):
     """The eighth flagged sample is noted; the next ones are judged by the new level."""
     watch = _small().start()

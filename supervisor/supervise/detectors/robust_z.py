@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
@@ -28,7 +29,10 @@ class RobustZ(MetricDetector):
     newest `window` samples that did not breach themselves; under `transform: log` all of it in
     natural logs, where rel_floor is a floor by itself. `side`: `high`, `low`, or `both`. It lasts
     until z is past `clear`. When `freeze` of the newest 2 * `window` samples breached, the newest
-    `freeze` samples become the baseline, with a `rebaseline` note.
+    `freeze` samples become the baseline, with a `rebaseline` note. With `rel_jitter` nothing
+    breaches where the usual change from one sample of the window to the next, 1.4826 / sqrt(2)
+    times its median, is above rel_jitter * |median|, under `log` above rel_jitter: a trend widens
+    the scale, but not this.
 
     With `unit: steps` these are steps of the job, and 12 samples at least, or as many as asked.
     UNKNOWN while the window holds fewer than `min` samples (the scale of one alone is its floor),
@@ -41,7 +45,7 @@ class RobustZ(MetricDetector):
     Blind to: drift slower than the window (use `trend`), the first `min` samples, NaN (use
         `nonfinite`), and levels that a rebaseline accepted.
     Source: Iglewicz and Hoaglin, 1993 (modified z-score); OLMo-core skips steps by 6 deviations
-        over a window of 128.
+        over a window of 128. Jitter: von Neumann, 1941 (successive differences).
     """
 
     metric: str
@@ -55,6 +59,7 @@ class RobustZ(MetricDetector):
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
     rel_floor: float = 1e-3  # share of |median|; a flat series cannot page on rounding
     abs_floor: float = 1e-9  # units of the metric; matters only around zero; project default
+    rel_jitter: float | None = None  # share of |median|; None: no limit
     freeze: int = 64  # breaching samples that may be kept out of the window; project default
     unit: Unit = "rows"  # of these; steps: of the job, for a sampled metric
 
@@ -62,8 +67,13 @@ class RobustZ(MetricDetector):
         return RobustZWatch(self)
 
     def check(self) -> list[tuple[str, str]]:
+        jitter = self.rel_jitter
+        wrong = []
+        if jitter is not None and not 0.0 < jitter < math.inf:
+            wrong.append(("rel_jitter", f"must be a positive number, not {jitter}"))
         return (
-            check_quota(self.for_, self.m_of_n)
+            wrong
+            + check_quota(self.for_, self.m_of_n)
             + check_clear(self.clear, "gt", self.gt, "scales")
             + check_window(
                 self.window, self.min_, self.freeze, self.rel_floor, self.abs_floor, least=1
@@ -126,7 +136,7 @@ class RobustZWatch(BaselineWatch):
         held = False
         if breach or self.firing:
             scale = self.scale_of(middle)
-            breach = distance > self.gt * scale
+            breach = distance > self.gt * scale and not self.jitters(middle)
             held = distance > self.release * scale
         if not breach:
             self.raw = OK
@@ -138,6 +148,15 @@ class RobustZWatch(BaselineWatch):
             self.refit()
             code |= NOTE
         return code
+
+    def jitters(self, middle: float) -> bool:
+        """Return whether the window varies from sample to sample by more than `rel_jitter`."""
+        limit: float | None = self.spec.rel_jitter
+        if limit is None:
+            return False
+        changes = sorted(abs(later - value) for value, later in pairwise(self.base.newest))
+        jitter = NORMAL / math.sqrt(2.0) * median(changes) if changes else 0.0
+        return bool(jitter > (limit if self.log else limit * abs(middle)))
 
     def drop_after(self, step: int) -> None:
         if 0 <= self.pending_step <= step:
