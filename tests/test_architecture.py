@@ -28,6 +28,8 @@ LAYERS = {
     "errors": (),
     "process_reaper": (),  # a program of its own, of the standard library alone
     "children": ("supervise.process_reaper",),
+    "output_relay": (),  # likewise
+    "job_output": ("supervise.output_relay",),
     "core": (),
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),
@@ -60,6 +62,7 @@ LAYERS = {
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("job", "inputs", "checkpoints", "store")),
         *(f"supervise.{name}" for name in ("outputs", "report", "health", "children")),
+        "supervise.job_output",
     ),
     "cli": ("supervise", *DECLARED),
     "__main__": ("supervise.cli",),

@@ -20,6 +20,7 @@ import os, time
 while not os.path.exists("run/state.json"):  # the supervisor reads logs from here on
     time.sleep(0.02)
 print("NVRM: Xid (PCI:0000:3b:00): 79", file=open("kernel.log", "w"))
+print("step 7: loss=nan", flush=True)
 def train():
     for step in range(9):
         step + "one"
@@ -28,23 +29,29 @@ train()
 
 
 def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path):
-    """On console, in the webhook's body, the bundle, `status` and `why`; the job's own traceback
-    is what it is without us."""
+    """On console, in the webhook's body, the bundle, `status` and `why`; what the job prints is
+    what it is without us, and with --logs it is kept, searched, and in the bundle."""
     url, received = receiver(200)
     supervise.env["HOOK"] = url
     (tmp_path / "p.yaml").write_text(POLICY)
     job = [sys.executable, str(tmp_path / "train.py")]
     (tmp_path / "train.py").write_text(JOB)
-    run = supervise.run("--policy", tmp_path / "p.yaml", job=job)
+    run = supervise.run("--policy", tmp_path / "p.yaml", "--logs", job=job)
     alone = supervise.bare(job)
 
-    text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:7"
+    text = "TypeError: unsupported operand type(s) for +: 'int' and 'str' at train.py:8"
     assert run.returncode == 78 and run.intents == ["snapshot"]
     assert f"ended with code 1 before its first step: {text}" in run.stderr
     assert "every start would end the same way (user-error)" in run.stderr
     assert "a GPU or its link reported a fault: NVRM: Xid (PCI:0000:3b:00): 79" in run.stderr
     own = [line for line in run.stderr.splitlines() if not line.startswith("supervise:")]
     assert own[: len(alone.stderr.splitlines())] == alone.stderr.splitlines()
+    assert run.stdout == alone.stdout
+    kept = (tmp_path / "run" / "output.log").read_text()
+    assert sorted(kept.splitlines()) == sorted((alone.stdout + alone.stderr).splitlines())
+    assert "a value was not finite: step 7: loss=nan" in run.stderr
+    (shown,) = (tmp_path / "run").glob("incidents/*/*/log-*-output.log")
+    assert "step 7: loss=nan" in shown.read_text()
     titles = [body["data"]["title"] for _, body in received]
     assert any(title.endswith(text) for title in titles), titles
     (bundle,) = (tmp_path / "run").glob("incidents/*/*/failures.json")

@@ -23,7 +23,8 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     second life it crashes, and is started once more, from what it saved meanwhile.
     """
     job = resuming_job("--max_iters=350")
-    run = supervise.run("--policy", comes_back, "--drill", HIT, "--drill", "crash@310", job=job)
+    given = ("--policy", comes_back, "--logs", "--drill", HIT, "--drill", "crash@310")
+    run = supervise.run(*given, job=job)
 
     assert run.returncode == 0, run.stderr
     assert run.actions == ["relaunch", "relaunch"]
@@ -40,6 +41,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     assert hit["moved"] == []  # it lies where the job looks for it
     assert (crashed["attempt"], crashed["how"], crashed["step"]) == (2, "ended", 299)
     assert "resumed at 200\n" in run.stdout
+    assert "resumed at 200\n" in (run.directory / "output.log").read_text()
     assert float(re.search(r"done at 350 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")
     looks = [r["data"]["details"]["checks"] for r in run.kinds("note", "host-health")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -118,6 +121,11 @@ class Shell:
             self._seen += os.read(self._fd, 4096).decode(errors="replace")
         self._seen = self._seen[found.end() :]
         return found
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the terminal, as its window does."""
+        size = struct.pack("4H", rows, columns, 0, 0)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, size)
 
     def foreground(self) -> int:
         return os.tcgetpgrp(self._fd)

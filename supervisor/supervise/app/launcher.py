@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.model import recipes, redaction
 from ..core.model.decisions import ACTING_MODES
@@ -28,12 +28,16 @@ from ..job.process import Process
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 
+if TYPE_CHECKING:
+    from ..job_output import JobOutput
+
 SAVEPOINT_SHARE = 8  # savepoints may take an eighth of the host's memory; project default
 SAVEPOINT_TIME = 0.005  # share of the wall time; a dear savepoint makes the next one wait
 SPILL_SHARE = 4  # and on disk a quarter of what is free at the start; project default
 PORTABLE = 4  # savepoints in memory for each that is written to disk; project default
 SLOTS, CAPACITY = 8192, 128  # frames of rulings.md; 9 MB of shared memory per rank
 LAUNCHED = "launch.json"  # of the run directory: the newest launch
+UNFIT = "unfit.json"  # the host on which the job was not started again
 ENVIRON = "environ.json"  # the job's environment as the user gave it, for later supervisors
 
 
@@ -67,6 +71,7 @@ class Launcher:
         argv, environ: the command as the user gave it.
         directory: of the segments.
         drills: what the probe injects.
+        output: keeps what the job writes, None: nobody does.
         adopt: makes a `Process` of a pid and its start time in ticks that is not our child, where
             we came later than it did.
 
@@ -83,6 +88,7 @@ class Launcher:
         drills: Sequence[Any] = (),
         *,
         terminal: Terminal | None = None,
+        output: JobOutput | None = None,
         adopt: Callable[[int, int], Process] | None = None,
     ) -> None:
         self._argv = list(argv)
@@ -91,6 +97,7 @@ class Launcher:
         self._directory = directory
         self._drills = drills
         self._terminal = terminal
+        self._output = output
         self._adopt = adopt
         self.oom_counters = OomCounters.here()
         self._newest: dict[str, int] | None = None  # launch that is not written down yet
@@ -123,8 +130,9 @@ class Launcher:
                 environ[key] = recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
+        outputs = {} if self._output is None else self._output.outputs
         self.oom_counters.start()
-        process = Process.start(argv, environ, terminal=self._terminal)
+        process = Process.start(argv, environ, terminal=self._terminal, outputs=outputs)
         shared_memory.lend(self._directory, process.pid)
         ticks = start_ticks(process.pid) or 0
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
@@ -141,6 +149,11 @@ class Launcher:
     def environ(self) -> Mapping[str, str]:
         """The job's environment as the user gave it."""
         return self._environ
+
+    def close_output(self) -> None:
+        """The job has ended: let what it had written last come to its end."""
+        if self._output is not None:
+            self._output.close()
 
     def _existing(self, attempt: int, name: str) -> tuple[int, int] | None:
         """Return pid and start time of this launch, if a supervisor before us has made it."""

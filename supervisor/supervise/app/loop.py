@@ -144,6 +144,7 @@ class App:
 
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
+        self._launcher.close_output()
         kept = self.deliver(outbox)
         self.processor.record_results()
         for late in self._forwarder.notices():
@@ -202,6 +203,7 @@ class App:
             onset=lambda: processor.state.incident,
             failures=lambda: processor.state.job.failures_by_cause,
             directory=Path.cwd(),
+            logs=self.settings.outputs,
             redactor=self.settings.redactor,
         )
         environ, machine = self._launcher.environ, lambda: self._hardware
@@ -248,12 +250,8 @@ class App:
             *checkpoint_targets(patterns, Path.cwd(), self._checkpoints.scan_soon),
         ]
         if self.settings.watch_policy:
-            self._policy_watch = PolicyWatch(
-                run.path,
-                self.settings.reloader,
-                lambda: self.processor.policy,
-                self.settings.print_line,
-            )
+            current, show = lambda: self.processor.policy, self.settings.print_line
+            self._policy_watch = PolicyWatch(run.path, self.settings.reloader, current, show)
             self._policy_watch.start()
             targets += self._policy_watch.targets()
         self._file_watch = FileWatch(targets)

@@ -47,13 +47,12 @@ from ..job.controller import Control
 from ..job.termination import LOOP_S, halt
 from ..store import files
 from ..store.run_directory import RunDir
-from .launcher import Launch
+from .launcher import UNFIT, Launch
 
 GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
 STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
 MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be seen
 STOPPING = "stopping"  # the mark of an order whose job is being stopped
-UNFIT = "unfit.json"  # of the run directory: the host on which the job was not started again
 LOOK_S = 0.05  # between two looks whether the guard is done
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -59,7 +60,7 @@ class Status:
             lambda: self._processor.state.job.pids,
             () if past is None else past.taken.failures,
         )
-        logs = settings.policy.job.get("logs") or ()
+        logs = [*(settings.policy.job.get("logs") or ()), *map(_pattern, settings.outputs)]
         self._logs = LogFiles(logs, Path.cwd(), self._failure_classes)
         self._channels: Sequence[str] = settings.facts.get("channels", ())
 
@@ -157,6 +158,10 @@ class Status:
             return
         self._processor.process(Notice(now_ns, "capabilities", line(can)))
         self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
+
+
+def _pattern(path: Path) -> str:
+    return glob.escape(str(path))
 
 
 def vitals(processor: EventProcessor, run_id: str) -> Vitals:

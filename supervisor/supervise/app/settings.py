@@ -28,6 +28,7 @@ class Settings:
         redactor: takes the job's secrets out of all that is recorded or told.
         watch_policy: reload the policy file when it is edited.
         heartbeat: pings a monitor outside, None where the policy names none.
+        outputs: files that keep what the job writes.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
     """
 
@@ -44,3 +45,4 @@ class Settings:
     watch_policy: bool = False
     redactor: Redactor = field(default_factory=Redactor)
     heartbeat: DeadManPing | None = None
+    outputs: Sequence[Path] = ()

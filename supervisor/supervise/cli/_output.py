@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from ..job_output import JobOutput
 
 
 def printable(text: str) -> str:
@@ -69,6 +72,25 @@ def line_printer(*, quiet: bool) -> PrintLine:
             sys.stderr.write(f"{line}\n")  # no flush, which may block: see `_streams`
 
     return print_line
+
+
+def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) -> JobOutput | None:
+    """Return what keeps the output of a job about to start, None where that cannot be.
+
+    Args:
+        adopted: one runs already, with a relay of its own; it is about later starts.
+    """
+    from ..job_output import JobOutput  # most runs keep none
+
+    try:
+        output = JobOutput(run.output_path)
+        output.start()
+    except OSError as error:
+        print_line(f"supervise: --logs: the output of the job is not kept: {error.strerror}")
+        return None
+    if not output.outputs and not adopted:
+        print_line("supervise: --logs: stdout and stderr go into files, and are kept there")
+    return output
 
 
 def open_records(run: RunDir, print_line: PrintLine) -> Recorder:

@@ -11,22 +11,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..actions.stop import HUMAN
-from ..app.launcher import last_launch
-from ..app.relauncher import UNFIT
-from ..catalog.assembly.failure_catalog import classes
-from ..core.analysis import host_health
+from ..app.launcher import UNFIT, last_launch
 from ..core.model.decisions import plain
 from ..core.model.policy import Policy
 from ..errors import LaunchError, UsageError
-from ..health.gate import HealthGate, of_memo
 from ..store.files import locked, read_json
 from ..store.policies import path_of
 from ..store.run_directory import RunDir, is_run
 from ._output import PrintLine
-from .adopt import how_run_ended
+from .adopt import adopt, how_run_ended
 
 LOOK_S = 150.0  # longer than all parts of a look together may take
+
+
+def resume(
+    directory: Path,
+    argv: Sequence[str],
+    policy: Policy,
+    drills: Sequence[Any],
+    print_line: PrintLine,
+) -> tuple[Path, int | None]:
+    """Take over the run in `directory`; return where the next run is started if there is none.
+
+    The second value is the exit code of the run that was taken over, None without one.
+    """
+    path, run = resume_target(directory, policy, print_line)
+    if run is None:
+        return path, None
+    refuse_different(run, argv, policy, drills, Path.cwd())
+    print_line(f"supervise: resuming {run.path}, whose supervisor died")
+    return path, adopt(run.path, print_line)
 
 
 def resume_target(
@@ -59,6 +73,11 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         memo = read_json(path / UNFIT)
         if memo["host"] != socket.gethostname():
             return
+        from ..actions.stop import HUMAN
+        from ..catalog.assembly.failure_catalog import classes
+        from ..core.analysis import host_health
+        from ..health.gate import HealthGate, of_memo
+
         start, machine = of_memo(memo)
     except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise
         return

@@ -46,7 +46,7 @@ class Started:
     Attributes:
         argv: as it was given.
         reload_from: file and mode of a reload that names none; channels that it adds to any.
-        faults: the drills.
+        faults: the drills. logs: what the job prints is kept.
     """
 
     argv: Sequence[str]
@@ -58,6 +58,7 @@ class Started:
     faults: Sequence[Any]
     redactor: Redactor
     watch_policy: bool
+    logs: bool
 
 
 def watch_started(
@@ -96,6 +97,7 @@ def watch_started(
         facts,
         watch_policy=started.watch_policy,
         redactor=started.redactor,
+        outputs=[run.output_path] if started.logs else [],
     )
     app = App(settings, launcher, forwarder, recorder)
     outbox = Outbox(senders, app.processor.on_result)

@@ -31,7 +31,7 @@ from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._output import OpenRecords, PrintLine, line_printer, open_records
+from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
 from ._watching import log_lines, watch
 
 
@@ -73,7 +73,7 @@ def adopt(path: Path, print_line: PrintLine, open_records: OpenRecords = open_re
         if ended is not None:
             raise UsageError(f"{run.path} has ended: {ended}", hint=f"supervise status {run.path}")
         past = RecoveredRun.read(run, load_policy)
-        process, launcher, clean = _job(run, described, past.started)
+        process, launcher, clean = _job(run, described, past.started, print_line)
         app, outbox, forwarder = _supervisor(
             run, described, past, launcher, clean, recorder, print_line
         )
@@ -95,7 +95,7 @@ def how_run_ended(run: RunDir) -> str | None:
 
 
 def _job(
-    run: RunDir, described: Mapping[str, Any], policy: Policy
+    run: RunDir, described: Mapping[str, Any], policy: Policy, print_line: PrintLine
 ) -> tuple[AdoptedProcess, Launcher, Redactor]:
     """Return the job's process, its launcher, and the redactor of its secrets."""
     made = last_launch(run)
@@ -111,7 +111,10 @@ def _job(
     environ = first_environment(run)
     os.chdir(described["cwd"])
     argv = run.command()
-    launcher = Launcher(argv, environ, run, directory, described["drills"], adopt=adopt)
+    output = keep_output(run, print_line, adopted=True) if described.get("logs") else None
+    launcher = Launcher(
+        argv, environ, run, directory, described["drills"], adopt=adopt, output=output
+    )
     clean = redactor(argv, environ, policy, os.environ)
     return process, launcher, clean
 
@@ -140,6 +143,7 @@ def _supervisor(
         print_line,
         past=past,
         watch_policy=bool(described.get("watch_policy")),
+        outputs=[run.output_path] if described.get("logs") else [],
         redactor=clean,
     )
     forwarder = Forwarder()

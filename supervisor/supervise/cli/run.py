@@ -24,7 +24,7 @@ from ..job.signals import Forwarder
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 from . import _policy_cache
-from ._output import OpenRecords, PrintLine, line_printer, open_records
+from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
 from ._params import JobCommand
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
@@ -60,6 +60,7 @@ _log = logging.getLogger(__name__)
     metavar="KIND:VARIABLE",
     help="Add a channel: slack or webhook, and the environment variable that holds its URL.",
 )
+@click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
@@ -70,6 +71,7 @@ def command(
     mode: str | None,
     drill: tuple[str, ...],
     notify: tuple[str, ...],
+    logs: bool,
     resume_run: bool,
     watch_policy: bool,
     quiet: bool,
@@ -112,16 +114,13 @@ def command(
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
     if resume_run and run_dir is not None:
-        from ._resuming import refuse_different, resume_target
-        from .adopt import adopt
+        from ._resuming import resume
 
-        run_dir, run = resume_target(run_dir.absolute(), chosen, print_line)
-        if run is not None:
-            refuse_different(run, argv, chosen, faults, Path.cwd())
-            print_line(f"supervise: resuming {run.path}, whose supervisor died")
-            return adopt(run.path, print_line)
+        run_dir, code = resume(run_dir.absolute(), argv, chosen, faults, print_line)
+        if code is not None:
+            return code
     return supervise(
-        argv, chosen, reload_from, run_dir, faults, print_line, watch_policy=watch_policy
+        argv, chosen, reload_from, run_dir, faults, print_line, watch_policy=watch_policy, logs=logs
     )
 
 
@@ -169,6 +168,7 @@ def supervise(
     open_records: OpenRecords = open_records,
     *,
     watch_policy: bool = False,
+    logs: bool = False,
 ) -> int:
     """Start the job and watch it; return the exit code. A failed start leaves nothing behind.
 
@@ -191,6 +191,7 @@ def supervise(
             "reload": reload_from[:2],
             "notify": reload_from[2],
             "watch_policy": watch_policy,
+            "logs": logs,
         },
     )
     root = shared_memory.base(environ)
@@ -203,7 +204,8 @@ def supervise(
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
-        launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal)
+        output = keep_output(run, print_line) if logs else None
+        launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal, output=output)
         recorder = open_records(run, print_line)
         forwarder.install()
         process = launcher.start(policy, Launch())
@@ -217,7 +219,7 @@ def supervise(
         from ._watching import Started, watch_started
 
         started = Started(
-            argv, reload_from, run, directory, tier, reason, faults, clean, watch_policy
+            argv, reload_from, run, directory, tier, reason, faults, clean, watch_policy, logs
         )
         return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
 

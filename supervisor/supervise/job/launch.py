@@ -2,8 +2,9 @@
 
 The argument list, the working directory and every inherited descriptor, stdio first, are handed on
 as they are: no pipe lies between the job and its terminal or log file, so nothing of ours can block
-it or break when we die. The job gets no PDEATHSIG (if the supervisor dies, training goes on), and
-default signal handling but for signals that were ignored already.
+it or break when we die (unless its output is to be kept, see `job_output`). The job gets no
+PDEATHSIG (if the supervisor dies, training goes on), and default signal handling but for signals
+that were ignored already.
 
 The job gets a process group of its own, of which it is not the leader: `setsid()` fails in a
 leader, and a job must be able to call it, as without us. Another process makes the group; see
@@ -29,6 +30,7 @@ from pathlib import Path
 from ..errors import LaunchError
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+NO_OUTPUTS: Mapping[int, int] = {}
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # the shell's rule
 
 
@@ -41,8 +43,13 @@ def become_subreaper() -> bool:
         return False
 
 
-def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
+def spawn(
+    argv: Sequence[str], environ: Mapping[str, str], outputs: Mapping[int, int] = NO_OUTPUTS
+) -> tuple[int, int]:
     """Start `argv` in a process group of its own; return its pid and the id of the group.
+
+    Args:
+        outputs: its descriptors that are not inherited -> ours that it gets for them.
 
     Raises:
         LaunchError: it was not found (exit code 127) or is not executable (126).
@@ -57,6 +64,7 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
                 argv[0],
                 list(argv),
                 dict(environ),
+                file_actions=[(os.POSIX_SPAWN_DUP2, ours, fd) for fd, ours in outputs.items()],
                 setpgroup=group,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two for itself
             )

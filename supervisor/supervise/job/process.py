@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .launch import spawn
+from .launch import NO_OUTPUTS, spawn
 from .proc_stat import start_ticks
 from .terminal import Terminal, stop_ourselves
 
@@ -77,15 +77,22 @@ class Process:
 
     @classmethod
     def start(
-        cls, argv: Sequence[str], environ: Mapping[str, str], *, terminal: Terminal | None = None
+        cls,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        terminal: Terminal | None = None,
+        outputs: Mapping[int, int] = NO_OUTPUTS,
     ) -> Process:
         """Start the command; with a `terminal` it gets the foreground, if that is ours to give.
+
+        `outputs` as in `launch.spawn`.
 
         Raises:
             LaunchError: it was not found or is not executable.
         """
         before = frozenset((child, start_ticks(child)) for child in _children())
-        pid, group = spawn(argv, environ)
+        pid, group = spawn(argv, environ, outputs)
         if terminal is not None:
             terminal.lend(group)
         return cls(pid, group, terminal, before)

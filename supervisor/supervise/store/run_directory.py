@@ -109,6 +109,11 @@ class RunDir:
             ) from error
         return run
 
+    @property
+    def output_path(self) -> Path:
+        """The file that keeps what the job prints, if that is wanted."""
+        return self.path / "output.log"
+
     @classmethod
     def open(cls, path: Path) -> RunDir:
         """Open the directory of a run.
