@@ -11,6 +11,7 @@ import pytest
 
 from supervise.job.proc_stat import start_ticks
 from supervise.store.audit import Audit
+from supervise.store.run_retention import PARTS
 from tests.cli.conftest import story
 
 DAY_S = 86400.0
@@ -22,7 +23,8 @@ def aged(recorded, tmp_path):
 
     def make(name: str, days: float, **more):
         run = recorded(**more)
-        for part in ("savepoints/3.bin", "incidents/inc-1/snapshot-1/manifest.json"):
+        bundle = "incidents/inc-1/snapshot-1/manifest.json"
+        for part in ("savepoints/3.bin", "output/output.log", bundle):
             path = run.path / part
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * 5000)
@@ -36,21 +38,23 @@ def aged(recorded, tmp_path):
 
 
 def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
-    """Savepoints, journal, evidence, in this order; what was decided, and why, can still be read.
+    """Savepoints, journal, output, evidence, in this order; what was decided, and why, stays.
     Nothing of that is tampering, and what needs the journal says where it is."""
     old, new = aged("old", 40), aged("new", 2)
     code, out, _ = supervise("gc", "--keep", 0, "--dry-run", old.parent)
     assert (code, (old / "journal").is_dir()) == (0, True)
     assert re.search(r"new +2\.0 days +kept: not old enough", out)
-    assert re.search(r"old +40\.0 days +savepoints [^,]*, journal [^,]*, incidents ", out)
+    assert re.search(
+        r"old +40\.0 days +savepoints [^,]*, journal [^,]*, output [^,]*, incidents ", out
+    )
 
     freed = out.splitlines()[-1].replace("would free", "freed")
     code, out, _ = supervise("gc", "--keep", 0, old.parent)
     assert (code, out.splitlines()[-1]) == (0, freed)
-    assert not any((old / part).exists() for part in ("savepoints", "journal", "incidents"))
+    assert not any((old / part).exists() for part in PARTS)
     assert (new / "journal").is_dir()
     rows = json.loads((old / "retention.json").read_text())["removed"]
-    assert [row["part"] for row in rows] == ["savepoints", "journal", "incidents"]
+    assert [row["part"] for row in rows] == list(PARTS)
 
     assert supervise("why", old)[0] == 0
     assert "ended with exit code 3" in supervise("status", old)[1]

@@ -47,7 +47,7 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
     own = [line for line in run.stderr.splitlines() if not line.startswith("supervise:")]
     assert own[: len(alone.stderr.splitlines())] == alone.stderr.splitlines()
     assert run.stdout == alone.stdout
-    kept = (tmp_path / "run" / "output.log").read_text()
+    kept = (tmp_path / "run/output/output.log").read_text()
     assert sorted(kept.splitlines()) == sorted((alone.stdout + alone.stderr).splitlines())
     assert "a value was not finite: step 7: loss=nan" in run.stderr
     (shown,) = (tmp_path / "run").glob("incidents/*/*/log-*-output.log")

@@ -41,7 +41,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     assert hit["moved"] == []  # it lies where the job looks for it
     assert (crashed["attempt"], crashed["how"], crashed["step"]) == (2, "ended", 299)
     assert "resumed at 200\n" in run.stdout
-    assert "resumed at 200\n" in (run.directory / "output.log").read_text()
+    assert "resumed at 200\n" in (run.directory / "output/output.log").read_text()
     assert float(re.search(r"done at 350 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")
     looks = [r["data"]["details"]["checks"] for r in run.kinds("note", "host-health")]

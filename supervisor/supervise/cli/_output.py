@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..inputs import clock
-from ..store import audit
+from ..store import audit, files
 from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
@@ -83,6 +83,7 @@ def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) ->
     from ..job_output import JobOutput  # most runs keep none
 
     try:
+        files.make_directory(run.output_path.parent)
         output = JobOutput(run.output_path)
         output.start()
     except OSError as error:

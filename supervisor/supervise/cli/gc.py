@@ -43,7 +43,7 @@ KEEP = 5  # runs; project default
 def command(directory: Path, older_than: float, keep: int, dry_run: bool) -> int:
     """Free the disk space of runs that are over.
 
-    Removes, in this order, the savepoints, the journal and the evidence bundles of each run in RUNS
+    Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
     (default: ./runs). The audit log, the policies and pinned checkpoints stay, so `why`, `status`
     and `audit verify` go on working; `replay`, `export` and `why-not` need the journal. A run whose
     supervisor or job lives is left alone, and one that was never ended and has an open incident.

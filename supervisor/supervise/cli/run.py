@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
     metavar="KIND:VARIABLE",
     help="Add a channel: slack or webhook, and the environment variable that holds its URL.",
 )
-@click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output.log.")
+@click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")

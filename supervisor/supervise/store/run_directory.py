@@ -112,7 +112,7 @@ class RunDir:
     @property
     def output_path(self) -> Path:
         """The file that keeps what the job prints, if that is wanted."""
-        return self.path / "output.log"
+        return self.path / "output" / "output.log"
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -1,7 +1,7 @@
 """Frees the disk space of runs that are over: what only a run that goes on needs goes first.
 
-    1. savepoints/   state for a relaunch        3. incidents/   evidence bundles
-    2. journal/      events, for replay, export and why-not
+    1. savepoints/   state for a relaunch        3. output/      what the job printed (--logs)
+    2. journal/      for replay and export       4. incidents/   evidence bundles
 
 All else stays: the audit log, which `why`, `status` and `audit verify` read, the policies, and
 pinned checkpoints, which may be the only copy. `retention.json` says what was removed; it is on
@@ -23,7 +23,7 @@ from .audit import read
 from .journal import RETENTION
 from .run_directory import RunDir, is_run
 
-PARTS = ("savepoints", "journal", "incidents")  # in the order of removal
+PARTS = ("savepoints", "journal", "output", "incidents")  # in the order of removal
 
 
 @dataclass(frozen=True, slots=True)
