@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+from supervise.app import foreground
 from supervise.catalog import load_policy
 from supervise.cli import run
 from supervise.inputs import clock
@@ -61,5 +62,6 @@ def tell(line):
 if __name__ == "__main__":
     policy, directory, gate, *argv = sys.argv[1:]
     Freezing.gate = Path(gate)
+    foreground.PATIENCE_S = 3.0
     again = (policy, None, {})
     sys.exit(run.supervise(argv, load_policy(policy), again, Path(directory), [], tell, record))

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,21 @@ SECTION = re.compile(r"## A policy for a number of your own\n(.*?)\n## ", re.DOT
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def walk(tmp_path_factory):
+    """The walk, under way beside the first test: its trainings mostly sleep."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(walk_through, tmp_path_factory.mktemp("newcomer"))
+
+
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
+def walked(walk):
     """The folder, and what each command block printed, in order."""
-    folder = tmp_path_factory.mktemp("newcomer")
+    return walk.result()
+
+
+def walk_through(folder):
+    """Write the section's files and run its commands."""
     section = SECTION.search(README.read_text("utf-8"))
     assert section is not None
     environ = {
@@ -51,6 +63,23 @@ def walked(tmp_path_factory):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
     return folder, said
+
+
+def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
+    """`init` writes and checks it; the run keeps a copy that needs no other file."""
+    command = Supervise(tmp_path)
+    job = nano("--steps", 3, "--checkpoint-every", 2, "--out", "out")
+    written = command("init", "--", *job)
+    run = command.run("--policy", "supervise.yaml", job=job)
+
+    assert written.returncode == 0, written.stderr
+    assert "`while` at train.py:" in written.stdout and "ready in mode enforce" in written.stdout
+    assert written.stdout.splitlines()[-1].startswith("next: supervise --policy supervise.yaml -- ")
+    assert run.returncode == 0 and "policy supervise" in run.stderr
+    assert "extends" not in (run.directory / "policy.yaml").read_text()
+    (tmp_path / "supervise.yaml").write_text("version: supervise/v1\n")
+    run.prove()
+    command.close()
 
 
 def test_the_editor_gets_a_schema_that_knows_her_policy(walked):
@@ -95,20 +124,3 @@ def test_enforced_the_rotten_run_is_stopped_and_the_good_one_is_not(walked):
     folder, _ = walked
     assert "stop" in Records(folder / "runs" / "stopped").intents
     assert Records(folder / "runs" / "untouched").intents == []
-
-
-def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
-    """`init` writes and checks it; the run keeps a copy that needs no other file."""
-    command = Supervise(tmp_path)
-    job = nano("--steps", 3, "--checkpoint-every", 2, "--out", "out")
-    written = command("init", "--", *job)
-    run = command.run("--policy", "supervise.yaml", job=job)
-
-    assert written.returncode == 0, written.stderr
-    assert "`while` at train.py:" in written.stdout and "ready in mode enforce" in written.stdout
-    assert written.stdout.splitlines()[-1].startswith("next: supervise --policy supervise.yaml -- ")
-    assert run.returncode == 0 and "policy supervise" in run.stderr
-    assert "extends" not in (run.directory / "policy.yaml").read_text()
-    (tmp_path / "supervise.yaml").write_text("version: supervise/v1\n")
-    run.prove()
-    command.close()
