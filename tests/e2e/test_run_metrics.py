@@ -22,7 +22,7 @@ override: {probe.behind: {gt: 1.0, clear: 0.5}}
 """
 # It starts its rank again whenever that fails: no budget of the policy counts these starts.
 LAUNCHER = """\
-for i in 1 2 3 4; do "$@" --steps 3 --exit 1; done > /dev/null
+for i in 1 2 3 4; do "$@" --steps 3 --sleep 0.1 --exit 1; done > /dev/null
 exec "$@" --steps 1000000 --sleep 0.01 > out
 """
 
