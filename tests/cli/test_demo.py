@@ -34,4 +34,4 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert "same: " in story  # replay's word
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
     assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
-    assert (tmp_path / "run" / "checkpoints" / "ckpt_000400.pt").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "ckpt_000320.pt").is_file()

@@ -28,7 +28,7 @@ from ..inputs import clock
 from ..store import audit, history
 from ..store.run_directory import RunDir
 
-FAULT, FAULT_STEP, STEPS = "lr_spike", 150, 400
+FAULT, FAULT_STEP, STEPS = "lr_spike", 150, 320
 NOTICE_STEPS = 40  # the fault lasts 20 steps; a later incident has another cause
 COLUMNS = 72
 BARS = "▁▂▃▄▅▆▇█"
