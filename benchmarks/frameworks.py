@@ -41,7 +41,7 @@ HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "proving" / "programs"
 KEPT, TABLE, RESULT = HERE / ".frameworks", HERE / "frameworks.md", "result.json"
 CACHE = Path(tempfile.gettempdir()) / "supervise-frameworks"  # litgpt compiles once, not 10 times
-LIMIT_S = 300.0
+LIMIT_S = {"nobody": 300.0, "nano": 300.0, "relaunch": 900.0}  # by arm: a start takes a minute
 BURNERS = 4
 NEAR, DEARER = 0.015, 0.005  # of the undisturbed loss, beside two deviations of the seeds
 SUPERVISE = (sys.executable, "-m", "supervise")
@@ -132,7 +132,7 @@ def run(job: Job, arm: str, fault: str, seed: int, path: Path) -> Result:
             [*start, "--", *command], stdout=stdout, stderr=stderr, env=env, cwd=path
         )
         try:
-            code: int | None = process.wait(LIMIT_S)
+            code: int | None = process.wait(LIMIT_S[arm])
         except subprocess.TimeoutExpired:
             code = None
             process.terminate()  # passed on to the job

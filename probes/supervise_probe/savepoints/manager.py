@@ -180,7 +180,8 @@ class Savepoints:
         return {"step": step, "bytes": new.copies.nbytes, "held": self.held}
 
     def _with_older_moments(self, new: Savepoint, older: Savepoint) -> None:
-        """Let `new` have the optimizer state that `older` has."""
+        """Let `new` have the optimizer state that `older` has: the one time that copies are waited
+        for, since somebody wrote that state, which few jobs do and none is let do often."""
         if older not in self._store.saved or not older.copies.in_memory:
             raise Busy("the older savepoint has left no room for another")
         new.copies.wait()
