@@ -56,7 +56,8 @@ def looping() -> Iterator[Callable[[Process, Any], Control]]:
             time.sleep(0.002)
 
     def begin(process: Process, relaunch: Any) -> Control:
-        control = Control(process, SimpleNamespace(ranks={}), lambda *_: {}, relaunch)
+        segments = SimpleNamespace(ranks={}, keep_signals=lambda until_ns: None)
+        control = Control(process, segments, lambda *_: {}, relaunch)
         threads.append(threading.Thread(target=loop, args=(control,)))
         threads[-1].start()
         return control
