@@ -41,7 +41,12 @@ LAYERS = {
         "supervise.notifiers",
         *DECLARED,
     ),
-    "job": ("supervise.core", "supervise.store.files", "supervise_probe.wire"),
+    "job": (
+        "supervise.core",
+        "supervise.store.files",
+        "supervise_probe.ipc.fences",
+        "supervise_probe.wire",
+    ),
     "inputs": ("supervise.core", "supervise.store.files"),
     "checkpoints": (
         "supervise.core",

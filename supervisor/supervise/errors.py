@@ -99,6 +99,7 @@ class ActionError(SuperviseError):
     Attributes:
         retryable: True if the same call may succeed later, and left nothing half-done.
         refused: True if the job would not do it, and nothing was touched.
+        inconsistent: True if some ranks did it and others did not: they differ from now on.
     """
 
     def __init__(
@@ -107,11 +108,13 @@ class ActionError(SuperviseError):
         *,
         retryable: bool = False,
         refused: bool = False,
+        inconsistent: bool = False,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
         self.refused = refused
+        self.inconsistent = inconsistent
 
 
 @contextmanager

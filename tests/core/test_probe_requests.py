@@ -6,11 +6,11 @@ import pytest
 
 from supervise.actions.rollback import Rollback
 from supervise.core.incidents import action_planning
-from supervise.core.model.events import Announced, Exited, Notice
+from supervise.core.model.events import Exited, Notice
 from supervise.core.model.policy import Approval, Budget
 from supervise.core.state import rule_scope
 
-from .conftest import NAMES, Verify, above, rule_on, runbook_of
+from .conftest import Verify, above, rule_on, runbook_of
 
 BREACH = 50
 
@@ -62,7 +62,6 @@ def test_while_a_milder_rung_is_verified_and_on_probation(spared):
     "event",
     [
         Notice(60, "rollback-unavailable", "no rollback is possible: a `for` loop"),
-        Announced(60, 0, 2, 1, NAMES),
         Exited(60, 1),
     ],
 )

@@ -17,8 +17,9 @@ from tests.support.supervised_run import nano, tiny
 pytestmark = pytest.mark.slow
 
 
-def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
-    """One row per rank and step; a rollback is refused with its reason, and people are told."""
+def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
+    """One row per rank and step; a rate that jumps is held and the weights go back, on both ranks
+    behind the same step, and they train on alike."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     job = [*torchrun, *nano("--steps", 90, "--batch-size", 4, "--out", tmp_path / "out")[1:]]
     run = supervise.run("--policy", "nano", "--drill", "lr_spike@50", job=job)
@@ -28,14 +29,16 @@ def test_two_ranks_are_watched_and_not_changed(supervise, tmp_path):
     rows = supervise.rows("run")
     assert {row["rank"] for row in rows} == {"0", "1"}
     assert len(rows) == 180
-    assert run.actions == []
-    refused = run.kinds("abort", "refused")
-    assert refused
-    assert "ranks" in refused[0]["reason"]
-    assert "supervise: rollback: no (2 ranks would have to change at the same step)" in run.stderr
-    told = [record["data"]["message"] for record in run.kinds("notify_intent")]
-    found = {m["severity"] for m in told if "no automatic action is possible" in m["title"]}
-    assert found == {"SEV0"}  # nor can a relaunch help
+    assert "rollback: yes, weights (2 ranks train together, so the loop goes on)" in run.stderr
+    assert run.actions == ["hold_rate", "pause", "rollback", "resume"]
+    results = [record["data"]["result"] for record in run.kinds("commit")]
+    assert {result["ranks"] for result in results if "wait_ms" in result} == {2}
+    back = next(result for result in results if result.get("loop") == "keep")
+    firsts = {
+        rank: next(row["step"] for row in rows if row["rank"] == rank and row["attempt"] == "1")
+        for rank in "01"
+    }
+    assert firsts == dict.fromkeys("01", str(back["ack_step"] + 1))
     run.prove()
 
 

@@ -156,6 +156,7 @@ class FakeRank:
     rank: int = 0
     world_size: int = 1
     pid: int = 4242
+    step: int = 7
     answer: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | str | None]] = field(
         default_factory=dict
     )
@@ -192,6 +193,9 @@ class FakeRank:
     def status(self) -> dict[str, Any]:
         return {"tier": "T1"}
 
+    def step_ns(self) -> int:
+        return 10**8
+
     def collective(self) -> None:
         return None
 
@@ -199,6 +203,7 @@ class FakeRank:
 @dataclass
 class FakeSegments:
     ranks: dict[int, FakeRank] = field(default_factory=dict)
+    directory: Path = Path("nowhere")
     kept_until: list[int] = field(default_factory=list)
 
     def keep_signals(self, until_ns: int) -> None:

@@ -38,7 +38,7 @@ def test_a_loop_of_a_library_with_nothing_configured():
     ("policy", "probe", "facts", "what", "how"),
     [
         (NANO, READY, {}, "rollback", "yes, weights and loop"),
-        (NANO, READY, {"ranks": 2}, "rollback", "no (2 ranks would have to change at the same"),
+        (NANO, READY, {"ranks": 2}, "rollback", "yes, weights and loop"),
         (NANO, READY, {"rollback": "too large; relaunch"}, "rollback", "no (too large)"),
         (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
         (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),

@@ -7,6 +7,9 @@ a read-only file, where a write would kill the job.
 
 Copies from CUDA go to pinned memory and are not waited for; the stream orders them before the next
 kernel, and an event shows when the host may read them.
+
+Of a DTensor each rank copies its own part, and writes it back into that part: no rank needs another
+for it.
 """
 
 import weakref
@@ -15,6 +18,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 _LARGE_BYTES = 1 << 18  # a larger copy is shared between savepoints while nothing changed
 _SAMPLES = 256  # elements compared to find out whether a large tensor changed behind torch's back
+
+
+def local(tensor: Any) -> Any:
+    """Return the part of a DTensor that this rank holds, any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 class BufferPool:
@@ -48,11 +56,15 @@ class _Slot:
         "requires_grad",
         "sample",
         "shared",
+        "spec",
         "version",
     )
 
     def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
         self.owner: Callable[[], Any] = weakref.ref(owner)
+        # How a DTensor is spread over the ranks, with its class; None of any other tensor.
+        spec = getattr(owner, "_spec", None)
+        self.spec = None if spec is None else (type(owner), spec)
         shape, stride = tensor.shape, tensor.stride()
         # Tensors with overlapping memory or of inference mode cannot be written in bulk.
         repeats = 0 in stride and any(s == 0 and n > 1 for s, n in zip(stride, shape))
@@ -100,7 +112,7 @@ class TensorCopies:
             fresh: never write back into the tensor itself (it has a history in autograd).
         """
         array = owner is not None
-        owner = owner if array else tensor
+        owner, tensor = owner if array else tensor, local(tensor)
         number = self._numbers.get(id(owner))
         if number is not None:
             self.slots[number].bulk |= bulk
@@ -237,7 +249,7 @@ class TensorCopies:
         for number, slot in enumerate(self.slots):
             tensor = self.original(number) if slot.bulk else None
             if tensor is not None:
-                targets.append(tensor)
+                targets.append(local(tensor))
                 sources.append(slot.buffer)
         if targets:
             with self._torch.no_grad():
@@ -245,7 +257,7 @@ class TensorCopies:
 
     def shape_changed(self, number: int) -> bool:
         """Whether the job's tensor exists but has another shape or type."""
-        tensor, key = self.original(number), self.slots[number].key
+        tensor, key = local(self.original(number)), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
     def any_shape_changed(self) -> bool:
@@ -265,13 +277,16 @@ class TensorCopies:
         if slot.array:
             return slot.buffer.clone().numpy()
         tensor = slot.buffer.clone() if slot.device.type == "cpu" else slot.buffer.to(slot.device)
+        if slot.spec is not None:
+            kind, spec = slot.spec
+            return kind(tensor, spec, requires_grad=slot.requires_grad and not slot.fresh)
         return tensor.requires_grad_(slot.requires_grad and not slot.fresh)
 
     def _write(self, slot: _Slot, owner: Any) -> bool:
         """Write the saved content into `owner` where it differs; False if it cannot be."""
         self.wait()
         try:
-            tensor = self._torch.from_numpy(owner) if slot.array else owner
+            tensor = self._torch.from_numpy(owner) if slot.array else local(owner)
             if tensor.device.type == "cpu" and same_bits(self._torch, tensor, slot.buffer):
                 return True
             if tensor.shape != slot.buffer.shape:

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from ..torch_state.registry import Registry
 from .call_stack import CannotRestore
 from .captured_values import ABSENT, Fields, Restoration, Value
-from .tensor_copies import TensorCopies
+from .tensor_copies import TensorCopies, local
 from .variable_walk import VariableWalker, is_copyable
 
 _SAVED_ELSEWHERE = frozenset(
@@ -212,7 +212,7 @@ class SavedParameter:
         if gradient.is_sparse:
             parameter.grad = None
         else:
-            gradient.zero_()
+            local(gradient).zero_()
 
 
 class SavedModule:

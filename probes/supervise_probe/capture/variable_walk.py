@@ -18,7 +18,7 @@ from .captured_values import Fields, IdentityRef, ObjectRef, RngState, SavedMeth
 from .containers import SavedDict, SavedSequence, SavedSet, dict_base
 from .iterators import IteratorPositions, SavedIterator
 from .open_files import saved_source
-from .tensor_copies import TensorCopies, writes_are_counted
+from .tensor_copies import TensorCopies, local, writes_are_counted
 from .type_classes import TypeClasses, is_job_class
 
 _CONSTANTS_MAX = 1000  # elements of a container of numbers; they take 0.1 ms
@@ -233,7 +233,8 @@ class VariableWalker:
 
 
 def is_copyable(torch: ModuleType, tensor: Any) -> bool:
-    """Whether a tensor is plain memory: dense, on CPU or CUDA, no wrapper such as a DTensor."""
+    """Whether a tensor, or this rank's part of it, is plain memory: dense, on CPU or CUDA."""
+    tensor = local(tensor)
     return (
         tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")

@@ -4,8 +4,8 @@ optimizer step, the gradients are used, the next batch is not yet read.
 Every target is absolute, so a command that is repeated changes nothing. What a pause waits on is
 outside the guard: an exception of the job's own signal handlers must get through. A pause that
 is not renewed ends by itself; only then, or when such an exception ends it, is the notice
-`pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, verbs that
-change training are refused: one rank alone would leave the others behind.
+`pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, a verb that
+changes training comes behind a fence only: one rank alone would leave the others behind.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
 from ..errors import Refused
+from ..ipc import fences
+from ..ipc.mailbox import Command
 from ..runtime.guard import describe
-from . import evidence
+from . import evidence, fence
+from .fence import Fence
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -26,17 +29,6 @@ if TYPE_CHECKING:
 Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 POLL_S = 0.05
-CHANGE_TRAINING = (
-    "lr_scale",
-    "hold_rate",
-    "rollback",
-    "skip_step",
-    "savepoint",
-    "clip",
-    "update_clip",
-    "loss_scale",
-)
-ALONE_ONLY = (*CHANGE_TRAINING, "pause")
 EARLY = ("hold_rate",)  # carried out before the update that is about to be made
 
 
@@ -74,6 +66,11 @@ class Commands:
         self._stopping = False
         self._arrived: List[Any] = []
         self._doers: List[Any] = [self]
+        self._shm = context.config.shm
+        self._fence: Optional[Fence] = None  # what this rank has promised
+        self._boundaries: Optional[fence.Boundaries] = None
+        if self._position.world_size > 1:
+            self._boundaries = fence.Boundaries(context.torch, self._position)
 
     def register(self, *doers: Any) -> None:
         """Let the methods `do_<verb>` of these carry out their verbs too."""
@@ -85,13 +82,17 @@ class Commands:
         Raises:
             KeyboardInterrupt: after a `stop` was acknowledged.
         """
-        if not self._arrived:
+        if self._boundaries is not None:
+            self._boundaries.cross()
+        if not self._arrived and self._fence is None:
             return
         self._guard.run(self._part, self._handle_all)
         try:
+            self._meet_fence()
             while self._paused_ns and self._part.on:
                 time.sleep(POLL_S)
                 self._guard.run(self._part, self._while_paused)
+                self._meet_fence()
         except BaseException:  # of a signal handler: whoever catches it has a job that goes on
             self._guard.run(self._part, self._end_pause, "an exception interrupted the pause")
             raise
@@ -118,30 +119,22 @@ class Commands:
         arrived, self._arrived = self._arrived, []
         self._handle(arrived)
 
-    def _handle(self, arrived: List[Any]) -> None:
+    def _handle(self, arrived: List[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:
         for command in arrived:
             began = time.monotonic_ns()
-            verb = self._verb(command.verb)
             result: Dict[str, Any] = {}
             error: Optional[str] = None
             self._key = command.key
             try:
-                if verb is None:
-                    raise Refused(f"this probe knows no verb {command.verb!r}")
                 if began > command.args.get("until_ns", began):
                     raise Refused("it arrived after its deadline")
-                ranks = self._position.world_size
-                if ranks > 1 and command.verb in ALONE_ONLY:
-                    raise Refused(
-                        f"{command.verb} on one of {ranks} ranks needs step-fenced "
-                        "commands, which this version does not have"
-                    )
-                why = self._no_optimizer() if command.verb in CHANGE_TRAINING else ""
-                if why:
-                    raise Refused(f"{command.verb} needs an optimizer: {why}")
-                result = verb(command.args)
+                alone = at_fence is None and self._boundaries is not None
+                if alone and command.verb in fences.FENCED:
+                    ranks = self._position.world_size
+                    raise Refused(f"{command.verb} on one of {ranks} ranks: it needs a fence")
+                result = {**self._able(command.verb)(command.args), **(at_fence or {})}
             except Refused as problem:  # nothing was touched
-                error, result = str(problem), {"refused": True}
+                error, result = str(problem), {**problem.facts, "refused": True}
             except Exception as problem:
                 error = describe(problem)
             step = self._position.step - 1
@@ -149,9 +142,23 @@ class Commands:
             if not self._paused_ns:
                 self._position.held_ns += time.monotonic_ns() - began
 
-    def _verb(self, name: str) -> Optional[Verb]:
+    def _able(self, name: str) -> Verb:
+        """Return who carries out a verb.
+
+        Raises:
+            Refused: nobody does here.
+        """
+        verb = self._verb(name)
+        if verb is None:
+            raise Refused(f"this probe knows no verb {name!r}")
+        why = self._no_optimizer() if name in fences.CHANGE_TRAINING else ""
+        if why:
+            raise Refused(f"{name} needs an optimizer: {why}")
+        return verb
+
+    def _verb(self, name: str, prefix: str = "do_") -> Optional[Verb]:
         """Whoever has a method `do_<verb>` carries it out: args -> what was observed."""
-        found = (getattr(part, "do_" + name, None) for part in self._doers)
+        found = (getattr(part, prefix + name, None) for part in self._doers)
         return next(filter(None, found), None)
 
     def _while_paused(self) -> None:
@@ -185,6 +192,91 @@ class Commands:
         self._reporter.beat("step")
         self._reporter.status_changed()
         return held_ns / 1e9
+
+    # ── fences ────────────────────────────────────────────────────────────────────────────────
+
+    def do_fence(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Promise not to pass the boundary of step `step` without a verdict.
+
+        Args:
+            args: `id`, `step`, `wait_s`; `key`, `verb` and `args` of the command.
+
+        Returns:
+            `step`; `at`, the boundary that the rank is at; `boundaries`, see `Boundaries.newest`;
+            for a verb that has a method `can_<verb>`, what that returns.
+
+        Raises:
+            Refused: the rank will not promise; it has vetoed, so that nobody waits for it.
+        """
+        order = Fence(
+            str(args["id"]),
+            int(args["step"]),
+            str(args["key"]),
+            str(args["verb"]),
+            dict(args["args"]),
+            min(float(args["wait_s"]), fence.MOST_WAIT_S),
+        )
+        at = self._position.step - 1
+        try:
+            self._able(order.verb)
+            if self._boundaries is None:
+                raise Refused("the job has one rank")
+            if self._fence is not None:
+                raise Refused(f"it has promised to wait at step {self._fence.step}", busy=True)
+            if at > order.step:
+                raise Refused(f"it is behind step {order.step}, at {at}", past=at - order.step)
+            can = self._verb(order.verb, "can_")
+            facts = {} if can is None else can(order.args)
+        except Exception as problem:
+            why = f"rank {self._position.rank} refuses {order.verb}: {problem}"
+            fences.decide(fences.path_of(self._shm, order.id), fences.ABORT, why, order.step)
+            raise
+        self._fence = order
+        promised = {"step": order.step, "at": at, "boundaries": self._boundaries.newest()}
+        return {**promised, **facts}
+
+    def do_outcome(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Answer once more to the command of a fence, for a supervisor that came later."""
+        return {"known": self._mailbox.repeat(str(args["key"]))}
+
+    def _meet_fence(self) -> None:
+        """Wait for the verdict where it was promised, and carry it out."""
+        order, at, rank = self._fence, self._position.step - 1, self._position.rank
+        if order is None or at < order.step:
+            return
+        began, self._fence = time.monotonic_ns(), None
+        path = fences.path_of(self._shm, order.id)
+        verdict: Optional[fences.Verdict] = None
+        why = f"rank {rank} had no verdict at step {at} for {order.wait_s:g} s"
+        if at > order.step:
+            why = f"rank {rank} passed step {order.step}"
+        try:
+            while self._part.on and at == order.step and fence.elapsed_s(began) < order.wait_s:
+                verdict = self._guard.run(self._part, fences.read, path)
+                if verdict is not None:
+                    break
+                time.sleep(fence.POLL_S)
+        except BaseException as error:  # of a signal handler
+            why = f"rank {rank} was interrupted at step {at} by {describe(error)}"
+            raise
+        finally:
+            wait_ms = fence.elapsed_s(began) * 1e3
+            if not self._paused_ns:
+                self._position.held_ns += int(wait_ms * 1e6)
+            try:  # whatever the guard thinks of us: a promise was given
+                verdict = verdict or fences.decide(path, fences.ABORT, why, order.step)
+                if verdict.decision == fences.COMMIT:
+                    self._obey(order, verdict, why, wait_ms)
+            except (OSError, ValueError, KeyError) as error:
+                self._guard.failed(self._part, error)
+
+    def _obey(self, order: Fence, verdict: fences.Verdict, why: str, wait_ms: float) -> None:
+        command = Command(0, order.key, order.verb, {**order.args, **verdict.args})
+        at = self._position.step - 1
+        if at > order.step:  # the others have done it by now
+            self._mailbox.ack(command, at, False, {}, why)
+        else:
+            self._handle([command], {"wait_ms": round(wait_ms, 3)})
 
     # ── verbs ─────────────────────────────────────────────────────────────────────────────────
 

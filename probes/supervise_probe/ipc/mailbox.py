@@ -80,6 +80,13 @@ class Mailbox:
         self._answers[command.key] = answer
         self._writer.post(answer)
 
+    def repeat(self, key: str) -> bool:
+        """Send the answer to a command once more; False: there is none yet."""
+        answer = self._answers.get(key)
+        if answer is not None:
+            self._writer.post(answer)
+        return answer is not None
+
     def notice(
         self, kind: str, message: str, step: int, data: Optional[Mapping[str, Any]] = None
     ) -> None:

@@ -17,6 +17,7 @@ from ..torch_state.rate_hold import LATE
 from ..torch_state.state_watch import StateWatch
 from . import skip_ranges
 from .batch_replay import BatchReplay
+from .joint_schedule import JointSchedule
 from .time_share import TimeShare
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class RollbackController:
         self._safeguards = parts.safeguards
         self._rewound = rewound
         self._savepoints: Any = None
+        self._joint: Optional[JointSchedule] = None  # of several ranks
         self._next, self._every = 0, 1
         self._jump_not_before_ns = 0
         self._watch = StateWatch(context.torch, context.scalars, optimizers)
@@ -110,14 +112,20 @@ class RollbackController:
         if not wanted:
             self.why_not = "no savepoints are kept"
             return
-        if ranks > 1:
-            self.why_not = f"{ranks} ranks need step-fenced commands"
-            return
         from .manager import Savepoints
 
         self._every = max(1, int(wanted["every"]))
         self._time_share = TimeShare(float(wanted.get("share", 0.0)))
         max_bytes = int(wanted["max_bytes"])
+        if ranks > 1:
+            max_bytes //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or ranks))
+            self._joint = JointSchedule(
+                config.shm,
+                config.attempt,
+                self._position.rank == 0,
+                self._every,
+                lambda why: self._reporter.notice("note", why),
+            )
         self.batches = BatchReplay(context.torch, max_bytes)
         self._savepoints = Savepoints(
             context.torch,
@@ -128,6 +136,8 @@ class RollbackController:
             self.batches,
             wanted.get("max_disk_bytes"),
         )
+        if ranks > 1:
+            self._savepoints.why_keep = f"{ranks} ranks train together"
 
     def disable(self, why: str) -> None:
         """Keep no savepoints from now on: no rollback can work in this job."""
@@ -154,11 +164,14 @@ class RollbackController:
         """
         if self._cross_process.pending:
             return True
-        if self._position.step <= self._next or self._savepoints is None:
+        if self._savepoints is None:
             return False
-        if not self._history.finite or self._savepoints.busy:
+        if self._joint is not None:
+            if not self._joint.is_now(self._position.step - 1):
+                return False
+        elif self._position.step <= self._next or monotonic_ns() < self._not_before_ns:
             return False
-        return monotonic_ns() >= self._not_before_ns
+        return self._history.finite and not self._savepoints.busy
 
     def take_due(self) -> None:
         """Take the savepoint that is due, or resume from that of another process."""
@@ -183,7 +196,10 @@ class RollbackController:
         self._next = self._next_multiple(step)
         now = monotonic_ns()
         position.held_ns += now - began
-        self._not_before_ns = now + self._time_share.wait_ns(thread_time_ns() - cpu)
+        wait_ns = self._time_share.wait_ns(thread_time_ns() - cpu)
+        self._not_before_ns = now + wait_ns
+        if self._joint is not None:
+            self._joint.taken(step, now, wait_ns)
 
     def take_before_jump(self) -> None:
         """Save the weights before an update at a rate that has jumped.
@@ -202,7 +218,10 @@ class RollbackController:
 
     @property
     def watches(self) -> bool:
-        """Whether `saw_moments` and `step_ended` are to be called."""
+        """Whether `saw_moments` and `step_ended` are to be called: not with several ranks, which
+        would save at steps of their own."""
+        if self._joint is not None:
+            return False
         return self._watch.on and self._savepoints is not None and bool(self._savepoints.why_keep)
 
     def step_ended(self) -> None:
@@ -297,12 +316,24 @@ class RollbackController:
         """The verb `savepoint`."""
         return self.take()
 
+    def can_rollback(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the `steps` to which one of several ranks can go back.
+
+        Raises:
+            Refused: it can go nowhere, or its loop would have to go back too.
+        """
+        if self._savepoints is None:
+            raise Refused(self.why_not)
+        if args.get("rng", "restore") == "restore" or args.get("loop") == "rewind":
+            raise Refused(f"the loop cannot be taken back: {self.why_keep}")
+        return {"steps": self.steps}
+
     def do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """The verb `rollback`.
 
         Args:
-            args: `before_step`, `sign`: see `roll_back`; `rng`: "restore" or "keep";
-                `rewarm`: `{"start", "steps"}` or None;
+            args: `before_step`, `sign`: see `roll_back`; or `to_step`, that of a savepoint which
+                all ranks have; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
                 `skip`: the first and the last step whose update is dropped when it is repeated;
                 `moments`: "restore" or "zero"; `loop`: see `Savepoints.restore`.
         """
@@ -315,7 +346,10 @@ class RollbackController:
             raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
             _check_moments(self._optimizers.living())
-        result = self.roll_back(int(args["before_step"]), rng, loop, int(args.get("sign", 0)))
+        before, sign = int(args["before_step"]), int(args.get("sign", 0))
+        if "to_step" in args:
+            before, sign = int(args["to_step"]) + 1, 0
+        result = self.roll_back(before, rng, loop, sign)
         if zero:
             _zero_moments(self._torch, self._optimizers.living())
         if steps is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, EffectCheck, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -53,7 +53,6 @@ class Clip(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "clip")
         if self.lift:
             return {"lift": True}
         return {"max_norm": self.max_norm, "factor": self.factor, "steps": self.for_}

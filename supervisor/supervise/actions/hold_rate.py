@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, EffectCheck, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import hold_shows
@@ -56,7 +56,6 @@ class HoldRate(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "hold_rate")
         if self.lift:
             return {"lift": True}
         return {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, EffectCheck, Job, PlanContext
 from ..errors import ActionError
 
 TOLERANCE = 0.01
@@ -40,7 +40,6 @@ class LossScale(Action):
         return []
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "loss_scale")
         return {"scale": None if self.set == "default" else self.set}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

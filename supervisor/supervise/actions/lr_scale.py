@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, EffectCheck, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, EffectCheck, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import scale_shows
@@ -48,7 +48,6 @@ class LrScale(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "lr_scale")
         return {"value": self.set, "rewarm_steps": self.rewarm}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Seconds
 from ..errors import ActionError
 from .resume import Resume
@@ -39,7 +39,6 @@ class Pause(Action):
         return []
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "pause")
         return {"lease_s": self.lease}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

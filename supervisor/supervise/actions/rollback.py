@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused, refuse_several_ranks
+from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
@@ -91,7 +91,6 @@ class Rollback(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "rollback")
         if "rollback" in context.unavailable:
             raise Refused(context.unavailable["rollback"])
         if "rewind" in context.unavailable and (self.loop == "rewind" or self.rng == "restore"):

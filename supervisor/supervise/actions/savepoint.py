@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext
 from ..errors import ActionError
 
 
@@ -29,7 +29,6 @@ class Savepoint(Action):
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "savepoint")
         return {}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

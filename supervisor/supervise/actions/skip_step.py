@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -47,7 +47,6 @@ class SkipStep(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "skip_step")
         return {"count": self.count, "most": self.most}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, refuse_several_ranks
+from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
 
@@ -54,7 +54,6 @@ class UpdateClip(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        refuse_several_ranks(context, "update_clip")
         if self.lift:
             return {"lift": True}
         return {

@@ -7,7 +7,8 @@ puts a piece of work in a queue and waits for its answers; the main loop calls `
 and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch` from the main
 loop: they would wait for themselves. While the job is paused, a third thread renews the pause.
 
-A command is sent once, to every rank or to none. Its key makes it idempotent: the probe answers a
+A command is sent once, to every rank or to none; one that changes the training of several ranks
+comes behind a fence, see `fencing`. Its key makes it idempotent: the probe answers a
 key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
 ranks may differ, and the error says so. The end of the job ends every wait at once. A letter cannot
 be called back: an answer after its deadline is reported by `late`, since it took effect.
@@ -24,13 +25,15 @@ from typing import Any, TypeVar
 
 import psutil
 
+from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
+from .fencing import Standing, carry_out
 from .lease import Lease
 from .pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
 from .phase_inference import work
-from .proc_stat import suspended
+from .proc_stat import halted, suspended
 from .process import Process
 from .quarantine_broadcast import Manifest, quarantine
 from .termination import LOOP_S, halt
@@ -217,11 +220,44 @@ class Control:
         self._wake()
         return asked
 
+    def expect(self, verb: str, key: str) -> PendingCommand:
+        """Take the answers of all ranks to an order that reaches them by another way."""
+        asked = PendingCommand(verb, key, self._wakeup)
+
+        def begin() -> None:
+            ranks = self._segments.ranks
+            asked.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
+            asked.sent = dict(ranks)
+
+        with self._wakeup:
+            self._open.append(asked)
+        self.on_loop(begin, LOOP_S)
+        return asked
+
+    def standing(self) -> dict[int, Standing]:
+        """Return where each rank is."""
+
+        def look() -> dict[int, Standing]:
+            found = {}
+            for number, rank in self._segments.ranks.items():
+                with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
+                    collective = rank.collective()
+                    found[number] = Standing(
+                        rank.step,
+                        rank.beat().phase,
+                        (rank.step_ns() or 0) / 1e9,
+                        waits=collective is not None and collective.inside,
+                        halted=halted(rank.pid),
+                    )
+            return found
+
+        return self.on_loop(look, LOOP_S)
+
     def forget(self, asked: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
         with self._wakeup:
             self._open.remove(asked)
-            if set(asked.sent or {}) - set(asked.answers):
+            if asked.verb != "fence" and set(asked.sent or {}) - set(asked.answers):
                 self._overdue[asked.key] = asked.verb
 
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
@@ -279,16 +315,21 @@ class Control:
         sent_args = {**args, "until_ns": until_ns}
         if verb == "pause":
             sent_args["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
-        asked = self.ask(verb, sent_args, key=key)
-        try:
-            answers = asked.wait(deadline_s)
-        finally:
-            self.forget(asked)
-        judge(asked, answers, deadline_s)
+        if self._world_size > 1 and verb in fences.FENCED:
+            directory = self._segments.directory
+            seen = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
+        else:
+            asked = self.ask(verb, sent_args, key=key)
+            try:
+                answers = asked.wait(deadline_s)
+            finally:
+                self.forget(asked)
+            judge(asked, answers, deadline_s)
+            first = answers[min(answers)]
+            seen = {**first.result, "ranks": len(answers), "ack_step": first.step}
         if verb == "pause":
             self._lease.hold(time.monotonic_ns() + int(float(args["lease_s"]) * 1e9))
-        first = answers[min(answers)]
-        return {**first.result, "ranks": len(answers), "ack_step": first.step}
+        return seen
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..core.model.events import Beat
@@ -35,18 +36,23 @@ class Rank(Protocol):
     @property
     def pid(self) -> int: ...
     @property
+    def step(self) -> int: ...
+    @property
     def world_size(self) -> int: ...
     def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None: ...
     def acks(self) -> list[Any]: ...
     def lease(self, until_ns: int) -> None: ...
     def beat(self) -> Beat: ...
     def status(self) -> dict[str, Any]: ...
+    def step_ns(self) -> int | None: ...
     def collective(self) -> Any: ...
 
 
 class Ranks(Protocol):
-    """What this needs of the segments."""
+    """What this needs of the segments, and the directory in shared memory that they are in."""
 
+    @property
+    def directory(self) -> Path: ...
     @property
     def ranks(self) -> Mapping[int, Rank]: ...
     def keep_signals(self, until_ns: int) -> None: ...
@@ -68,10 +74,12 @@ class PendingCommand:
     def wait(self, timeout_s: float) -> dict[int, Ack]:
         """Wait until every rank answered or cannot; return the answers there are."""
         with self._wakeup:
-            self._wakeup.wait_for(self._settled, timeout_s)
+            self._wakeup.wait_for(lambda: self.settled, timeout_s)
             return dict(self.answers)
 
-    def _settled(self) -> bool:
+    @property
+    def settled(self) -> bool:
+        """Whether every rank answered or cannot."""
         if self.refusal is not None:
             return True
         return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.lost.keys()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 STATE, STARTED, EXIT = 0, 19, 49  # places in `stat_fields`
+EXITED = "has exited"
 
 
 def start_ticks(pid: int) -> int | None:
@@ -26,6 +27,14 @@ def suspended(pid: int) -> bool:
     """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z); one traced is not."""
     stat = stat_fields(pid)
     return stat is not None and stat[STATE] == b"T"
+
+
+def halted(pid: int) -> str:
+    """Return why a process cannot run, as the end of a sentence; "" where it can."""
+    stat = stat_fields(pid)
+    if stat is None or stat[STATE] in (b"Z", b"X"):
+        return EXITED
+    return "is stopped by a signal" if stat[STATE] == b"T" else ""
 
 
 def is_handled(pid: int, signum: int) -> bool:

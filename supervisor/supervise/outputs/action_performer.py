@@ -97,6 +97,8 @@ def _perform(
         facts: dict[str, Any] = {"retryable": error.retryable}
         if error.refused:
             facts["refused"] = True
+        if error.inconsistent:
+            facts["inconsistent"] = True
         if error.hint:
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))

@@ -52,7 +52,7 @@ def line(found: Mapping[str, str]) -> str:
 
 def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
     """Return whether the job has shown what a rollback can do in it."""
-    if policy.mode not in ACTING_MODES or state.job.world_size > 1:
+    if policy.mode not in ACTING_MODES:
         return True
     reported = state.job.unavailable.keys() & {"rollback", "rewind"}
     refused = str(probe.get("rollback", "")).startswith(REFUSED)
@@ -63,8 +63,6 @@ def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
 
 def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     missing, status = state.job.unavailable, str(probe.get("rollback", ""))
-    if state.job.world_size > 1:
-        return f"no ({state.job.world_size} ranks would have to change at the same step)"
     if not _has(policy, "rollback"):
         return f"no (policy {policy.name} never runs it)"
     if "rollback" in missing:

@@ -273,14 +273,14 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(probed, verb, args, says):
 
 
 def test_one_of_several_ranks_is_not_changed_alone(probed):
-    """Verbs that change training are refused with several ranks; evidence and stop work."""
+    """Verbs that change training need a fence with several ranks; evidence and stop do not."""
     job = probed.start(loop(), environ={"RANK": "1", "WORLD_SIZE": "2"})
     assert job.segment().path.name.startswith("rank-1.") and job.segment().world_size == 2
     verbs = ("pause", "lr_scale", "rollback", "skip_step", "savepoint")
     verbs += ("clip", "update_clip", "loss_scale")
     keys = [job.send(verb, value=0.5, before_step=3) for verb in verbs]
     job.go()
-    assert all("step-fenced" in job.answer(key).error for key in keys)
+    assert all("needs a fence" in job.answer(key).error for key in keys)
     probed.wait(job)
     assert set(job.column("lr_scale")) == {1.0}
 

@@ -87,7 +87,7 @@ def actions() -> str:
     rows = []
     for verb, form in discover.actions().items():
         marks = ["destructive"] if form.destructive else []
-        marks += ["one rank only"] if form.changes_training else []
+        marks += ["all ranks at one step"] if form.changes_training else []
         marks += [f"budget `{form.budget}`"] if form.budget else []
         marks += [] if form.touches_job else ["does not touch the job"]
         rows.append((f"`{verb}`", summary(form), _keys(form), ", ".join(marks)))

@@ -68,15 +68,6 @@ class PlanContext:
     good_loss: float | None = None  # of the probe batch, when it was said that the weights are good
 
 
-def refuse_several_ranks(context: PlanContext, verb: str) -> None:
-    """Raise `Refused` when the run has more than one rank: they could not all act at one step."""
-    if context.world_size > 1:
-        raise Refused(
-            f"{verb} is not possible with {context.world_size} ranks: all of them would have to "
-            "change at the same step"
-        )
-
-
 class Job(Protocol):
     """The running job, as `perform` may use it. Calls block the performer, never the run."""
 
@@ -148,7 +139,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         destructive: changes the job's training state in a way that cannot be taken back.
         ends_job: ends its processes; withdrawn when what it answers is over (see `withdrawal`).
         touches_job: False for evidence and notification; "zero actions" counts these out.
-        changes_training: refused when world_size > 1 until step-fenced commands exist.
+        changes_training: with several ranks all carry it out at one step, or none does.
         engine_step: True for `hold`, `notify`, `undo` and `verify`: the engine carries them out.
         budget: the budget class it is counted in besides `all`; None is not counted at all.
         deadline_s: how long `perform` may take, unless `limit_s` says otherwise.

@@ -253,6 +253,15 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
+        if result.get("inconsistent") is True:
+            failure.ranks_differ, incident.severity = True, "SEV0"
+            ctx.notify(
+                "SEV0",
+                f"{incident.id}: the ranks differ after {run.intent.verb}",
+                verdict=event.error or "",
+                then="no command can repair that; the job goes on from a checkpoint of before, "
+                "where the policy says how, else end it: supervise stop RUN",
+            )
         fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}")
         return
     ctx.record(
@@ -340,9 +349,10 @@ def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -
         failure.reason = why
     elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
         failure.reason = why
-        failure.pending_undos = compensation.runbook_undos(
-            recovery, run, run.index if sent else None
-        )
+        if not failure.ranks_differ:
+            failure.pending_undos = compensation.runbook_undos(
+                recovery, run, run.index if sent else None
+            )
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
         compensation.remove(recovery, run.intent.action)
@@ -368,6 +378,8 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         start_waiting(ctx)
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, why)
+    elif failure.ranks_differ:
+        _relaunch_apart(ctx, incident, why)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
@@ -382,6 +394,17 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         closing.hold(ctx, incident, why, remedies=closing.is_remedy(run.runbook))
     else:
         start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
+
+
+def _relaunch_apart(ctx: StepContext, incident: Incident, why: str) -> None:
+    """The ranks train on with different states: only a start from before can put that right."""
+    policy = ctx.policy
+    names = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
+    known = [name for name in policy.ladder.levels if name in names] + names
+    if known:
+        start(ctx, incident, known[0], escalation.level_of(policy.ladder, known[0], -1), why)
+    else:
+        closing.hold(ctx, incident, why, remedies=True)
 
 
 def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:

@@ -56,6 +56,7 @@ class RunbookFailure:
         refused: the job refused its step, and nothing was touched.
         withdrawn: its reason was gone before it acted: nothing is tried instead.
         pause_ended: why the job is not paused any more, though this runbook relies on it.
+        ranks_differ: some ranks did a step and others did not: no other command may follow.
     """
 
     reason: str | None = None
@@ -65,6 +66,7 @@ class RunbookFailure:
     refused: bool = False
     withdrawn: bool = False
     pause_ended: str = ""
+    ranks_differ: bool = False
 
 
 @dataclass(frozen=True, slots=True)

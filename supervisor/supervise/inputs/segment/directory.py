@@ -40,7 +40,7 @@ class Segments:
     """The segments of one run.
 
     Attributes:
-        ranks: the open segment of each rank.
+        directory: where they are. ranks: the open segment of each rank.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Segments:
     ) -> None:
         """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
         self.ranks: dict[int, Segment] = {}
-        self._shm_dir, self._segments_change = shm_dir, DirectoryChange(shm_dir)
+        self.directory, self._segments_change = shm_dir, DirectoryChange(shm_dir)
         self._marks_dir, self._marks_change = marks_dir, DirectoryChange(marks_dir)
         self._clock = clock
         self._taken = ReadCursor() if taken is None else taken
@@ -198,14 +198,14 @@ class Segments:
         found: list[Segment] = []
         if not self._segments_change.due(self._clock()):
             return found
-        for name in _names(self._shm_dir):
+        for name in _names(self.directory):
             match = _SEGMENT_NAME.fullmatch(name)
             if match is None or name in self._known:
                 continue
             self._known.add(name)
             rank, pid = map(int, match.groups())
             try:
-                segment = Segment.open(self._shm_dir / name, self._clock)
+                segment = Segment.open(self.directory / name, self._clock)
             except SegmentError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):  # gone again: nobody's fault
                     self._report(error, rank, pid, events)

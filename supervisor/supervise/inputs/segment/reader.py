@@ -46,6 +46,7 @@ class Segment:
         rank, world_size, pid, start_ticks, created_ns: as the probe wrote them at its start.
         again: see `core.model.events.Announced`; to be set before the first poll.
         lived: its process was seen alive when it was found.
+        step: of the newest frame, -1 before the first.
     """
 
     def __init__(self, file: SegmentFile, clock: Callable[[], int]) -> None:
@@ -53,6 +54,7 @@ class Segment:
         self.path = file.path
         self.rank, self.world_size, self.pid = header.rank, header.world_size, header.pid
         self.again = self.lived = False
+        self.step = -1
         self.start_ticks = header.start_ticks
         self.created_ns = header.created_ns
         self._file = file
@@ -300,7 +302,7 @@ class Segment:
             found.append((seq + 1, frame))
             if self._last is not None and self._last[0] == seq - 1 and slot.at_ns > self._last[1]:
                 self._step_ns.append(slot.at_ns - self._last[1])
-            self._last = (seq, slot.at_ns)
+            self._last, self.step = (seq, slot.at_ns), slot.step
 
     def _take_letters(self, head: int) -> list[tuple[int, Event]]:
         """Return notices, each with the number of frames published before it; keep the acks."""

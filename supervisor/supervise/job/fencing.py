@@ -1,0 +1,343 @@
+"""A command for several ranks: all of them carry it out at one step, or none does.
+
+The supervisor picks a step S that no rank has passed and asks every rank for a promise not to pass
+it without a verdict. With the promises of all, and where they mean the same step by its number, it
+decides "commit", else "abort"; `supervise_probe.ipc.fences` has the verdict. A rank that had passed
+S already vetoes, and S is picked anew, farther ahead.
+
+What was committed and not carried out by every rank is never repaired by a second command: the
+ranks differ, and the error says so (`ActionError.inconsistent`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from supervise_probe.ipc import fences
+
+from ..errors import ActionError
+from .pending_command import Ack, PendingCommand, judge
+from .proc_stat import EXITED
+
+WAIT_S = 5.0  # a rank stands at its fence for this long at most
+FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
+VETOES = 4  # of ranks that were past it: the lead is doubled three times
+APART = 3  # frames behind the fence by which a rank must have answered
+TRIP_S = 0.1  # from here to a rank and back, before it was measured; project default
+LOOK_S = 0.05
+OUTCOME_S = 10.0  # to carry it out, whatever is left of the deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank is.
+
+    Attributes:
+        step: of its newest frame. phase: of its newest beat. step_s: median time of its steps.
+        waits: it is in a collective. halted: why its process cannot answer, "" where it can.
+    """
+
+    step: int
+    phase: str
+    step_s: float
+    waits: bool = False
+    halted: str = ""
+
+
+class Letters(Protocol):
+    """What this needs of the controller."""
+
+    @property
+    def world_size(self) -> int: ...
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> PendingCommand: ...
+    def expect(self, verb: str, key: str) -> PendingCommand: ...
+    def forget(self, asked: PendingCommand) -> None: ...
+    def standing(self) -> dict[int, Standing]: ...
+
+
+def carry_out(
+    job: Letters,
+    directory: Path,
+    verb: str,
+    args: Mapping[str, Any],
+    *,
+    key: str,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Let every rank carry out `verb` at one step; return what rank 0 observed.
+
+    Besides `ranks`, `ack_step`, and `wait_ms`, the longest that a rank stood at the fence.
+
+    Raises:
+        ActionError: with `refused`, no rank has done anything; with `inconsistent`, some have.
+    """
+    until = time.monotonic() + deadline_s
+    expected = job.expect(verb, key)  # before anybody can answer
+    try:
+        fence = Fence(job, directory, verb, args, key, until)
+        step = fence.settle()
+        left_s = max(OUTCOME_S, until - time.monotonic())
+        return _outcome(job, expected, step, left_s)
+    finally:
+        job.forget(expected)
+
+
+class Fence:
+    """One command on its way to a verdict.
+
+    Args:
+        directory: of the verdicts. until: CLOCK_MONOTONIC in seconds.
+    """
+
+    def __init__(
+        self,
+        job: Letters,
+        directory: Path,
+        verb: str,
+        args: Mapping[str, Any],
+        key: str,
+        until: float,
+    ) -> None:
+        self._job, self._directory = job, directory
+        self._verb, self._args, self._key, self._until = verb, args, key, until
+        self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        self._round = self._vetoes = 0
+        self._trip_s = TRIP_S
+        self._least = -1  # the farthest step that a rank is known to have reached
+
+    def settle(self) -> int:
+        """Return the step at which all ranks carry it out.
+
+        Raises:
+            ActionError: they do not.
+        """
+        while True:
+            path = self._path()
+            stands = self._read(path)
+            if stands is None:
+                stands = self._propose(path)
+            elif stands.decision == fences.COMMIT:  # of a supervisor before us
+                self._job.ask("outcome", {"key": self._key}, key=f"{self._key}/outcome")
+            if stands is not None and stands.decision == fences.COMMIT:
+                return stands.step
+            self._round += 1
+
+    def _propose(self, path: str) -> fences.Verdict | None:
+        """Return the verdict; None where a rank had passed the step, and another is to be tried."""
+        step = self._pick()
+        order = {
+            "id": path.rpartition(fences.PREFIX)[2],
+            "step": step,
+            "wait_s": WAIT_S,
+            "key": self._key,
+            "verb": self._verb,
+            "args": dict(self._args),
+            "until_ns": int(self._until * 1e9),
+        }
+        began = time.monotonic()
+        asked = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
+        try:
+            answers = self._promises(asked, path)
+        finally:
+            self._job.forget(asked)
+        self._trip_s = max(TRIP_S, time.monotonic() - began)
+        why = self._objection(asked, answers)
+        if why is None:
+            step = next(iter(answers.values())).result["step"]  # of a supervisor before us, maybe
+            try:
+                agreed = agree(self._verb, self._args, {r: a.result for r, a in answers.items()})
+            except ActionError as error:
+                why = str(error)
+            else:
+                stands = self._decide(path, fences.COMMIT, "", step, agreed)
+                if stands.decision == fences.COMMIT:
+                    return stands
+                why = stands.why
+        else:
+            self._decide(path, fences.ABORT, why, step)
+        past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
+        if past and self._vetoes < VETOES:
+            self._vetoes += 1
+            self._least = step + max(past)
+            return None
+        if any(ack.result.get("busy") for ack in answers.values()):
+            time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
+            if time.monotonic() < self._until:
+                return None
+        self._decide(path, fences.ABORT, why, step)
+        raise ActionError(f"{self._verb} is not carried out by any rank: {why}", refused=True)
+
+    def _pick(self) -> int:
+        """Return a step that no rank will have passed when it hears of it."""
+        while True:
+            ranks = self._job.standing()
+            missing = self._job.world_size - len(ranks)
+            why = f"{missing} of {self._job.world_size} ranks have no probe attached"
+            if missing <= 0:
+                why = _not_now(ranks)
+            if not why:
+                break
+            if time.monotonic() >= self._until:
+                raise ActionError(f"{self._verb} was not sent: {why}", refused=True)
+            time.sleep(LOOK_S)
+        steps = [each.step for each in ranks.values()]
+        farthest: int = max(self._least, *steps)
+        if all(each.phase == "paused" for each in ranks.values()):
+            return farthest
+        step_s = max(1e-4, min(each.step_s for each in ranks.values()))
+        lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
+        return farthest + (lead << self._vetoes)
+
+    def _promises(self, asked: PendingCommand, path: str) -> dict[int, Ack]:
+        """Wait until every rank has answered, or the fence is over without some of them."""
+        answers: dict[int, Ack] = {}
+        over_s: float | None = None
+        while not asked.settled and time.monotonic() < self._until:
+            answers = asked.wait(LOOK_S)
+            if over_s is None and self._read(path) is not None:
+                over_s = time.monotonic() + 2 * self._trip_s  # the others answer at their next step
+            if over_s is not None and time.monotonic() > over_s:
+                break
+        return asked.wait(0.0) or answers
+
+    def _objection(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> str | None:
+        """Return why not all ranks have promised, None where all have and mean the same step."""
+        if asked.sent is None:
+            return asked.refusal or "the main loop is busy"
+        refused = [f"rank {rank}: {ack.error}" for rank, ack in answers.items() if not ack.ok]
+        if refused:
+            return refused[0]
+        silent = sorted(set(asked.sent) - set(answers))
+        if silent:
+            missing = _absentees(silent, asked.lost, self._job.standing(), "promise")
+            stands = self._read(self._path())
+            return f"{missing}, and {stands.why}" if stands is not None else missing
+        if len({ack.result["step"] for ack in answers.values()}) > 1:
+            return "they have promised to wait at different steps"
+        return _other_step({rank: ack.result.get("boundaries") for rank, ack in answers.items()})
+
+    def _path(self) -> str:
+        return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
+
+    def _read(self, path: str) -> fences.Verdict | None:
+        try:
+            return fences.read(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ActionError(f"the verdict of a fence cannot be read: {error}") from error
+
+    def _decide(
+        self, path: str, decision: str, why: str, step: int, args: Mapping[str, Any] | None = None
+    ) -> fences.Verdict:
+        try:
+            return fences.decide(path, decision, why, step, dict(args or {}))
+        except (OSError, ValueError, KeyError) as error:
+            raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
+
+
+def agree(
+    verb: str, args: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what the ranks do together, by what each said when it promised.
+
+    Raises:
+        ActionError: there is nothing that all can do.
+    """
+    if verb != "rollback":
+        return {}
+    common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
+    older = [step for step in common if step < args["before_step"]]
+    if not older:
+        raise ActionError(
+            f"there is no savepoint before step {args['before_step']} that all ranks have"
+        )
+    return {"to_step": max(older)}
+
+
+def _not_now(ranks: Mapping[int, Standing]) -> str:
+    """Return which rank cannot be fenced just now, and why; "" where all can."""
+    for rank, each in sorted(ranks.items()):
+        if each.phase not in ("step", "paused"):
+            return f"rank {rank} is in {each.phase}"
+        if each.step < FIRST_STEPS:
+            return f"rank {rank} is in its first steps"
+    if len({each.phase for each in ranks.values()}) > 1:
+        paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
+        return f"only rank {', '.join(map(str, paused))} is paused"
+    return ""
+
+
+def _absentees(
+    silent: Sequence[int], lost: Mapping[int, str], ranks: Mapping[int, Standing], what: str
+) -> str:
+    """Return which ranks keep the others from what they were to do."""
+    known = [lost[rank] for rank in silent if rank in lost]
+    known += [
+        f"rank {rank} {ranks[rank].halted}"
+        for rank in silent
+        if rank not in lost and rank in ranks and ranks[rank].halted
+    ]
+    if known:
+        return "; ".join(known)
+    busy = [rank for rank in silent if rank in ranks and not ranks[rank].waits]
+    names = ", ".join(map(str, busy or silent))
+    return f"rank {names} did not {what}"
+
+
+def _other_step(boundaries: Mapping[int, Any]) -> str | None:
+    """Return which ranks do not mean the same step by its number, None where all do.
+
+    Args:
+        boundaries: per rank, pairs of a step and the number of collectives of the job by its end.
+    """
+    first, *others = sorted(boundaries)
+    mine = dict(boundaries[first] or ())
+    for rank in others:
+        theirs = dict(boundaries[rank] or ())
+        for step in sorted(mine.keys() & theirs.keys()):
+            if mine[step] != theirs[step]:
+                return (
+                    f"by the end of step {step} rank {first} had taken part in {mine[step]} "
+                    f"collectives of the job and rank {rank} in {theirs[step]}: they do not mean "
+                    "the same step by its number"
+                )
+    return None
+
+
+def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> dict[str, Any]:
+    """Wait for what every rank did at the fence."""
+    until = time.monotonic() + left_s
+    answers = expected.wait(LOOK_S)
+    while not expected.settled and time.monotonic() < until:
+        ranks = job.standing()
+        answers = expected.wait(LOOK_S)
+        silent = [rank for rank in ranks if rank not in answers]
+        if any(ranks[r].step >= step + APART or ranks[r].halted == EXITED for r in silent):
+            break
+    try:
+        judge(expected, answers, left_s)
+        for rank, ack in answers.items():
+            if ack.step != step:
+                raise ActionError(f"rank {rank} did it at step {ack.step}, not at {step}")
+    except ActionError as error:
+        if error.refused:
+            raise
+        why = str(error)
+        silent = sorted(set(expected.sent or {}) - set(answers))
+        if silent:
+            missing = _absentees(silent, expected.lost, job.standing(), "answer")
+            why = f"{expected.verb} was decided on, and {missing}"
+        if not answers:
+            raise ActionError(f"{why}: no rank is known to have done it") from error
+        why = f"the ranks differ from step {step} on: {why}"
+        raise ActionError(why, inconsistent=True) from error
+    first = answers[min(answers)]
+    longest = max(float(ack.result.get("wait_ms", 0.0)) for ack in answers.values())
+    return {**first.result, "ranks": len(answers), "ack_step": step, "wait_ms": longest}

@@ -1,0 +1,168 @@
+"""Every rank at one step, or none: real probes without torch, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervise.errors import ActionError
+from supervise.inputs.segment import Segments
+from supervise.job.controller import Control
+from supervise_probe.ipc import fences
+from tests.support.waiting import wait_until
+
+RANK = str(Path(__file__).parents[1] / "support" / "fenced_rank.py")
+
+
+class Gang:
+    """A job of several ranks and a control over it; `done` is what a rank has carried out."""
+
+    def __init__(self, start, looping, folder: Path, faults: dict[int, tuple[str, int]], world=2):
+        self.shm, marks = folder / "shm", folder / "probe"
+        for directory in (self.shm, marks):
+            directory.mkdir()
+        self._logs = [folder / f"log.{rank}" for rank in range(world)]
+        argv = (RANK, str(folder), str(world), "0.002", json.dumps(faults))
+        self.process = start(sys.executable, *argv)
+        segments = self._segments = Segments(self.shm, marks, time.monotonic_ns)
+        self.control = Control(self.process, segments, lambda *_: {}, lambda *_: {})
+        pump = self.control.pump
+
+        def poll_and_pump(now_ns: int, **how: object) -> None:
+            segments.poll()
+            pump(now_ns, **how)
+
+        self.control.pump = poll_and_pump
+        looping(self.control, self.process)
+        wait_until(lambda: len(segments.ranks) == world)
+        wait_until(lambda: min(rank.step for rank in segments.ranks.values()) > 5)
+
+    def scale(self, value=0.5, key="k", deadline_s=20.0):
+        args = {"value": value, "rewarm_steps": 0}
+        return self.control.command("lr_scale", args, key=key, deadline_s=deadline_s)
+
+    def steps(self):
+        return {number: rank.step for number, rank in self._segments.ranks.items()}
+
+    def pids(self):
+        return {number: rank.pid for number, rank in self._segments.ranks.items()}
+
+    def done(self):
+        return [log.read_text().splitlines() for log in self._logs]
+
+    def verdicts(self):
+        paths = sorted(self.shm.glob(f"{fences.PREFIX}*"))
+        return [fences.read(str(path)) for path in paths]
+
+
+@pytest.fixture
+def gang(start, looping, tmp_path):
+    def make(world=2, **faults):
+        named = {int(name.removeprefix("rank")): fault for name, fault in faults.items()}
+        return Gang(start, looping, tmp_path, named, world)
+
+    return make
+
+
+def test_all_ranks_do_it_at_one_step_and_once(gang):
+    """Asked again under the same key, as after a crash of the supervisor, nobody does it again."""
+    ranks = gang(world=3)
+
+    seen = [ranks.scale(value, key=str(value)) for value in (0.5, 0.25)]
+    again = ranks.scale(0.25, key="0.25")
+
+    expected = [f"{one['ack_step']} lr_scale {one['lr_scale']}" for one in seen]
+    assert ranks.done() == [expected] * 3
+    assert [one["ranks"] for one in seen] == [3, 3] and again["ack_step"] == seen[1]["ack_step"]
+    assert [verdict.decision for verdict in ranks.verdicts()] == ["commit"] * 2
+    assert seen[0]["wait_ms"] < 1000.0
+
+
+def test_a_pause_holds_all_at_one_step_and_what_comes_meanwhile_is_fenced_there(gang):
+    ranks = gang()
+
+    paused = ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
+    changed = ranks.scale()
+    time.sleep(0.2)
+    steps = ranks.steps()
+    ranks.control.command("resume", {}, key="r", deadline_s=20.0)
+
+    assert set(steps.values()) == {paused["paused_step"]}
+    assert changed["ack_step"] == paused["paused_step"]
+    wait_until(lambda: min(ranks.steps().values()) > paused["paused_step"] + 5)
+
+
+def test_ranks_that_count_their_steps_otherwise_are_not_changed(gang):
+    """Both would do it at the step that they call by this number, but not at the same one."""
+    ranks = gang(rank1=("astray", 4))
+
+    with pytest.raises(ActionError, match="they do not mean the same step") as refused:
+        ranks.scale()
+
+    assert refused.value.refused and ranks.done() == [[], []]
+    assert {verdict.decision for verdict in ranks.verdicts()} == {"abort"}
+
+
+def test_a_rank_that_does_not_promise_is_named_and_blocks_nobody(gang):
+    """It is stopped: the others are on their way again when the time at the fence is over."""
+    ranks = gang()
+    os.kill(ranks.pids()[1], signal.SIGSTOP)
+    began = time.monotonic()
+
+    with pytest.raises(ActionError, match="rank 1 is stopped by a signal") as refused:
+        ranks.scale(deadline_s=2.0)
+
+    assert refused.value.refused and time.monotonic() - began < 10.0
+    os.kill(ranks.pids()[1], signal.SIGCONT)
+    before = min(ranks.steps().values())
+    wait_until(lambda: min(ranks.steps().values()) > before + 20)
+    assert ranks.done() == [[], []]
+
+
+def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
+    ranks = gang(rank1=("dies", 60))
+
+    results = []
+    for number in range(40):
+        try:
+            results.append(ranks.scale(0.5, key=str(number), deadline_s=1.0))
+        except ActionError as error:
+            results.append(error)
+            break
+
+    died = results[-1]
+    assert isinstance(died, ActionError) and "rank 1 has exited" in str(died)
+    first, second = ranks.done()
+    assert first[: len(second)] == second and len(first) - len(second) <= died.inconsistent
+
+
+def test_without_a_supervisor_a_promise_ends_by_itself(gang):
+    """The promise is asked for, and then nobody decides: the ranks decide that it is not done."""
+    ranks = gang()
+    step = max(ranks.steps().values()) + 60
+    order = {"id": "dead", "step": step, "wait_s": 0.5, "key": "k", "verb": "lr_scale"}
+    asked = ranks.control.ask("fence", {**order, "args": {"value": 0.5}}, key="k/0")
+    answers = asked.wait(20.0)
+
+    assert [ack.result["step"] for ack in answers.values()] == [step, step]
+    wait_until(lambda: min(ranks.steps().values()) > step + 5)
+    (verdict,) = ranks.verdicts()
+    assert verdict.decision == "abort" and "had no verdict at step" in verdict.why
+    assert ranks.done() == [[], []]
+
+
+def test_a_verdict_is_written_once(tmp_path):
+    path = str(tmp_path / "fence-1")
+
+    assert fences.read(path) is None
+    first = fences.decide(path, fences.ABORT, "rank 1 is late", 7)
+    second = fences.decide(path, fences.COMMIT, "", 7, {"to_step": 3})
+
+    assert first == second == fences.read(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["fence-1"]

@@ -1,0 +1,121 @@
+"""Ranks without torch: the commands of a real probe over a real segment, in lockstep.
+
+Run as `python fenced_rank.py FOLDER WORLD STEP_S {"RANK": ["FAULT", STEP]}`, which starts WORLD
+ranks with segments in FOLDER/shm, or with a rank behind that as one of them. A rank ends a step
+when all have begun it, as an all-reduce would have it. What it carries out goes into
+FOLDER/log.RANK, a line `step verb value` each. Faults: `astray` counts a step that the others do
+not make, `dies` kills the rank in that step, `late` holds it there for 1 s.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from supervise_probe import wire
+from supervise_probe.config import Config
+from supervise_probe.control.commands import Commands
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
+from supervise_probe.runtime.guard import Guard
+from supervise_probe.runtime.position import Position
+from supervise_probe.runtime.reporter import Reporter
+
+
+class Rate:
+    """Writes down what is asked of it."""
+
+    hold = None
+    warming = SimpleNamespace(moves=False)
+
+    def __init__(self, position, log):
+        self._position, self._log = position, log
+        self.held = SimpleNamespace(now=1.0)
+
+    def factor(self):
+        return self.held.now
+
+    def scale(self, value, steps, step):
+        self.held.now = value
+        os.write(self._log, f"{self._position.step - 1} lr_scale {value!r}\n".encode())
+
+
+class Lockstep:
+    """How many steps each rank has begun, in memory that all share."""
+
+    def __init__(self, path, rank, world):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, 8 * world)
+        self._map, self._rank, self._world = mmap.mmap(fd, 8 * world), rank, world
+        os.close(fd)
+        self.made = 0
+
+    def meet(self):
+        """Take part in a collective of all."""
+        self.made += 1
+        struct.pack_into("=Q", self._map, 8 * self._rank, self.made)
+        while min(struct.unpack_from(f"={self._world}Q", self._map)) < self.made:
+            time.sleep(0.0002)
+
+
+STEPS = 100_000
+
+
+def main():
+    folder, world, step_s, faults, *which = sys.argv[1:]
+    if not which:
+        command = [sys.executable, *sys.argv]
+        gang = [subprocess.Popen([*command, str(rank)]) for rank in range(int(world))]
+        sys.exit(max(abs(rank.wait()) for rank in gang))
+    run_rank(Path(folder), int(world), float(step_s), json.loads(faults), int(which[0]))
+
+
+def run_rank(folder, world, step_s, faults, rank):
+    fault, at = faults.get(str(rank), ("", -1))
+    shm, log = str(folder / "shm"), folder / f"log.{rank}"
+    position = Position(0, 0)
+    position.rank, position.world_size = rank, world
+    lockstep = Lockstep(folder / "lockstep", rank, world)
+    group = SimpleNamespace(_get_sequence_number_for_group=lambda: lockstep.made)
+    torch = SimpleNamespace(distributed=SimpleNamespace(GroupMember=SimpleNamespace(WORLD=group)))
+    writer = Writer.create(shm, "run", rank, world, slots=256)
+    mailbox, reporter = Mailbox(writer), Reporter(position)
+    reporter.connect(writer, mailbox, {name: i for i, name in enumerate(wire.PHASES)}, dict)
+    guard = Guard(lambda part, why: sys.exit(f"{part.name} is off: {why}"))
+    context = SimpleNamespace(
+        torch=torch,
+        guard=guard,
+        position=position,
+        reporter=reporter,
+        config=Config("run", shm, shm),
+    )
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    optimizers = SimpleNamespace(living=list, known={})
+    commands = Commands(context, mailbox, Rate(position, out), optimizers, list, str)
+    writer.announce(["train_loss_raw"])
+    reporter.beat("step")
+    while position.step < STEPS:
+        time.sleep(step_s)
+        if position.step == at and fault == "late":
+            time.sleep(1.0)
+        if position.step == at and fault == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        lockstep.meet()
+        if position.step == at and fault == "astray":
+            position.step += 1
+        writer.publish(position.step, 0, [2.5], time.monotonic_ns())
+        position.step += 1
+        reporter.beat("step")
+        commands.fetch()
+        commands.run()
+
+
+main()
