@@ -103,6 +103,17 @@ def report_unactionable(
     )
 
 
+def report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
+    """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
+    incident.severity, incident.headline = "SEV0", f"{verb} was not carried out by all ranks: {why}"
+    ctx.notify(
+        "SEV0",
+        f"{incident.id}: the ranks differ",
+        verdict=incident.headline,
+        then="no command can repair that: supervise stop RUN, and start it from a checkpoint",
+    )
+
+
 def is_remedy(book: Runbook) -> bool:
     """Return whether a runbook changes the training, or starts it again."""
     return any(step.changes_training or step.ends_job for step in book.steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .policy import HOLD, Ladder
+from .policy import HOLD, Ladder, Policy
 
 
 def entry_level(ladder: Ladder, wanted: str, minimum: int) -> tuple[str, int]:
@@ -44,3 +44,10 @@ def level_at(ladder: Ladder, level: int) -> tuple[str, int]:
 def level_of(ladder: Ladder, name: str, otherwise: int) -> int:
     """Return the level of a runbook, `otherwise` when it is on none."""
     return ladder.levels.index(name) if name in ladder.levels else otherwise
+
+
+def relaunching(policy: Policy) -> tuple[str, int]:
+    """Return `(runbook, level)` of the first one that relaunches the job, `hold` without one."""
+    known = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
+    names = [name for name in (*policy.ladder.levels, *known) if name in known]
+    return (names[0], level_of(policy.ladder, names[0], -1)) if names else (HOLD, -1)

@@ -254,14 +254,8 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
         if result.get("inconsistent") is True:
-            failure.ranks_differ, incident.severity = True, "SEV0"
-            ctx.notify(
-                "SEV0",
-                f"{incident.id}: the ranks differ after {run.intent.verb}",
-                verdict=event.error or "",
-                then="no command can repair that; the job goes on from a checkpoint of before, "
-                "where the policy says how, else end it: supervise stop RUN",
-            )
+            failure.ranks_differ = True
+            closing.report_ranks_differ(ctx, incident, run.intent.verb, event.error or "")
         fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}")
         return
     ctx.record(
@@ -379,7 +373,7 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif failure.withdrawn and not failure.exhausted:
         _stop_acting(ctx, incident, run, why)
     elif failure.ranks_differ:
-        _relaunch_apart(ctx, incident, why)
+        start(ctx, incident, *escalation.relaunching(ctx.policy), why, escalated=True)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
@@ -394,17 +388,6 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         closing.hold(ctx, incident, why, remedies=closing.is_remedy(run.runbook))
     else:
         start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
-
-
-def _relaunch_apart(ctx: StepContext, incident: Incident, why: str) -> None:
-    """The ranks train on with different states: only a start from before can put that right."""
-    policy = ctx.policy
-    names = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
-    known = [name for name in policy.ladder.levels if name in names] + names
-    if known:
-        start(ctx, incident, known[0], escalation.level_of(policy.ladder, known[0], -1), why)
-    else:
-        closing.hold(ctx, incident, why, remedies=True)
 
 
 def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
