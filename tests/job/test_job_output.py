@@ -84,7 +84,8 @@ def test_a_relay_that_dies_is_replaced(echo, kept):
 
     assert say(echo, "two") == "got two\n"
     second = relay_of(echo)
-    assert second.pid != first.pid and "got two" in kept.read_text()
+    assert second.pid != first.pid
+    wait_until(lambda: "got two" in kept.read_text(), "the kept line")
     for _ in range(2):
         relay_of(echo).kill()
         assert say(echo, "more") == "got more\n"
