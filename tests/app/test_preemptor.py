@@ -13,7 +13,7 @@ import pytest
 
 from supervise.app.preemptor import Preemptor
 from supervise.core.model.events import Notice, OperatorCommand
-from supervise.job.pending_command import PendingCommand
+from supervise.job.ranks.pending_command import PendingCommand
 from supervise.job.signals import Forwarder
 
 PATH = "out/ckpt.supervise-8.pt"

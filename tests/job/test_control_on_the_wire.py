@@ -17,8 +17,8 @@ from supervise.core.model.action import PlanContext
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.job.controller import Control
-from supervise.job.lease import Lease
 from supervise.job.process import Process
+from supervise.job.ranks.lease import Lease
 from supervise.outputs.evidence import Evidence
 from tests.support.waiting import wait_until
 

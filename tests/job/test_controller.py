@@ -10,8 +10,8 @@ import pytest
 
 from supervise.errors import ActionError, SegmentError
 from supervise.job.controller import Control
-from supervise.job.lease import Lease
 from supervise.job.proc_stat import suspended
+from supervise.job.ranks.lease import Lease
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable

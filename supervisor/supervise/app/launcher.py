@@ -22,9 +22,9 @@ from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..inputs.oom_counters import OomCounters
 from ..job import environment, shared_memory
-from ..job.lease import LEASE_S
 from ..job.proc_stat import start_ticks
 from ..job.process import Process
+from ..job.ranks.lease import LEASE_S
 from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 

@@ -24,8 +24,8 @@ from ..core.model.events import Notice
 from ..core.model.policy import Policy
 from ..inputs import clock
 from ..inputs.segment import Segments
-from ..job.pending_command import ending
 from ..job.process import Process
+from ..job.ranks.pending_command import ending
 from .event_processor import EventProcessor
 
 WATCH_S = 600.0  # for policies of older runs; project default

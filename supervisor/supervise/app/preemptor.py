@@ -24,8 +24,8 @@ from ..core.model.policy import Policy
 from ..core.model.preemption import HOLDABLE, Settled, Terms
 from ..core.state.run_state import State
 from ..inputs import clock
-from ..job.pending_command import PendingCommand
 from ..job.process import Process
+from ..job.ranks.pending_command import PendingCommand
 from ..job.signals import Forwarder
 
 KIND = "preempt"  # of the notices

@@ -29,13 +29,13 @@ from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
-from .fencing import Standing, carry_out
-from .lease import Lease
-from .pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
 from .phase_inference import work
 from .proc_stat import halted, suspended
 from .process import Process
-from .quarantine_broadcast import Manifest, quarantine
+from .ranks.fencing import Standing, carry_out
+from .ranks.lease import Lease
+from .ranks.pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
+from .ranks.quarantine_broadcast import Manifest, quarantine
 from .termination import LOOP_S, halt
 
 T = TypeVar("T")

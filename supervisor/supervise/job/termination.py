@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ..errors import ActionError
-from .pending_command import PendingCommand
 from .process import Process
+from .ranks.pending_command import PendingCommand
 
 T = TypeVar("T")
 LOOP_S = 2.0  # the main loop comes round every few milliseconds; longer than this it is stuck

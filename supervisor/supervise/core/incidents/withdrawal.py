@@ -14,8 +14,8 @@ that answers it. A job that recovered meanwhile must not be stopped for what is 
   an approved answer to a standstill does: a job that makes steps again does not stand still.
 - A training that is over (see `session_change`) withdraws what was meant for it.
 - A pause that ended by itself withdraws what relied on it. The probe holds a job only while its
-  pause is renewed (see `job.lease`), and tells when it let the job go without a `resume`: a runbook
-  between its `pause` and its `resume` fails.
+  pause is renewed (see `job.ranks.lease`), and tells when it let the job go without a `resume`: a
+  runbook between its `pause` and its `resume` fails.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import ActionError, StoreError
+from ...errors import ActionError, StoreError
 
 
 class Manifest(Protocol):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.model.events import Beat
-from ..errors import ActionError
+from ...core.model.events import Beat
+from ...errors import ActionError
 
 
 class Ack(Protocol):

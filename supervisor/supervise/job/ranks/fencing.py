@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from supervise_probe.ipc import fences
 
-from ..errors import ActionError
+from ...errors import ActionError
+from ..proc_stat import EXITED
 from .pending_command import Ack, PendingCommand, judge
-from .proc_stat import EXITED
 
 WAIT_S = 5.0  # a rank stands at its fence for this long at most
 FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ..errors import SuperviseError
+from ...errors import SuperviseError
 from .pending_command import Rank
 
 LEASE_S = 60.0
