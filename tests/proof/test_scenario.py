@@ -183,7 +183,7 @@ def test_ranks_have_their_own_noise_and_can_fall_silent(outcome: Play) -> None:
     assert len(two.result.changes("spike", "fired")) == 2
     assert len(silent.result.changes("spike", "fired")) == 1
     assert len(back.result.changes("spike", "fired")) == 2
-    assert {verb for _, verb in two.result.intents()} == {"snapshot"}
+    assert {verb for _, verb in two.result.intents()} == {"snapshot", "lr_scale"}
 
 
 AGAIN = """

@@ -385,6 +385,7 @@ class App:
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
+        self._status.check_probe(now_ns)  # failures are forgotten when a rank comes in their place
         # The silence of a job that has ended means nothing.
         if not self._checkpoints.is_verifying_now:
             lives = control.process.returncode is None
@@ -402,7 +403,6 @@ class App:
         )
         if changed is not None:
             self.recorder.note("sampling", processor.state.step, changed, {})
-        self._status.check_probe(now_ns)
         self._status.write(control, now_ns)
 
     # ── the life of a process ─────────────────────────────────────────────────────────────────────
