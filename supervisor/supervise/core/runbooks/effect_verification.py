@@ -125,7 +125,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         seen.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
     if seen.clear_steps >= needed and (
-        left := _still_missing(policy, monitor, incident, frame, needed)
+        left := _still_missing(policy, state.monitors, incident, frame, needed)
     ):
         seen.clear_steps, seen.last_trouble = needed - 1, left
     if seen.clear_steps >= needed:
@@ -252,15 +252,22 @@ def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame)
 
 
 def _still_missing(
-    policy: Policy, monitor: RankMonitor, incident: Incident, frame: Frame, frames: int
+    policy: Policy,
+    monitors: Mapping[int, RankMonitor],
+    incident: Incident,
+    frame: Frame,
+    frames: int,
 ) -> str:
     """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
     if frame.step <= incident.recovery.must_pass:
         return (
             f"step {incident.recovery.must_pass}, where the incident started, has not been passed"
         )
-    moved = _update_missing(policy, monitor, incident, frames)
-    return moved or _level_missing(monitor, incident, frames)
+    moved = _update_missing(policy, monitors[frame.rank], incident, frames)
+    # The rank that it began on, too: its data may be the cause, which the others do not see.
+    ranks = {frame.rank, incident.case.rank} & monitors.keys()
+    levels = (_level_missing(monitors[rank], incident, frames) for rank in sorted(ranks))
+    return moved or next(filter(None, levels), "")
 
 
 def _level_missing(monitor: RankMonitor, incident: Incident, frames: int) -> str:
