@@ -98,6 +98,7 @@ class AdoptedTree(Tree):
 
     def _children(self) -> list[psutil.Process]:
         """The first process, and all that carry the mark, oldest first."""
+        psutil.process_iter.cache_clear()  # it would yield the former owner of a pid used again
         marked = [process for process in psutil.process_iter() if self._belongs(process)]
         return sorted(marked, key=lambda process: process.create_time())
 
