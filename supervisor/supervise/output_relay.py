@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 BLOCK = 1 << 16
+LINE = 1 << 16  # bytes: a longer line is kept in pieces
 MOST_WAITING = 8 << 20  # bytes that wait for the disk; project default
 MOST_KEPT, FILES = 64 << 20, 4  # bytes of one file, and how many there are; project defaults
 SIZE_S = 0.25  # between two looks at the size of a terminal
@@ -58,6 +59,8 @@ class Log:
 
     def put(self, data: bytes) -> None:
         """Keep these bytes, unless too many wait already. Never waits for the disk."""
+        if not data:
+            return
         with self._change:
             if self.waiting + len(data) > self._most_waiting:
                 self.lost += len(data)
@@ -118,21 +121,32 @@ class Log:
 
 def copy(source: int, target: int, log: "Log | None") -> None:
     """Copy until nobody has the other end of `source` open."""
-    has_reader = True
+    has_reader, begun = True, b""
     while True:
         try:
             data = os.read(source, BLOCK)
         except OSError:  # EIO: nobody has the pseudo terminal open
-            return
+            data = b""
+        if log is not None:
+            begun += data
+            end = len(begun) if not data or len(begun) > LINE else last_line_end(begun)
+            log.put(begun[:end])
+            begun = begun[end:]
         if not data:
             return
-        if log is not None:
-            log.put(data)
         if has_reader:
             try:
                 write_all(target, data)
             except OSError:  # a closed pipe or terminal, a full disk
                 has_reader = False
+
+
+def last_line_end(data: bytes) -> int:
+    """Return where the last whole line ends, 0 without one; the carriage return of a bar counts.
+
+    Two streams go into one log, and would cut each other's lines.
+    """
+    return max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
 
 
 def write_all(fd: int, data: bytes) -> None:
