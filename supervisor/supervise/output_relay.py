@@ -121,17 +121,17 @@ class Log:
 
 def copy(source: int, target: int, log: "Log | None") -> None:
     """Copy until nobody has the other end of `source` open."""
-    has_reader, begun = True, b""
+    has_reader, partial = True, b""
     while True:
         try:
             data = os.read(source, BLOCK)
         except OSError:  # EIO: nobody has the pseudo terminal open
             data = b""
         if log is not None:
-            begun += data
-            end = len(begun) if not data or len(begun) > LINE else last_line_end(begun)
-            log.put(begun[:end])
-            begun = begun[end:]
+            partial += data
+            end = len(partial) if not data or len(partial) > LINE else last_line_end(partial)
+            log.put(partial[:end])
+            partial = partial[end:]
         if not data:
             return
         if has_reader:
