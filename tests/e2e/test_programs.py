@@ -133,6 +133,8 @@ def test_a_job_that_skips_by_itself_is_told_and_left_alone(supervise, tmp_path):
     job = [sys.executable, str(tmp_path / "skips.py")]
     running = supervise.start("--policy", "impatient.yaml", "--run-dir", "run", "--", *job)
     run = supervise.run_of()
+    sent = lambda: [r["reason"] for r in run.kinds("notify_intent")]  # noqa: E731
+    wait_until(lambda: any("no optimizer step" in reason for reason in sent()), "the message")
     wait_until(lambda: any(r["rule"] == "hang.no_step" for r in run.kinds("rule", "fired")), "it")
     (tmp_path / "enough").touch()
     running.communicate(timeout=60)

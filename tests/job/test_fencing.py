@@ -13,7 +13,9 @@ import pytest
 
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
+from supervise.inputs.segment.cursor import ReadCursor
 from supervise.job.controller import Control
+from supervise.job.ranks import fencing
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
 
@@ -24,24 +26,40 @@ class Gang:
     """A job of several ranks and a control over it; `done` is what a rank has carried out."""
 
     def __init__(self, start, looping, folder: Path, faults: dict[int, tuple[str, int]], world=2):
-        self.shm, marks = folder / "shm", folder / "probe"
-        for directory in (self.shm, marks):
+        self.shm, self._marks = folder / "shm", folder / "probe"
+        for directory in (self.shm, self._marks):
             directory.mkdir()
         self._logs = [folder / f"log.{rank}" for rank in range(world)]
         argv = (RANK, str(folder), str(world), "0.002", json.dumps(faults))
         self.process = start(sys.executable, *argv)
-        segments = self._segments = Segments(self.shm, marks, time.monotonic_ns)
-        self.control = Control(self.process, segments, lambda *_: {}, lambda *_: {})
-        pump = self.control.pump
+        self.control, self._segments = self._supervise()
+        looping(self.control, self.process)
+        wait_until(lambda: len(self._segments.ranks) == world)
+        wait_until(lambda: min(self.steps().values()) > 5)
+
+    def _supervise(self, taken=None):
+        """Begin to supervise, behind what another supervisor has taken."""
+        segments = Segments(self.shm, self._marks, time.monotonic_ns, taken)
+        control = Control(self.process, segments, lambda *_: {}, lambda *_: {})
+        if taken is not None:
+            segments.poll()
+            control.resume(None, None)
+        pump, self._taken = control.pump, ReadCursor()
 
         def poll_and_pump(now_ns: int, **how: object) -> None:
-            segments.poll()
+            for event in segments.poll():
+                self._taken.take(event)
             pump(now_ns, **how)
 
-        self.control.pump = poll_and_pump
-        looping(self.control, self.process)
-        wait_until(lambda: len(segments.ranks) == world)
-        wait_until(lambda: min(rank.step for rank in segments.ranks.values()) > 5)
+        control.pump = poll_and_pump
+        return control, segments
+
+    def taken_over(self, looping):
+        """Return what goes on behind all that was read so far."""
+        time.sleep(0.1)  # the newest frames
+        control, _ = self._supervise(self._taken)
+        looping(control, self.process)
+        return control
 
     def scale(self, value=0.5, key="k", deadline_s=20.0):
         args = {"value": value, "rewarm_steps": 0}
@@ -166,3 +184,37 @@ def test_a_verdict_is_written_once(tmp_path):
 
     assert first == second == fences.read(path)
     assert [each.name for each in tmp_path.iterdir()] == ["fence-1"]
+
+
+def test_a_supervisor_that_takes_over_a_pause_acts_at_once(gang, looping):
+    """It has read no frame of its own, and none comes; it counts the ranks before it is asked."""
+    ranks = gang()
+    paused = ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
+    next_one = ranks.taken_over(looping)
+
+    seen = next_one.command("lr_scale", {"value": 0.5, "rewarm_steps": 0}, key="k", deadline_s=5.0)
+
+    assert (seen["ranks"], seen["ack_step"]) == (2, paused["paused_step"])
+
+
+def test_what_was_decided_is_done_however_late(gang):
+    """A rank that comes to it after the deadline must not differ from one that did not."""
+    ranks = gang()
+    step = max(ranks.steps().values()) + 200
+    order = {"id": "late", "step": step, "wait_s": 5.0, "key": "k", "verb": "lr_scale"}
+    until_ns = time.monotonic_ns() + 100_000_000
+    args = {"value": 0.5, "until_ns": until_ns}
+    asked = ranks.control.ask("fence", {**order, "args": args}, key="k/0")
+    assert all(ack.ok for ack in asked.wait(20.0).values())
+    fences.decide(fences.path_of(str(ranks.shm), "late"), fences.COMMIT, "", step)
+
+    wait_until(lambda: min(ranks.steps().values()) > step + 5)
+    assert time.monotonic_ns() > until_ns
+    assert ranks.done() == [[f"{step} lr_scale 0.5"]] * 2
+
+
+def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
+    row = {0: [(5, 12), (6, 14)]}
+    assert fencing.other_step({**row, 1: [(6, 14), (7, 16)]}) is None
+    assert "nobody knows" in fencing.other_step({**row, 1: []})
+    assert "they do not mean the same step" in fencing.other_step({**row, 1: [(6, 12)]})

@@ -98,8 +98,7 @@ class Control:
         """Send what is queued, and file acks. Call after every `segments.poll()`."""
         ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
         self._lease.beat(now_ns, ranks.values())
-        if ranks:
-            self._world_size = max(rank.world_size for rank in ranks.values())
+        self._count_ranks()
         while self._work:
             self._work.popleft()()
         acks = [(rank, ack) for rank, segment in ranks.items() for ack in segment.acks()]
@@ -107,6 +106,10 @@ class Control:
             with self._wakeup:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
+
+    def _count_ranks(self) -> None:
+        sizes = [rank.world_size for rank in self._segments.ranks.values()]
+        self._world_size = max(sizes, default=self._world_size)
 
     @property
     def busy(self) -> bool:
@@ -137,6 +140,7 @@ class Control:
         Answers that lie there stand for themselves: a command that has one is not sent again.
         """
         self.exit_code = exit_code
+        self._count_ranks()
         if paused_until_ns is not None:
             self._lease.beat(time.monotonic_ns(), self._segments.ranks.values())
             self._lease.hold(paused_until_ns)
@@ -226,11 +230,11 @@ class Control:
 
         def begin() -> None:
             ranks = self._segments.ranks
+            with self._wakeup:
+                self._open.append(asked)
             asked.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
             asked.sent = dict(ranks)
 
-        with self._wakeup:
-            self._open.append(asked)
         self.on_loop(begin, LOOP_S)
         return asked
 

@@ -59,7 +59,7 @@ class Segment:
         self.created_ns = header.created_ns
         self._file = file
         self._clock = clock
-        self._slot_size = header.slot_size
+        self._slots, self._slot_size = header.slots, header.slot_size
         self._frames = wire.Ring(header.slots, self._slot, wire.unpack_slot)
         self._letters = wire.Ring(wire.LETTER_SLOTS, self._letter, wire.unpack_letter)
         self._reported = 0  # letters below this number were reported by another reader
@@ -129,6 +129,10 @@ class Segment:
         """
         head = read_u64(self._file.counters(), wire.LETTERS_HEAD_AT)
         self._frames.next, self._reported = frames, letters
+        if frames:  # of a job that is paused no other frame may come
+            seq, newest = wire.unpack_slot(self._slot((frames - 1) % self._slots)) or (-1, None)
+            if newest is not None and seq == frames - 1:
+                self.step = newest.step
         self._letters.next = min(letters, max(0, head - wire.LETTER_SLOTS))
 
     def beat(self) -> Beat:

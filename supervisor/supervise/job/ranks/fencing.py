@@ -39,7 +39,8 @@ class Standing:
     """Where a rank is.
 
     Attributes:
-        step: of its newest frame. phase: of its newest beat. step_s: median time of its steps.
+        step: of its newest frame. phase: of its newest beat. step_s: median time of its steps, 0.0
+            before two were seen.
         waits: it is in a collective. halted: why its process cannot answer, "" where it can.
     """
 
@@ -192,7 +193,7 @@ class Fence:
         farthest: int = max(self._least, *steps)
         if all(each.phase == "paused" for each in ranks.values()):
             return farthest
-        step_s = max(1e-4, min(each.step_s for each in ranks.values()))
+        step_s = min(each.step_s for each in ranks.values())
         lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
         return farthest + (lead << self._vetoes)
 
@@ -222,7 +223,7 @@ class Fence:
             return f"{missing}, and {stands.why}" if stands is not None else missing
         if len({ack.result["step"] for ack in answers.values()}) > 1:
             return "they have promised to wait at different steps"
-        return _other_step({rank: ack.result.get("boundaries") for rank, ack in answers.items()})
+        return other_step({rank: ack.result["boundaries"] for rank, ack in answers.items()})
 
     def _path(self) -> str:
         return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
@@ -266,7 +267,7 @@ def _not_now(ranks: Mapping[int, Standing]) -> str:
     for rank, each in sorted(ranks.items()):
         if each.phase not in ("step", "paused"):
             return f"rank {rank} is in {each.phase}"
-        if each.step < FIRST_STEPS:
+        if each.step < FIRST_STEPS or (not each.step_s and each.phase == "step"):
             return f"rank {rank} is in its first steps"
     if len({each.phase for each in ranks.values()}) > 1:
         paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
@@ -291,16 +292,18 @@ def _absentees(
     return f"rank {names} did not {what}"
 
 
-def _other_step(boundaries: Mapping[int, Any]) -> str | None:
+def other_step(boundaries: Mapping[int, Any]) -> str | None:
     """Return which ranks do not mean the same step by its number, None where all do.
 
     Args:
         boundaries: per rank, pairs of a step and the number of collectives of the job by its end.
     """
     first, *others = sorted(boundaries)
-    mine = dict(boundaries[first] or ())
+    mine = dict(boundaries[first])
     for rank in others:
-        theirs = dict(boundaries[rank] or ())
+        theirs = dict(boundaries[rank])
+        if not mine.keys() & theirs.keys():
+            return f"nobody knows whether ranks {first} and {rank} mean the same step by its number"
         for step in sorted(mine.keys() & theirs.keys()):
             if mine[step] != theirs[step]:
                 return (
@@ -334,7 +337,7 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
         if silent:
             missing = _absentees(silent, expected.lost, job.standing(), "answer")
             why = f"{expected.verb} was decided on, and {missing}"
-        if not answers:
+        if not any(ack.ok for ack in answers.values()):
             raise ActionError(f"{why}: no rank is known to have done it") from error
         why = f"the ranks differ from step {step} on: {why}"
         raise ActionError(why, inconsistent=True) from error
