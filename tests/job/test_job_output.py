@@ -87,7 +87,9 @@ def test_a_relay_that_dies_is_replaced(echo, kept):
     assert second.pid != first.pid
     wait_until(lambda: "got two" in kept.read_text(), "the kept line")
     for _ in range(2):
-        relay_of(echo).kill()
+        relay = relay_of(echo)
+        relay.kill()
+        wait_until(lambda relay=relay: not alive(relay), "the end of the relay")
         assert say(echo, "more") == "got more\n"
     assert not any(
         "output_relay" in " ".join(c.cmdline()) for c in psutil.Process(echo.pid).children()

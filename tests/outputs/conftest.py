@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from supervise.outputs.outbox import Outbox, Result
+from tests.support.waiting import wait_until
 
 
 @dataclass
@@ -120,6 +121,8 @@ def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(popen)
         assert popen.stdout is not None
         assert popen.stdout.readline() == "up\n"
+        if silent_in in ("sleep", "lock"):  # it says so a moment before
+            wait_until(lambda: psutil.Process(popen.pid).status() == psutil.STATUS_SLEEPING)
         return popen
 
     yield start

@@ -31,6 +31,7 @@ VETOES = 4  # of ranks that were past it: the lead is doubled three times
 APART = 3  # frames behind the fence by which a rank must have answered
 TRIP_S = 0.1  # from here to a rank and back, before it was measured; project default
 LOOK_S = 0.05
+EXITED_S = 1.0  # for the answers of the others, once a rank has exited; project default
 OUTCOME_S = 10.0  # to carry it out, whatever is left of the deadline
 
 
@@ -218,7 +219,7 @@ class Fence:
             return refused[0]
         silent = sorted(set(asked.sent) - set(answers))
         if silent:
-            missing = _absentees(silent, asked.lost, self._job.standing(), "promise")
+            missing = _absentees(silent, asked, self._job.standing(), "promise")
             stands = self._read(self._path())
             return f"{missing}, and {stands.why}" if stands is not None else missing
         if len({ack.result["step"] for ack in answers.values()}) > 1:
@@ -276,14 +277,17 @@ def _not_now(ranks: Mapping[int, Standing]) -> str:
 
 
 def _absentees(
-    silent: Sequence[int], lost: Mapping[int, str], ranks: Mapping[int, Standing], what: str
+    silent: Sequence[int], asked: PendingCommand, ranks: Mapping[int, Standing], what: str
 ) -> str:
-    """Return which ranks keep the others from what they were to do."""
-    known = [lost[rank] for rank in silent if rank in lost]
+    """Return which ranks keep the silent ones from what they were to do.
+
+    One that has answered and then died or stopped is waited for by those that have not.
+    """
+    known = list(asked.lost.values())
     known += [
         f"rank {rank} {ranks[rank].halted}"
-        for rank in silent
-        if rank not in lost and rank in ranks and ranks[rank].halted
+        for rank in sorted(asked.sent or ())
+        if rank not in asked.lost and rank in ranks and ranks[rank].halted
     ]
     if known:
         return "; ".join(known)
@@ -321,9 +325,11 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
     while not expected.settled and time.monotonic() < until:
         ranks = job.standing()
         answers = expected.wait(LOOK_S)
-        silent = [rank for rank in ranks if rank not in answers]
-        if any(ranks[r].step >= step + APART or ranks[r].halted == EXITED for r in silent):
+        behind = [r for r, each in ranks.items() if each.step >= step + APART]
+        if any(rank not in answers for rank in behind):
             break
+        if any(each.halted == EXITED for each in ranks.values()):  # the others wait for it
+            until = min(until, time.monotonic() + EXITED_S)
     try:
         judge(expected, answers, left_s)
         for rank, ack in answers.items():
@@ -335,7 +341,7 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
         why = str(error)
         silent = sorted(set(expected.sent or {}) - set(answers))
         if silent:
-            missing = _absentees(silent, expected.lost, job.standing(), "answer")
+            missing = _absentees(silent, expected, job.standing(), "answer")
             why = f"{expected.verb} was decided on, and {missing}"
         if not any(ack.ok for ack in answers.values()):
             raise ActionError(f"{why}: no rank is known to have done it") from error
