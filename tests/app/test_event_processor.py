@@ -23,6 +23,7 @@ def processor():
     """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
         policy=Policy("p", "sha256:0", "enforce", {}, ()),
+        argv=(),
         run=None,
         reloader=None,
         redactor=Redactor(),

@@ -1,11 +1,13 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from supervise.core.model.events import Exited, Launched
+from supervise.inputs import clock
 from supervise.store.audit import Audit
 
 STATE = {
@@ -42,6 +44,21 @@ STATE = {
     },
     "last_decision": {"kind": "verify", "reason": "loss is back in its band"},
     "updated_wall": "2026-01-05T10:11:12.345Z",
+    "can": {"rollback": "yes, weights and loop", "relaunch": "not configured"},
+    "messages_to": ["console", "slack"],
+    "training": {
+        "loss": 2.625,
+        "loss_metric": "train_loss_raw",
+        "loss_rank": 0,
+        "steps_per_s": 12.5,
+        "tokens_per_s": 51200.0,
+        "last_step_s": 0.1,
+        "planned_steps": 600,
+        "planned_by": "--steps 600",
+        "eta_s": 36,
+        "lag": {"0": 0},
+        "curve": {"steps": [0, 50, 100], "loss": [4.0, "NaN", 2.5]},
+    },
 }
 
 
@@ -59,9 +76,9 @@ def alive():
 
 
 def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):
-    """State, step, incident, budgets, rules by name where they matter, probe, last decision."""
+    """What needs a person first; loss, speed and what is left; details last."""
     run = recorded()
-    run.write_json("state.json", STATE)
+    run.write_json("state.json", {**STATE, "updated_wall": clock.wall()})
     alive(run)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -69,20 +86,27 @@ def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatc
 
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[:4] == [
-        f"run        {run.id}",
-        "job        running, supervised",
-        "state      probation (mode enforce, tier T1)",
-        "step       152, attempt 1",
+    assert lines[:14] == [
+        f"run         {run.id}",
+        "job         running, supervised",
+        "verdict     recovered so far, on probation (inc-2 SEV1)",
+        "incident    inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above 2.6 (runbook soften)",
+        "step        152 of 600, attempt 1",
+        "loss        2.625 (train_loss_raw)  █x▁",
+        "speed       12.5 steps/s, 51.2k tokens/s",
+        "time left   36 s (by --steps 600)",
+        "state       probation (mode enforce, tier T1)",
+        "protection  rollback: yes, weights and loop · relaunch: not configured",
+        "budgets     all 5 of 6 left, rollback 2 of 2 left",
+        "channels    no trouble with console, slack",
+        "incidents   2, one open",
+        "rules       firing: nonfinite.loss; inactive: amp.scale; OK: 2",
     ]
-    assert "incidents  2; open: inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above 2.6" in out
-    assert "budgets    all 1/6, rollback 0/2" in lines
-    assert "rules      firing: nonfinite.loss; inactive: amp.scale; OK: 2" in lines
     assert (
-        "rank 0     phase step, silent_s 0.1, pid 77, rollback ready, savepoints 100; 125;" in out
+        "rank 0      phase step, silent_s 0.1, pid 77, rollback ready, savepoints 100; 125;" in out
     )
     assert "tokens off: no input ids seen" in out
-    assert "last       verify: loss is back in its band" in lines
+    assert "last        verify: loss is back in its band" in lines
     assert "\033" not in out
 
 
@@ -102,7 +126,14 @@ def test_json_is_one_document_with_the_life_of_both(supervise, recorded, alive):
         "supervisor": "running",
         "job": "running",
         "exit_code": None,
+        "verdict": found["verdict"],
+        "gravest": found["gravest"],
     }
+    assert re.fullmatch(
+        r"unknown: the supervisor has written no status for \d+ min", found["verdict"]
+    )
+    (incident,) = found["gravest"]
+    assert (incident["id"], incident["severity"], incident["phase"]) == ("inc-1", "SEV0", "closed")
 
 
 @pytest.mark.parametrize(

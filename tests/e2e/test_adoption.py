@@ -269,7 +269,9 @@ def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
     assert lives.adopt() == 0, lives.out.read_text()
 
     assert supervise.records("run")[-1]["data"]["exit_code"] == 0
-    assert "job ended with exit code 0 state" in " ".join(supervise("status", "run").stdout.split())
+    assert "job ended with exit code 0 verdict finished" in " ".join(
+        supervise("status", "run").stdout.split()
+    )
     supervise.prove("run")
 
 

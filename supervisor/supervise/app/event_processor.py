@@ -26,6 +26,7 @@ from ..errors import ActionError
 from ..inputs import clock
 from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
+from ..outputs.training_progress import TrainingProgress
 from ..store.recorder import Recorder
 from .run_recovery import WINDOW_FRAMES, RecoveredRun
 from .settings import Settings
@@ -40,6 +41,7 @@ class EventProcessor:
         last: the newest decision.
         names: per rank, its newest table of metric names.
         window: the newest frames, each with its names.
+        training: what these and all frames before them show of the progress of the training.
         performing: verb of the action that is under way, "" when there is none.
         progress_ns: when something was last begun or done here; older while the disk hangs.
         unwritten: how many events, and decisions, wait for the disk right now.
@@ -56,6 +58,7 @@ class EventProcessor:
         self.last: Decision | None = None
         self.names: dict[int, tuple[str, ...]] = {}
         self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
+        self.training = TrainingProgress(settings.argv)
         self.performing = ""
         self.progress_ns = clock.monotonic_ns()
         self.unwritten = (0, 0)
@@ -74,6 +77,8 @@ class EventProcessor:
         self.policy, self.state, self.last = past.policy, past.state, past.last
         self.names.update(past.names)
         self.window.extend(past.window)
+        for names, frame in past.window:
+            self.training.take(names, frame)
 
     def process(self, event: Event) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out.
@@ -92,7 +97,9 @@ class EventProcessor:
         if isinstance(event, Announced):
             self.names[event.rank] = event.names
         elif isinstance(event, Frame):
-            self.window.append((self.names.get(event.rank, ()), event))
+            names = self.names.get(event.rank, ())
+            self.window.append((names, event))
+            self.training.take(names, event)
         self.state, decisions = engine.step(self.policy, self.state, event)
         written: list[int | None] = []
         for made in decisions:

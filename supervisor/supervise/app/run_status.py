@@ -140,6 +140,9 @@ class Status:
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
         found["can"] = can if probe else {}
+        policy = self._processor.policy
+        found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns)
+        found["messages_to"] = list(self._channels)
         if self._settings.heartbeat is not None:
             found["heartbeat"] = self._settings.heartbeat.health()
         try:

@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import SuperviseError, UsageError
 from . import _streams
 from ._params import PROGRAM, missing_dashes
+from ._runs import ARGV
 
 OPERATOR_COMMANDS = (
     *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "rollback"),
@@ -28,7 +29,8 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("status", "why", "why-not", "checkpoints", "export", "audit", "replay", "outbox", "gc"),
+        *("runs", "status", "why", "why-not", "checkpoints", "export"),
+        *("audit", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
     "Policies and metrics": ("policy", "backtest", "metrics"),
@@ -91,6 +93,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Pass leading options to `run`; never start what is not a command of ours."""
+        ctx.meta[ARGV] = list(args)
         first = args[0] if args else ""
         if first.startswith("-") and first not in ("--help", "-h", "--version"):
             args = ["run", *args]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import os
 import time
@@ -17,8 +16,9 @@ from ..inputs import clock, control_inbox
 from ..store import audit
 from ..store.files import locked
 from ..store.quarantine_list import Quarantine
-from ..store.run_directory import RUNS, RunDir, is_run
+from ..store.run_directory import RUNS, RunDir
 from ._output import printable
+from ._runs import exactly, find, only_live, runs_in
 
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
 POLL_S = 0.3
@@ -30,7 +30,7 @@ Record = Mapping[str, Any]
 def split_run(given: Sequence[str], least: int, most: int | None) -> tuple[Path, list[str]]:
     """Return the run and the other arguments.
 
-    A first argument that is a run directory is the run; without one it is the only live run under
+    A first argument that is a run is taken as that; without one it is the only live run under
     ./runs. A path beside run directories that is not one is an error, never another argument.
 
     Raises:
@@ -38,42 +38,29 @@ def split_run(given: Sequence[str], least: int, most: int | None) -> tuple[Path,
         StoreError: the path is not a run directory.
     """
     rest, run = list(given), None
-    if rest and is_run(Path(rest[0])):
-        run = Path(rest.pop(0))
-    elif rest:
-        _refuse_mistyped(rest[0])
+    if rest and (found := exactly(rest[0]) or _named_like_runs(rest[0])) is not None:
+        run = found
+        rest.pop(0)
     if run is None and most is not None and len(rest) > most:
-        run = Path(rest.pop(0))
-        RunDir.open(run)  # raises, with what the path may be instead
+        run = find(rest.pop(0))
     if len(rest) < least or (most is not None and len(rest) > most):
         raise UsageError(
             f"too {'few' if len(rest) < least else 'many'} arguments",
             hint="add --help for examples",
         )
-    return run or _only_live_run(), rest
+    return run or only_live(), rest
 
 
-def _refuse_mistyped(given: str) -> None:
-    """Raise StoreError for a path beside run directories, or in ./runs, that is not one."""
+def _named_like_runs(given: str) -> Path | None:
+    """Return the run that the beginning of a path means; None for a path where no runs are.
+
+    Raises:
+        StoreError, UsageError: runs are there, and none or several are called so.
+    """
     path = Path(given)
     if "/" not in given or path.is_file():
-        return
-    runs = [found.parent for found in sorted(path.parent.glob("*/run.json"))]
-    if runs or path.parent == RUNS:
-        near = difflib.get_close_matches(path.name, [run.name for run in runs], n=1)
-        if near:
-            raise StoreError(f"{path} holds no run", hint=f"did you mean {path.parent / near[0]}?")
-        RunDir.open(path)
-
-
-def _only_live_run() -> Path:
-    found = [path.parent for path in sorted(RUNS.glob("*/audit.log")) if locked(path)]
-    if not found:
-        raise UsageError("no run under ./runs has a supervisor", hint="name the run directory")
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in found[:4])
-        raise UsageError(f"{len(found)} runs have a supervisor: {names}", hint="name one of them")
-    return found[0]
+        return None
+    return find(given) if path.parent == RUNS or runs_in(path.parent) else None
 
 
 def not_quarantined(run: Path, shards: Sequence[str]) -> str:

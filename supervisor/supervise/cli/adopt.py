@@ -32,11 +32,12 @@ from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
+from ._runs import adoptable_argument
 from ._watching import log_lines, watch
 
 
 @click.command(name="adopt")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@adoptable_argument
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 def command(run: Path, quiet: bool) -> int:
     """Take over a run whose supervisor died. The job keeps running.

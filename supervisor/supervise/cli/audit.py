@@ -13,6 +13,7 @@ from ..errors import StoreError, TamperError
 from ..store import audit, record_check
 from ..store.run_directory import RunDir
 from ._output import printable
+from ._runs import run_argument
 
 
 @click.group(name="audit")
@@ -38,7 +39,7 @@ def _log(path: Path) -> tuple[Path, str | None]:
 
 
 @command.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--witness",
@@ -94,7 +95,7 @@ def _parts(run: RunDir, status: str) -> list[record_check.Part]:
 
 
 @command.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record a line, as stored.")
 def show(run: Path, as_json: bool) -> None:
     """Print the audit log: each decision, its reason and its outcome.

@@ -12,12 +12,13 @@ from ..checkpoints import registry
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..store.run_directory import RunDir
 from ._output import document, print_table
+from ._runs import run_argument
 
 HEADER = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")
 
 
 @click.command(name="checkpoints")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, as_json: bool) -> None:
     """List the job's checkpoints and their verification.

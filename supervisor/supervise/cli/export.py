@@ -10,10 +10,11 @@ import click
 from ..errors import StoreError, UsageError
 from ..store import files, history, journal
 from ..store.run_directory import RunDir
+from ._runs import run_argument
 
 
 @click.command(name="export")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--csv", "as_csv", is_flag=True, help="Write CSV, the only format.")
 @click.option("--metrics", metavar="A,B", help="Export only these metrics, in this order.")
 @click.option(

@@ -11,11 +11,12 @@ from ..catalog.inventory.shipped import is_file
 from ..core.model.decisions import MODES
 from ..errors import InputError, StoreError
 from ._output import printable
+from ._runs import live_run_argument
 from ._send_command import TIMEOUT_S, Record, poll, post
 
 
 @click.command(name="reload")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@live_run_argument
 @click.option("-p", "--policy", metavar="P", help="Policy file or shipped name. Default: the same.")
 @click.option("--mode", type=click.Choice(MODES), help="Overrides the policy's mode.")
 @click.option("--by", default=None, metavar="NAME", help="Operator's name. Default: your login.")

@@ -12,13 +12,14 @@ from ..errors import understood
 from ..store import audit, journal, policies, record_check, recorder
 from ..store.run_directory import RunDir
 from ._output import document, printable
+from ._runs import run_argument
 from .why import INSPECT
 
 INCOMPLETE = 2  # exit status, as `audit verify` for a truncated log
 
 
 @click.command(name="replay")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.pass_context
 def command(ctx: click.Context, run: Path) -> None:
     """Recompute all decisions of a run and compare them.

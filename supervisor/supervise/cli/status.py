@@ -2,192 +2,73 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..core.model.events import Exited, Launched
-from ..errors import StoreError, understood
-from ..inputs import clock
+from ..errors import understood
 from ..outputs.capabilities import line
-from ..store import audit, journal
-from ..store.files import locked
-from ..store.recorder import incomplete
+from ..outputs.training_progress import read_curve
 from ..store.run_directory import RunDir
 from ._output import document, print_table
+from ._run_status import DERIVED, read_status
+from ._runs import run_argument
+from ._text import number, rate, seconds_since, span, spark
 
-DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
+CURVE = 40  # columns
+NAMED = 3  # rules that wait for something, by name; more are counted
 
 
 @click.command(name="status")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, as_json: bool) -> None:
     """Show the state of a run.
 
-    Job, step, rules, incidents, budgets and probes. Reads only the run directory, so it works from
-    any terminal, and after the run.
+    First what needs a person, then loss, speed and time left, what can be done to the run and what
+    is left of its budgets, rules and probes. Reads only the run directory, so it works from any
+    terminal, and after the run. Without RUN it shows the newest one under ./runs; `supervise runs`
+    lists them.
 
     \b
     Examples:
-      supervise status runs/20260105-101112-7f3a9c
-      supervise status --json runs/20260105-101112-7f3a9c | jq .state
+      supervise status
+      supervise status 7f3a9c
+      supervise status --json runs/20260105-101112-7f3a9c | jq .verdict
 
-    Exit codes: 0; 64 no such run.
+    Exit codes: 0; 64 no such run, or several of that name.
     """
     found = RunDir.open(run)
-    state = found.read_json("state.json") if (found.path / "state.json").exists() else {}
-    what, log = f"the status in {found.path / 'state.json'}", found.audit_path
-    if not isinstance(state, dict):
-        raise StoreError(f"{what} is not a JSON object", hint=DERIVED)
-    with understood(f"the records in {log}", "supervise audit show RUN prints them"):
-        ends = _read_ends(found)
-        state = {"run": found.id, **state, **_life(found, ends)}
-    if ends.incomplete:
-        state["record"] = str(ends.incomplete.get("reason"))
+    state = read_status(found)
     if as_json:
         click.echo(document(state))
         return
-    with understood(what, DERIVED):
+    with understood(f"the status in {found.path / 'state.json'}", DERIVED):
         lines = _lines(state)
     print_table(lines)
 
 
-@dataclass(slots=True)
-class _Ends:
-    """What the audit log says about the end of the run and of its last action.
-
-    Attributes:
-        end: the last record, if the run ended with it.
-        relaunching: the newest action on the job is a relaunch without an outcome.
-        incomplete: see `recorder.incomplete`.
-    """
-
-    end: Mapping[str, Any] | None = None
-    relaunching: bool = False
-    incomplete: Mapping[str, Any] | None = None
-
-
-def _read_ends(run: RunDir) -> _Ends:
-    """Read the audit log up to its first damage, which `audit verify` reports."""
-    ends = _Ends()
-
-    def records() -> Iterator[Mapping[str, Any]]:
-        with suppress(StoreError):
-            for r in audit.read(run.audit_path):
-                ends.end = r if r["kind"] == "run_end" else None
-                if r["kind"] in ("commit", "abort", "in_doubt") and "action" in _data(r):
-                    ends.relaunching = False
-                elif r["kind"] == "intent":
-                    ends.relaunching = bool(r["data"]["action"]["verb"] == "relaunch")
-                yield r
-
-    ends.incomplete = incomplete(records())
-    return ends
-
-
-def _data(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    return record.get("data") or {}
-
-
-def _life(run: RunDir, ends: _Ends) -> dict[str, Any]:
-    """Return `supervisor`: running or gone, and `job`: running, ended, lost or unknown.
-
-    A live supervisor holds the lock of the audit log. Without one, the journal has the last state
-    of the job, and the audit log whether the run ended with it: a supervisor that died before may
-    have been about to relaunch the job.
-    """
-    if locked(run.audit_path):
-        return {"supervisor": "running", "job": "running", "exit_code": None}
-    end = ends.end
-    launched, returncode = _last_seen(run)
-    pid, runs = _process(run, launched)
-    code = returncode if returncode is None or returncode >= 0 else 128 - returncode
-    if end is not None and (code is None or ends.incomplete is not None):
-        code, returncode = int(end["data"]["exit_code"]), None
-    again = end is None and ends.relaunching
-    if code is not None and not (end is None and runs):
-        job = "ended"
-    elif pid is not None:
-        job, code = "running" if runs else "lost", None
-    else:
-        job = "unknown"
-    name = None
-    if returncode is not None and returncode < 0:
-        name = _signal(-returncode)
-    return {
-        "supervisor": "gone",
-        "job": job,
-        "job_pid": pid,
-        "exit_code": code,
-        "signal": name,
-        "over": end is not None,
-        "relaunching": again,
-    }
-
-
-def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
-    """Return the newest launch in the journal, and its return code if it ended."""
-    launched, returncode = None, None
-    with suppress(StoreError):  # `replay` and `export` report a damaged journal
-        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
-            if isinstance(event, Launched):
-                launched, returncode = event, None
-            elif isinstance(event, Exited):
-                returncode = event.returncode
-    return launched, returncode
-
-
-def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
-    """Return the pid of the newest launch, which the journal may lack, and whether it runs."""
-    # Here, not above: not needed while the supervisor lives.
-    from ..app.launcher import LAUNCHED
-    from ..job.proc_stat import start_ticks
-
-    with suppress(StoreError), understood(LAUNCHED, ""):
-        made = run.read_json(LAUNCHED)
-        if launched is None or made["attempt"] >= launched.attempt:
-            return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
-    pid = None if launched is None else launched.pid
-    return pid, pid is not None and Path(f"/proc/{pid}").exists()
-
-
 def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    lines = [("run", str(state["run"])), ("job", _job(state))]
+    """Return the rows of the table: what needs a person first, details last."""
+    lines = [("run", str(state["run"])), ("job", _job(state)), ("verdict", state["verdict"])]
+    lines += [("incident", _incident(one)) for one in incidents(state)]
+    lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
     if record := state.get("record"):
         lines.append(("record", record))
     if "state" not in state:
         return [*lines, ("state", "unknown: no status was written")]
-    how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
-    lines.append(("state", f"{state['state']} ({how})"))
-    lines.append(("step", f"{state.get('step', '?')}, attempt {state.get('attempt', 0)}"))
     if cause := state.get("ended_by"):
         means = f" ({cause['means']})" if cause.get("means") else ""
         lines.append(("ended by", f"{cause['text']}{means}"))
-    if can := state.get("can"):
-        lines.append(("can do", line(can)))
     if trouble := state.get("trouble"):
         lines.append(("trouble", str(trouble)))
-    broken = state.get("channels") or {}
-    lines += [("channel", _channel(name, how)) for name, how in broken.items()]
-    if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
-        lines.append(("heartbeat", _heartbeat(heartbeat)))
-    lines.append(("incidents", _incidents(state.get("incidents") or {})))
-    lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
     if awaited := state.get("waits_for"):
         lines.append(("waiting", f"relaunch waits for {awaited}"))
-    if silenced := state.get("silenced"):
-        lines.append(
-            ("silenced", ", ".join(f"{rule} by {name}" for rule, name in silenced.items()))
-        )
-    if budgets := state.get("budgets"):
-        lines.append(("budgets", _inline(budgets)))
+    lines += progress(state)
+    lines += _protection(state)
     if rules := state.get("rules"):
         lines.append(("rules", _rules(rules)))
     for rank, probe in (state.get("ranks") or {}).items():
@@ -197,6 +78,66 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     if updated := state.get("updated_wall"):
         lines.append(("updated", f"{updated}{_age(str(updated))}"))
     return lines
+
+
+def progress(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return step, loss, speed and the time left, as far as they are known."""
+    found: Mapping[str, Any] = state.get("training") or {}
+    total = found.get("planned_steps")
+    of = f" of {total}" if total else ""
+    lines = [("step", f"{state.get('step', '?')}{of}, attempt {state.get('attempt', 0)}")]
+    if found.get("loss") is not None:
+        curve = spark(read_curve(found)[1], CURVE)
+        of_rank = f", rank {found['loss_rank']}" if found["loss_rank"] else ""
+        text = f"{number(found['loss'])} ({found['loss_metric']}{of_rank})"
+        lines.append(("loss", f"{text}  {curve}" if len(curve) > 1 else text))
+    if speed := found.get("steps_per_s"):
+        tokens = found.get("tokens_per_s")
+        each = " a rank" if state.get("world_size", 1) > 1 else ""
+        text = f", {rate(tokens, 'token')}{each}" if tokens else ""
+        lines.append(("speed", rate(speed, "step") + text))
+    if found.get("eta_s") is not None and state.get("job") == "running":
+        lines.append(("time left", f"{span(found['eta_s'])} (by {found['planned_by']})"))
+    return lines
+
+
+def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what can be done to the run, what is left of it, and who is notified."""
+    how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
+    lines = [("state", f"{state['state']} ({how})")]
+    if can := state.get("can"):
+        lines.append(("protection", line(can)))
+    if budgets := state.get("budgets"):
+        lines.append(("budgets", ", ".join(budgets_left(budgets))))
+    broken = state.get("channels") or {}
+    lines += [("channel", _channel(name, how)) for name, how in broken.items()]
+    if fine := [name for name in state.get("messages_to") or () if name not in broken]:
+        lines.append(("channels", f"no trouble with {', '.join(fine)}"))
+    if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
+        lines.append(("heartbeat", _heartbeat(heartbeat)))
+    lines.append(("incidents", _count(state.get("incidents") or {})))
+    if silenced := state.get("silenced"):
+        lines.append(
+            ("silenced", ", ".join(f"{rule} by {name}" for rule, name in silenced.items()))
+        )
+    return lines
+
+
+def budgets_left(budgets: Mapping[str, str]) -> list[str]:
+    """Return `rollback 1 of 2 left` for `{"rollback": "1/2"}`, which counts what is spent."""
+    found = []
+    for name, text in budgets.items():
+        spent, _, most = str(text).partition("/")
+        left = max(0, int(most) - int(spent))
+        found.append(f"{name} {left} of {most} left")
+    return found
+
+
+def incidents(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the open incident, with all that is known of it, and others that need a person."""
+    now = (state.get("incidents") or {}).get("open")
+    others = [one for one in state.get("gravest") or () if one["phase"] == "held"]
+    return [now] if now else others[:1]
 
 
 def _job(state: Mapping[str, Any]) -> str:
@@ -219,31 +160,31 @@ def _job(state: Mapping[str, Any]) -> str:
     return "never started; the supervisor died"
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return f"signal {number}"
-
-
 def _rules(rules: Mapping[str, Any]) -> str:
     """Group the rules by state, the noteworthy ones first and by name."""
     groups: dict[str, list[str]] = {}
     for rule, how in sorted(rules.items(), key=lambda pair: pair[1] == "OK"):
         groups.setdefault(str(how), []).append(rule)
-    return "; ".join(
-        f"{how}: {len(names) if how == 'OK' else ', '.join(names)}" for how, names in groups.items()
-    )
+    return "; ".join(f"{how}: {_named(how, names)}" for how, names in groups.items())
 
 
-def _incidents(found: Mapping[str, Any]) -> str:
+def _named(how: str, names: Sequence[str]) -> str:
+    quiet = how == "OK" or (how in ("UNKNOWN", "inactive") and len(names) > NAMED)
+    return str(len(names)) if quiet else ", ".join(names)
+
+
+def _incident(one: Mapping[str, Any]) -> str:
+    runbook = f" (runbook {one['runbook']})" if one.get("runbook") else ""
+    acked = f", acknowledged by {one['acked']}" if one.get("acked") else ""
+    head = f"{one.get('id')} {one.get('severity')} {one.get('phase')}"
+    return f"{head}: {one.get('headline')}{runbook}{acked}"
+
+
+def _count(found: Mapping[str, Any]) -> str:
     count, now = found.get("opened", 0), found.get("open")
-    if not now:
-        return f"{count}, none open" if count else "none"
-    text = f"{count}; open: {now.get('id')} {now.get('severity')} {now.get('phase')}"
-    runbook = f" (runbook {now['runbook']})" if now.get("runbook") else ""
-    acked = f", acknowledged by {now['acked']}" if now.get("acked") else ""
-    return f"{text}: {now.get('headline')}{runbook}{acked}"
+    if not count:
+        return "none"
+    return f"{count}, none open" if not now else f"{count}, one open"
 
 
 def _request(one: Mapping[str, Any]) -> str:
@@ -288,9 +229,5 @@ def _inline(value: Any) -> str:
 
 
 def _age(updated: str) -> str:
-    try:
-        now = datetime.fromisoformat(clock.wall())
-        seconds = (now - datetime.fromisoformat(updated)).total_seconds()
-    except (ValueError, TypeError):
-        return ""
-    return f" ({seconds:.0f} s ago)"
+    seconds = seconds_since(updated, datetime.now(UTC))
+    return "" if seconds is None else f" ({seconds:.0f} s ago)"

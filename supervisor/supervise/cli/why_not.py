@@ -12,11 +12,12 @@ from ..errors import understood
 from ..store import audit, journal, policies
 from ..store.run_directory import RunDir
 from ._output import document, printable
+from ._runs import run_argument
 from .why import INSPECT
 
 
 @click.command(name="why-not")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--rule", required=True, metavar="R", help="Rule id.")
 @click.option("--step", required=True, type=int, metavar="N", help="The job's step.")
 @click.option("--rank", default=0, show_default=True, type=int, metavar="K")

@@ -1,0 +1,140 @@
+"""Which runs there are, and which one a command means."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from supervise.cli import _send_command
+from supervise.core.model.events import Exited, Launched
+from supervise.job.proc_stat import start_ticks
+from supervise.store.audit import Audit
+from supervise.store.run_directory import RunDir
+
+FIRST = "20260105-101112-7f3a9c"
+SECOND = "20260106-081500-0b44d1"
+
+
+@pytest.fixture
+def runs(recorded, tmp_path, monkeypatch):
+    """A function that puts a run into ./runs under a name; each is newer than those before."""
+    monkeypatch.chdir(tmp_path)
+    bare = recorded([Launched(1, 2**22 + 7, 0), Exited(2, 0)], end=0).path.rename(tmp_path / "bare")
+    (tmp_path / "runs").mkdir()
+    made: list[Audit] = []
+
+    def put(name, *, end=0, live=False, **files):
+        path = tmp_path / "runs" / name
+        if end == 3:
+            recorded().path.rename(path)
+        else:
+            shutil.copytree(bare, path)
+        stamp = 1_700_000_000 + len(list(path.parent.iterdir()))
+        os.utime(path / "run.json", (stamp, stamp))
+        for file, content in files.items():
+            (path / f"{file}.json").write_text(json.dumps(content))
+        log = path / "audit.log"
+        if end != 3:
+            lines = log.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if b'"kind":"run_end"' not in line]
+            last = next(line for line in lines if line not in kept)
+            changed = last.replace(b'"exit_code":0', b'"exit_code":%d' % (end or 0))
+            log.write_bytes(b"".join([*kept, *([] if end is None or live else [changed])]))
+        if live:
+            made.append(Audit.open(log, RunDir.open(path).id, at_ns=0, wall=""))
+        return path
+
+    yield put
+    for log in made:
+        log.close()
+
+
+def test_the_list_shows_of_each_run_how_it_is(supervise, runs):
+    """Newest first: state, step, loss, gravest incident, policy; one that cannot be read, too."""
+    own = {"attempt": 0, "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    training = {"training": {"loss": 2.625}, "step": 41, "policy": "medium", "mode": "enforce"}
+    runs("a", end=3)
+    runs("b", end=0)
+    runs("c", end=78)
+    runs("d", end=None, launch=own)
+    runs("e", end=None)
+    runs("f", live=True, state=training)
+    runs("g", end=0, run={"run": 7})
+
+    code, out, err = supervise("runs")
+
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[0] for line in out.splitlines()[1:]] == [
+        f"runs/{n}" for n in "gfedcba"
+    ]
+    rows = {row["run"]: row for row in json.loads(supervise("runs", "--json")[1])}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "g": "unknown",
+        "f": "running",
+        "e": "lost",
+        "d": "unsupervised",
+        "c": "stopped",
+        "b": "finished",
+        "a": "crashed",
+    }
+    assert "does not describe a run" in rows["g"]["problem"]
+    live, crashed = rows["f"], rows["a"]
+    assert (live["step"], live["loss"], live["policy"], live["mode"]) == (
+        41,
+        2.625,
+        "medium",
+        "enforce",
+    )
+    assert (crashed["exit_code"], crashed["step"], crashed["incidents"]) == (3, 119, 1)
+    assert crashed["gravest"]["id"] == "inc-1" and crashed["gravest"]["severity"] == "SEV0"
+    line = next(line for line in out.splitlines() if line.startswith("runs/a "))
+    assert "crashed (3)" in line and "SEV0 inc-1" in line and "nano (enforce)" in line
+    only = supervise("runs", "--state", "crashed", "--json")[1]
+    assert [row["run"] for row in json.loads(only)] == ["a"]
+    assert "there is no directory elsewhere" in supervise("runs", "--runs", "elsewhere")[2]
+
+
+def test_a_run_is_the_newest_one_or_what_its_name_begins_with(supervise, runs):
+    """A path, a name, or the beginning of either; of a name also that of its last part."""
+    runs(FIRST, run={"run": "older"})
+    runs(SECOND, run={"run": "newer"})
+
+    for given in ((), f"runs/{SECOND}", SECOND, "20260106", "0b4", "runs/20260106"):
+        code, out, err = supervise("status", *([given] if given else ()), "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["run"] == "newer", given
+    assert json.loads(supervise("status", "7f3a", "--json")[1])["run"] == "older"
+
+
+def test_several_runs_of_that_name_are_a_choice_of_commands(supervise, runs):
+    runs(FIRST)
+    runs("20260105-220000-c0ffee")
+    code, out, err = supervise("status", "2026", "--json")
+
+    assert (code, out) == (64, "")
+    assert "2 runs are called 2026" in err
+    assert "    try: supervise status runs/20260105-220000-c0ffee --json\n" in err
+    assert f"         supervise status runs/{FIRST} --json\n" in err
+    assert f"did you mean runs/{FIRST}?" in supervise("status", "20260105-101112-7f3a9d")[2]
+
+
+def test_what_acts_on_a_job_takes_no_run_by_chance(supervise, runs, monkeypatch):
+    """Only where exactly one has a supervisor; else each possible command is printed."""
+    monkeypatch.setattr(_send_command, "TIMEOUT_S", 0.1)
+    runs("20260101-000000-aaaaaa", live=True)
+    runs("20260102-000000-bbbbbb", live=True)
+    runs(FIRST)
+
+    for command in ("pause --by anna", "reload --by anna"):
+        verb = command.split()[0]
+        code, _, err = supervise(*command.split())
+        assert code == 64
+        assert "2 runs have a supervisor" in err
+        assert f"try: supervise {verb} runs/20260102-000000-bbbbbb --by anna\n" in err
+        assert f"     supervise {verb} runs/20260101-000000-aaaaaa --by anna\n" in err
+    assert supervise("pause", "aaaa")[0] == 75  # it was asked, and nothing answers here
+    code, _, err = supervise("adopt")
+    assert (code, "no run under ./runs has lost its supervisor" in err) == (64, True)

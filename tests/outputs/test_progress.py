@@ -1,0 +1,139 @@
+"""Loss, speed and planned length of a training, and the verdict about it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervise.core.model.events import Frame
+from supervise.outputs.training_progress import POINTS, TrainingProgress, planned_in
+from supervise.outputs.verdict import verdict
+
+NAMES = ("train_loss_raw", "tokens_per_update")
+SECOND = 1_000_000_000
+
+
+def fed(losses, *, argv=(), attempt=0, first=0, rank=0, into=None):
+    progress = into or TrainingProgress(argv)
+    for step, loss in enumerate(losses, first):
+        values = (loss, 1000.0)
+        progress.take(NAMES, Frame(step * SECOND // 4, rank, attempt, step, values))
+    return progress
+
+
+def test_speed_and_time_left_follow_from_the_newest_steps():
+    progress = fed([3.0] * 99 + [2.5], argv=["python", "train.py", "--max-steps=500"])
+    fed([9.0] * 98, rank=1, into=progress)
+
+    found = progress.facts(None, now_ns=26 * SECOND)
+
+    assert (found["loss"], found["loss_metric"], found["loss_rank"]) == (2.5, "train_loss_raw", 0)
+    assert found["steps_per_s"] == pytest.approx(4.0)
+    assert found["tokens_per_s"] == pytest.approx(4000.0)
+    assert (found["planned_steps"], found["planned_by"]) == (500, "--max-steps=500")
+    assert (found["eta_s"], found["last_step_s"]) == (100, 1.2)
+    assert found["lag"] == {"0": 0, "1": 2}
+    assert progress.facts(200, 26 * SECOND)["planned_by"] == "job.steps"
+
+
+def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
+    progress = fed([3.0] * 50)
+    fed([2.0], attempt=1, first=20, into=progress)
+    fed([7.0], first=99, into=progress)  # a late frame of the attempt before
+
+    found = progress.facts(None, now_ns=60 * SECOND)
+
+    assert (found["loss"], found["steps_per_s"], found["eta_s"]) == (2.0, None, None)
+    assert found["curve"]["steps"] == [*range(50), 20]
+
+
+@pytest.mark.parametrize("count", [POINTS, POINTS + 1, 5000])
+def test_the_curve_is_bounded_and_loses_no_spike(count):
+    losses = [1.0] * count
+    losses[count // 3], losses[count // 2] = 8.0, math.nan
+    curve = fed(losses).facts(None, 0)["curve"]
+
+    assert POINTS // 2 <= len(curve["steps"]) == len(curve["loss"]) <= POINTS
+    assert curve["loss"].count(8.0) == 1 and sum(map(math.isnan, curve["loss"])) == 1
+    assert curve["steps"] == sorted(set(curve["steps"]))
+
+
+def test_one_metric_makes_the_curve():
+    """A loss that is absent in a step is not replaced by another one."""
+    progress = TrainingProgress()
+    names = ("train_loss_raw", "train_loss")
+    for step, values in enumerate([(8.0, 2.0), (8.0, None), (8.0, 1.9)]):
+        progress.take(names, Frame(step, 0, 0, step, values))
+
+    found = progress.facts(None, 3)
+    assert found["loss_metric"] == "train_loss"
+    assert found["curve"] == {"steps": [0, 2], "loss": [2.0, 1.9]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "total"),
+    [
+        ("train.py --steps 600 --lr 1e-3", 600),
+        ("train.py --max_iters=600", 600),
+        ("train.py config/gpt.py --max-steps 300 --save-steps 50", 300),
+        ("train.py trainer.max_steps=300", None),
+        ("train.py --max-steps 300 --train-iters 600", None),
+        ("train.py steps 600", None),
+        ("train.py --steps many", None),
+    ],
+)
+def test_the_planned_length_is_read_from_the_command(argv, total):
+    """From the options that mean a whole run, where they agree."""
+    assert planned_in(argv.split())[0] == total
+
+
+LIVE = {"supervisor": "running", "job": "running", "state": "nominal", "tier": "T1"}
+INCIDENT = {"incidents": {"open": {"id": "inc-2", "severity": "SEV1", "headline": "loss 9"}}}
+REQUEST = {"approvals": [{"id": "ask-1", "runbook": "soften"}]}
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "text"),
+    [
+        (LIVE, 1.0, "healthy"),
+        (LIVE, 300.0, "unknown: the supervisor has written no status for 5 min"),
+        (LIVE | INCIDENT, 1.0, "incident open: inc-2 SEV1: loss 9"),
+        (
+            LIVE | INCIDENT | REQUEST,
+            1.0,
+            "waits for a person: supervise approve RUN ask-1 (soften, inc-2 SEV1)",
+        ),
+        (
+            LIVE | {"state": "holding"},
+            1.0,
+            "automatic actions are off, a person is needed: supervise release RUN (no incident)",
+        ),
+        (
+            LIVE | {"ranks": {"0": {"paused": True}}},
+            1.0,
+            "paused: supervise resume RUN (no incident)",
+        ),
+        (LIVE | {"training": {"last_step_s": 29.0, "steps_per_s": 9.0}}, 1.0, "healthy"),
+        (LIVE | {"training": {"last_step_s": 31.0, "steps_per_s": 9.0}}, 1.0, "no step for 31 s"),
+        (LIVE | {"training": {"last_step_s": 31.0, "steps_per_s": 0.1}}, 1.0, "healthy"),
+        (LIVE | {"rules": {"a": "OK", "b": "blind"}}, 1.0, "partly blind: b"),
+        (LIVE | {"tier": "T0"}, 1.0, "no probe: only exit and signals are watched"),
+        (LIVE | {"state": "warming"}, 1.0, "warming up: the baselines are not complete yet"),
+        (LIVE | {"trouble": "disk full"}, 1.0, "no action is possible: disk full"),
+        (
+            {"supervisor": "gone", "job": "running"},
+            None,
+            "not supervised: its supervisor died; supervise adopt RUN",
+        ),
+        ({"supervisor": "gone", "job": "ended", "over": True, "exit_code": 0}, None, "finished"),
+        (
+            {"supervisor": "gone", "job": "ended", "over": True, "exit_code": 3}
+            | {"ended_by": {"text": "OSError at a.py:1"}},
+            None,
+            "ended with exit code 3: OSError at a.py:1",
+        ),
+    ],
+)
+def test_the_verdict_names_the_gravest_thing(state, age_s, text):
+    assert verdict(state, age_s) == text
