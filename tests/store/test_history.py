@@ -5,8 +5,8 @@ import math
 import pytest
 
 from supervise.core.model.events import Announced, Frame, Tick
-from supervise.errors import UsageError
 from supervise.store import history
+from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 
 NAN, INF = float("nan"), float("inf")
@@ -36,39 +36,49 @@ def test_all_rows_of_all_attempts_are_exported_exactly(recorded):
     """Absent is empty, NaN is nan; every number reads back as the same float."""
     out = io.StringIO()
 
-    rows = history.export_csv(recorded, out)
+    rows = history.export_csv(recorded, out, history.metric_ids(recorded))
 
     assert rows == 5
     assert out.getvalue() == (
-        "step,rank,attempt,train_loss_raw,learning_rate,loss_scale\n"
-        "0,0,0,2.5,0.001,\n"
-        "0,1,0,2.25,,\n"
-        "1,0,0,nan,,\n"
-        "2,0,0,inf,-inf,65536.0\n"
-        "1,0,1,0.30000000000000004,5e-324,\n"
+        "step,rank,attempt,wall,train_loss_raw,learning_rate,loss_scale\n"
+        "0,0,0,,2.5,0.001,\n"
+        "0,1,0,,2.25,,\n"
+        "1,0,0,,nan,,\n"
+        "2,0,0,,inf,-inf,65536.0\n"
+        "1,0,1,,0.30000000000000004,5e-324,\n"
     )
     last = list(csv.DictReader(io.StringIO(out.getvalue())))[-1]
     assert float(last["train_loss_raw"]) == 0.1 + 0.2
 
 
-def test_frames_name_their_values(recorded):
-    """A value belongs to the names that its rank had announced by then."""
-    frames = list(history.frames(recorded))
+def test_parquet_holds_the_same_and_its_types(recorded):
+    """Absent is null, NaN stays NaN."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = io.BytesIO()
 
-    assert frames[0] == (0, 0, 0, 2, {"train_loss_raw": 2.5, "learning_rate": 1e-3})
-    assert frames[1] == (1, 0, 0, 2, {"train_loss_raw": 2.25})
-    assert list(frames[2][4]) == ["train_loss_raw"] and math.isnan(frames[2][4]["train_loss_raw"])
-    assert frames[3][4]["loss_scale"] == 65536.0
+    assert history.export_parquet(recorded, out, ["train_loss_raw", "loss_scale"]) == 5
+
+    table = parquet.read_table(io.BytesIO(out.getvalue()))
+    assert [str(field.type) for field in table.schema] == [
+        *("int64", "int32", "int32", "timestamp[ms, tz=UTC]", "double", "double"),
+    ]
+    assert table.schema.metadata[b"supervise.run"].decode() == recorded.id
+    assert table["loss_scale"].to_pylist() == [None, None, None, 65536.0, None]
+    assert table["attempt"].to_pylist() == [0, 0, 0, 0, 1]
+    assert math.isnan(table["train_loss_raw"].to_pylist()[2])
 
 
-def test_an_unknown_metric_is_refused_with_what_there_is(recorded, run):
-    """Did you mean, and the list; nothing is written."""
-    out = io.StringIO()
+def test_the_wall_clock_follows_from_the_audit_log(recorded):
+    """A record that was written late does not move it."""
+    audit = Audit.open(recorded.audit_path, recorded.id, at_ns=0, wall="2026-01-05T00:00:00Z")
+    for number, at_s, second in ((2, 10, 10), (4, 20, 21), (6, 30, 30)):
+        wall = f"2026-01-05T10:00:{second}.500Z"
+        body = {"event": number, "reason": "", "data": {}}
+        at_ns = at_s * 1_000_000_000
+        audit.append("note", actor="engine", at_ns=at_ns, wall=wall, step=0, body=body, sync=False)
+    audit.close()
+    clock = history.WallClock(recorded.audit_path)
 
-    with pytest.raises(UsageError, match="no metric 'train_los_raw'") as caught:
-        history.export_csv(recorded, out, ["train_los_raw"])
-
-    assert caught.value.hint == (
-        "did you mean 'train_loss_raw'? it has: train_loss_raw, learning_rate, loss_scale"
-    )
-    assert out.getvalue() == ""
+    assert clock.at(0, 9_250_000_000).isoformat() == "2026-01-05T10:00:09.750000+00:00"
+    assert clock.at(99, 3600_000_000_000).isoformat() == "2026-01-05T11:00:00.500000+00:00"
+    assert [row.wall.year for row in history.rows(recorded)] == [2026] * 5

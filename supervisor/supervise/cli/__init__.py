@@ -19,8 +19,7 @@ import click
 from .. import __version__
 from ..errors import SuperviseError, UsageError
 from . import _streams
-from ._params import PROGRAM, missing_dashes
-from ._runs import ARGV
+from ._params import ARGV, PROGRAM, missing_dashes
 
 OPERATOR_COMMANDS = (
     *("approve", "deny", "ack", "silence", "release", "pause", "resume", "savepoint", "rollback"),
@@ -29,11 +28,12 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("runs", "status", "why", "why-not", "checkpoints", "export"),
+        *("runs", "status", "events", "why", "why-not", "checkpoints", "export"),
         *("audit", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
-    "Policies and metrics": ("policy", "backtest", "metrics"),
+    "Policies and metrics": ("policy", "runbook", "drills", "backtest", "metrics"),
+    "Your shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 
@@ -80,6 +80,14 @@ class Commands(click.Group):
                 formatter.write_dl(
                     [(name, cmd.get_short_help_str(width)) for name, cmd in found if cmd]
                 )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete a first option as one of `run`, which may be left out."""
+        found: list[Any] = super().shell_complete(ctx, incomplete)
+        run = self.get_command(ctx, "run")
+        if incomplete.startswith("-") and run is not None:
+            found += run.shell_complete(ctx, incomplete)
+        return found
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the command line; help and version are printed here."""

@@ -14,6 +14,7 @@ import click
 from ..errors import UsageError
 
 PROGRAM = "supervise"
+ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -19,7 +19,7 @@ from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
 from ..store.run_outcome import skim
-from ._params import PROGRAM
+from ._params import ARGV, PROGRAM
 from ._run_life import LOST, UNSUPERVISED, state_of
 
 LEAST = 3  # characters of a name that is shortened
@@ -170,6 +170,3 @@ def _choices(runs: Sequence[Path], given: str | None = None) -> str:
     lines = [shlex.join([PROGRAM, *argv[:at], str(run), *rest]) for run in runs[:LISTED]]
     more = [f"({len(runs) - LISTED} more: supervise runs)"] if runs[LISTED:] else []
     return "\n         ".join([*lines, *more])
-
-
-ARGV = "supervise.argv"  # of the context: the command line, to show it again with a run in it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,8 +143,6 @@ def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Itera
     read = {m for each in loaded for d in each.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:
-            near = difflib.get_close_matches(
-                metric, {**metrics.everything(), **dict.fromkeys(read)}
-            )
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"--alias {column}={metric}: no policy reads a metric {metric!r}{meant}"
+            near = metrics.meant(metric, {**metrics.everything(), **dict.fromkeys(read)})
+            hint = f"; {near}" if near else ""
+            yield f"--alias {column}={metric}: no policy reads a metric {metric!r}{hint}"

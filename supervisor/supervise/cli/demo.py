@@ -183,9 +183,9 @@ def _incident(records: list[dict[str, Any]]) -> str | None:
 def _losses(run: RunDir) -> dict[tuple[int, int], float]:
     """Return the loss by (attempt, step), in the order of the frames."""
     return {
-        (attempt, step): values["train_loss_raw"]
-        for rank, attempt, step, _, values in history.frames(run)
-        if rank == 0 and "train_loss_raw" in values
+        (row.attempt, row.step): row.values["train_loss_raw"]
+        for row in history.rows(run)
+        if row.rank == 0 and "train_loss_raw" in row.values
     }
 
 

@@ -76,7 +76,7 @@ def show(metric: str, as_json: bool) -> None:
     from ..catalog.inventory import metrics
 
     if not metrics.is_known(metric):
-        near = did_you_mean(metric, metrics.near(metric))
+        near = metrics.meant(metric) or did_you_mean(metric, metrics.near(metric))
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
     found = describe(metric)
     if as_json:

@@ -58,7 +58,9 @@ FILE = "file"
 RUNS = ("run", FILE)  # several runs in one file; logs that its rows were copied from
 RANK, ATTEMPT = "rank", "attempt"
 # Where and when a row was logged; no metric.
-ASIDE = frozenset((*STEPS, *RUNS, RANK, ATTEMPT, "line", "_timestamp", "_runtime", "_wandb"))
+ASIDE = frozenset(
+    (*STEPS, *RUNS, RANK, ATTEMPT, "line", "wall", "_timestamp", "_runtime", "_wandb")
+)
 
 ID = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*")  # what a metric's id looks like
 _PREFIXES = ("train/", "training/", "metrics/")

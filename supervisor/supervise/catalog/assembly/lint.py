@@ -154,9 +154,8 @@ def unmeasured(
         for metric in detector.metrics:
             if metrics.known() and not metrics.is_known(metric):
                 place: Place = first_text(entries[name].node, metric)
-                hint = did_you_mean(metric, metrics.near(metric), alike=0.8)
-                known = hint if hint and "did you" in hint else "the job must report it itself"
-                problems.warn(place, f"{name}: no collector measures {metric!r}", known)
+                hint = metrics.meant(metric) or "the job must report it itself"
+                problems.warn(place, f"{name}: no collector measures {metric!r}", hint)
 
 
 def heartbeat(root: Mapping, form: PolicyFile, problems: Problems) -> None:

@@ -42,3 +42,19 @@ def parse(text: str) -> dict[str, Any]:
         return order if rank is None else {**order, RANK: rank}
     except ValueError as error:
         raise UsageError(f"--drill {text!r}: {error}") from None
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return each fault: what it does, the metric that it moves, its parameters and defaults."""
+    return [
+        {
+            "drill": name,
+            "does": fault.MEANING,
+            "moves": fault.MOVES or None,
+            "parameters": {
+                key: {"default": default, "meaning": meaning}
+                for key, (default, meaning) in fault.PARAMS.items()
+            },
+        }
+        for name, fault in faults.catalog().items()
+    ]

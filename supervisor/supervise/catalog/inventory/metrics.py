@@ -5,13 +5,16 @@ A policy may name others: a job can report its own. So an unknown id is a warnin
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 
 from supervise_probe import collectors
 from supervise_probe.spec import MetricSpec
+
+from ...recordings import aliases
 
 SIMPLE, SEEDS = "this project", "the stability metrics report"
 MARIN = "Marin 32B retrospective"
@@ -185,3 +188,28 @@ def spec_of(metric: str) -> MetricSpec | None:
 def near(metric: str) -> list[str]:
     """Return the candidates for a near miss: ids that contain the text, else all."""
     return [name for name in everything() if metric in name] or list(everything())
+
+
+def meant(metric: str, known: Collection[str] | None = None) -> str | None:
+    """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
+
+    Names of other programs come first (`recordings.aliases`), then misspellings.
+
+    Args:
+        known: the ids to choose from; None for all standard ones.
+    """
+    ids = everything() if known is None else known
+    found = [name for name in _of_others(aliases.plain(metric)) if name in ids]
+    if not found:
+        candidates = near(metric) if known is None else [*known]
+        found = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
+    return f"did you mean {' or '.join(map(repr, found))}?" if found else None
+
+
+def _of_others(name: str) -> tuple[str, ...]:
+    for prefix in ("", "train/", "training/", "metrics/"):
+        plain = name.removeprefix(prefix)
+        for metric, names in aliases.NAMES.items():
+            if plain in names:
+                return ("train_loss", metric) if metric == "train_loss_raw" else (metric,)
+    return ()
