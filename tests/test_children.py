@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from supervise import children
-from supervise.checkpoints import manifest
 from supervise.outputs import host_facts
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
@@ -73,15 +72,12 @@ def _gone(mark: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("tool", ["evidence", "manifest", "in the background"])
-def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool, monkeypatch):
+@pytest.mark.parametrize("tool", ["evidence", "in the background"])
+def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     """When its time is up, or when it ends and leaves others that hold its pipes."""
     fake_git("exit 3" if tool == "in the background" else "sleep 1000")
-    monkeypatch.setattr(manifest, "GIT_S", 0.5)
 
-    if tool == "manifest":
-        assert manifest.code(tmp_path, []) == {"files": {}}
-    elif tool == "in the background":
+    if tool == "in the background":
         assert "exit code 3" in host_facts.git(tmp_path)["missing"]
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):

@@ -85,6 +85,7 @@ class GuardDriver:
             self.out,
             lambda: self.position,
             facts={"argv": ["python", "train.py"]},
+            code=lambda: {"commit": "1f2e"},
             data=["../tokenizer.json"],
             every_s=0.0,
             limit_s=limit_s,

@@ -207,6 +207,14 @@ def test_a_line_of_a_log_is_news_once_per_class(tell):
     ]
 
 
+def test_a_job_that_differs_from_its_last_launch_is_reported(tell):
+    story = tell(job={})
+    text = "the job differs from attempt 0: code.commit 1f2e → 3a4b"
+    story.send(Notice(story.at_ns, "identity-changed", text))
+
+    assert [(m["severity"], m["title"]) for m in messages(story)] == [("SEV2", text)]
+
+
 def test_a_program_that_failed_long_before_explains_no_end(tell):
     story = tell(job={})
     story.send(Notice(story.at_ns, "failure", "", data={"type": "Probe", "at_ns": 1}))

@@ -44,6 +44,11 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     assert "resumed at 200\n" in (run.directory / "output/output.log").read_text()
     assert float(re.search(r"done at 350 loss ([\d.]+)", run.stdout)[1]) < 0.5
     assert run.kinds("verify", "passed")
+    assert [(r["data"]["attempt"], r["data"].get("differs")) for r in run.kinds("identity")] == [
+        (0, None),
+        (1, []),
+        (2, []),
+    ]
     looks = [r["data"]["details"]["checks"] for r in run.kinds("note", "host-health")]
     whole = ["memory", "disk", "devices", "matmul"]
     assert [list(checks) for checks in looks] == [["disk", "devices"], whole, whole]

@@ -81,10 +81,12 @@ def test_the_same_command_continues_a_living_job_and_follows_one_that_is_over(se
     """No frame is lost or judged twice, one audit log, the job's own exit code; then a directory
     with the next number."""
     service = serve(*tiny("--steps", 150, "--sleep", 0.01, "--exit", CODE))
+    (supervise.home / "tokenizer.json").write_text("one")
     service.start_and_kill()
     done = service.once()
 
     assert done.returncode == CODE, done.stderr
+    (supervise.home / "tokenizer.json").write_text("another")
     frames = supervise.run_of("main").events(Frame)
     assert [frame.step for frame in frames] == list(range(150))
     assert {r["epoch"] for r in supervise.records("main")} == {1, 2}
@@ -92,6 +94,13 @@ def test_the_same_command_continues_a_living_job_and_follows_one_that_is_over(se
     for name in ("main", "main.2"):
         assert supervise.records(name)[-1]["reason"] == f"exit code {CODE}"
         supervise.prove(name)
+    (first,) = supervise.run_of("main").kinds("identity")
+    assert first["data"]["identity"]["packages"]["versions"]["torch"]
+    (second,) = supervise.run_of("main.2").kinds("identity")
+    assert [d["field"] for d in second["data"]["differs"]] == ["inputs.tokenizer.json"]
+    reported = [r["reason"] for r in supervise.run_of("main.2").kinds("notify_intent")]
+    before = f"the job differs from attempt 0 of run {first['run']}: inputs.tokenizer.json"
+    assert [text.startswith(before) for text in reported if "differs" in text] == [True]
 
 
 def test_a_job_that_ended_unwatched_is_closed_first(serve, supervise):

@@ -105,6 +105,7 @@ class Supervise:
             "OMP_NUM_THREADS": "1",
             "XDG_STATE_HOME": str(home / "state"),
             "PYTHONPATH": FAST_TORCH,
+            "GIT_CEILING_DIRECTORIES": str(REPOSITORY),  # the state of this checkout is no input
         }
 
     def __call__(self, *args: object) -> subprocess.CompletedProcess[str]:

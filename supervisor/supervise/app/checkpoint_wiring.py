@@ -39,6 +39,7 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
         Path.cwd(),
         lambda: position(processor),
         facts=facts,
+        code=settings.identity.code,
         data=policy.job["manifest"],
         runs=RUNS,
     )

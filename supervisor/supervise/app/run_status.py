@@ -23,12 +23,14 @@ from ..outputs import status_snapshot
 from ..outputs.capabilities import capabilities, is_known, line
 from ..outputs.dead_man_ping import Vitals
 from ..outputs.outbox import Trouble
+from ..outputs.run_identity import MAX_DIFFERENCES, Identity, describe, differences
 from ..store.recorder import Recorder
-from ..store.run_directory import RunDir
+from ..store.run_directory import IDENTITY, RunDir
 from .event_processor import EventProcessor
 from .settings import Settings
 
 TICK_NS = 1_000_000_000
+IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
 SETTLED_S = 60.0  # what can be done is said in the first minute; project default
 PROBE_DEADLINE_S = (
     120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
@@ -63,6 +65,7 @@ class Status:
         logs = [*(settings.policy.job.get("logs") or ()), *map(_pattern, settings.outputs)]
         self._logs = LogFiles(logs, Path.cwd(), self._failure_classes)
         self._channels: Sequence[str] = settings.facts.get("channels", ())
+        self._identity = _LaunchIdentity(settings, processor, recorder)
 
     def started(self, pid: int) -> None:
         """Write down what was started."""
@@ -83,6 +86,7 @@ class Status:
         self._launched_ns, self._is_reported = at_ns, reported
         self._failures.launched()
         self._logs.launched()
+        self._identity.launched()
 
     def ended(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
         """The job's first process ended: report why, as far as anything was recorded."""
@@ -90,6 +94,7 @@ class Status:
         for notice in self._failures.ended(pid, returncode, now_ns, ends):
             self._processor.process(notice)
         self._report_logs(now_ns, last=True)
+        self._settings.identity.ended(IDENTITY_S)
 
     def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
         for found in self._logs.poll(now_ns, last=last):
@@ -127,6 +132,7 @@ class Status:
         except SegmentError:
             ranks = {}
         probe = ranks[min(ranks)]["status"] if ranks else {}
+        self._identity.poll(ranks, now_ns)
         can = capabilities(self._processor.policy, self._processor.state, probe, self._channels)
         self._report_once(can, probe, now_ns)
         found = status_snapshot.snapshot(
@@ -161,6 +167,62 @@ class Status:
             return
         self._processor.process(Notice(now_ns, "capabilities", line(can)))
         self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
+
+
+class _LaunchIdentity:
+    """Records what each launch consists of, and reports what differs from the launch before."""
+
+    def __init__(self, settings: Settings, processor: EventProcessor, recorder: Recorder) -> None:
+        self._settings = settings
+        self._processor = processor
+        self._recorder = recorder
+        self._before: Mapping[str, Any] | None = None  # run, attempt and identity
+        self._launches = 0
+        if (path := settings.run.path if settings.past else settings.previous) is not None:
+            with suppress(StoreError, LookupError, TypeError, ValueError):
+                kept = RunDir.open(path).read_json(IDENTITY)
+                self._before = {
+                    "run": str(kept["run"]),
+                    "attempt": int(kept["attempt"]),
+                    "identity": dict(kept["identity"]),
+                }
+
+    def launched(self) -> None:
+        """A process was launched, or goes on under another supervisor."""
+        past, before, self._launches = self._settings.past, self._before, self._launches + 1
+        adopted = past.launched if past is not None and self._launches == 1 else None
+        if before is not None and adopted is not None and before["attempt"] == adopted.attempt:
+            self._settings.identity.recall(before["identity"])
+        else:
+            self._settings.identity.start()
+
+    def poll(self, ranks: Mapping[int, Mapping[str, Any]], now_ns: int) -> None:
+        """Record the identity once it is known."""
+        if ranks and self._processor.state.step >= 0:
+            self._settings.identity.loaded(int(ranks[min(ranks)]["pid"]))
+        found = self._settings.identity.poll()
+        if found is not None:
+            self._record(self._settings.redactor.tree(found), now_ns)
+
+    def _record(self, found: Identity, now_ns: int) -> None:
+        run, state, before = self._settings.run, self._processor.state, self._before
+        data = {"run": run.id, "attempt": state.job.launched, "identity": found}
+        self._before = data
+        changed = [] if before is None else differences(before["identity"], found)
+        text = "what this launch consists of"
+        if before is not None:
+            of = f"attempt {before['attempt']}"
+            of += "" if before["run"] == run.id else f" of run {before['run']}"
+            text = f"the job is the same as in {of}"
+            if changed:
+                text = f"the job differs from {of}: {describe(changed)}"
+            data = data | {"since": of, "differs": changed[:MAX_DIFFERENCES]}
+        self._recorder.note("identity", state.step, text, data)
+        with suppress(StoreError):  # a cache: the audit log has it
+            run.write_json(IDENTITY, self._before)
+        if changed:
+            about = {"differs": changed[:MAX_DIFFERENCES], "number": len(changed)}
+            self._processor.process(Notice(now_ns, "identity-changed", text, data=about))
 
 
 def _pattern(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..outputs.dead_man_ping import DeadManPing
+from ..outputs.run_identity import IdentityCollector
 from ..store.policies import Reloader
 from ..store.run_directory import RunDir
 from .run_recovery import RecoveredRun
@@ -29,6 +30,8 @@ class Settings:
         watch_policy: reload the policy file when it is edited.
         heartbeat: pings a monitor outside, None where the policy names none.
         outputs: files that keep what the job writes.
+        previous: directory of the run before, which this one continues; None: it is the first.
+        identity: collects what each launch consists of.
         past: what the run has come to, when a supervisor before this one died; None: it begins.
     """
 
@@ -46,3 +49,9 @@ class Settings:
     redactor: Redactor = field(default_factory=Redactor)
     heartbeat: DeadManPing | None = None
     outputs: Sequence[Path] = ()
+    previous: Path | None = None
+    identity: IdentityCollector = field(init=False)
+
+    def __post_init__(self) -> None:
+        manifest = self.policy.job.get("manifest", ())
+        self.identity = IdentityCollector(self.argv, Path.cwd(), manifest)

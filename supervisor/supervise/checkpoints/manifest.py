@@ -1,48 +1,17 @@
-"""The manifest of a checkpoint: code, packages, command, data and randomness that produced it.
-
-The code is read once, when the run begins: later edits are not part of the run.
-"""
+"""The manifest of a checkpoint: code, packages, command, data and randomness that produced it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import children
 from ..store import files
 from .registry import Entry
 
-GIT_S = 20.0
 PIECE = 1 << 24  # bytes
-
-
-def code(cwd: Path, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the commit of the job's directory and the SHA-256 of its uncommitted diff.
-
-    Untracked files are left out. Without git, or outside a repository: the SHA-256 of each Python
-    file that the command names.
-    """
-    commit = _git(cwd, "rev-parse", "HEAD")
-    diff = None
-    if commit is not None:
-        diff = _git(cwd, "diff", "HEAD", "--no-ext-diff", "--binary")
-    if commit is None or diff is None:
-        return {"files": inputs([name for name in argv if name.endswith(".py")], cwd)}
-    changed = "sha256:" + hashlib.sha256(diff).hexdigest() if diff else None
-    return {"commit": commit.decode("ascii", "replace").strip(), "diff": changed}
-
-
-def _git(cwd: Path, *args: str) -> bytes | None:
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # the job may use git at the same time
-    try:
-        done = children.run(["git", *args], within_s=GIT_S, env=environ, cwd=cwd)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
@@ -71,6 +40,7 @@ def describe(
 
     Args:
         facts: of the run: its command, its policy.
+        code: its version at the first launch: later edits are not part of the run.
     """
     return {
         "checkpoint": {

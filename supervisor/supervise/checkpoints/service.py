@@ -56,6 +56,7 @@ class CheckpointService:
         cwd: the job's working directory.
         position: returns where the run is; called by `on_save`, and by `poll` every `every_s`.
         facts: the manifest's facts of the run: its command, its policy.
+        code: returns the version of the job's code for the manifest; may wait for it.
         data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
         runs: another directory of runs, besides the parent of `run`.
         every_s: between two scans. limit_s: see `verification.LIMIT_S`. soon_s: see `verify_now`.
@@ -74,6 +75,7 @@ class CheckpointService:
         position: Callable[[], RunPosition],
         *,
         facts: Mapping[str, Any] | None = None,
+        code: Callable[[], Mapping[str, Any]] = dict,
         data: Sequence[str] = (),
         runs: Path | None = None,
         every_s: float = EVERY_S,
@@ -97,6 +99,7 @@ class CheckpointService:
             tuple(form["verify"]),
             limit_s=limit_s,
             facts=dict(facts or {}),
+            code=code,
             data=tuple(data),
         )
         patterns = tuple(form["glob"])
@@ -313,7 +316,6 @@ class CheckpointService:
 
     def verify_next(self) -> bool:
         """Do the most urgent piece of work; return whether there was any."""
-        self._verifier.record_code()
         self._kept.unpin_old(self._judged, self._position.suspects)
         if self._awaited is not None or time.monotonic() < self._rest_until_s:
             return False

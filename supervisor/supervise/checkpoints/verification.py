@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +190,7 @@ class CheckpointVerifier:
 
     Args:
         wanted: what must hold of one, see `CheckpointsForm.verify`.
-        facts, data: for manifests, see `manifest.describe` and `manifest.inputs`.
+        facts, code, data: for manifests, see `manifest.describe` and `manifest.inputs`.
     """
 
     def __init__(
@@ -201,12 +201,13 @@ class CheckpointVerifier:
         *,
         limit_s: float = LIMIT_S,
         facts: Mapping[str, Any],
+        code: Callable[[], Mapping[str, Any]],
         data: Sequence[str],
     ) -> None:
         self.process = VerifierProcess(wanted, limit_s)
         self._kept, self._cwd, self._facts, self._data = retention, cwd, facts, data
+        self._code = code
         self._notifications = retention.notifications
-        self._code: Mapping[str, Any] | None = None
         self._tried: set[str] = set()
         self._current: Entry | None = None
         self._handed_over: Entry | None = None  # its copy stays for another thread
@@ -224,11 +225,6 @@ class CheckpointVerifier:
             for entry in self._kept.register.entries:
                 if entry.state == COPIED:
                     self._kept.release(entry)
-
-    def record_code(self) -> None:
-        """Record the job's code version at the first call."""
-        if self._code is None:
-            self._code = manifest.code(self._cwd, self._facts["argv"])
 
     def verify(self, entry: Entry, *, urgent: bool = False, awaited: bool = False) -> None:
         """Verify a complete checkpoint, and pin it if it is good.
@@ -365,9 +361,7 @@ class CheckpointVerifier:
                         "this run's checkpoints lack its hash",
                         once=f"manifest {name}",
                     )
-                content = manifest.describe(
-                    entry, self._facts, self._code or {}, environment, inputs
-                )
+                content = manifest.describe(entry, self._facts, self._code(), environment, inputs)
                 text = json.dumps(content, indent=1, default=str) + "\n"
                 path = kept.pins.folder(entry) / "manifest.json"
                 files.replace(path, text.encode(), durable=True)

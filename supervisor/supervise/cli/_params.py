@@ -7,6 +7,8 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +18,25 @@ from ..errors import UsageError
 PROGRAM = "supervise"
 ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `supervise run` that the watching needs.
+
+    Attributes:
+        watch_policy: reload the policy file when it is edited.
+        logs: keep what the job prints.
+        previous: directory of the run that this one follows, None: it follows none.
+    """
+
+    watch_policy: bool = False
+    logs: bool = False
+    previous: Path | None = None
+
+    def kept(self) -> dict[str, Any]:
+        """Return what run.json keeps of them, for a supervisor that takes over."""
+        return {"watch_policy": self.watch_policy, "logs": self.logs}
 
 
 class Number(click.FloatRange):

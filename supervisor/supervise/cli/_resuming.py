@@ -67,6 +67,14 @@ def resume_target(
     return following, None
 
 
+def run_before(directory: Path, path: Path) -> Path | None:
+    """Return the run that the one in `path` follows; None for the first one, in `directory`."""
+    if path == directory:
+        return None
+    number = int(path.name.removeprefix(f"{directory.name}.")) - 1
+    return directory if number == 1 else directory.with_name(f"{directory.name}.{number}")
+
+
 def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
     """Look at this host again if the run in `path` could not be started on it once more."""
     try:

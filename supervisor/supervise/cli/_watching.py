@@ -32,6 +32,7 @@ from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from ._output import PrintLine
+from ._params import Options
 from ._streams import leave
 
 ReloadFrom = tuple[str, str | None, Mapping[str, Mapping[str, str]]]
@@ -46,7 +47,7 @@ class Started:
     Attributes:
         argv: as it was given.
         reload_from: file and mode of a reload that names none; channels that it adds to any.
-        faults: the drills. logs: what the job prints is kept.
+        faults: the drills.
     """
 
     argv: Sequence[str]
@@ -57,8 +58,7 @@ class Started:
     tier_reason: str | None
     faults: Sequence[Any]
     redactor: Redactor
-    watch_policy: bool
-    logs: bool
+    options: Options
 
 
 def watch_started(
@@ -82,6 +82,7 @@ def watch_started(
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
         print_line(f"supervise: warning: {warning}")
     facts: Mapping[str, Any] = {
+        "previous": None if started.options.previous is None else str(started.options.previous),
         "drills": list(started.faults),
         "channels": [sender.name for sender in senders],
     }
@@ -95,9 +96,10 @@ def watch_started(
         started.tier_reason,
         print_line,
         facts,
-        watch_policy=started.watch_policy,
+        watch_policy=started.options.watch_policy,
         redactor=started.redactor,
-        outputs=[run.output_path] if started.logs else [],
+        outputs=[run.output_path] if started.options.logs else [],
+        previous=started.options.previous,
     )
     app = App(settings, launcher, forwarder, recorder)
     outbox = Outbox(senders, app.processor.on_result)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..job.terminal import Terminal
 from ..store.run_directory import RunDir
 from . import _policy_cache
 from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
-from ._params import JobCommand
+from ._params import JobCommand, Options
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 CRASHED = "internal error; the job continues without supervision"
@@ -113,15 +114,16 @@ def command(
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
+    options = Options(watch_policy=watch_policy, logs=logs)
     if resume_run and run_dir is not None:
-        from ._resuming import resume
+        from ._resuming import resume, run_before
 
-        run_dir, code = resume(run_dir.absolute(), argv, chosen, faults, print_line)
+        first = run_dir.absolute()
+        run_dir, code = resume(first, argv, chosen, faults, print_line)
         if code is not None:
             return code
-    return supervise(
-        argv, chosen, reload_from, run_dir, faults, print_line, watch_policy=watch_policy, logs=logs
-    )
+        options = replace(options, previous=run_before(first, run_dir))
+    return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
 
 
 def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:
@@ -167,8 +169,7 @@ def supervise(
     print_line: PrintLine,
     open_records: OpenRecords = open_records,
     *,
-    watch_policy: bool = False,
-    logs: bool = False,
+    options: Options = Options(),  # noqa: B008 - it is frozen
 ) -> int:
     """Start the job and watch it; return the exit code. A failed start leaves nothing behind.
 
@@ -190,8 +191,7 @@ def supervise(
             "drills": faults,
             "reload": reload_from[:2],
             "notify": reload_from[2],
-            "watch_policy": watch_policy,
-            "logs": logs,
+            **options.kept(),
         },
     )
     root = shared_memory.base(environ)
@@ -204,7 +204,7 @@ def supervise(
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
-        output = keep_output(run, print_line) if logs else None
+        output = keep_output(run, print_line) if options.logs else None
         launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal, output=output)
         recorder = open_records(run, print_line)
         forwarder.install()
@@ -218,9 +218,7 @@ def supervise(
         # What the launch does not need is imported only now, so that the job starts sooner.
         from ._watching import Started, watch_started
 
-        started = Started(
-            argv, reload_from, run, directory, tier, reason, faults, clean, watch_policy, logs
-        )
+        started = Started(argv, reload_from, run, directory, tier, reason, faults, clean, options)
         return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
 
     def report(trace: str) -> None:

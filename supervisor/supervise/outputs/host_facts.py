@@ -54,16 +54,20 @@ def git(directory: Path) -> dict[str, Any]:
     """
     base = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
     try:
-        commit = run_tool([*base, "rev-parse", "HEAD"], cwd=directory).decode().strip()
-        branch = run_tool([*base, "rev-parse", "--abbrev-ref", "HEAD"], cwd=directory)
+        head = run_tool([*base, "rev-parse", "HEAD", "--abbrev-ref", "HEAD"], cwd=directory)
         status = run_tool([*base, "status", "--porcelain"], cwd=directory)
-        diff = run_tool([*base, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], cwd=directory)
+        dirty = status.decode("utf-8", "replace").splitlines()
+        diff = b""
+        if any(not line.startswith("??") for line in dirty):
+            diff = run_tool(
+                [*base, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], cwd=directory
+            )
     except OSError as error:
         return {"missing": str(error)}
-    dirty = status.decode("utf-8", "replace").splitlines()
+    commit, _, branch = head.decode("utf-8", "replace").strip().partition("\n")
     return {
         "commit": commit,
-        "branch": branch.decode().strip(),
+        "branch": branch,
         "dirty": dirty[:DIRTY_FILES],
         "dirty_count": len(dirty),
         "diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None,

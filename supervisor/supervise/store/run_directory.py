@@ -8,7 +8,7 @@
     launch.json    newest process of the job                    relaunch/     stages of relaunches
     environ.json   the job's environment    command.json  its command as given
     supervisor.log  errors of our own, as JSON lines
-    quarantine.json  excluded data, if any
+    quarantine.json  excluded data, if any   identity.json  what the newest launch consists of
 
 Only `environ.json` and `command.json` contain secrets of the job: the rest can be shared.
 """
@@ -33,6 +33,7 @@ from . import files
 
 RUNS = Path("runs")
 COMMAND = "command.json"
+IDENTITY = "identity.json"  # what the newest launch consists of; the audit log has it too
 
 
 def is_run(path: Path) -> bool:

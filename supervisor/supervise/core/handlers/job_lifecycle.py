@@ -189,6 +189,13 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             verdict="it is not stopped for this",
             then="`supervise stop RUN` if it should have started",
         )
+    if event.kind == "identity-changed":
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="steps before and after it are of different programs; no action is taken",
+            then="if that is not intended: supervise stop RUN",
+        )
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
         if gone:  # a start would end them first

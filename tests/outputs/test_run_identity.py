@@ -1,0 +1,151 @@
+"""What a launch consists of, and what differs from the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.outputs import run_identity
+from supervise.outputs.run_identity import ByteBudget, IdentityCollector, differences
+
+
+def no_driver():
+    raise ImportError("No module named 'pynvml'")
+
+
+@pytest.fixture
+def collect(tmp_path):
+    """A function that collects the identity of a command in `tmp_path`, as of a job that ended."""
+
+    def run(*argv, manifest=(), nvml=no_driver, pid=None):
+        collector = IdentityCollector(["python", *argv], tmp_path, manifest, nvml)
+        collector.start()
+        if pid is not None:
+            collector.loaded(pid)
+        collector.ended(30.0)
+        found = collector.poll()
+        assert found is not None and collector.poll() is None
+        assert collector.code() == {**found["code"], "files": found["files"]}
+        return found
+
+    return run
+
+
+def sha(text):
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def test_files_of_the_command_and_inputs_are_hashed(collect, tmp_path):
+    """Script and config as named; tokenizer and data where the policy or their names say so."""
+    (tmp_path / "model").mkdir()
+    for name in ("train.py", "a.yaml", "model/tokenizer.json", "shards.txt", "log.txt"):
+        (tmp_path / name).write_text(name)
+
+    found = collect(
+        *("train.py", "--config=a.yaml", "--lr", "1e-3", "--model", "model", "--log", "log.txt"),
+        manifest=["shards.txt", "absent.txt"],
+    )
+
+    assert found["files"] == {"train.py": sha("train.py"), "a.yaml": sha("a.yaml")}
+    assert found["inputs"] == {
+        "shards.txt": sha("shards.txt"),
+        "absent.txt": "not hashed: No such file or directory",
+        "model/tokenizer.json": sha("model/tokenizer.json"),
+    }
+    assert "not a git repository" in found["code"]["missing"]
+    assert found["hardware"]["cpus"] == os.cpu_count()
+    assert "pynvml" in found["hardware"]["missing"]
+
+
+def test_hashing_has_a_limit(tmp_path):
+    (tmp_path / "large").write_text("12345")
+    budget = ByteBudget(left=8)
+
+    assert budget.digest(tmp_path / "large") == sha("12345")
+    assert budget.digest(tmp_path / "large").startswith("not hashed: 5 bytes, beyond")
+
+
+def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, tmp_path):
+    """Known by the libraries in the job's memory; else the supervisor's, and the record says so."""
+    library = tmp_path / "site-packages" / "fast" / "core.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(bytes(4096))
+    (tmp_path / "site-packages" / "Fast_Core-1.2.dist-info").mkdir()
+    code = "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1)"
+    code += "; print(flush=True); input()"
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-c", code, library]
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as job:
+        job.stdout.readline()
+        own = run_identity.packages(job.pid)
+        job.communicate(b"\n")
+    assert (own["source"], own["versions"]) == ("the job's process", {"fast-core": "1.2"})
+    assert own["sha256"] == hashlib.sha256(b"fast-core==1.2\n").hexdigest()
+
+    ours = collect("-c", "pass")["packages"]
+    assert ours["source"] == "the supervisor's Python: the job ended before it made a step"
+    assert ours["versions"]["psutil"]
+
+
+def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, monkeypatch):
+    class NVMLError(Exception):
+        pass
+
+    driver = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: b"H100",
+        nvmlDeviceGetUUID=lambda handle: "GPU-1",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80),
+        nvmlSystemGetDriverVersion=lambda: "570.1",
+    )
+    found = collect(nvml=lambda: driver)["hardware"]
+    assert (found["devices"], found["driver"]) == (
+        [{"name": "H100", "uuid": "GPU-1", "memory_bytes": 80}],
+        "570.1",
+    )
+
+    release = run_identity.threading.Event()
+    monkeypatch.setattr(run_identity, "DRIVER_S", 0.05)
+    found = collect(nvml=release.wait)
+    release.set()
+    assert found["hardware"]["missing"] == "no answer within 0.05 s"
+    assert found["packages"]["versions"]
+
+
+def test_what_differs_is_named_field_by_field():
+    """A part that is unknown on one side, and a tokenizer that the job saved, are no difference."""
+    before = {
+        "command": ["python", "train.py"],
+        "code": {"commit": "a" * 40},
+        "files": {"train.py": "sha256:1"},
+        "inputs": {"tokenizer.json": "sha256:1"},
+        "packages": {"source": "x", "sha256": "1", "versions": {"torch": "2.13.0", "numpy": "1"}},
+        "hardware": {"missing": "no answer"},
+    }
+    after = {
+        "command": ["python", "train.py"],
+        "code": {"commit": "b" * 40},
+        "files": {"train.py": "sha256:2"},
+        "inputs": {"tokenizer.json": "sha256:1", "out/tokenizer.json": "sha256:1"},
+        "packages": {"source": "x", "sha256": "2", "versions": {"torch": "2.12.0", "numpy": "1"}},
+        "hardware": {"cpus": 2},
+    }
+
+    found = differences(before, after)
+
+    assert [one["field"] for one in found] == [
+        *("code.commit", "files.train.py", "packages.versions.torch"),
+    ]
+    assert run_identity.describe(found) == (
+        "code.commit aaaaaaaaaaaa → bbbbbbbbbbbb; files.train.py 1 → 2; "
+        "packages.versions.torch 2.13.0 → 2.12.0"
+    )
+    assert differences(before, before) == []
