@@ -2,11 +2,13 @@
 
     python benchmarks/soak.py [--seeds 3] [--steps 1000]
     python benchmarks/soak.py --toy [--steps 100000]
+    python benchmarks/soak.py --ranks [--steps 400]
 
 Zero actions, zero reflexes, zero incidents of SEV0 or SEV1; a SEV2 (a notice) is printed and
 allowed. Each finished seed is kept in `benchmarks/.soak/`, so that a broken-off soak goes on where
 it was; a change of the code or the policies starts anew. Exit code 1 when something happened.
-`--toy` is another proof: that nothing grows, see toy_soak.py.
+`--toy` is another proof: that nothing grows, see toy_soak.py. `--ranks` runs jobs of several ranks
+under the policy large, see rank_soak.py.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rank_soak
 import toy_soak
 
 from supervise.report import receipt
@@ -108,28 +113,53 @@ def is_silent(found: dict[str, Any], steps: int) -> bool:
     return found["steps"] == steps and not any(found[column] for column in happened)
 
 
+def kept(name: str, key: Any, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a run that is kept under this key, else of one that is made now."""
+    path = KEPT / f"{name}.json"
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    if saved.get("key") != key:
+        saved = {"key": key, "found": run()}
+        path.write_text(json.dumps(saved))
+    found: dict[str, Any] = saved["found"]
+    return found
+
+
+def soak_ranks(steps: int, policy: str) -> bool:
+    """Run each program on two and on four ranks, the missing ones only; whether all were silent."""
+    key = {"steps": steps, "policy": policy, "code": fingerprint()}
+    print(rank_soak.line(rank_soak.HEAD), flush=True)
+    silent = True
+    for name in rank_soak.JOBS:
+        for ranks in rank_soak.RANKS:
+            label = re.sub(r"\W+", "-", f"ranks {name} {ranks}")
+            run = partial(rank_soak.run, name, ranks, steps, policy, KEPT / label)
+            found = kept(label, key, run)
+            silent &= rank_soak.is_silent(found, ranks, steps)
+            print(rank_soak.line(found[column] for column in rank_soak.HEAD), flush=True)
+    print(f"{'PASS' if silent else 'FAIL'}  undisturbed ranks are left alone")
+    return silent
+
+
 def main() -> None:
     """Soak all seeds, the missing ones only."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--policy", default="nano", help="for --toy")
+    parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--policy", help="for --toy and --ranks; default: nano, large")
     args = parser.parse_args()
     KEPT.mkdir(exist_ok=True)
     if args.toy:
-        sys.exit(not toy_soak.soak(args.steps or 100_000, args.policy, KEPT / "toy"))
+        sys.exit(not toy_soak.soak(args.steps or 100_000, args.policy or "nano", KEPT / "toy"))
+    if args.ranks:
+        sys.exit(not soak_ranks(args.steps or rank_soak.STEPS, args.policy or rank_soak.POLICY))
     args.steps = args.steps or 1000
     key = {"steps": args.steps, "code": fingerprint()}
     print("".join(f"{column:>10}" for column in COLUMNS), flush=True)
     silent = True
     for seed in range(args.seeds):
-        kept = KEPT / f"seed-{seed}.json"
-        saved = json.loads(kept.read_text()) if kept.exists() else {}
-        if saved.get("key") != key:
-            saved = {"key": key, "found": soak(seed, args.steps)}
-            kept.write_text(json.dumps(saved))
-        found = saved["found"]
+        found = kept(f"seed-{seed}", key, partial(soak, seed, args.steps))
         silent &= is_silent(found, args.steps)
         print("".join(f"{found[column]!s:>10}" for column in COLUMNS), flush=True)
     print(f"{'PASS' if silent else 'FAIL'}  undisturbed runs are left alone")

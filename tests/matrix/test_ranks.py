@@ -282,3 +282,47 @@ def test_the_norms_of_shards_add_up(pair, ranks):
         assert math.isclose(total, rows[0]["total"], rel_tol=1e-5)
         for frame, row in zip(both, rows, strict=True):
             assert math.isclose(frame["train_loss_raw"], row["train_loss_raw"], rel_tol=1e-5)
+
+
+UNLIKE = (
+    SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
+    + """
+def go(model, optimizer, times, masked=False):
+    x, y = batch(2)
+    if masked and rank == 1:
+        y[:] = -100              # a loss of NaN, and gradients of zero
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    (loss * (times if rank == 1 else 1.0)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    emit(same=hashlib.sha256(b"".join(t.numpy().tobytes() for t in local(whole.parameters())))
+         .hexdigest(), finite=all(bool(t.isfinite().all()) for t in local(whole.parameters())))
+
+
+model = DistributedDataParallel(whole)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for times, masked in ((1.0, False), (1.0, True), (float("nan"), False), (1.0, False)):
+    go(model, optimizer, times, masked)
+for layer in whole:
+    if list(layer.parameters()):
+        fully_shard(layer)
+optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+go(whole, optimizer, float("nan"))
+told.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
+    """What only one of them sees, a batch that is masked to nothing, makes none of them skip."""
+    job = pair.probed.run(UNLIKE, safeguards={"skip_nonfinite": {"max": 3, "per": 128}})
+    both = ranks(job.folder)
+
+    skipped = [each.column("update_skipped") for each in both]
+    assert skipped == [[0, 0, 1, 0, 0]] * 2
+    assert math.isnan(both[1].frames[1]["train_loss_raw"])
+    first, second = told(job)
+    assert [row["same"] for row in first[:4]] == [row["same"] for row in second[:4]]
+    assert [row["finite"] for row in first] == [True] * 4 + [False]

@@ -6,9 +6,10 @@ right. Any bit that changes in one tensor changes its checksum; two changes may 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Set
+from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..spec import MetricSpec
+from ..torch_state.replicas import replicated
 from . import Collector as Base
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ METRICS = (
 )
 
 RUNS = 8
-REPLICATED = "DistributedDataParallel"
 MODULUS = 1 << 48  # a double holds it exactly
 
 
@@ -44,10 +44,10 @@ class Collector(Base):
         self._sums: List[Any] = []
 
     def after_update(self, update: Update) -> None:
-        replicated = self._replicated() if self._position.world_size > 1 else set()
+        shared = replicated(self._registry) if self._position.world_size > 1 else set()
         patterns = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}
         for parameter in update.all_params:
-            if id(parameter) not in replicated or parameter.is_complex():
+            if id(parameter) not in shared or parameter.is_complex():
                 continue
             weight = parameter.detach()
             pattern = patterns.get(weight.element_size(), self.torch.int64)
@@ -64,9 +64,3 @@ class Collector(Base):
             device = sums[first].device
             total = sum((2 * j + 1) * each.to(device) for j, each in enumerate(sums[first:last]))
             values[f"param_digest.{run}"] = self.scalars.value((total % MODULUS).double())
-
-    def _replicated(self) -> Set[int]:
-        """The ids of parameters that all ranks must have alike; shards of one are not."""
-        wrappers = (m for m in self._registry.modules if type(m).__name__ == REPLICATED)
-        parameters = (p for wrapper in wrappers for p in wrapper.parameters())
-        return {id(p) for p in parameters if p.numel() and not hasattr(p, "_local_tensor")}

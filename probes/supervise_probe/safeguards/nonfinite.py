@@ -2,6 +2,9 @@
 
 `skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not change the weights. It
 acts only on values that are on the host; on an accelerator it cannot act, and the status says so.
+With several ranks the loss of one, and the norm of a shard, tell only that rank: if it skipped
+alone, the weights would part. So there the norm decides, where DistributedDataParallel has made the
+gradients the same on all ranks; elsewhere it cannot act.
 
 `zero_nonfinite`: NaN and Inf in the gradients are set to zero, and the step is made with the rest.
 It acts on an accelerator too, without waiting for it: one more pass over the gradients in each
@@ -20,12 +23,15 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..runtime.scalars import Number
+from ..torch_state.replicas import Replicas
 
 if TYPE_CHECKING:
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
     from ..runtime.active_safeguards import InForce
     from ..torch_state.records import Update
+
+APART = "each of {} ranks would decide alone: only under DistributedDataParallel all see the same"
 
 MOST, PER = 3, 128  # skips without supervision, as in the list of actions
 ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
@@ -146,6 +152,7 @@ class NonfiniteGuards:
         skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
         self._skip = None if skip is None else SkipNonfinite(skip)
         self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
+        self._replicas = Replicas(context.registry)
 
     def judge(self, update: Update) -> None:
         """Repair the final gradients of `update`, or skip the update."""
@@ -156,6 +163,12 @@ class NonfiniteGuards:
         if self._skip is None:
             return
         norm, loss = update.gradient_norm, self._loss.total
+        ranks = self._position.world_size
+        if ranks > 1:
+            loss = None  # of this rank alone
+            if not self._replicas.hold(update.known.ids):
+                self._skip.state = f"cannot act: {APART.format(ranks)}"
+                return
         why = self._skip.why_skip((loss, norm))
         if why:
             self._in_force.acting = True

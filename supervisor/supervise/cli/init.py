@@ -45,7 +45,7 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
 
     It extends a shipped policy. How the job resumes is recognised in script and command. Then
     the checks of `supervise doctor` are made. The job is not started. With several ranks the
-    default is `medium`.
+    default is `large`.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
 
     if not argv:
         raise UsageError("no command given", hint=f"{PROGRAM} init -- python train.py")
-    name = base or ("nano" if world_size(argv, os.environ) == 1 else "medium")
+    name = base or ("nano" if world_size(argv, os.environ) == 1 else "large")
     if shipped.find("policies", name) is None:
         from ..catalog.document.diagnostics import did_you_mean
 

@@ -351,10 +351,11 @@ class PolicyFile:
         BlindForm, Doc("how long a rule may be UNKNOWN before it is an incident")
     ] = field(default_factory=BlindForm)
     give_up: Annotated[
-        Literal["page", "stop"],
+        Literal["page", "stop", "stop_sev0"],
         Doc(
             "when no remedy is left for what should have one: a SEV0, repeated; stop: the job ends "
-            "too, with evidence and exit code 78, unless it recovers within 20 steps"
+            "too, with evidence and exit code 78, unless it recovers within 20 steps; stop_sev0: "
+            "only where a rule of SEV0 fires then, so that the weights are lost and not just ill"
         ),
     ] = "page"
     journal: Annotated[JournalForm | None, Doc("limit of the journal of a run; default: none")] = (

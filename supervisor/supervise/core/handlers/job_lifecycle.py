@@ -15,7 +15,7 @@ from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.failure import KIND as FAILURE
 from ..model.failure import LOG, THREAD, Failure
-from ..model.policy import HOLD, STOP, Runbook
+from ..model.policy import HOLD, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
@@ -342,7 +342,8 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
         return
     frame_count, reported_ns = since
     lasted, tried = state.frame_count - frame_count, state.history.tried
-    if ctx.policy.give_up == STOP and lasted >= QUIET_STEPS and GIVE_UP not in tried:
+    ends = lasted >= QUIET_STEPS and withdrawal.ends(ctx.policy, state, incident)
+    if ends and GIVE_UP not in tried:
         tried[GIVE_UP] = False
         if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model.policy import STOP, Runbook
+from ..model.policy import PAGE, STOP, Runbook
 from ..state.incident import CLOSED, HELD, QUIET_STEPS, Incident
 from ..state.run_state import StepContext
 from ..state.runbook_execution import RunbookExecution
@@ -17,9 +17,11 @@ def exhaust(ctx: StepContext, incident: Incident) -> str:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
     incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
-    if ctx.policy.give_up != STOP:
+    how = ctx.policy.give_up
+    if how == PAGE:
         return ""
-    return f"; the job is stopped unless it recovers within {QUIET_STEPS} steps (give_up: stop)"
+    unless = "it recovers" if how == STOP else "its rules of SEV0 are clear"
+    return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {how})"
 
 
 def hold(

@@ -27,7 +27,7 @@ from ..detection.rank_monitor import LOSS, RankMonitor
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.events import Notice
-from ..model.policy import Policy, Rule
+from ..model.policy import STOP, STOP_SEV0, Policy, Rule
 from ..state import compensation
 from ..state.incident import Incident, Trigger
 from ..state.run_state import State, StepContext
@@ -114,6 +114,14 @@ def lasts(policy: Policy, state: State, incident: Incident, more: Iterable[str] 
     firing = set(state.firing(policy)) & {*more, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
     return lasting or is_loss_out_of_band(state, incident)
+
+
+def ends(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether the policy ends a job of which this lasts, and that nothing can help."""
+    if policy.give_up != STOP_SEV0:
+        return policy.give_up == STOP
+    firing = set(state.firing(policy)) & {*incident.rules}
+    return any(rule.id in firing and rule.severity == "SEV0" for rule in policy.rules)
 
 
 def withdrawn(policy: Policy, state: State) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the launch of a job needs neither
 HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `detection.run_phase`
 OFF = "off"  # instead of a severity
-PAGE, STOP = "page", "stop"  # what giving up is
+PAGE, STOP, STOP_SEV0 = "page", "stop", "stop_sev0"  # what giving up is
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Policy:
     blind_after_steps: int = 256  # a rule UNKNOWN for longer is an incident of its own
     blind_after_s: float = 300.0
     hold_reminder_s: float = 4 * 3600.0  # people are reminded of a hold so often
-    give_up: str = PAGE  # or STOP: where nothing can help any more
+    give_up: str = PAGE  # or STOP, or STOP_SEV0: where nothing can help any more
     journal_bytes: float | None = None  # frames of an older piece are removed above it
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
     savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
