@@ -5,7 +5,8 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3 python3.12 python3.13,\
   $(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 BIN := .venv/bin
 # Compiling all that is installed takes as long as installing it; what is imported compiles itself.
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --editable
+# The pip that comes with Python 3.11 takes twice as long as the newest to choose what to install.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 
 # Two threads on two busy cores can be thirty times slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -101,15 +102,15 @@ clean:
 
 # The stamps keep a second `make` from installing again; a new pyproject.toml does install again.
 .venv/installed-demo: .venv/bin/python pyproject.toml
-	$(INSTALL) '.[torch]'
+	$(INSTALL) --editable '.[torch]'
 	@touch $@
 
 .venv/installed-dev: .venv/bin/python pyproject.toml
-	$(INSTALL) '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@ .venv/installed-demo
 
 .venv/installed-bench: .venv/installed-demo
-	$(INSTALL) '.[torch,bench]'
+	$(INSTALL) --editable '.[torch,bench]'
 	@touch $@
 
 .venv/bin/python:
@@ -117,3 +118,4 @@ clean:
 	  echo 'supervise needs Python 3.11 or newer; python3.11 and python3 are not:' >&2; \
 	  echo 'install one, or say: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+	$(INSTALL) --upgrade pip
