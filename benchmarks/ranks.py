@@ -1,159 +1,258 @@
-"""Two ranks whose rate jumps, in five ways of spreading a model, under `nano` as it is shipped.
+"""Several ranks under `nano` as it is shipped: which shapes of a job recover, and from what.
 
-    python benchmarks/ranks.py [--only ddp fsdp1 fsdp2 zero tensor]
+    python benchmarks/ranks.py                           all that is missing; can be interrupted
+    python benchmarks/ranks.py --shape fsdp2 --again     these once more
 
-Each job trains 450 steps, whose rate is 1000 times too high for ten from step 300 on; beside
-it runs one that is only observed. `back to`, `at`: the step whose state the ranks took back, and
-the one at whose end they did. `same`: ranks whose weights and moments are then, bit by bit, those
-that they had behind that step; all must be. `loss`: mean of the last 50, beside an undisturbed run.
+Jobs of a small GPT on text (`ranks_job.py`) under torchrun, gloo, each hit half-way; beside them
+runs that nothing is injected into and runs that are only observed. `back to`, `at`: the step whose
+state the ranks took back, and the one at whose end they did. `same`: ranks whose weights and
+moments are then, bit by bit, those that they had behind that step. `alike`: whether all ranks hold
+the same bits behind every step; sharded ones do not. The loss is the mean of the last 50 steps of
+all ranks, relative to the undisturbed run of the same shape, seed and number of ranks.
 
-Writes `benchmarks/ranks.md`. Exit code 1 when a rank has other bits, or no rollback came.
+Writes `benchmarks/ranks.md`; finished runs are kept in `benchmarks/.ranks/`. Exit code 1: a rank
+has other bits than it had, ranks of one model differ, no rollback came where a rate, weights or
+moments were damaged, or a loss is more than 1.5 % above the undisturbed one.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
+import math
 import os
+import re
+import shutil
 import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from recovery import table
 
 from supervise.store import audit
 
 HERE = Path(__file__).resolve()
-TABLE = HERE.with_name("ranks.md")
-SHAPES = ("ddp", "fsdp1", "fsdp2", "zero", "tensor")
-STEPS, FAULT, LASTS, TIMES, TAIL = 450, 300, 10, 1000.0, 50
-HEAD = ("shape", "nobody", "supervised", "undisturbed", "back to", "at", "same")
+JOB, KEPT = HERE.with_name("ranks_job.py"), HERE.with_name(".ranks")
+TABLE, RESULT = HERE.with_name("ranks.md"), "result.json"
+STEPS, LIMIT_S, NEAR = 400, 300.0, 0.015
+REPLICAS = ("ddp", "accelerate", "Trainer", "Lightning", "Fabric")  # one model on all ranks
+SHAPES = (*REPLICAS, "fsdp1", "fsdp2", "zero", "tensor", "GPipe", "1F1B")
+RATE = "rate x30"
+FAULTS = {
+    RATE: "lr_spike",
+    "rate x1000": "lr_spike:factor=1000",
+    "one bad batch": "bad_batch:steps=1",
+    "three bad batches": "bad_batch:steps=3",
+    "second moments / 10000": "moments",
+    "NaN on rank 1": "nan_grad:rank=1",
+}
+GOES_BACK = (RATE, "rate x1000", "second moments / 10000")
+CLOSE = ("ddp", "fsdp2", "Trainer")  # shapes that meet every fault
+NOBODY, NANO = "nobody", "nano"
+
+Cell = tuple[str, int, str, str]  # shape, ranks, arm, fault
 
 
-def spread(torch: Any, shape: str, model: Any) -> tuple[Any, Any]:
-    """Return the model as the ranks hold it, and its optimizer."""
-    distributed, adamw = torch.distributed, torch.optim.AdamW
-    if shape in ("ddp", "zero"):
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    elif shape == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel
+@dataclass(frozen=True)
+class Result:
+    """What came of one run.
 
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    elif shape == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+    Attributes:
+        code: exit code; None: it had to be ended after `LIMIT_S`.
+        loss: at its end, NaN where it did not come to it.
+        actions: verbs that changed the job, in order, other than pauses.
+        back: the step that a rollback went to, and that at whose end it did; None without one.
+        same: ranks that then held the bits that they had held. alike: all ranks hold the same bits
+            behind every step.
+    """
 
-        for layer in model:
-            if list(layer.parameters()):
-                fully_shard(layer)
-        fully_shard(model)
-    else:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import parallel
-
-        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-        plan = {"2": parallel.ColwiseParallel(), "4": parallel.RowwiseParallel()}
-        parallel.parallelize_module(model, mesh, plan)
-    if shape == "zero":
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=adamw, lr=1e-3)
-    return model, adamw(model.parameters(), lr=1e-3)
+    code: int | None
+    loss: float
+    actions: tuple[str, ...]
+    back: tuple[int, int] | None
+    same: int
+    alike: bool
 
 
-def digest(torch: Any, model: Any, optimizer: Any) -> str:
-    """Return what this rank holds of weights and moments, as eight digits."""
-    states = getattr(optimizer, "optim", optimizer).state.values()
-    held = [value for state in states for value in state.values() if torch.is_tensor(value)]
-    parts = (getattr(each.detach(), "_local_tensor", each.detach()) for each in held)
-    weights = (getattr(p.detach(), "_local_tensor", p.detach()) for p in model.parameters())
-    whole = b"".join(part.numpy().tobytes() for part in (*weights, *parts))
-    return hashlib.sha256(whole).hexdigest()[:8]
+def cells() -> Iterator[Cell]:
+    """Yield all runs, those that others are measured by first."""
+    for shape in SHAPES:
+        yield shape, 2, NANO, ""
+        yield shape, 2, NANO, RATE
+    for fault in FAULTS:
+        yield "ddp", 2, NOBODY, fault
+        yield from ((shape, 2, NANO, fault) for shape in CLOSE if fault != RATE)
+    for shape in CLOSE:
+        yield from ((shape, 4, NANO, fault) for fault in ("", *FAULTS))
 
 
-def train(shape: str, folder: Path, times: float) -> None:
-    """Train as one of the ranks, and write a line `step digest` behind each step."""
-    import torch
-
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    torch.manual_seed(0)
-    nn = torch.nn
-    layers = nn.Embedding(64, 32), nn.Flatten(), nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 64)
-    model, optimizer = spread(torch, shape, nn.Sequential(*layers))
-    # Under tensor parallelism all ranks read the same batch.
-    own = torch.Generator().manual_seed(0 if shape == "tensor" else rank)
-    losses = []
-    with (folder / f"bits.{rank}").open("w") as bits:
-        for step in range(STEPS):
-            x = torch.randint(0, 64, (16, 8), generator=own)
-            wrong = FAULT <= step < FAULT + LASTS
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * (times if wrong else 1.0)
-            loss = nn.functional.cross_entropy(model(x), x[:, 0])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            print(step, digest(torch, model, optimizer), file=bits, flush=True)
-            losses.append(loss.item())
-            time.sleep(0.01)
-    (folder / f"loss.{rank}").write_text(str(sum(losses[-TAIL:]) / TAIL))
-    torch.distributed.barrier()
-    os._exit(0)  # FSDP2 keeps gloo's threads, which may abort Python as it ends
+def run(cell: Cell, path: Path) -> Result:
+    """Start one run in `path` and read its result."""
+    shape, ranks, arm, fault = cell
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    supervise = [sys.executable, "-m", "supervise", "run", "-q", "--policy", "nano"]
+    supervise += ["--run-dir", str(path / "run")]
+    supervise += ["--mode", "observe"] * (arm == NOBODY)
+    if fault:
+        supervise += ["--drill", f"{FAULTS[fault]}@{STEPS // 2}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", str(ranks), str(JOB), shape, str(path), str(STEPS)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (path / "out.txt").open("w") as out:
+        command = [*supervise, "--", *torchrun]
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env)
+        try:
+            code: int | None = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.terminate()  # passed on to the job
+            process.wait()
+    return read(cell, code, path)
 
 
-def run(shape: str, policy: str, times: float, folder: Path) -> float:
-    """Train two ranks under `policy`; return the mean loss at the end."""
-    folder.mkdir()
-    supervise = [sys.executable, "-m", "supervise", "-q", "--policy", policy]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    job = [str(HERE), "--rank", shape, str(folder), str(times)]
-    command = [*supervise, "--run-dir", str(folder / "run"), "--", *torchrun, *job]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
-    return sum(float((folder / f"loss.{rank}").read_text()) for rank in range(2)) / 2
+def read(cell: Cell, code: int | None, path: Path) -> Result:
+    """Read a run directory and what the ranks wrote down."""
+    _, ranks, _, _ = cell
+    records = list(audit.read(path / "run" / "audit.log"))
+    intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
+    results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
+    back = next(((r["step"], r["ack_step"]) for r in results if r.get("loop") == "keep"), None)
+    bits = []
+    for rank in range(ranks):
+        lines = (path / f"bits.{rank}").read_text().splitlines()
+        bits.append({int(line.split()[0]): line.split()[1] for line in lines})
+    same = sum(back is not None and held.get(back[0]) == held.get(back[1]) for held in bits)
+    files = [path / f"loss.{rank}" for rank in range(ranks)]
+    losses = [float(file.read_text()) for file in files if file.exists()]
+    known = [loss for loss in losses if loss]  # the first stage of a pipeline has none
+    return Result(
+        code=code,
+        loss=sum(known) / len(known) if len(losses) == ranks else math.nan,
+        actions=tuple(
+            each["verb"]
+            for each in intents
+            if each["touches_job"] and each["verb"] not in ("pause", "resume")
+        ),
+        back=back,
+        same=same,
+        alike=all(held == bits[0] for held in bits),
+    )
 
 
-def row_of(shape: str, folder: Path) -> tuple[str, ...]:
-    """Run a shape three times; return its row."""
-    undisturbed = run(shape, "observe", 1.0, folder / "undisturbed")
-    nobody = run(shape, "observe", TIMES, folder / "nobody")
-    supervised = run(shape, "nano", TIMES, folder / "supervised")
-    results = [
-        record["data"]["result"]
-        for record in audit.read(folder / "supervised" / "run" / "audit.log")
-        if record["kind"] == "commit"
-    ]
-    back = next((each for each in results if each.get("loop") == "keep"), None)
-    same = 0
-    if back is not None:
-        for rank in range(2):
-            lines = (folder / "supervised" / f"bits.{rank}").read_text().splitlines()
-            bits = {int(line.split()[0]): line.split()[1] for line in lines}
-            same += bits[back["step"]] == bits[back["ack_step"]]
-    told = ("-", "-") if back is None else (str(back["step"]), str(back["ack_step"]))
-    losses = (f"{loss:.4f}" for loss in (nobody, supervised, undisturbed))
-    return (shape, *losses, *told, f"{same}/2")
+def folder(cell: Cell) -> Path:
+    """Return where a run is kept."""
+    shape, ranks, arm, fault = cell
+    return KEPT / re.sub(r"\W+", "-", f"{shape} {ranks} {fault or 'undisturbed'} {arm}")
+
+
+def kept(cell: Cell) -> Result | None:
+    """Return the result of a run, None if it was not made."""
+    file = folder(cell) / RESULT
+    if not file.exists():
+        return None
+    known = json.loads(file.read_text())
+    back = known["back"] and tuple(known["back"])
+    return Result(**{**known, "actions": tuple(known["actions"]), "back": back})
+
+
+# ── judging and writing ───────────────────────────────────────────────────────────────────────────
+
+HEAD = f"""# Several ranks under the shipped policy
+
+Written by `python benchmarks/ranks.py`: torchrun and gloo on CPU, `nano` with no configuration,
+{STEPS} steps, the fault at {STEPS // 2}. `loss` is relative to the undisturbed run; bold: more than
+{NEAR:.1%} above it, other bits than before, or no rollback where one was due. `same`: ranks that
+held their own bits again right behind the rollback; `alike`: all ranks hold the same bits behind
+every step (not asked of shards and stages).
+
+## Each shape, two ranks, {RATE} for 20 steps
+
+"""
+
+
+def worse(result: Result, calm: Result | None) -> float:
+    """Return how much higher its loss is, relative; infinite where it has none."""
+    if calm is None:
+        return math.nan
+    return result.loss / calm.loss - 1 if math.isfinite(result.loss) else math.inf
+
+
+def share(value: float) -> str:
+    """Return a relative loss in words."""
+    return f"{value:+.1%}" if math.isfinite(value) else "ruined" if value > 0 else "-"
+
+
+def row(cell: Cell) -> tuple[list[str], bool]:
+    """Return the row of a run that was made, and whether it missed."""
+    shape, ranks, _, fault = cell
+    result, calm = kept(cell), kept((shape, ranks, NANO, ""))
+    assert result is not None
+    more = worse(result, calm)
+    apart = shape in REPLICAS and not result.alike
+    undone = (fault in GOES_BACK and result.back is None) or (result.back and result.same < ranks)
+    missed = more > NEAR or apart or bool(undone) or result.code != 0
+    loss = f"**{share(more)}**" if missed else share(more)
+    back = [str(step) for step in result.back] if result.back else ["-", "-"]
+    same = f"{result.same}/{ranks}" if result.back else "-"
+    alike = ("yes" if result.alike else "**no**") if shape in REPLICAS else "-"
+    done = ", ".join(result.actions) or "nothing"
+    return [shape, str(ranks), fault, loss, done, *back, same, alike], missed
+
+
+def written() -> tuple[str, list[str]]:
+    """Return the page of all that was run, and the runs that missed."""
+    names = ["shape", "ranks", "fault", "loss", "done", "back to", "at", "same", "alike"]
+    first, second, missed = [names], [names], []
+    for cell in dict.fromkeys(cells()):
+        shape, ranks, arm, fault = cell
+        result = kept(cell)
+        if result is None or arm == NOBODY:
+            continue
+        if not fault:
+            acted = bool(result.actions)
+            missed += [f"{shape}, {ranks} ranks: undisturbed, acted on"] * acted
+            continue
+        line, bad = row(cell)
+        missed += [f"{shape}, {ranks} ranks: {fault}"] * bad
+        if fault == RATE and ranks == 2:
+            first.append(line)
+        if shape in CLOSE:
+            second.append(line)
+    page = HEAD + table(first) + "\n## Each fault\n\n" + table(second)
+    calm = kept(("ddp", 2, NANO, ""))
+    alone = [["fault", "loss"]]
+    for fault in FAULTS:
+        result = kept(("ddp", 2, NOBODY, fault))
+        if result is not None:
+            alone.append([fault, share(worse(result, calm))])
+    return page + "\n## Nobody acts, ddp, two ranks\n\n" + table(alone), missed
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--rank"]:
-        train(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", choices=SHAPES, default=SHAPES)
-    wanted = parser.parse_args()
-    rows = []
-    for shape in wanted.only:
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(row_of(shape, Path(folder)))
-        print("  ".join(f"{cell:11}" for cell in rows[-1]), flush=True)
-    if wanted.only == SHAPES:
-        lines = ["# Two ranks whose rate jumps", "", "Written by `python benchmarks/ranks.py`.", ""]
-        lines += [f"| {' | '.join(row)} |" for row in (HEAD, ("---",) * len(HEAD), *rows)]
-        TABLE.write_text("\n".join(lines) + "\n")
-    return int(any(row[-1] != "2/2" for row in rows))
+    """Run what is missing, write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="default: all")
+    parser.add_argument("--ranks", action="append", type=int, help="default: 2 and 4")
+    parser.add_argument("--fault", action="append", help="one of them; default: all")
+    parser.add_argument("--again", action="store_true", help="run anew what is kept")
+    parser.add_argument("--table", action="store_true", help="run nothing, write what is kept")
+    options = parser.parse_args()
+    for cell in dict.fromkeys(cells()):
+        shape, ranks, _, fault = cell
+        named = ((shape, options.shape), (ranks, options.ranks), (fault, options.fault))
+        chosen = all(not names or name in names for name, names in named)
+        if chosen and not options.table and (options.again or kept(cell) is None):
+            result = run(cell, folder(cell))
+            (folder(cell) / RESULT).write_text(json.dumps(asdict(result)))
+            print(folder(cell).name, result, flush=True)
+    page, missed = written()
+    TABLE.write_text(page)
+    print(page)
+    print("\n".join(f"missed: {each}" for each in missed))
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from .stepping.evaluation_pass import EvaluationPass
 from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
 from .stepping.step_tracker import Changers, Process, Readers, StepTracker
 from .stepping.training_thread import TrainingThread
+from .torch_state.foreign_engine import ForeignEngine
 from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
 from .torch_state.records import Optimizers
@@ -84,6 +85,7 @@ class Parts:
         self.rank: Any = None  # `RankParts`
         self.extra: Dict[str, Number] = {}
         self.optimizers = Optimizers()
+        self.engine = ForeignEngine(context.registry)
         self.scaling = GradScalerState(context.scalars)
         self.rate = LearningRate(context.torch, context.config, context.scalars)
         self._measure()
@@ -231,6 +233,10 @@ class Parts:
         """Return why what needs an optimizer is out of reach, "" where it is not."""
         return WHY if self.inferred.active else ""
 
+    def out_of_reach(self) -> str:
+        """Return why the training cannot be changed from here, "" where it can."""
+        return self.no_optimizer() or self.engine.why_not()
+
 
 class RankParts:
     """What there is once the process is a rank: frames, commands, savepoints.
@@ -252,7 +258,7 @@ class RankParts:
             parts.rate,
             parts.optimizers,
             self._batches,
-            parts.no_optimizer,
+            parts.out_of_reach,
             self.kept_signals.install if config.keep_signals else None,
         )
         self.probe_batch = ReferenceBatch(

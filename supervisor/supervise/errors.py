@@ -100,6 +100,7 @@ class ActionError(SuperviseError):
         retryable: True if the same call may succeed later, and left nothing half-done.
         refused: True if the job would not do it, and nothing was touched.
         inconsistent: True if some ranks did it and others did not: they differ from now on.
+        unfenceable: why the ranks of this job can never act at one step, "" where they can.
     """
 
     def __init__(
@@ -109,12 +110,14 @@ class ActionError(SuperviseError):
         retryable: bool = False,
         refused: bool = False,
         inconsistent: bool = False,
+        unfenceable: str = "",
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
         self.refused = refused
         self.inconsistent = inconsistent
+        self.unfenceable = unfenceable
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
 from supervise.inputs.segment.cursor import ReadCursor
 from supervise.job.controller import Control
-from supervise.job.ranks import fencing
+from supervise.job.ranks import fencing, same_step
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
 
@@ -124,22 +124,45 @@ def test_ranks_that_count_their_steps_otherwise_are_not_changed(gang):
         ranks.scale()
 
     assert refused.value.refused and ranks.done() == [[], []]
+    assert "they do not mean the same step" in refused.value.unfenceable
     assert {verdict.decision for verdict in ranks.verdicts()} == {"abort"}
 
 
 def test_a_rank_that_does_not_promise_is_named_and_blocks_nobody(gang):
-    """It is stopped: the others are on their way again when the time at the fence is over."""
-    ranks = gang()
-    os.kill(ranks.pids()[1], signal.SIGSTOP)
+    """One after the other is late, evaluates, and is stopped when the command has just come: the
+    others are on their way again as soon as it is back, and none has done anything."""
+    ranks = gang(world=4, rank1=("sleeps", 1), rank2=("evaluates", 2), rank3=("stops", 3))
+    reasons = ("rank 1 did not promise", "rank 2 is in eval", "rank 3 is stopped by a signal")
+
+    for number, reason in enumerate(reasons):
+        began, before = time.monotonic(), min(ranks.steps().values())
+        with pytest.raises(ActionError, match=reason) as refused:
+            ranks.scale(key=str(number), deadline_s=0.7)
+        assert refused.value.refused and not refused.value.unfenceable
+        assert time.monotonic() - began < 3.0
+        if "stopped" in reason:
+            os.kill(ranks.pids()[3], signal.SIGCONT)
+        wait_until(lambda before=before: min(ranks.steps().values()) > before + 20)
+
+    assert ranks.done() == [[]] * 4
+    assert {verdict.decision for verdict in ranks.verdicts()} == {"abort"}
+    assert ranks.scale(key="at last")["ranks"] == 4
+
+
+def test_a_rank_that_waits_for_those_at_the_fence_shows_that_the_job_has_none(gang):
+    """It has no more data, and only takes part in the collectives of those that have: that is
+    known before anybody's time at the fence is over."""
+    ranks = gang(rank1=("shadows", 20))
+    wait_until(lambda: ranks.steps()[0] > 30)
     began = time.monotonic()
 
-    with pytest.raises(ActionError, match="rank 1 is stopped by a signal") as refused:
-        ranks.scale(deadline_s=2.0)
+    with pytest.raises(ActionError, match="rank 1 waits in a collective for what rank 0") as apart:
+        ranks.scale()
 
-    assert refused.value.refused and time.monotonic() - began < 10.0
-    os.kill(ranks.pids()[1], signal.SIGCONT)
-    before = min(ranks.steps().values())
-    wait_until(lambda: min(ranks.steps().values()) > before + 20)
+    assert apart.value.refused and "rank 1 waits" in apart.value.unfenceable
+    assert time.monotonic() - began < fencing.WAIT_S
+    before = ranks.steps()[0]
+    wait_until(lambda: ranks.steps()[0] > before + 20)
     assert ranks.done() == [[], []]
 
 
@@ -213,8 +236,34 @@ def test_what_was_decided_is_done_however_late(gang):
     assert ranks.done() == [[f"{step} lr_scale 0.5"]] * 2
 
 
+def rows(numbers, starts_ns=0, first=5):
+    """Return the boundaries of a rank with these numbers of collectives, a step each 10 ns."""
+    return [(first + i, n, starts_ns + 10 * i) for i, n in enumerate(numbers)]
+
+
 def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
-    row = {0: [(5, 12), (6, 14)]}
-    assert fencing.other_step({**row, 1: [(6, 14), (7, 16)]}) is None
-    assert "nobody knows" in fencing.other_step({**row, 1: []})
-    assert "they do not mean the same step" in fencing.other_step({**row, 1: [(6, 12)]})
+    row = {0: rows([12, 14, 16])}
+    assert same_step.objection({**row, 1: rows([14, 16, 18], 7, first=6)}) is None
+    assert "nobody knows" in same_step.objection({**row, 1: []}).why
+    assert same_step.objection({**row, 1: []}).lasting
+    assert not same_step.objection({**row, 1: rows([30, 32], first=14)}).lasting
+    assert "not mean the same step" in same_step.objection({**row, 1: rows([12, 15])}).why
+
+
+@pytest.mark.parametrize(
+    ("starts_ns", "steps", "reason", "lasting"),
+    [
+        (9, 16, None, False),  # the stages of a pipeline
+        (-9, 16, None, False),
+        (11, 16, "do not wait for each other: in 15 of 15 steps", True),
+        (-35, 16, "do not wait for each other", True),
+        (0, 1, "too few steps", False),
+    ],
+)
+def test_ranks_without_a_common_collective_are_judged_by_their_times(
+    starts_ns, steps, reason, lasting
+):
+    found = same_step.objection({0: rows([3] * steps), 1: rows([3] * steps, starts_ns)})
+
+    assert (found is None) == (reason is None)
+    assert found is None or (reason in found.why and found.lasting == lasting)

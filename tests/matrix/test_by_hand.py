@@ -199,3 +199,50 @@ def test_what_needs_an_optimizer_is_refused_the_rest_works(pair):
     bare = pair.bare.start(COMMANDED)
     bare.go()
     assert pair.bare.wait(bare).output == job.output
+
+
+ENGINE = """
+import sys, types
+deepspeed = sys.modules["deepspeed"] = types.ModuleType("deepspeed")
+
+class DeepSpeedEngine(nn.Module):
+    __module__ = "deepspeed.runtime.engine"
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, x):
+        return self.module(x)
+
+model = nn.Linear(4, 1)
+if USED:
+    model = DeepSpeedEngine(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+count = 0
+while count < 30:
+    if count == 20: barrier("go")
+    count += 1
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_weights_that_deepspeed_keeps_are_not_changed(pair, used):
+    """One that is imported and not used stands in nobody's way. It is no part of this test: what
+    is recognised is its engine around the model."""
+    job = pair.probed.start(
+        f"USED = {used}\n" + ENGINE, savepoints={"every": 8, "keep": 2, "max_bytes": 1 << 24}
+    )
+    job.reached()
+    orders = [job.send("lr_scale", value=0.5), job.send("rollback", before_step=15)]
+    job.go()
+    answers = [job.answer(key) for key in orders]
+    pair.probed.wait(job)
+
+    assert [answer.ok for answer in answers] == [not used] * 2
+    assert ("rollback-unavailable" in job.kinds()) == used
+    for answer in answers:
+        assert not used or "DeepSpeed keeps weights and moments of its own" in answer.error

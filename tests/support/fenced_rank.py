@@ -3,8 +3,10 @@
 Run as `python fenced_rank.py FOLDER WORLD STEP_S {"RANK": ["FAULT", STEP]}`, which starts WORLD
 ranks with segments in FOLDER/shm, or with a rank behind that as one of them. A rank ends a step
 when all have begun it, as an all-reduce would have it. What it carries out goes into
-FOLDER/log.RANK, a line `step verb value` each. Faults: `astray` counts a step that the others do
-not make, `dies` kills the rank in that step, `late` holds it there for 1 s.
+FOLDER/log.RANK, a line `step verb value` each. Faults in a step: `astray` counts a step that the
+others do not make, `dies` kills the rank, `shadows` lets it end no further step and take part in
+all collectives, as a rank does whose data has come to its end. Faults when the command of this
+number arrives, before it is read: `stops`, `sleeps` for `AWAY_S`, and `evaluates` for as long.
 """
 
 from __future__ import annotations
@@ -48,6 +50,34 @@ class Rate:
         os.write(self._log, f"{self._position.step - 1} lr_scale {value!r}\n".encode())
 
 
+class Interrupted(Mailbox):
+    """One whose rank turns to something else when the command of a number arrives."""
+
+    def __init__(self, writer, fault, number, reporter):
+        super().__init__(writer)
+        self._fault, self._number, self._reporter = fault, number, reporter
+        self._keys = []
+
+    def poll(self):
+        found = super().poll()
+        for command in found:
+            key = command.args.get("key", command.key)
+            if key not in self._keys:
+                self._keys.append(key)
+                if len(self._keys) == self._number:
+                    self._turn_away()
+        return found
+
+    def _turn_away(self):
+        if self._fault == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self._fault in ("sleeps", "evaluates"):
+            if self._fault == "evaluates":
+                self._reporter.beat("eval")
+            time.sleep(AWAY_S)
+            self._reporter.beat("step")
+
+
 class Lockstep:
     """How many steps each rank has begun, in memory that all share."""
 
@@ -67,6 +97,7 @@ class Lockstep:
 
 
 STEPS = 100_000
+AWAY_S = 1.5
 
 
 def main():
@@ -87,7 +118,8 @@ def run_rank(folder, world, step_s, faults, rank):
     group = SimpleNamespace(_get_sequence_number_for_group=lambda: lockstep.made)
     torch = SimpleNamespace(distributed=SimpleNamespace(GroupMember=SimpleNamespace(WORLD=group)))
     writer = Writer.create(shm, "run", rank, world, slots=256)
-    mailbox, reporter = Mailbox(writer), Reporter(position)
+    reporter = Reporter(position)
+    mailbox = Interrupted(writer, fault, at, reporter)
     reporter.connect(writer, mailbox, {name: i for i, name in enumerate(wire.PHASES)}, dict)
     guard = Guard(lambda part, why: sys.exit(f"{part.name} is off: {why}"))
     context = SimpleNamespace(
@@ -104,10 +136,11 @@ def run_rank(folder, world, step_s, faults, rank):
     reporter.beat("step")
     while position.step < STEPS:
         time.sleep(step_s)
-        if position.step == at and fault == "late":
-            time.sleep(1.0)
         if position.step == at and fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        while position.step >= at and fault == "shadows":
+            writer.collective(lockstep.made, 0, True)
+            lockstep.meet()
         lockstep.meet()
         if position.step == at and fault == "astray":
             position.step += 1

@@ -37,7 +37,7 @@ class Commands:
 
     Args:
         batches: returns the newest ones, for evidence.
-        no_optimizer: returns why what needs an optimizer is out of reach, "" where it is not.
+        out_of_reach: returns why the training cannot be changed from here, "" where it can.
         first: is called at the first boundary.
     """
 
@@ -48,13 +48,13 @@ class Commands:
         rate: LearningRate,
         optimizers: Optimizers,
         batches: Callable[[], List[Mapping[str, Any]]],
-        no_optimizer: Callable[[], str],
+        out_of_reach: Callable[[], str],
         first: Optional[Callable[[], None]] = None,
     ) -> None:
         self._torch, self._guard = context.torch, context.guard
         self._position, self._reporter = context.position, context.reporter
         self._mailbox, self._rate, self._optimizers = mailbox, rate, optimizers
-        self._batches, self._no_optimizer = batches, no_optimizer
+        self._batches, self._out_of_reach = batches, out_of_reach
         self._first = first
         # The longest that a pause lasts unless it is renewed, whatever is asked for.
         self._lease_s = context.config.lease_s
@@ -152,9 +152,9 @@ class Commands:
         verb = self._verb(name)
         if verb is None:
             raise Refused(f"this probe knows no verb {name!r}")
-        why = self._no_optimizer() if name in fences.CHANGE_TRAINING else ""
+        why = self._out_of_reach() if name in fences.CHANGE_TRAINING else ""
         if why:
-            raise Refused(f"{name} needs an optimizer: {why}")
+            raise Refused(f"{name} is out of reach: {why}")
         return verb
 
     def _verb(self, name: str, prefix: str = "do_") -> Optional[Verb]:

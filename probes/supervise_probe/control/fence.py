@@ -31,28 +31,32 @@ class Fence(NamedTuple):
 
 
 class Boundaries:
-    """The newest boundaries of a rank, each with the number of collectives of the whole job so far.
+    """The newest boundaries of a rank, each with the number of collectives of the whole job so far,
+    and when it was.
 
     All ranks of the default group take part in each of its collectives. So ranks that have made
-    another number of them by the end of one step do not mean the same step by its number.
+    another number of them by the end of one step do not mean the same step by its number. Where
+    the number does not grow, as in a pipeline or a mesh with groups of its own, the times show
+    whether the ranks wait for each other.
     """
 
     def __init__(self, torch: Any, position: Position) -> None:
         # No reference to a group is kept: it would outlive its end.
         self._groups: Any = getattr(torch.distributed, "GroupMember", None)
         self._position = position
-        self._seen: Deque[Tuple[int, int]] = deque(maxlen=COMPARED)
+        self._seen: Deque[Tuple[int, int, int]] = deque(maxlen=COMPARED)
 
     def cross(self) -> None:
-        """A step has just ended: 0.7 us."""
+        """A step has just ended: 0.8 us."""
         try:
             number = self._groups.WORLD._get_sequence_number_for_group()
         except (AttributeError, RuntimeError):  # there is no such group, or it does not count
             return
-        self._seen.append((self._position.step - 1, number))
+        self._seen.append((self._position.step - 1, number, monotonic_ns()))
 
-    def newest(self) -> List[Tuple[int, int]]:
-        """Return pairs of a step and the number of collectives by its end, oldest first."""
+    def newest(self) -> List[Tuple[int, int, int]]:
+        """Return each step, the number of collectives by its end, and the time of that in ns of
+        CLOCK_MONOTONIC, oldest first."""
         return list(self._seen)
 
 

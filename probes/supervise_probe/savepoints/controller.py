@@ -13,6 +13,7 @@ from time import monotonic_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from ..errors import Refused
+from ..torch_state.foreign_engine import ForeignEngine
 from ..torch_state.rate_hold import LATE
 from ..torch_state.state_watch import StateWatch
 from . import skip_ranges
@@ -93,7 +94,7 @@ class RollbackController:
         self._publisher, self._rate, self._optimizers = publisher, rate, optimizers
         self._history, self._skips = parts.history, parts.skips
         self._cross_process, self._probe_batch = parts.cross_process, parts.probe_batch
-        self._safeguards = parts.safeguards
+        self._safeguards, self._engine = parts.safeguards, ForeignEngine(context.registry)
         self._rewound = rewound
         self._savepoints: Any = None
         self._joint: Optional[JointSchedule] = None  # of several ranks
@@ -265,6 +266,9 @@ class RollbackController:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
                 is busy with an older savepoint, or the retained one leaves no room.
         """
+        why = self._engine.why_not()
+        if why:
+            self._savepoints, self.batches, self.why_not = None, None, why
         if self._savepoints is None:
             raise Refused(self.why_not)
         from .manager import Busy, CannotRestore

@@ -99,6 +99,8 @@ def _perform(
             facts["refused"] = True
         if error.inconsistent:
             facts["inconsistent"] = True
+        if error.unfenceable:
+            facts["unfenceable"] = error.unfenceable
         if error.hint:
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))

@@ -65,6 +65,8 @@ def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     missing, status = state.job.unavailable, str(probe.get("rollback", ""))
     if not _has(policy, "rollback"):
         return f"no (policy {policy.name} never runs it)"
+    if "fence" in missing:
+        return f"no ({missing['fence']})"
     if "rollback" in missing:
         return f"no ({_reason(missing['rollback'])})"
     if status.startswith(REFUSED):

@@ -70,7 +70,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
-    for verb in ("rollback", "rewind", "portable"):  # of the process that is gone
+    for verb in ("rollback", "rewind", "portable", "fence"):  # of the process that is gone
         job.unavailable.pop(verb, None)
     if event.attempt:
         run, settings = state.run(), ctx.policy.job.get("relaunch") or {}

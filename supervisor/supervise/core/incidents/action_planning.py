@@ -68,7 +68,10 @@ def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
 
 
 def _refusal(where: PlanContext, book: Runbook) -> str:
+    apart = where.unavailable.get("fence")
     for verb, step in zip(book.verbs, book.steps, strict=True):
+        if apart and (step.changes_training or verb == "pause"):
+            return f"{verb}: {apart}"
         try:
             step.plan(where)
         except Refused as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..model.policy import PAGE, STOP, Runbook
@@ -105,7 +106,33 @@ def report_unactionable(
     )
 
 
-def report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
+def note_ranks(
+    ctx: StepContext,
+    incident: Incident,
+    run: RunbookExecution,
+    result: Mapping[str, Any],
+    why: str,
+) -> None:
+    """Take what an action that failed says of the ranks: that some differ, or never act at once."""
+    if result.get("inconsistent") is True:
+        run.failure.ranks_differ = True
+        _report_ranks_differ(ctx, incident, run.intent.verb, why)
+    unfenceable = result.get("unfenceable")
+    if isinstance(unfenceable, str) and unfenceable and "fence" not in ctx.state.job.unavailable:
+        _report_unfenceable(ctx, unfenceable)
+
+
+def _report_unfenceable(ctx: StepContext, why: str) -> None:
+    """No command that all ranks must carry out at one step is tried again in this launch."""
+    ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {why}"
+    then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    if ctx.policy.job.get("relaunch"):
+        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
+    title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
+    ctx.notify("SEV2", title, why=why, then=then)
+
+
+def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
     """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
     incident.severity, incident.headline = "SEV0", f"{verb} was not carried out by all ranks: {why}"
     ctx.notify(

@@ -253,10 +253,8 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
-        if result.get("inconsistent") is True:
-            failure.ranks_differ = True
-            closing.report_ranks_differ(ctx, incident, run.intent.verb, event.error or "")
-        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}")
+        closing.note_ranks(ctx, incident, run, result, event.error or "")
+        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
         return
     ctx.record(
         "commit",

@@ -23,15 +23,23 @@ from supervise_probe.ipc import fences
 
 from ...errors import ActionError
 from ..proc_stat import EXITED
+from . import same_step
 from .pending_command import Ack, PendingCommand, judge
+from .same_step import Objection
 
 WAIT_S = 5.0  # a rank stands at its fence for this long at most
 FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
 VETOES = 4  # of ranks that were past it: the lead is doubled three times
 APART = 3  # frames behind the fence by which a rank must have answered
-TRIP_S = 0.1  # from here to a rank and back, before it was measured; project default
+# From here to a rank, before it was measured; project default. Where a rollback follows, the steps
+# meanwhile are lost; too short a time only costs a veto, which holds nobody up.
+TRIP_S = 0.02
 LOOK_S = 0.05
+OVER_S = 0.2  # for the answers of the others, once a rank has decided; project default
 EXITED_S = 1.0  # for the answers of the others, once a rank has exited; project default
+HELD_S = (
+    2.0  # in a collective all the while: who stands at the fence is waited for; project default
+)
 OUTCOME_S = 10.0  # to carry it out, whatever is left of the deadline
 
 
@@ -79,7 +87,8 @@ def carry_out(
     Besides `ranks`, `ack_step`, and `wait_ms`, the longest that a rank stood at the fence.
 
     Raises:
-        ActionError: with `refused`, no rank has done anything; with `inconsistent`, some have.
+        ActionError: with `refused`, no rank has done anything; with `inconsistent`, some have;
+            with `unfenceable`, no command will fare better in this job.
     """
     until = time.monotonic() + deadline_s
     expected = job.expect(verb, key)  # before anybody can answer
@@ -113,6 +122,7 @@ class Fence:
         self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
         self._round = self._vetoes = 0
         self._trip_s = TRIP_S
+        self._held_s = math.inf  # since when ranks that stand there are waited for
         self._least = -1  # the farthest step that a rank is known to have reached
 
     def settle(self) -> int:
@@ -151,20 +161,20 @@ class Fence:
         finally:
             self._job.forget(asked)
         self._trip_s = max(TRIP_S, time.monotonic() - began)
-        why = self._objection(asked, answers)
-        if why is None:
+        objection = self._objection(asked, answers)
+        if objection is None:
             step = next(iter(answers.values())).result["step"]  # of a supervisor before us, maybe
             try:
                 agreed = agree(self._verb, self._args, {r: a.result for r, a in answers.items()})
             except ActionError as error:
-                why = str(error)
+                objection = Objection(str(error))
             else:
                 stands = self._decide(path, fences.COMMIT, "", step, agreed)
                 if stands.decision == fences.COMMIT:
                     return stands
-                why = stands.why
+                objection = Objection(stands.why)
         else:
-            self._decide(path, fences.ABORT, why, step)
+            self._decide(path, fences.ABORT, objection.why, step)
         past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
         if past and self._vetoes < VETOES:
             self._vetoes += 1
@@ -174,8 +184,12 @@ class Fence:
             time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
             if time.monotonic() < self._until:
                 return None
-        self._decide(path, fences.ABORT, why, step)
-        raise ActionError(f"{self._verb} is not carried out by any rank: {why}", refused=True)
+        self._decide(path, fences.ABORT, objection.why, step)
+        raise ActionError(
+            f"{self._verb} is not carried out by any rank: {objection.why}",
+            refused=True,
+            unfenceable=objection.why if objection.lasting else "",
+        )
 
     def _pick(self) -> int:
         """Return a step that no rank will have passed when it hears of it."""
@@ -202,29 +216,61 @@ class Fence:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
         over_s: float | None = None
+        self._held_s = math.inf
         while not asked.settled and time.monotonic() < self._until:
             answers = asked.wait(LOOK_S)
+            if self._are_held(asked, answers):
+                break
             if over_s is None and self._read(path) is not None:
-                over_s = time.monotonic() + 2 * self._trip_s  # the others answer at their next step
+                over_s = time.monotonic() + max(
+                    OVER_S, 2 * self._trip_s
+                )  # the others answer at their next step
             if over_s is not None and time.monotonic() > over_s:
                 break
         return asked.wait(0.0) or answers
 
-    def _objection(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> str | None:
+    def _are_held(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> bool:
+        """Return whether all that have not answered wait in a collective for those that stand at
+        the fence: then the end of a step of these is not one of those."""
+        silent = set(asked.sent or ()) - set(answers)
+        if not silent or not answers or not all(ack.ok for ack in answers.values()):
+            return False
+        ranks = self._job.standing()
+        stand = all(r in ranks and ranks[r].step >= a.result["step"] for r, a in answers.items())
+        wait = all(r in ranks and ranks[r].waits and not ranks[r].halted for r in silent)
+        if not stand or not wait:
+            self._held_s = math.inf
+            return False
+        self._held_s = min(self._held_s, time.monotonic())
+        return time.monotonic() - self._held_s > HELD_S
+
+    def _objection(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
         if asked.sent is None:
-            return asked.refusal or "the main loop is busy"
-        refused = [f"rank {rank}: {ack.error}" for rank, ack in answers.items() if not ack.ok]
+            return Objection(asked.refusal or "the main loop is busy")
+        refused = [(rank, ack) for rank, ack in answers.items() if not ack.ok]
         if refused:
-            return refused[0]
+            rank, ack = refused[0]
+            return Objection(f"rank {rank}: {ack.error}", ack.result.get("unfenceable") is True)
         silent = sorted(set(asked.sent) - set(answers))
         if silent:
             missing = _absentees(silent, asked, self._job.standing(), "promise")
             stands = self._read(self._path())
-            return f"{missing}, and {stands.why}" if stands is not None else missing
+            if stands is not None:
+                missing = f"{missing}, and {stands.why}"
+            elif time.monotonic() - self._held_s > HELD_S:
+                there = ", ".join(map(str, sorted(answers)))
+                return Objection(
+                    f"rank {', '.join(map(str, silent))} waits in a collective for what rank "
+                    f"{there} does only behind the end of its step",
+                    lasting=True,
+                )
+            return Objection(missing)
         if len({ack.result["step"] for ack in answers.values()}) > 1:
-            return "they have promised to wait at different steps"
-        return other_step({rank: ack.result["boundaries"] for rank, ack in answers.items()})
+            return Objection("they have promised to wait at different steps")
+        return same_step.objection(
+            {rank: ack.result["boundaries"] for rank, ack in answers.items()}
+        )
 
     def _path(self) -> str:
         return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
@@ -266,7 +312,7 @@ def agree(
 def _not_now(ranks: Mapping[int, Standing]) -> str:
     """Return which rank cannot be fenced just now, and why; "" where all can."""
     for rank, each in sorted(ranks.items()):
-        if each.phase not in ("step", "paused"):
+        if _is_away(each):
             return f"rank {rank} is in {each.phase}"
         if each.step < FIRST_STEPS or (not each.step_s and each.phase == "step"):
             return f"rank {rank} is in its first steps"
@@ -274,6 +320,10 @@ def _not_now(ranks: Mapping[int, Standing]) -> str:
         paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
         return f"only rank {', '.join(map(str, paused))} is paused"
     return ""
+
+
+def _is_away(rank: Standing) -> bool:
+    return rank.phase not in ("step", "paused")
 
 
 def _absentees(
@@ -291,31 +341,12 @@ def _absentees(
     ]
     if known:
         return "; ".join(known)
+    away = [f"rank {r} is in {ranks[r].phase}" for r in silent if r in ranks and _is_away(ranks[r])]
+    if away:
+        return f"{'; '.join(away)} and did not {what}"
     busy = [rank for rank in silent if rank in ranks and not ranks[rank].waits]
     names = ", ".join(map(str, busy or silent))
     return f"rank {names} did not {what}"
-
-
-def other_step(boundaries: Mapping[int, Any]) -> str | None:
-    """Return which ranks do not mean the same step by its number, None where all do.
-
-    Args:
-        boundaries: per rank, pairs of a step and the number of collectives of the job by its end.
-    """
-    first, *others = sorted(boundaries)
-    mine = dict(boundaries[first])
-    for rank in others:
-        theirs = dict(boundaries[rank])
-        if not mine.keys() & theirs.keys():
-            return f"nobody knows whether ranks {first} and {rank} mean the same step by its number"
-        for step in sorted(mine.keys() & theirs.keys()):
-            if mine[step] != theirs[step]:
-                return (
-                    f"by the end of step {step} rank {first} had taken part in {mine[step]} "
-                    f"collectives of the job and rank {rank} in {theirs[step]}: they do not mean "
-                    "the same step by its number"
-                )
-    return None
 
 
 def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> dict[str, Any]:
