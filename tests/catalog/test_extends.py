@@ -155,7 +155,7 @@ def test_a_base_may_extend_another_one(load):
         (
             "extends: base.yaml\njob: {relaunch: {}}\nuse: [nonfinite]",
             {**FILES, "base.yaml": BASE.replace("restart: {max: 1}, ", "")},
-            "p.yaml:2:10: no budget 'restart', which relaunch in relaunch-and-rewarm needs; "
+            "p.yaml:4:7: no budget 'restart', which relaunch in relaunch-and-rewarm needs; "
             "rule nonfinite.poisoned runs rollback-and-rewarm, if_refused: relaunch-and-rewarm "
             "(add restart: {max: 2, per: 5000} to budgets)",
         ),

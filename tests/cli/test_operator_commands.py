@@ -129,7 +129,7 @@ def test_the_only_living_run_need_not_be_named(supervise, supervised, monkeypatc
             (("lr", "RUN", value), f"VALUE: {value!r} is not a number above 0 and at most 1.\n")
             for value in ("nan", "half", "2", "0", "-1")
         ),
-        (("lr", "RUN", "--rewram", "1", "0.5"), "No such option '--rewram'"),
+        (("lr", "RUN", "--rewram", "1", "0.5"), "no such option '--rewram'"),
         (("skip", "RUN", "--steps", "4"), "'--steps': 4 is not in the range 1<=x<=3"),
         (("policy", "test", "--min", "nan", "RUN"), "'nan' is not a number at least 0 and at most"),
     ],

@@ -1,11 +1,18 @@
 import contextlib
+import fcntl
 import os
+import pty
 import select
+import struct
+import sys
+import termios
 import threading
 
 import pytest
 
-from supervise.cli._streams import MAX_BYTES, Stream
+from supervise.cli._output import channels_of
+from supervise.cli._progress import progress
+from supervise.cli._streams import MAX_BYTES, Stream, share_terminal
 
 
 @pytest.fixture
@@ -87,3 +94,98 @@ def test_without_a_thread_a_last_word_is_still_said(no_threads):
     stream.flush()
 
     assert os.read(reader, 100) == b"the reason\n"
+
+
+class Screen:
+    """The lines of a terminal of a few columns, as an xterm wraps them."""
+
+    def __init__(self, columns):
+        self.columns, self.lines, self.column = columns, [""], 0
+
+    def feed(self, data):
+        text = data.decode().replace("\r\n", "\n").replace("\x1b[K", "\v")
+        for char in text:
+            if char == "\r":
+                self.column = 0
+            elif char == "\v":
+                self.lines[-1] = self.lines[-1][: self.column]
+            elif char == "\n":
+                self.lines.append("")
+                self.column = 0
+            else:
+                if self.column == self.columns:  # it is behind the last column
+                    self.lines.append("")
+                    self.column = 0
+                line = self.lines[-1].ljust(self.column)
+                self.lines[-1] = line[: self.column] + char + line[self.column + 1 :]
+                self.column += 1
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        (b"", ["ours"]),
+        (b"epoch 1\n", ["epoch 1", "ours"]),
+        (b"\r 40%|####    |", [" 40%|####    |", "ours"]),
+        (b"\r 40%|########    | 4/10", [" 40%|########    | 4", "/10", "ours"]),
+        (b"\r" + b"#" * 20, ["#" * 20, "ours"]),
+    ],
+    ids=["empty", "line", "bar", "wrapped", "full"],
+)
+def test_our_line_begins_in_a_line_of_its_own(monkeypatch, before, shown):
+    """Whatever the job has left on the terminal: it stays, and no empty line comes in between."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 10, 20, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Stream(slave)
+    monkeypatch.setattr(sys, "stderr", stream)
+    share_terminal()
+    os.write(slave, before)
+    stream.deliver("ours\n")
+    os.write(slave, b"\r 50%")
+    screen = Screen(20)
+    while select.select([master], [], [], 0.05)[0]:
+        screen.feed(os.read(master, 4096))
+    os.close(slave)
+    os.close(master)
+
+    assert [line.rstrip() for line in screen.lines] == [*shown, " 50%"]
+
+
+def test_no_terminal_gets_no_control_characters(monkeypatch):
+    """Neither a file or a pipe, nor a terminal that knows none."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(sys, "stderr", Stream(writer))
+    monkeypatch.setenv("TERM", "xterm")
+    share_terminal()
+    sys.stderr.deliver("ours\n")
+    assert os.read(reader, 100) == b"ours\n"
+    _, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stderr", Stream(slave))
+    share_terminal()
+    assert not sys.stderr.shared
+
+
+def test_quiet_lets_through_what_wakes_a_person_up():
+    policy = {"console": {"min_sev": "SEV2"}, "slack": {"url_env": "X"}}
+    assert channels_of({}, quiet=False) == {"console": {}}
+    assert channels_of({}, quiet=True) == {"console": {"min_sev": "SEV0"}}
+    assert channels_of(policy, quiet=False) == policy
+    assert channels_of(policy, quiet=True)["console"] == {"min_sev": "SEV0"}
+    assert channels_of(policy, quiet=True)["slack"] == policy["slack"]
+
+
+def test_progress_is_drawn_on_a_terminal_only(monkeypatch, capsys):
+    """In a pipe nothing is written; on a terminal a line that disappears."""
+    with progress("recordings") as report:
+        report(1, 2)
+    assert capsys.readouterr() == ("", "")
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress("recordings") as report:
+            report(3, 7)
+        assert "3/7" in drained(master, b"3/7")

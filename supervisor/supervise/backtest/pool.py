@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from ..core.model.policy import Policy
 from ..errors import InputError
@@ -15,6 +17,8 @@ from ..recordings.table import NoStepsError
 from .backtest_runner import outcomes, shadowed
 from .playback import RUN, RunReader
 from .score import Outcome
+
+Part = TypeVar("Part")
 
 LEAST_BYTES = 1 << 20  # per process; below that a process costs more than it saves
 
@@ -28,6 +32,7 @@ def run(
     extra: Mapping[str, str],
     jobs: int,
     left_out: list[str],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Outcome]]:
     """Return, for every run below `paths`, the outcome of each policy, in order of the paths.
 
@@ -36,6 +41,7 @@ def run(
         extra: column -> metric id, in addition to the known aliases.
         jobs: processes; 0: as many as are useful.
         left_out: files in searched folders that are no recordings are appended here.
+        progress: called with how many recordings are done, of how many; on any thread.
 
     Raises:
         InputError: a policy or a recording cannot be read.
@@ -47,9 +53,9 @@ def run(
     jobs = min(jobs or _useful_jobs(work), len(work))
     if jobs <= 1:
         _init_worker(policies, extra, loaded)
-        found = [_work(source) for source in work]
+        found = [_work(source) for source in counted(work, len(work), progress)]
     else:
-        found = _spread(work, jobs, policies, extra)
+        found = _spread(work, jobs, policies, extra, progress)
     for source, several in zip(work, found, strict=True):
         if several is None:
             left_out.append(f"{source.path}: no column of steps")
@@ -60,7 +66,11 @@ def run(
 
 
 def _spread(
-    work: Sequence[Source], jobs: int, policies: Sequence[str], extra: Mapping[str, str]
+    work: Sequence[Source],
+    jobs: int,
+    policies: Sequence[str],
+    extra: Mapping[str, str],
+    progress: Callable[[int, int], None],
 ) -> list[list[list[Outcome]] | None]:
     # Largest first, so that the last process does not finish long after the others.
     order = sorted(range(len(work)), key=lambda i: -_size_bytes(work[i]))
@@ -68,11 +78,24 @@ def _spread(
         jobs, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(policies, extra)
     ) as pool:
         futures = {i: pool.submit(_work, work[i]) for i in order}
+        done = count(1)
+        for future in futures.values():
+            future.add_done_callback(lambda _: progress(next(done), len(work)))
         try:
             return [futures[i].result() for i in range(len(work))]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def counted(
+    parts: Iterable[Part], total: int, progress: Callable[[int, int], None]
+) -> Iterator[Part]:
+    """Yield the parts of a work, and report before each, and after the last, how many are done."""
+    progress(0, total)
+    for done, part in enumerate(parts, 1):
+        yield part
+        progress(done, total)
 
 
 def _init_worker(

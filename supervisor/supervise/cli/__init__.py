@@ -28,7 +28,7 @@ OPERATOR_COMMANDS = (
 SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
-        *("runs", "status", "events", "why", "why-not", "checkpoints", "export"),
+        *("runs", "status", "watch", "events", "why", "why-not", "checkpoints", "export"),
         *("audit", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
@@ -152,11 +152,22 @@ def invoke(argv: list[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return UsageError.exit_code
+    except click.ClickException as error:
+        _print_error(_of_click(error))
         return UsageError.exit_code
     except _UnwritableError as error:
         return _streams.unwritable(error.reason)
+
+
+def _of_click(error: click.ClickException) -> UsageError:
+    """Return a mistake that click found in the style of all others."""
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    hint = None if context is None else f"{context.command_path} --help"
+    return UsageError(text[:1].lower() + text[1:], hint=hint)
 
 
 def _print_error(error: SuperviseError) -> None:

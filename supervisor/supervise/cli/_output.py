@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,6 +72,18 @@ def line_printer(*, quiet: bool) -> PrintLine:
             sys.stderr.write(f"{line}\n")  # no flush, which may block: see `_streams`
 
     return print_line
+
+
+def channels_of(
+    notify: Mapping[str, Mapping[str, Any]], *, quiet: bool
+) -> dict[str, Mapping[str, Any]]:
+    """Return the channels of a run: those of its policy, and the console.
+
+    Args:
+        quiet: the console gets what wakes a person up, and nothing else.
+    """
+    console = dict(notify.get("console") or {}) | ({"min_sev": "SEV0"} if quiet else {})
+    return {**notify, "console": console}
 
 
 def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) -> JobOutput | None:

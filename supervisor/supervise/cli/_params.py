@@ -28,11 +28,13 @@ class Options:
         watch_policy: reload the policy file when it is edited.
         logs: keep what the job prints.
         previous: directory of the run that this one follows, None: it follows none.
+        quiet: only errors, and messages of SEV0, are printed.
     """
 
     watch_policy: bool = False
     logs: bool = False
     previous: Path | None = None
+    quiet: bool = False
 
     def kept(self) -> dict[str, Any]:
         """Return what run.json keeps of them, for a supervisor that takes over."""

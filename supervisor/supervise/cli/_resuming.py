@@ -30,6 +30,8 @@ def resume(
     policy: Policy,
     drills: Sequence[Any],
     print_line: PrintLine,
+    *,
+    quiet: bool = False,
 ) -> tuple[Path, int | None]:
     """Take over the run in `directory`; return where the next run is started if there is none.
 
@@ -40,7 +42,7 @@ def resume(
         return path, None
     refuse_different(run, argv, policy, drills, Path.cwd())
     print_line(f"supervise: resuming {run.path}, whose supervisor died")
-    return path, adopt(run.path, print_line)
+    return path, adopt(run.path, print_line, quiet=quiet)
 
 
 def resume_target(

@@ -107,10 +107,19 @@ def poll(run: RunDir, skip: int, done: Callable[[Iterator[Record]], bool]) -> No
 
 
 def send(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> int:
-    """Send a command, wait for its answer and the outcome of its action, and print both.
+    """Send a command and print its answer and the outcome of its action; return the exit code."""
+    code, lines = ask(run, command, by, args)
+    for line in lines:
+        click.echo(line, err=True)
+    return code
+
+
+def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Send a command, wait for its answer and the outcome of its action, and return both.
 
     Returns:
-        0 done, or accepted and in progress; 1 refused or failed; 75 no answer in time.
+        0 done, or accepted and in progress; 1 refused or failed; 75 no answer in time. Then the
+        lines to print.
     """
     known = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
     found, key = post(run, command, by, args)
@@ -129,15 +138,14 @@ def send(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> in
 
     poll(found, known, answered)
     if not seen:
-        click.echo(f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}", err=True)
-        return NO_ANSWER
-    for record in seen[:2]:
-        click.echo(
-            f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}",
-            err=True,
-        )
+        text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
+        return NO_ANSWER, [text]
+    lines = [
+        f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}"
+        for record in seen[:2]
+    ]
     failed = len(seen) > 1 and seen[1]["kind"] != "commit"
-    return REFUSED if failed or not seen[0]["data"]["ok"] else 0
+    return (REFUSED if failed or not seen[0]["data"]["ok"] else 0), lines
 
 
 def _is_outcome(record: Record, action: str | None) -> bool:

@@ -46,8 +46,12 @@ class Stream(io.TextIOBase):
 
     Args:
         fd: where to write; -1 is a closed stream.
+
+    Attributes:
+        shared: somebody else writes to the same terminal, and may have left a line unfinished.
     """
 
+    shared = False
     encoding = "utf-8"
     errors = "backslashreplace"
 
@@ -107,6 +111,8 @@ class Stream(io.TextIOBase):
     def _put(self, text: str) -> _Text:
         data = text.encode(self.encoding, self.errors)
         put = _Text(data, lost=data.count(b"\n") or 1)
+        if data and self.shared:
+            put.data = fresh_line(self._fd) + data
         if not data:
             put.done = True
         elif self._queue and self._waiting_bytes + len(data) > MAX_BYTES:
@@ -194,6 +200,28 @@ class Stream(io.TextIOBase):
                 return error
             self._moved_s = time.monotonic()
         return None
+
+
+def fresh_line(fd: int) -> bytes:
+    """Return what moves the cursor of a terminal to an empty line, and nothing if it is on one.
+
+    A progress bar leaves the cursor behind itself, where our line would begin. As many blanks as
+    the terminal has columns end in the next line if they did not begin a line, else in the same one
+    (a cursor waits behind the last column), and a carriage return goes to its begin: what the job
+    wrote stays (the way of zsh's PROMPT_SP).
+    """
+    try:
+        columns = os.get_terminal_size(fd).columns
+    except OSError:  # no terminal
+        return b""
+    return b" " * columns + b"\r\x1b[K" if columns > 0 else b""
+
+
+def share_terminal() -> None:
+    """The job writes to this terminal from now on, perhaps a progress bar."""
+    stream = sys.stderr
+    if isinstance(stream, Stream):
+        stream.shared = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _ready(fd: int, timeout_ms: int | None) -> bool:

@@ -31,7 +31,7 @@ from ..report import receipt
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._output import PrintLine
+from ._output import PrintLine, channels_of
 from ._params import Options
 from ._streams import leave
 
@@ -78,7 +78,7 @@ def watch_started(
     run, print_line = started.run, log_lines(print_line)
     source, mode, notify = started.reload_from
     policy = launched if launched.detectors else _load_whole(launched, started)
-    senders, unset = build({"console": {}, **policy.notify}, os.environ)
+    senders, unset = build(channels_of(policy.notify, quiet=started.options.quiet), os.environ)
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
         print_line(f"supervise: warning: {warning}")
     facts: Mapping[str, Any] = {

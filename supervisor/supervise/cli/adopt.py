@@ -31,14 +31,22 @@ from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
-from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
+from ._output import (
+    OpenRecords,
+    PrintLine,
+    channels_of,
+    keep_output,
+    line_printer,
+    open_records,
+)
 from ._runs import adoptable_argument
+from ._streams import share_terminal
 from ._watching import log_lines, watch
 
 
 @click.command(name="adopt")
 @adoptable_argument
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 def command(run: Path, quiet: bool) -> int:
     """Take over a run whose supervisor died. The job keeps running.
 
@@ -55,10 +63,16 @@ def command(run: Path, quiet: bool) -> int:
 
     Exit codes: those of `supervise run`; 255 if the job ended and its exit status is unknown.
     """
-    return adopt(run, line_printer(quiet=quiet))
+    return adopt(run, line_printer(quiet=quiet), quiet=quiet)
 
 
-def adopt(path: Path, print_line: PrintLine, open_records: OpenRecords = open_records) -> int:
+def adopt(
+    path: Path,
+    print_line: PrintLine,
+    open_records: OpenRecords = open_records,
+    *,
+    quiet: bool = False,
+) -> int:
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
     print_line = log_lines(print_line)
     run = RunDir.open(path.absolute())
@@ -76,13 +90,14 @@ def adopt(path: Path, print_line: PrintLine, open_records: OpenRecords = open_re
         past = RecoveredRun.read(run, load_policy)
         process, launcher, clean = _job(run, described, past.started, print_line)
         app, outbox, forwarder = _supervisor(
-            run, described, past, launcher, clean, recorder, print_line
+            run, described, past, launcher, clean, recorder, print_line, quiet=quiet
         )
     except BaseException:
         recorder.close()
         raise
     forwarder.install()
     forwarder.attach(process)
+    share_terminal()
     print_line(receipt.opening(run, past.policy, described["tier"], described["tier_reason"]))
     return watch(app, process, outbox, forwarder, print_line)
 
@@ -128,7 +143,12 @@ def _supervisor(
     clean: Redactor,
     recorder: Recorder,
     print_line: PrintLine,
+    *,
+    quiet: bool,
 ) -> tuple[App, Outbox, Forwarder]:
+    senders, unset = build(channels_of(past.started.notify, quiet=quiet), os.environ)
+    for warning in unset:
+        print_line(f"supervise: warning: {warning}")
     named, mode = past.reload
     again = aim({"policy": named, "mode": mode}, *described["reload"])
     load = partial(load_policy, notify=described.get("notify"))
@@ -146,10 +166,8 @@ def _supervisor(
         watch_policy=bool(described.get("watch_policy")),
         outputs=[run.output_path] if described.get("logs") else [],
         redactor=clean,
+        facts={"channels": [sender.name for sender in senders]},
     )
     forwarder = Forwarder()
     app = App(settings, launcher, forwarder, recorder)
-    senders, unset = build({"console": {}, **past.started.notify}, os.environ)
-    for warning in unset:
-        print_line(f"supervise: warning: {warning}")
     return app, Outbox(senders, app.processor.on_result), forwarder

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
+from ._progress import progress
 
 FAILED = 1
 
@@ -85,7 +86,8 @@ def command(
     for warning in _unknown_metrics(extra, (policy, *against)):
         click.echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
-    found = pool.run(recordings, [policy, *against], extra, jobs, left_out)
+    with progress("recordings") as report:
+        found = pool.run(recordings, [policy, *against], extra, jobs, left_out, report)
     for each in left_out:
         click.echo(f"supervise: skipped {each}", err=True)
     runs = [outcomes[0].run for outcomes in found]

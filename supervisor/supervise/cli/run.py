@@ -27,6 +27,7 @@ from ..store.run_directory import RunDir
 from . import _policy_cache
 from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
 from ._params import JobCommand, Options
+from ._streams import share_terminal
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
 CRASHED = "internal error; the job continues without supervision"
@@ -64,7 +65,7 @@ _log = logging.getLogger(__name__)
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     policy: str | None,
@@ -114,12 +115,12 @@ def command(
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
-    options = Options(watch_policy=watch_policy, logs=logs)
+    options = Options(watch_policy=watch_policy, logs=logs, quiet=quiet)
     if resume_run and run_dir is not None:
         from ._resuming import resume, run_before
 
         first = run_dir.absolute()
-        run_dir, code = resume(first, argv, chosen, faults, print_line)
+        run_dir, code = resume(first, argv, chosen, faults, print_line, quiet=quiet)
         if code is not None:
             return code
         options = replace(options, previous=run_before(first, run_dir))
@@ -220,6 +221,8 @@ def supervise(
 
         started = Started(argv, reload_from, run, directory, tier, reason, faults, clean, options)
         return watch_started(started, policy, launcher, recorder, process, forwarder, print_line)
+
+    share_terminal()
 
     def report(trace: str) -> None:
         print_line(f"supervise: {CRASHED}")

@@ -91,12 +91,13 @@ def progress(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         of_rank = f", rank {found['loss_rank']}" if found["loss_rank"] else ""
         text = f"{number(found['loss'])} ({found['loss_metric']}{of_rank})"
         lines.append(("loss", f"{text}  {curve}" if len(curve) > 1 else text))
-    if speed := found.get("steps_per_s"):
+    speed, runs = found.get("steps_per_s"), state.get("job") == "running"
+    if speed and runs:
         tokens = found.get("tokens_per_s")
         each = " a rank" if state.get("world_size", 1) > 1 else ""
         text = f", {rate(tokens, 'token')}{each}" if tokens else ""
         lines.append(("speed", rate(speed, "step") + text))
-    if found.get("eta_s") is not None and state.get("job") == "running":
+    if found.get("eta_s") is not None and runs:
         lines.append(("time left", f"{span(found['eta_s'])} (by {found['planned_by']})"))
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,8 +26,14 @@ class MutationReport:
     survivors: tuple[tuple[str, str], ...]  # (file:line:col, what was changed)
 
 
-def run(path: Path, jobs: int = 0) -> MutationReport:
-    """Run every mutant of a file; `jobs` are processes, 0 for as many as are useful.
+def run(
+    path: Path, jobs: int = 0, progress: Callable[[int, int], None] = lambda done, total: None
+) -> MutationReport:
+    """Run every mutant of a file.
+
+    Args:
+        jobs: processes; 0 for as many as are useful.
+        progress: called with how many mutants are done, of how many.
 
     Raises:
         PolicyErrors, InputError: as `suite.load`.
@@ -39,24 +45,36 @@ def run(path: Path, jobs: int = 0) -> MutationReport:
     work_s = (time.perf_counter() - start) * len(found)
     jobs = jobs or max(1, min(_cores(), int(work_s / LEAST_S)))
     if jobs <= 1:
-        alive = _undetected(subject, found, range(len(found)))
+        alive = _undetected(subject, found, range(len(found)), progress)
     else:
         parts = [range(start, len(found), jobs * 4) for start in range(jobs * 4)]
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            alive = [i for part in pool.map(_part, [str(path)] * len(parts), parts) for i in part]
+            alive, done = [], 0
+            for part, left in zip(
+                parts, pool.map(_part, [str(path)] * len(parts), parts), strict=True
+            ):
+                alive += left
+                done += len(part)
+                progress(done, len(found))
     survivors = tuple((found[i].where, found[i].what) for i in sorted(alive))
     return MutationReport(len(found), survivors)
 
 
 def _part(path: str, part: Sequence[int]) -> list[int]:
     subject = suite.load(Path(path))
-    return _undetected(subject, mutants(subject), part)
+    return _undetected(subject, mutants(subject), part, lambda done, total: None)
 
 
-def _undetected(subject: Subject, found: Sequence[Mutant], part: Iterable[int]) -> list[int]:
+def _undetected(
+    subject: Subject,
+    found: Sequence[Mutant],
+    part: Sequence[int],
+    progress: Callable[[int, int], None],
+) -> list[int]:
     scenarios = sorted((form for form, _ in subject.scenarios), key=_frames)
     alive = []
-    for i in part:
+    for done, i in enumerate(part):
+        progress(done, len(part))
         by = _detected_by(subject, found[i], scenarios)
         if by is None:
             alive.append(i)

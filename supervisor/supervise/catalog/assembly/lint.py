@@ -9,7 +9,7 @@ from ...core.model.interfaces import Detector
 from ...notifiers import HEARTBEAT
 from ...notifiers.heartbeat import EVERY_S, Heartbeat
 from ..document.diagnostics import Place, Problems, did_you_mean, near_miss
-from ..document.nodes import Mapping, Scalar, first_text, texts
+from ..document.nodes import Mapping, Scalar, Sequence, first_text, texts
 from ..forms.file_forms import PolicyFile
 from ..inventory import discover, metrics
 from .expression import NAME
@@ -53,14 +53,30 @@ def budgets(
 def _way(runbook: str, section: str, root: Mapping, ways: Ways) -> tuple[Place, str]:
     """Return the place of a section that a runbook needs, and what leads to the runbook.
 
-    Without the section it is the line in this file that uses the runbook.
+    Where a pack uses the runbook it is the pack's name under `use`; without the section it is the
+    line in this file that uses the runbook.
     """
     at, way = ways.get(runbook, (root, ""))
+    used = _use_of(at, root)
+    if used is not None:
+        return used, f"; {way}" if way else ""
     here = section not in root.pairs and at.source is root.source
     place = root.place(section)
     if place.source is not root.source:  # nothing is wrong with the base
         place = root.place("extends")
     return at if here else place, f"; {way}" if way else ""
+
+
+def _use_of(at: Place, root: Mapping) -> Place | None:
+    """Return where this file uses the pack that a place is in, None where it does not."""
+    section = root.get("use")
+    pack = at.source.label.rpartition("/")[2].removesuffix(".yaml")
+    for item in section.items if isinstance(section, Sequence) else ():
+        if not isinstance(item, Scalar) or item.source is not root.source:
+            continue
+        if item.text == pack and at.source is not root.source:
+            return item
+    return None
 
 
 def instead(library: RunbookCatalog, problems: Problems) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from ...errors import InputError, UsageError
 from .._params import Number
+from .._progress import counted, progress
 
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
@@ -70,7 +72,6 @@ def command(
     Exit codes: 0 good; 1 a scenario failed, a mutant survived, coverage below --min, or --strict
     warnings; 65 invalid file or no scenarios.
     """
-    from ...mutation import mutation_runner
     from ...policytest import suite
     from ...policytest.coverage import Coverage
 
@@ -80,13 +81,12 @@ def command(
     paths = _paths(files, shown)
     outcomes: dict[str, list[Outcome]] = {}
     mutants: dict[str, MutationReport] = {}
-    for subject in _loaded(paths, warnings):
+    for subject in counted(_loaded(paths, warnings), "files of scenarios"):
         outcomes[subject.label] = suite.run(subject)
         shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
     failed = any(outcome.failures for found in outcomes.values() for outcome in found)
     if mutate and not failed:  # a failing scenario detects nothing
-        reports = (mutation_runner.run(path, jobs) for path in paths)
-        mutants = dict(zip(outcomes, reports, strict=True))
+        mutants = dict(zip(outcomes, _mutated(paths, jobs), strict=True))
     low = coverage and least is not None and shown.percent() < least
     survived = any(found.survivors for found in mutants.values())
     ok = not (failed or low or survived or (strict and warnings))
@@ -102,6 +102,14 @@ def command(
             _print_mutants(name, found)
     if not ok:
         ctx.exit(FAILED)
+
+
+def _mutated(paths: list[Path], jobs: int) -> Iterator[MutationReport]:
+    from ...mutation import mutation_runner
+
+    for path in paths:
+        with progress(f"mutants of {path.name}") as report:
+            yield mutation_runner.run(path, jobs, report)
 
 
 def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
