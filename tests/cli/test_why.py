@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from supervise.store.audit import Audit
@@ -33,8 +35,8 @@ def test_a_run_in_progress_can_be_asked(supervise, keep_run, make_frames):
         held.close()
 
     assert code == 0
-    assert "not closed: open; the run is in progress, at step 40 or later" in out
-    assert "intended; no outcome on record" in out
+    assert "State  an action is under way" in out
+    assert "the run is in progress, at step 40 or later" in out and "lr scale under way" in out
 
 
 def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames):
@@ -44,7 +46,7 @@ def test_a_killed_supervisor_is_said_to_be_gone(supervise, keep_run, make_frames
         log.write(b"half a rec")
     run.policy_path.write_text("broken: [")
 
-    code, out, _ = supervise("why", run.path)
+    code, out, _ = supervise("why", "--full", run.path)
 
     assert code == 0
     assert "the run has no supervisor" in out
@@ -75,6 +77,25 @@ def test_a_record_that_was_cut_is_no_quiet_run(supervise, keep_run, make_frames,
         f"run {run.id}: no incident in the remaining records; the audit log is truncated"
     )
     assert ("the log is empty" if kept == 0 else "is truncated, ") in head and "step -1" not in out
+
+
+def test_it_is_ten_lines_and_the_same_document_everywhere(supervise, keep_run, make_frames):
+    """The card, `--json`, and the files that `--write` makes; a second incident is a row above."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 30, 8.0, *[2.0] * 60))
+
+    card = supervise("why", run.path, "inc-1")[1].splitlines()
+    code, out, _ = supervise("why", "--json", "--write", run.path / "written", run.path, "inc-1")
+    written = run.path / "written"
+    document = json.loads((written / "incident.json").read_text())
+
+    assert code == 0 and json.loads(out) == document
+    heads = ["inc-1", "What", "Cause", "Did", "Cost", "Proof", "Loss", "Next"]
+    assert [line.split()[0] for line in card] == heads
+    assert document["did"]["text"] in card[3]
+    assert document["title"] in (written / "incident.html").read_text()
+    assert document["cause"]["text"] in (written / "summary.md").read_text()
+    rows = supervise("why", run.path)[1].splitlines()
+    assert [row.split()[0] for row in rows[1:3]] == ["inc-1", "inc-2"] and rows[4][:5] == "inc-2"
 
 
 def test_what_a_job_said_cannot_steer_the_terminal(supervise, keep_run, make_frames):

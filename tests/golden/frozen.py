@@ -6,7 +6,8 @@
 `decisions/`: every decision of every scenario, a file per pack or test file. A line is the frame,
 the kind, the incident, the severity, the rule, the reason, and a digest of the rest. `recordings`:
 a digest per recorded run of its back-test with `nano`. `run`: journal and audit log of
-one run, and what the reading commands say of it. `messages`: what people receive. `help`: every
+one run, and what the reading commands say of it. `incidents/`: cards, summaries and documents of
+incidents of many kinds. `messages`: what people receive. `help`: every
 command. `exit-codes`: every error.
 """
 
@@ -36,13 +37,16 @@ from supervise.cli.backtest import command as backtest_command
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.policytest import suite
+from supervise.report.card import markdown, text
 from supervise.store import audit, journal
 
 from ..fuzz.recorded import events
 from ..fuzz.recorded import record as record_run
+from ..report import stories
 from .messages import messages
 
 HERE = Path(__file__).parent
+INCIDENTS = ("spike", "rate", "held", "approval", "hang", "oom", "loader", "operator")
 ROOT = HERE.parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
 
@@ -173,6 +177,22 @@ def _helps() -> str:
     return "\n".join(text)
 
 
+def incident_views(document: dict[str, Any]) -> dict[str, str]:
+    """Return file suffix -> content: what `why` prints, the summary, and the document.
+
+    The points of the series are a digest.
+    """
+    series = document["series"]
+    short = {key: digest(series[key]) for key in ("steps", "attempts", "signals")}
+    kept = document | {"series": series | short}
+    card, full = (list(view(document)) for view in (text.card, text.full))
+    return {
+        ".txt": "\n".join([*card, "", "== --full", *full]) + "\n",
+        ".md": markdown.summary(document),
+        ".json.txt": "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items()),
+    }
+
+
 def exit_codes() -> str:
     """Return the exit code of each class of errors that has one of its own."""
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
@@ -186,6 +206,9 @@ def write() -> None:
         old.unlink()
     for path in FILES:
         (HERE / name_of(path)).write_text(decisions(path)[0])
+    for name in INCIDENTS:
+        for suffix, content in incident_views(stories.document(name)).items():
+            (HERE / "incidents" / f"{name}{suffix}").write_text(content)
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())
     (HERE / "help.txt").write_text(helps())

@@ -27,6 +27,7 @@ from ..inputs import clock
 from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..outputs.training_progress import TrainingProgress
+from ..report.incident_files import IncidentFiles
 from ..store.recorder import Recorder
 from .run_recovery import WINDOW_FRAMES, RecoveredRun
 from .settings import Settings
@@ -43,6 +44,7 @@ class EventProcessor:
         window: the newest frames, each with its names.
         training: what these and all frames before them show of the progress of the training.
         performing: verb of the action that is under way, "" when there is none.
+        incident_files: what people read of the newest incident.
         progress_ns: when something was last begun or done here; older while the disk hangs.
         unwritten: how many events, and decisions, wait for the disk right now.
     """
@@ -64,6 +66,10 @@ class EventProcessor:
         self.unwritten = (0, 0)
         self._run = settings.run
         self._redactor = settings.redactor
+        self.incident_files = IncidentFiles(
+            settings.run, lambda: self.policy, lambda: tuple(self.window)
+        )
+        recorder.on_record = self.incident_files.on_record
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
@@ -79,6 +85,8 @@ class EventProcessor:
         self.window.extend(past.window)
         for names, frame in past.window:
             self.training.take(names, frame)
+        if past.state.incident is not None:
+            self.incident_files.resume()
 
     def process(self, event: Event) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out.
@@ -98,6 +106,7 @@ class EventProcessor:
             self.names[event.rank] = event.names
         elif isinstance(event, Frame):
             names = self.names.get(event.rank, ())
+            self.incident_files.on_frame(event, names)
             self.window.append((names, event))
             self.training.take(names, event)
         self.state, decisions = engine.step(self.policy, self.state, event)
@@ -112,6 +121,7 @@ class EventProcessor:
                 self._perform(decision.data["action"])
             elif decision.kind == "notify_intent":
                 self._notify(decision, seq)
+        self.incident_files.flush(self.progress_ns)
 
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
@@ -136,6 +146,7 @@ class EventProcessor:
             self.performing = ""
             self.process(finished)
         self.record_results()
+        self.incident_files.flush(clock.monotonic_ns())
         self.recorder.limit_journal(self.policy.journal_bytes)
 
     def record_results(self) -> None:

@@ -153,6 +153,7 @@ class App:
         told = {"head": self.recorder.head, "journal": self.recorder.journal}
         data = {"exit_code": code, **told, **kept}
         self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data)
+        self.processor.incident_files.close()
         self.recorder.close()
         self.closed = True
         self.processor.mark_progress()
@@ -206,6 +207,7 @@ class App:
             logs=self.settings.outputs,
             redactor=self.settings.redactor,
         )
+        evidence.views = processor.incident_files.views
         environ, machine = self._launcher.environ, lambda: self._hardware
         gate = health_gate(lambda: processor.policy, environ, machine)
         relaunch = Relauncher(run, self._checkpoints, self, gate, processor.process)

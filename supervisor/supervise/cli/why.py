@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
-from ..report import failure_report, incident_report, render
-from ..store import audit
+from ..report import failure_report, reading
+from ..report.card import text
+from ..report.card.incident_document import About, build, overview
+from ..report.card.views import files_of
+from ..report.receipt import shown
+from ..report.records import ids
+from ..store import audit, files
 from ..store.files import locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
@@ -31,67 +36,93 @@ INSPECT = "supervise audit show RUN prints them; another version may have writte
 @click.command(name="why")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.argument("incident", required=False, metavar="[INCIDENT]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(run: Path, incident: str | None, as_json: bool) -> None:
-    """Explain an incident, with its numbers.
+@click.option("--full", is_flag=True, help="Print the conditions, actions and timeline, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print incident.json.")
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write incident.json, summary.md and incident.html there.",
+)
+def command(run: Path, incident: str | None, full: bool, as_json: bool, write: Path | None) -> None:
+    """Explain an incident in ten lines.
 
-    Shows what was observed, decided, done and verified, and the errors that ended processes of the
-    job. Without INCIDENT all incidents are listed
-    and the newest is explained. Reads only the run directory: it works during the run, after it,
+    What happened, why, what was done, the cost, the proof, and what is next. Without INCIDENT all
+    incidents are listed and the newest is explained; without any incident, the errors that ended
+    processes of the job are shown. Reads only the run directory: it works during the run, after it,
     and after its supervisor was killed. To find out why something did not happen, use `supervise
     why-not`.
 
     \b
     Examples:
       supervise why runs/20260105-101112-7f3a9c
-      supervise why runs/20260105-101112-7f3a9c inc-2
-      supervise why --json runs/20260105-101112-7f3a9c | jq .report.end
+      supervise why --full runs/20260105-101112-7f3a9c inc-2
+      supervise why --json runs/20260105-101112-7f3a9c | jq .cause.text
+      supervise why --write report runs/20260105-101112-7f3a9c inc-1
 
     Exit codes: 0; 64 no such run or incident.
     """
     found = RunDir.open(run)
     records = list(audit.read(found.audit_path))
     with understood(f"the records in {found.audit_path}", INSPECT):
-        _print(found, records, incident, as_json=as_json)
-
-
-def _print(
-    found: RunDir, records: Sequence[Mapping[str, Any]], incident: str | None, *, as_json: bool
-) -> None:
-    known = incident_report.ids(records)
-    if incident is not None and incident not in known:
-        raise _unknown(incident, known)
-    ending = run_phase(found, records)
-    if lacking := incomplete(records):
-        ending += f"; {lacking['reason']}"
-    policies = readable(found)
-    ended = failure_report.failures(records)
-    chosen = incident or (known[-1] if known else None)
-    report = None if chosen is None else incident_report.collect(records, chosen, policies, ending)
+        known = ids(records)
+        if incident is not None and incident not in known:
+            raise _unknown(incident, known)
+        ending = run_phase(found, records)
+        if lacking := incomplete(records):
+            ending += f"; {lacking['reason']}"
+        if not known:
+            _print_none(found, records, ending, as_json=as_json)
+            return
+        chosen, policies = incident or known[-1], readable(found)
+        about = About.of(reading.described(found), shown(found), ending, policies)
+        made = build(records, chosen, about, reading.tapes(found, records, chosen))
+    if write is not None:
+        _write(write, made)
     if as_json:
-        rows = incident_report.table(records)
-        watched = watching(found, records, policies)
+        click.echo(document(made))
+        return
+    lines: list[str] = []
+    if incident is None and len(known) > 1:
+        views = [overview(records, each, about) for each in known]
+        lines += [f"run {found.id}: {ending}", *text.rows(views), ""]
+    lines += text.full(made) if full else text.card(made)
+    if full:
+        lines += failure_report.lines(failure_report.failures_of(records))
+    _print(lines)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(printable(line).rstrip())
+
+
+def _print_none(
+    run: RunDir, records: Sequence[Mapping[str, Any]], ending: str, *, as_json: bool
+) -> None:
+    """Print what was watched, and the errors that ended processes of the job."""
+    policies, ended = readable(run), failure_report.failures_of(records)
+    if as_json:
         whole = {
-            "run": found.id,
+            "run": run.id,
             "is": ending,
-            "watched": watched,
-            "incidents": rows,
+            "incident": None,
+            "watched": watching(run, records, policies),
             "failures": [asdict(failure) for failure in ended],
-            "report": report,
         }
         click.echo(document(whole))
         return
-    lines: list[str] = []
-    if report is None:
-        lines += _nothing(found, records, policies, ending)
-    else:
-        if incident is None:
-            rows = incident_report.table(records)
-            lines += [f"run {found.id}: {ending}", *render.table(rows), ""]
-        lines += render.lines(report)
-    lines += failure_report.lines(ended)
-    for line in lines:
-        click.echo(printable(line).rstrip())
+    _print([*_nothing(run, records, policies, ending), *failure_report.lines(ended)])
+
+
+def _write(directory: Path, made: Mapping[str, Any]) -> None:
+    """Write the document and its views. Raises StoreError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files_of(made).items():
+            files.replace(directory / name, content.encode(), durable=False)
+    except OSError as error:
+        raise StoreError(f"cannot write {directory}: {error.strerror}") from error
 
 
 def run_phase(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:

@@ -9,8 +9,10 @@ for stacks, random state and batch fingerprints; if it does not answer (the job 
 probe) stacks are read from outside where the machine allows it, and `standstill.json` says which
 rank the others wait for. If the job reports its shards, `shards.json` has those of the steps up to
 the first breach. `failures.json` has what the job's processes recorded of their ends, with
-tracebacks, the cause first. A failing source costs its own file only; a full disk fails the bundle.
-Samples of training data are never included, only fingerprints.
+tracebacks, the cause first. `incident.json`, `summary.md` and `incident.html` say what is known by
+then; those beside the bundle are rewritten until the incident closes. A failing source costs its
+own file only; a full disk fails the bundle. Samples of training data are never included, only
+fingerprints.
 
 Runs on the performer's thread; the segments and the metric window are read on the main loop through
 `EvidenceSource.on_loop`.
@@ -91,6 +93,9 @@ class Evidence:
         directory: working directory of the job, for the version of its code.
         logs: known log files; files that receive the job's output are found without it.
         redactor: knows the secrets of the job.
+
+    Attributes:
+        views: returns the files on an incident so far, name -> content; called on the main loop.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Evidence:
         self._directory = directory
         self._logs = logs
         self._redactor = redactor or Redactor()
+        self.views: Callable[[str], Mapping[str, str]] = lambda incident: {}
 
     def collect(
         self, job: EvidenceSource, incident: str, key: str, deadline_s: float
@@ -186,6 +192,9 @@ class Evidence:
                 self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
         if ranks and survey.silent_s() > HUNG_AFTER_S:
             bundle.source("standstill", lambda: _standstill(bundle, survey, ranks, window))
+        views = bundle.source("incident", lambda: job.on_loop(lambda: self.views(incident), LOOP_S))
+        for name, text in (views or {}).items():  # for people who have the bundle alone
+            bundle.text(name, text)
 
     def _window_and_onset(self) -> tuple[Window, shard_origins.Onset | None]:
         return self._window(), self._onset()

@@ -10,7 +10,7 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .incident_report import DONE, DOUBT, FAILED, count_outcomes, describe_counts
+from .records import DONE, DOUBT, FAILED, count_outcomes, describe_counts
 
 MAX_LISTED = 8  # undelivered messages
 

@@ -96,6 +96,25 @@ def rows(run: RunDir) -> Iterator[Row]:
             yield Row(event.step, event.rank, event.attempt, wall, values)
 
 
+def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame, Sequence[str]]]:
+    """Yield `(event number, frame, its names)` in the order of reception, as far as they are kept.
+
+    Args:
+        until: the last event number to yield; None for all.
+
+    Raises:
+        StoreError: the journal is missing or damaged.
+    """
+    names: dict[int, tuple[str, ...]] = {}
+    for number, event in journal.read(run.journal_path, only=(Announced, Frame)):
+        if until is not None and number > until:
+            return
+        if isinstance(event, Announced):
+            names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            yield number, event, names.get(event.rank, ())
+
+
 def metric_ids(run: RunDir) -> list[str]:
     """Return the ids of all metrics that any rank announced, in order of first sight."""
     found: dict[str, None] = {}

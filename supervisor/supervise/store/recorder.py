@@ -42,6 +42,9 @@ class Recorder:
     Args:
         now: returns `(at_ns, wall)`.
         show: prints a line on the terminal.
+
+    Attributes:
+        on_record: called with each record that was written, as the log has it but for its chain.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Recorder:
         self._step = -1  # of the newest frame
         audit.watch_journal(journal.missing)
         self._redactor = Redactor()
+        self.on_record: Callable[[Mapping[str, Any]], None] = lambda record: None
 
     def redact(self, redactor: Redactor) -> None:
         """Redact secrets from notes from now on; events are redacted before."""
@@ -170,6 +174,9 @@ class Recorder:
         )
         if self._audit.trouble is not None:  # written with the last reserve
             self.failed(StoreError(self._audit.trouble))
+        if seq is not None:
+            head = {"seq": seq, "kind": kind, "actor": actor, "mono_ns": at_ns, "wall": wall}
+            self.on_record({**head, "step": step, **body})
         return seq
 
     def _sync_journal(self) -> int:

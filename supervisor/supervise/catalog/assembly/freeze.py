@@ -65,7 +65,13 @@ def document(draft: Draft) -> dict[str, Any]:
         **rest,
         "detectors": {n: write_detector(d) for n, d in draft.detectors.items()},
         "rules": [
-            {**written(made.form), "id": made.rule.id, "when": made.rule.text}
+            {
+                name: value
+                for name, value in (
+                    written(made.form) | {"id": made.rule.id, "when": made.rule.text}
+                ).items()
+                if (name, value) != ("title", "")  # the digest of a policy without titles stays
+            }
             for made in draft.rules
         ],
         "inhibit": [

@@ -177,6 +177,7 @@ def _rule(
         phases={name: sev for name in RUN_PHASES if (sev := getattr(form.phases, name, None))},
         where=f"{node.source.label}:{node.line}:{node.col}",
         see=form.see or (form.run if form.run not in (None, HOLD) else None) or form.sev.lower(),
+        title=form.title,
     )
 
 

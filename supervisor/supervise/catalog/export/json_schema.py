@@ -1,4 +1,4 @@
-"""JSON Schema, draft-07, of policy, pack, runbook and test files: for editors, and for other tools.
+"""JSON Schema, draft-07, of policy, pack, runbook and test files, and of `incident.json`.
 
 Generated from the dataclasses that the loader validates with. The loader checks more: names,
 orders, budgets. Draft-07 is what the YAML language server supports.
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...report.card.incident_schema import schema as incident_schema
 from ..forms.failure_form import FailuresFile
 from ..forms.file_forms import (
     InhibitForm,
@@ -33,6 +34,8 @@ FILES: dict[str, tuple[type, str]] = {
     "policies/failures.schema.json": (FailuresFile, "Classes of failures of supervise"),
     "policies/test.schema.json": (ScenarioFile, "Scenarios for a policy of supervise"),
 }
+
+INCIDENT = "policies/incident.schema.json"
 
 
 def schema(form: type, title: str) -> dict[str, Any]:
@@ -105,7 +108,8 @@ def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any
 
 def text(file: str) -> str:
     """Return what a schema file should hold."""
-    return json.dumps(schema(*FILES[file]), indent=2, ensure_ascii=False) + "\n"
+    made = incident_schema() if file == INCIDENT else schema(*FILES[file])
+    return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
 
 
 def path_of(file: str) -> Path:
@@ -115,5 +119,5 @@ def path_of(file: str) -> Path:
 
 
 if __name__ == "__main__":
-    for each in FILES:
+    for each in (*FILES, INCIDENT):
         path_of(each).write_text(text(each), "utf-8")

@@ -54,6 +54,7 @@ class RuleForm:
     id: Annotated[Name, Doc("name of the rule; from outside a pack it is pack.id")]
     when: Annotated[str, Doc("detector names joined by and, or, not, ( )")]
     sev: Annotated[Severity, Doc("SEV0 dead or garbage, SEV1 contain quickly, SEV2 look into it")]
+    title: Annotated[str, Doc("what it finds, a few words for people")] = ""
     run: Annotated[RunbookName | None, Doc("runbook, or hold; without it people are notified")] = (
         None
     )

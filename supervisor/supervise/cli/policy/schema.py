@@ -9,6 +9,7 @@ FILES = {
     "pack": "policies/pack.schema.json",
     "runbook": "runbooks/runbook.schema.json",
     "test": "policies/test.schema.json",
+    "incident": "policies/incident.schema.json",
 }
 
 

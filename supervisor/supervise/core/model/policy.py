@@ -38,6 +38,7 @@ class Rule:
         unknown: what UNKNOWN counts as: `hold` (keeps the last), `breach`, `ok`, `ignore`.
         runbook: name, `hold`, or None (the rule only notifies).
         see: name of the runbook that people read about it, whether it is run or not.
+        title: what it finds in a few words, "" where the policy has none.
         phases: phase of the run -> severity in it, or `off`.
         phase: the phase that has given it this severity, or mutes it; "" for none.
         off: it is muted in this phase.
@@ -57,6 +58,7 @@ class Rule:
     mode: str | None = None
     where: str = ""  # file:line:col
     see: str = ""
+    title: str = ""
     phases: Mapping[str, str] = field(default_factory=dict)
     phase: str = ""
     off: bool = False

@@ -1,0 +1,160 @@
+"""Keeps `incidents/<id>/incident.json` and its views as the incident proceeds.
+
+The audit log is the truth: these files can be made again from it (`supervise why --write`). Written
+when an incident opens, at most once a second after that, when it closes, and once more when its
+last messages were delivered. A fault here ends only the files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.model.events import Frame
+from ..core.model.policy import Policy
+from ..store import audit, files
+from ..store.run_directory import RunDir
+from . import reading
+from .card.incident_document import About, build
+from .card.series import Tapes
+from .card.views import files_of
+from .records import Record, ids, is_of
+
+_log = logging.getLogger(__name__)
+
+EVERY_NS = 1_000_000_000
+SETTLED_NS = 15_000_000_000  # after its end: messages were delivered, or wait for a channel
+CONTEXT, MOST = 500, 5000  # records kept before an incident, and with it; project defaults
+IN_FORCE = ("run_start", "policy_load")  # kinds that say which policy was in force
+PHASE = "the run is in progress"
+
+Window = Iterable[tuple[Sequence[str], Frame]]
+
+
+class IncidentFiles:
+    """The files of the newest incident of a run.
+
+    Args:
+        policy: returns the one in force. window: returns the newest frames with their names.
+    """
+
+    def __init__(
+        self, run: RunDir, policy: Callable[[], Policy], window: Callable[[], Window]
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._window = window
+        self._policies: dict[str, Policy] = {}
+        self._in_force: list[Record] = []
+        self._records: list[Record] = []
+        self._incident = ""
+        self._tapes = Tapes()
+        self._dirty = self._ended = self._broken = False
+        self._written_ns = self._ended_ns = 0
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """Take a record that was written to the audit log."""
+        if record["kind"] in IN_FORCE:
+            self._in_force.append(record)
+        else:
+            self._records.append(record)
+        if is_of(record, "incident", "opened"):
+            self._write_last()
+            self._incident, self._ended = str(record["incident"]), False
+            self._tapes = Tapes()
+            for names, frame in self._window():
+                self._tapes.add(frame, names, opened=False)
+            del self._records[:-CONTEXT]
+        elif not self._incident and len(self._records) > 2 * CONTEXT:
+            del self._records[:-CONTEXT]
+        elif len(self._records) > MOST:  # the beginning and the end say most
+            del self._records[MOST // 2 : MOST // 2 + CONTEXT]
+        if self._incident and record.get("incident") == self._incident:
+            self._dirty = True
+            self._ended |= is_of(record, "incident", "closed")
+
+    def on_frame(self, frame: Frame, names: Sequence[str]) -> None:
+        """Take a frame before it is judged."""
+        if self._incident and not self._ended:
+            self._tapes.add(frame, names, opened=True)
+
+    def flush(self, now_ns: int) -> None:
+        """Write what has changed; called after each event and each round."""
+        if not self._incident:
+            return
+        if self._ended and not self._ended_ns:
+            self._ended_ns = now_ns
+            self._write(now_ns)
+        elif self._ended and now_ns - self._ended_ns > SETTLED_NS:
+            self._write_last()
+        elif self._dirty and not self._ended and now_ns - self._written_ns >= EVERY_NS:
+            self._write(now_ns)
+
+    def close(self) -> None:
+        """Write the last state of the newest incident."""
+        self._write_last()
+
+    def views(self, incident: str) -> dict[str, str]:
+        """Return the files of the newest incident so far, name -> content; empty for another."""
+        made = self.document(incident)
+        return {} if made is None else files_of(made)
+
+    def document(self, incident: str) -> dict[str, Any] | None:
+        """Return the document of the incident, None if it is not the newest one."""
+        if incident != self._incident or self._broken:
+            return None
+        policy = self._policy()
+        self._policies[policy.digest] = policy
+        directory = str(self._run.path)
+        about = About.of(reading.described(self._run), directory, PHASE, self._policies)
+        return build([*self._in_force, *self._records], incident, about, self._tapes)
+
+    def resume(self) -> None:
+        """Go on with the incident that the records of the run leave open."""
+        records = list(audit.read(self._run.audit_path))
+        known = ids(records)
+        self._in_force = [r for r in records if r["kind"] in IN_FORCE]
+        self._records = [r for r in records if r["kind"] not in IN_FORCE]
+        mine = [r for r in self._records if known and r.get("incident") == known[-1]]
+        if not known or any(is_of(r, "incident", "closed") for r in mine):
+            del self._records[:-CONTEXT]
+            return
+        opened = self._records.index(mine[0])
+        del self._records[: max(0, opened - CONTEXT)]
+        self._incident, self._dirty = known[-1], True
+        self._tapes = reading.tapes(self._run, records, known[-1]) or Tapes()
+
+    def _write_last(self) -> None:
+        if self._incident:
+            self._write(0)
+        self._incident, self._ended_ns, self._dirty = "", 0, False
+
+    def _write(self, now_ns: int) -> None:
+        self._dirty, self._written_ns = False, now_ns
+        if self._broken:
+            return
+        try:
+            made = self.document(self._incident)
+            if made is not None:
+                write(self._run.incidents_path, made)
+        except OSError as error:  # the audit log has it all
+            _log.warning("the files of %s cannot be written: %s", self._incident, error)
+        except Exception:
+            _log.exception("the files of %s cannot be made", self._incident)
+            self._broken = True
+
+
+def write(incidents: Path, document: Mapping[str, Any]) -> None:
+    """Replace the files of an incident. Raises OSError."""
+    home = incidents / directory_of(document["id"])
+    files.make_directory(home)
+    for name, content in files_of(document).items():
+        files.replace(home / name, content.encode(), durable=False)
+
+
+def directory_of(incident: str) -> str:
+    """Return the name of an incident's directory."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")

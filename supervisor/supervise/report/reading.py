@@ -1,0 +1,36 @@
+"""What an incident's document is made from, read from a run directory: frames, facts of the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import StoreError
+from ..store import history
+from ..store.run_directory import RunDir
+from .card.series import Tapes
+from .records import Record, is_of
+
+
+def described(run: RunDir) -> Mapping[str, Any]:
+    """Return the content of run.json, as far as it can be read."""
+    with contextlib.suppress(StoreError):
+        found = run.read_json("run.json")
+        if isinstance(found, dict):
+            return found
+    return {"run": run.id}
+
+
+def tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None:
+    """Return the frames around an incident from the journal, None where it cannot be read."""
+    mine = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
+    first = next(r["event"] for r in mine if is_of(r, "incident", "opened"))
+    last = next((r["event"] for r in mine if is_of(r, "incident", "closed")), None)
+    found = Tapes()
+    try:
+        for number, frame, names in history.numbered(run, last):
+            found.add(frame, names, opened=number > first)
+    except StoreError:
+        return None
+    return found

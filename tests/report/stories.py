@@ -1,0 +1,195 @@
+"""Incidents of many kinds, from scripted metrics and events, as records and as documents.
+
+The live engine judges what a scenario plays against a fake job; its decisions become records in the
+form of the audit log, without a disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from supervise.catalog.forms.scenario_form import InjectForm, ScenarioForm
+from supervise.core.model.decisions import record
+from supervise.core.model.events import Announced, Event, Frame, Notice
+from supervise.core.model.policy import Policy
+from supervise.policytest.scenario_runner import ScenarioRunner
+from supervise.report.card.incident_document import About, build
+from supervise.report.card.series import Tapes
+from tests.golden.messages import LOSSES_AGAIN, NAN, RUN, SPIKE, command, policy_of
+
+WALL = "2026-01-05T10:11:12.345Z"
+
+
+@dataclass(frozen=True)
+class Story:
+    """One run with an incident; `notices`: frame before which the job says something -> that."""
+
+    policy: str
+    series: dict[str, str]
+    inject: tuple[InjectForm, ...] = ()
+    mode: str | None = None
+    after_rollback: Any = ()
+    ranks: int = 1
+    every: float = 0.1
+    notices: Mapping[int, tuple[str, str, dict[str, Any]]] = field(default_factory=dict)
+    standstill: str = ""
+
+
+DRILL = (
+    "drill",
+    "drill lr_spike begins at step 150 (factor=30)",
+    {"fault": "lr_spike", "params": {"factor": 30}, "steps": 20},
+)
+ERROR = {
+    "type": "OutOfMemoryError",
+    "message": "CUDA out of memory. Tried to allocate 2.00 GiB",
+    "file": "train.py",
+    "line": 41,
+    "function": "step",
+    "rank": 3,
+    "world_size": 4,
+    "cls": "cuda-oom",
+    "title": "a GPU ran out of memory",
+    "then": "use a smaller batch or sequence, or activation checkpointing, then start it again",
+    "relaunch": "once",
+    "leading": True,
+    "traceback": 'Traceback (most recent call last):\n  File "train.py", line 41, in step\n',
+}
+RATE = {
+    "learning_rate": "0.001x150 0.03x20 0.001x60",
+    "update_norm": "0.1x150 2.8x20 0.1x60",
+    "grad_global_norm": "1x151 6.9x19 1x60",
+    "train_loss_raw": "2.3x151 3.4 4.8 5.6x17 2.3x60",
+}
+CALM = {
+    "learning_rate": "0.001x400",
+    "update_norm": "0.1x400",
+    "grad_global_norm": "1x400",
+    "train_loss_raw": "2.3x400",
+}
+STORIES = {
+    "spike": Story("nano", SPIKE, after_rollback=CALM),
+    "rate": Story("nano", RATE, after_rollback=CALM, notices={150: DRILL}),
+    "nan": Story("nano", NAN, after_rollback=LOSSES_AGAIN),
+    "held": Story(
+        "nano",
+        NAN,
+        after_rollback={"train_loss_raw": "2.4x60 nanx200", "update_norm": "0.1x260"},
+    ),
+    "approval": Story("nano", NAN, mode="approve"),
+    "shadow": Story("nano", SPIKE, mode="shadow"),
+    "hang": Story(
+        "nano",
+        {"step_time": "0.1x200 _x2600", "train_loss_raw": "2.4x200 _x2600"},
+        ranks=4,
+        standstill="rank 2 waits at data.py:88 in read, after step 199; ranks 0, 1, 3 wait in "
+        "all_reduce (call 812)",
+    ),
+    "oom": Story(
+        "restarting",
+        {"train_loss_raw": "2.4x120"},
+        (InjectForm(at=40, checkpoint=30), InjectForm(at=50, exit=1)),
+        notices={50: ("failure", "OutOfMemoryError: CUDA out of memory", ERROR)},
+    ),
+    "crash": Story(
+        "restarting",
+        {"train_loss_raw": "2.4x100"},
+        (InjectForm(at=50, exit=1),),
+    ),
+    "loader": Story("nano", {"train_loss_raw": "2.4x300", "dataloader_stall_frac": "1x200 60x100"}),
+    "memory": Story("large", {"train_loss_raw": "2.4x400", "host_mem_growth": "1e8x200 2e9x200"}),
+    "ranks": Story(
+        "large",
+        {"train_loss_raw": "2.4x300", "param_digest_mismatch": "0x200 1x100"},
+        ranks=2,
+    ),
+    "moments": Story("large", {"train_loss_raw": "2.4x300", "opt_state_finite": "1x200 0x100"}),
+    "operator": Story(
+        "nano", {"train_loss_raw": "2.4x300"}, (command(150, "lr", value=0.5, rewarm=10),)
+    ),
+}
+
+
+class _Runner(ScenarioRunner):
+    """Sends the notices of a story, and notes which event led to which decisions.
+
+    `starts`: (decisions before it, its number, its time) of each event.
+    """
+
+    def __init__(self, policy: Policy, form: ScenarioForm, story: Story) -> None:
+        super().__init__(policy, form)
+        self.story = story
+        self.starts: list[tuple[int, int, int]] = []
+        take = self.job.snapshot
+        still = {"standstill": story.standstill} if story.standstill else {}
+        self.job.snapshot = lambda *args, **options: take(*args, **options) | still  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        if self.index in self.story.notices:
+            kind, message, data = self.story.notices[self.index]
+            at_ns, step = self.now_ns, self.job.next_step
+            self.send(Notice(at_ns, kind, message, step=step, data=data))
+        super().step()
+
+    def send(self, event: Event) -> None:
+        self.starts.append((len(self.result.log), len(self.events), event.at_ns))
+        super().send(event)
+
+
+@cache
+def played(name: str) -> tuple[Policy, list[dict[str, Any]], list[Event]]:
+    """Return the policy of a story, its records, and its events."""
+    story = STORIES[name]
+    policy = policy_of(story.policy, story.mode)
+    form = ScenarioForm(
+        name,
+        story.series,
+        (),
+        inject=story.inject,
+        after_rollback=story.after_rollback,
+        ranks=story.ranks,
+        every=story.every,
+    )
+    runner = _Runner(policy, form, story)
+    runner.run()
+    data = {"policy_digest": policy.digest, "mode": policy.mode}
+    records = [_record(0, 0, -1, {"kind": "run_start", "step": -1, "reason": "", "data": data})]
+    firsts = [first for first, _, _ in runner.starts]
+    for n, (_, decision) in enumerate(runner.result.log):
+        _, number, at_ns = runner.starts[bisect_right(firsts, n) - 1]
+        records.append(_record(n + 1, at_ns, number, record(decision)))
+    return policy, records, runner.events
+
+
+def _record(seq: int, at_ns: int, event: int, made: dict[str, Any]) -> dict[str, Any]:
+    return {"seq": seq, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": event, **made}
+
+
+def document(name: str, incident: str = "inc-1", until: int | None = None) -> dict[str, Any]:
+    """Return the document of an incident; `until`: as of that record."""
+    policy, records, events = played(name)
+    records = records[:until]
+    mine = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
+    closed = next((r["event"] for r in mine if r["data"]["what"] == "closed"), records[-1]["event"])
+    names: dict[int, tuple[str, ...]] = {}
+    tapes = Tapes()
+    for number, event in enumerate(events[: closed + 1]):
+        if isinstance(event, Announced):
+            names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            tapes.add(event, names[event.rank], opened=number > mine[0]["event"])
+    about = About(
+        RUN,
+        "runs/demo",
+        "gpu-07",
+        ("python", "train.py"),
+        policy.name,
+        policy.mode,
+        "the run is in progress",
+        {policy.digest: policy},
+    )
+    return build(records, incident, about, tapes)

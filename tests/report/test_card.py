@@ -1,0 +1,305 @@
+"""The incident card: one document, and every view of it.
+
+Goldens: `tests/golden/incidents`; `python -m tests.golden.frozen` writes them. Read what changed: a
+person who has the card alone must be able to say what happened, why, what was done, and what is
+next.
+"""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import jsonschema
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core.model import format_readings
+from supervise.report import reading, receipt
+from supervise.report.card import html, text, views
+from supervise.report.card.blocks import blocks
+from supervise.report.card.incident_document import About, build, overview
+from supervise.report.card.incident_schema import schema
+from supervise.report.card.series import AFTER, BEFORE, Tape
+from supervise.report.card.spark import spark
+from supervise.report.records import ids, records_of
+from supervise.store import audit
+from tests.golden import frozen
+
+from . import stories
+
+VALID = jsonschema.Draft7Validator(schema())
+
+
+@pytest.fixture
+def made(keep_run, make_frames, small):
+    """A function that makes the document of the last incident of `(losses, ...)`."""
+
+    def make(*losses, incident=None, **options):
+        run = keep_run(make_frames(0, *losses), **options)
+        records = list(audit.read(run.audit_path))
+        policy = load_policy(run.policy_path)
+        chosen = incident or ids(records)[-1]
+        about = About.of(reading.described(run), "RUN", "in progress", {policy.digest: policy})
+        found = build(records, chosen, about, reading.tapes(run, records, chosen))
+        VALID.validate(found)
+        return found, "\n".join(text.full(found)), records
+
+    return make
+
+
+SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
+
+
+@pytest.mark.parametrize("name", frozen.INCIDENTS)
+def test_every_kind_of_incident_reads_well(name):
+    """The card, the summary and the document are those that were reviewed."""
+    document = stories.document(name)
+    VALID.validate(document)
+
+    for suffix, content in frozen.incident_views(document).items():
+        path = frozen.HERE / "incidents" / f"{name}{suffix}"
+        assert content.splitlines() == path.read_text().splitlines()
+
+
+class _Page(HTMLParser):
+    """Collects tags that are not closed, and what a page would fetch or run."""
+
+    VOID = frozenset(("meta", "line", "polyline", "br"))
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.foreign: list[str] = []
+        self.said = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        fetched = [
+            name for name, _ in attrs if name in ("src", "href", "srcset") or name[:2] == "on"
+        ]
+        self.foreign += [tag] * (tag in ("script", "link", "iframe", "img", "object")) + fetched
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said += data
+
+
+@pytest.mark.parametrize("name", ["oom", "held"])
+def test_the_page_stands_alone(name):
+    """It parses, fetches and runs nothing, and shows all sentences; a job's text is no markup."""
+    document = stories.document(name)
+    document["title"] += " <script>alert(1)</script>"
+    document["failures"] = [{"text": "<img src=x onerror=y>", "traceback": "<b>"}]
+    page = html.page(document)
+    found = _Page(page)
+
+    assert found.open == [] and found.foreign == []
+    assert "://" not in page and "url(" not in page and "@import" not in page
+    for part in ("what", "cause", "did", "cost", "proof", "next"):
+        assert document[part]["text"] in found.said
+    assert "<script>alert(1)</script>" in found.said and "onerror=y" in found.said
+    assert f'aria-label="loss over steps {document["series"]["steps"][0]}' in page
+
+
+def test_a_document_proceeds_with_its_incident():
+    """Open, under way, watched, over: each record moves it on, and nothing is claimed early."""
+    _, records, _ = stories.played("nan")
+    opened = next(n for n, r in enumerate(records) if r["kind"] == "incident")
+    seen = {}
+    for until in range(opened + 1, len(records) + 1):
+        found = stories.document("nan", until=until)
+        seen.setdefault(found["state"], found)
+
+    assert list(seen) == ["OPEN", "ACTING", "WATCHING", "RECOVERED"]
+    assert [found["proof"]["verified"] for found in seen.values()] == [False, False, False, True]
+    assert [found["final"] for found in seen.values()] == [False, False, False, True]
+    assert seen["OPEN"]["did"]["text"].startswith("nothing")
+    assert "under way" in seen["ACTING"]["did"]["text"]
+    assert seen["WATCHING"]["proof"]["text"].startswith("not yet: ")
+
+
+def test_a_message_has_the_sentences_of_the_card():
+    document = stories.document("approval")
+    found = blocks(document)
+
+    assert found.title == "NaN or Inf loss · APPROVAL PENDING"
+    assert [name for name, _ in found.sentences] == [
+        "What",
+        "Cause",
+        "Did",
+        "Cost",
+        "Proof",
+        "Next",
+    ]
+    assert dict(found.sentences)["Next"].startswith("supervise approve runs/demo ask-1")
+    assert ("Host", "gpu-07") in found.facts and found.spark == document["loss"]["spark"]
+
+
+def test_a_long_series_keeps_its_worst_points_and_its_bound():
+    """Ten thousand frames after the opening are as many points as two hundred."""
+    tape = Tape(0)
+    for step in range(100):
+        tape.add(0, step, {"train_loss_raw": 2.0}, opened=False)
+    for step in range(100, 10_100):
+        loss = 9.0 if step == 4321 else float("nan") if step == 8765 else 2.0
+        tape.add(0, step, {"train_loss_raw": loss}, opened=True)
+    found = tape.data()
+    losses = dict(zip(found["steps"], found["signals"]["train_loss_raw"], strict=True))
+
+    assert len(losses) <= BEFORE + AFTER + 1 and found["opened_at"] == BEFORE
+    assert losses[4321] == 9.0 and losses[8765] != losses[8765]
+    assert found["window"] == [40, found["steps"][-1]] and found["stride"] > 1
+
+
+@pytest.mark.parametrize(
+    ("values", "attempts", "line"),
+    [
+        ([], [], ""),
+        ([2.0, 2.0], [0, 0], "▂▂"),
+        ([1.0, None, 8.0, 1.0], [0, 0, 0, 1], "▁█⟲▁"),
+        ([1.0, float("nan"), 2.0], [0, 0, 0], "▁!█"),
+        ([1.0] * 99 + [2.0], [0] * 100, "▁" * 33 + "█"),
+    ],
+)
+def test_sparks(values, attempts, line):
+    """A bar for every few values, `!` where one is not finite, `⟲` where it went back."""
+    assert spark(values, attempts) == line
+
+
+def test_the_end_and_the_kind_of_trouble_are_shown(made):
+    """Closed, and the four questions with their answers where the record has them."""
+    found, full, records = made(*SPIKE)
+    closed = [r for r in records if r["kind"] == "incident" and r["data"]["what"] == "closed"][-1]
+
+    assert (found["final"], found["closed"]["record"]) == (True, closed["seq"])
+    assert found["closed"]["text"] in closed["reason"] and closed["reason"] in full
+    assert found["diagnosis"] == closed["data"].get("spike")
+    spike = {
+        "class": "data event",
+        "advice": "look at the data",
+        "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}},
+    }
+    lines = list(text.full(found | {"diagnosis": spike}))
+    assert lines[lines.index("diagnosis") + 1 :][:3] == [
+        "  data event",
+        "  1 rejoined: no: 3 above the trend",
+        "  advice: look at the data",
+    ]
+
+
+def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
+    """The ladder's next rung has its own actions and its own verification."""
+    policy = small.read_text().replace("steps: [{lr", "steps: [snapshot, {lr")
+    books, rest = policy.split("budgets:")
+    body = books.split("  calm:")[1]
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        f"{books}  calmer:{body}budgets:{rest.replace('[calm, hold]', '[calm, calmer, hold]')}"
+    )
+    found, full, _ = made(*SPIKE[:40], *[8.0] * 100, policy=path)
+
+    assert {a["runbook"] for a in found["actions"]} >= {"calm", "calmer"}
+    steps = ("0-snapshot", "1-lr_scale", "undo-lr_scale")
+    assert [a["id"] for a in found["actions"]] == [
+        f"inc-1/{n}/{step}" for n in (1, 2) for step in steps
+    ]
+    assert [v["what"] for v in found["verification"]] == ["started", "failed"] * 2
+    assert "undo: lr_scale value" in full
+    assert (found["state"], found["final"]) == ("HELD", False)
+    assert found["proof"]["text"].startswith("none: held: calmer did not help")
+
+
+def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
+    """A rule that fires in the very event that opens an incident belongs to it, and only to it."""
+    run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
+    records = list(audit.read(run.audit_path))
+    first, second = ({r["seq"] for r in records_of(records, i)} for i in ("inc-1", "inc-2"))
+
+    assert not first & second
+    fired = {
+        r["seq"]
+        for r in records
+        if r["kind"] == "rule" and r["rule"] == "spike" and r["data"]["what"] == "fired"
+    }
+    assert len(fired & first) == len(fired & second) == 1
+    rows = [overview(records, each, About("", "RUN")) for each in ("inc-1", "inc-2")]
+    assert ["RECOVERED: Loss out of its limit" in line for line in text.rows(rows)] == [True, True]
+
+
+def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frames):
+    """The card and the receipt say what was done, and what was tried in vain."""
+    found, _, records = made(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
+    run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
+
+    assert found["did"]["acted"] is False
+    assert "lr scale FAILED: the rank is gone" in found["did"]["text"]
+    assert found["cost"]["text"].startswith("nothing: the job was not changed")
+    assert receipt.outcome(records)["actions"] == 0
+    assert receipt.outcome(records)["failed"] == 2
+    assert "1 incident, no action on the job, 2 failed" in receipt.closing(run)[0]
+
+
+def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_frames):
+    """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
+    run = keep_run(make_frames(0, *SPIKE))
+    records = list(audit.read(run.audit_path))
+    found = build(records, "inc-1", About("", "RUN"))
+
+    VALID.validate(found)
+    assert found["title"] == "Loss out of its limit"
+    assert (found["series"], found["loss"]["spark"], found["conditions"][0]["past"]) == (
+        None,
+        "",
+        None,
+    )
+    assert found["cause"]["text"].startswith("unknown: ")
+    assert json.loads(views.files_of(found)["incident.json"]) == found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (
+            {
+                "metric": "m",
+                "value": 4.0,
+                "z": 8.25,
+                "threshold": 6.0,
+                "median": 2.0,
+                "scale": 0.25,
+                "steps": [1, 9],
+                "samples": 9,
+                "transform": "none",
+            },
+            "m 4, z 8.25 (limit 6); baseline 2 +- 0.25 over steps 1..9 (9 samples)",
+        ),
+        (
+            {"metric": "m", "value": 4.0, "ratio": 0.85, "threshold": 0.8, "clear": 0.9},
+            "m 4, 0.85 times its baseline (limit 0.8, clear 0.9)",
+        ),
+        ({"values": {"a": "NaN", "b": 1.0}, "nonfinite": ["a"]}, "a NaN, b 1"),
+        ({"signal": "step", "value": 130.0, "threshold": 120.0}, "no step for 130 s (limit 120 s)"),
+        (
+            {"last_breach": {"g": 4}, "within": 5, "match": {}},
+            "within 5 steps; breaches so far: g at step 4",
+        ),
+        (
+            {"last_breach": {}, "within": 5, "match": {"steps": {"g": 4, "z": 5}}},
+            "last match within 5 steps: g at step 4, z at step 5",
+        ),
+        ({"metric": "m", "value": 1.0, "threshold": 2.0, "parts": 7}, "m 1 (limit 2), parts 7"),
+        (
+            {"metric": "m", "value": 0.3, "bound": 0.2, "threshold": 0.15, "last_block": 2.5},
+            "m 2.5, at least 0.2 per 1000 steps (limit 0.15)",
+        ),
+    ],
+)
+def test_readings_in_words(numbers, words):
+    """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
+    assert format_readings.reading(numbers) == words

@@ -1,0 +1,121 @@
+"""incident.json and its views, kept while the supervisor judges: the same as made from the log."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+
+from supervise.catalog import load_policy
+from supervise.core.model.events import Frame
+from supervise.report import incident_files, reading
+from supervise.report.card.incident_document import About, build
+from supervise.report.card.incident_schema import schema
+from supervise.report.incident_files import IncidentFiles
+from supervise.store import audit
+from tests.support import recorded_run
+
+SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
+SECOND = recorded_run.SECOND
+
+
+@pytest.fixture
+def watched(small, tmp_path, monkeypatch):
+    """A function that records a run with its incident files, and returns `(run, files, writes)`."""
+
+    def watch(*losses, **options):
+        window, writes = [], []
+        made = SimpleNamespace(files=None)
+
+        class Recorder(recorded_run.Recorder):
+            def __init__(self, *args):
+                super().__init__(*args)
+                self.on_record = lambda record: made.files.on_record(record)
+
+            def event(self, event):
+                number = super().event(event)
+                if isinstance(event, Frame):
+                    made.files.flush(event.at_ns)
+                    made.files.on_frame(event, recorded_run_names)
+                    window.append((recorded_run_names, event))
+                return number
+
+        recorded_run_names = ("train_loss_raw", "grad_global_norm")
+        create = recorded_run.RunDir.create
+
+        def creating(*args, **more):
+            run = create(*args, **more)
+            policy = load_policy(run.policy_path)  # rules say where they are written
+            made.files = IncidentFiles(run, lambda: policy, lambda: list(window))
+            return run
+
+        write = incident_files.write
+
+        def writing(incidents, document):
+            writes.append(document)
+            write(incidents, document)
+
+        monkeypatch.setattr(recorded_run, "Recorder", Recorder)
+        monkeypatch.setattr(recorded_run.RunDir, "create", creating)
+        monkeypatch.setattr(incident_files, "write", writing)
+        events = recorded_run.make_frames(0, *losses)
+        run = recorded_run.record_run(tmp_path / "run", events, policy=small, **options)
+        return run, made.files, writes
+
+    return watch
+
+
+def test_what_was_written_live_is_what_the_log_gives(watched):
+    """At each stage valid, at most once a second, at the end the same as made from the records."""
+    run, files, writes = watched(*SPIKE)
+    files.close()
+    home = run.incidents_path / "inc-1"
+    kept = json.loads((home / "incident.json").read_text())
+    policy = load_policy(run.policy_path)
+    records = list(audit.read(run.audit_path))
+    about = About.of(
+        reading.described(run), str(run.path), incident_files.PHASE, {policy.digest: policy}
+    )
+    again = build(records, "inc-1", about, reading.tapes(run, records, "inc-1"))
+
+    assert sorted(path.name for path in home.iterdir()) == [
+        "incident.html",
+        "incident.json",
+        "summary.md",
+    ]
+    assert kept == json.loads(json.dumps(again)) and kept["final"]
+    assert writes[0]["state"] != kept["state"] == "RECOVERED"
+    assert 3 <= len(writes) < len(SPIKE) / 2
+    for each in writes:
+        jsonschema.validate(each, schema())
+
+
+def test_another_supervisor_goes_on_with_them(watched):
+    """What was before its time comes from the records, and the series from the journal."""
+    run, first, _ = watched(*SPIKE[:42], ended=False)
+    before = first.document("inc-1")
+    policy = load_policy(run.policy_path)
+    second = IncidentFiles(run, lambda: policy, tuple)
+    second.resume()
+
+    assert before is not None and second.document("inc-1") == before
+
+
+def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
+    """Nothing reaches the loop: neither an error of the disk, nor one of ours."""
+
+    def full(incidents, document):
+        raise OSError(28, "No space left on device")
+
+    run, files, _ = watched(*SPIKE[:42], ended=False)
+    monkeypatch.setattr(incident_files, "write", full)
+    files.close()
+    assert "cannot be written" in caplog.text
+
+    monkeypatch.setattr(incident_files, "build", lambda *args: 1 / 0)
+    again = IncidentFiles(run, lambda: load_policy(run.policy_path), tuple)
+    again.resume()
+    again.flush(10 * SECOND)
+    assert "cannot be made" in caplog.text and again.document("inc-1") is None
