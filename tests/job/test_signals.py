@@ -146,6 +146,36 @@ def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest():
     assert forwarder.waiting == count
 
 
+def test_a_burst_kills_once():
+    """A kill looks at every process of the host: one for each signal would never come to an end."""
+    kills = []
+
+    class Tree:
+        def end(self, signum: int, within_s: float) -> None:
+            kills.append(signum)
+            if len(kills) == 1:  # the burst goes on meanwhile
+                for _ in range(200):
+                    signal.raise_signal(signal.SIGTERM)
+
+    class Job:
+        returncode, tree = None, Tree()
+
+        def signal(self, signum: int, *, group: bool) -> None:
+            """Take the first two."""
+
+    forwarder = Forwarder()
+    forwarder.install()
+    try:
+        forwarder.attach(Job())
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        forwarder.restore()
+
+    assert kills == [signal.SIGKILL]
+    assert forwarder.waiting == 203  # none is lost
+
+
 def test_what_comes_between_two_processes_is_kept_for_the_second(start):
     """The job is being started again; whoever asked for its end is also known by name."""
     forwarder = Forwarder()

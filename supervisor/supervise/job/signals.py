@@ -46,6 +46,7 @@ _TO_GROUP = (signal.SIGWINCH, signal.SIGTSTP)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 FINAL = (*_ENDING, signal.SIGHUP, signal.SIGQUIT)  # after one of these nothing is started again
 PATIENCE = 3  # this many INT or TERM kill the tree
+KILL_S = 0.5  # so long a kill looks for survivors, and so long after it no other one starts
 _SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: no news
 
 
@@ -84,6 +85,7 @@ class Forwarder:
         self._arrived: deque[int] = deque()  # not dealt with yet
         self._dealing = False
         self._ending = 0
+        self._kill_again_ns = 0  # each kill looks at all processes of the host
         self._before: dict[int, Any] = {}
         self._notices: deque[Notice] = deque()
         self._children_before: Any = None
@@ -114,7 +116,7 @@ class Forwarder:
         """The job has ended and is started again: keep what comes until the next `attach`."""
         with self._lock:
             self._process = None
-            self._own, self._has_passed = frozenset(), False
+            self._own, self._has_passed, self._kill_again_ns = frozenset(), False, 0
             held = self._preemption.restart(time.monotonic())
             self._early += [(signal.Signals[name], False) for name in held]
 
@@ -306,7 +308,9 @@ class Forwarder:
             process.continued()
             return
         if kill:
-            process.tree.end(signal.SIGKILL, within_s=0.5)
+            if time.monotonic_ns() >= self._kill_again_ns:
+                process.tree.end(signal.SIGKILL, within_s=KILL_S)
+                self._kill_again_ns = time.monotonic_ns() + int(KILL_S * 1e9)
             return
         if signal.Signals(signum).name in HOLDABLE and not self._has_passed:
             self._has_passed = True
