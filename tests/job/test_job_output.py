@@ -70,6 +70,16 @@ def relay_of(popen):
     return wait_until(lambda: relays_of(popen), "a relay")[0]
 
 
+def kill(relay):
+    """Kill a relay, and wait until it is collected.
+
+    Its first thread may be a zombie while another one, which is about to die, takes what the job
+    writes next out of the pipe.
+    """
+    relay.kill()
+    wait_until(lambda: not relay.is_running(), "the end of all threads of the relay")
+
+
 def test_what_is_written_arrives_and_is_kept(echo, kept):
     """Both streams, each where it would have gone, with the job's exit code."""
     assert say(echo, "one") == "got one\n"
@@ -84,17 +94,14 @@ def test_a_relay_that_dies_is_replaced(echo, kept):
     """Nothing of the job's output is lost, and the job notices nothing; where relays die at once,
     the supervisor copies."""
     first = relay_of(echo)
-    first.kill()
-    wait_until(lambda: not alive(first), "the end of the relay")
+    kill(first)
 
     assert say(echo, "two") == "got two\n"
     second = relay_of(echo)
     assert second.pid != first.pid
     wait_until(lambda: "got two" in kept.read_text(), "the kept line")
     for _ in range(2):
-        relay = relay_of(echo)
-        relay.kill()
-        wait_until(lambda relay=relay: not alive(relay), "the end of the relay")
+        kill(relay_of(echo))
         assert say(echo, "more") == "got more\n"
     assert relays_of(echo) == []
     echo.communicate(timeout=20)
@@ -122,7 +129,7 @@ def test_a_reader_that_has_gone_does_not_end_the_job(echo, kept):
     for number in range(3):
         echo.stdin.write(f"{number}\n")
     close(echo, "stdin")
-    echo.wait(20)
+    echo.communicate(timeout=20)  # stderr ends with the relay, which may end after us
 
     assert echo.returncode == 3
     assert [line for line in kept.read_text().splitlines() if "got" in line][-1] == "got 2"
@@ -148,7 +155,9 @@ def test_a_terminal_stays_a_terminal(shell, wrapper, tmp_path, kept):
     shell.expect(r"columns=100, lines=30")
     shell.type("\x1a")
     shell.expect("Stopped")
+    shell.expect("ready> ")
     shell.type("fg\n")
+    shell.expect("job.py")  # now the terminal is the job's: before, the line is the shell's
     shell.type("hello\n")
     shell.expect("line hello")
     shell.type("\x04")
