@@ -1,9 +1,9 @@
 """Undisturbed jobs of two and four ranks under the policy large: no action, no page.
 
 Programs of different kinds: a plain loop under DDP, shards (FSDP2), transformers' Trainer,
-accelerate, a `for` loop whose batches are of unlike sizes. None knows of the supervisor. A run fails
-with an action or a safeguard, a SEV0 or SEV1, an exit code, or a rank whose frames are not all
-there.
+accelerate, a `for` loop whose batches are of unlike sizes. None knows of the supervisor. A run
+fails with an action or a safeguard, a SEV0 or SEV1, an exit code, or a rank whose frames are not
+all there.
 """
 
 from __future__ import annotations
