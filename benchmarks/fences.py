@@ -1,6 +1,7 @@
 """A thousand commands to four ranks, whose supervisor and whose ranks are killed meanwhile.
 
     python benchmarks/fences.py [--actions N] [--ranks N] [--seed S]
+    python benchmarks/fences.py --idle     what a step pays while no command waits, `fence_cost.py`
 
 The ranks are processes with the commands of a real probe over a real segment, in lockstep as by an
 all-reduce each step, without torch; the supervisor is the part that fences. A hundred commands go
@@ -31,6 +32,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import fence_cost
 
 from supervise.errors import ActionError
 from supervise.inputs.segment import Segments
@@ -154,7 +157,10 @@ def main() -> int:
     parser.add_argument("--actions", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--idle", action="store_true")
     wanted = parser.parse_args()
+    if wanted.idle:
+        return int(not fence_cost.report())
     chance, found = random.Random(wanted.seed), Counter[str]()
     rows: list[dict[str, Any]] = []
     given, gangs = 0, 0

@@ -100,6 +100,12 @@ def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
     made = manifest.change({"release": ["b.tar"], "attempt": 6}, key="k5", live=False)
     assert named(made) == ["a.tar"]
 
+    manifest.change(shards("c.tar", attempt=6), key="k6", live=False)
+    manifest.change({"release": ["a.tar"], "attempt": 6}, key="k7", live=False)
+    now, again = manifest.hasten("k7"), manifest.hasten("k7")
+    assert [(e["name"], e["from_attempt"]) for e in now["entries"]] == [("c.tar", 0)]
+    assert now == again and now["generation"] == 8
+
 
 def test_a_person_may_write_it(manifest):
     """What is not said is in force everywhere; the next change goes on from there."""

@@ -7,6 +7,7 @@ FOLDER/log.RANK, a line `step verb value` each. Faults in a step: `astray` count
 others do not make, `dies` kills the rank, `shadows` lets it end no further step and take part in
 all collectives, as a rank does whose data has come to its end. Faults when the command of this
 number arrives, before it is read: `stops`, `sleeps` for `AWAY_S`, and `evaluates` for as long.
+A rank that `asks` does so for a shard at each step.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from supervise_probe import wire
+from supervise_probe.collectors.quarantine import Collector as Quarantine
 from supervise_probe.config import Config
 from supervise_probe.control.commands import Commands
 from supervise_probe.ipc.mailbox import Mailbox
@@ -96,6 +98,13 @@ class Lockstep:
             time.sleep(0.0002)
 
 
+def ask(held, position, log, known=[False]):  # noqa: B006
+    """Write down when the answer to whether a shard is in quarantine is another one."""
+    if held.asks("a.tar") != known[0]:
+        known[0] = not known[0]
+        os.write(log, f"{position.step - 1} quarantined {known[0]}\n".encode())
+
+
 STEPS = 100_000
 AWAY_S = 1.5
 
@@ -128,10 +137,13 @@ def run_rank(folder, world, step_s, faults, rank):
         position=position,
         reporter=reporter,
         config=Config("run", shm, shm),
+        scalars=None,
     )
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     optimizers = SimpleNamespace(living=list, known={})
     commands = Commands(context, mailbox, Rate(position, out), optimizers, list, str)
+    held = Quarantine(context, SimpleNamespace(on_device=False), SimpleNamespace(shards=None))
+    commands.register(held)
     writer.announce(["train_loss_raw"])
     reporter.beat("step")
     while position.step < STEPS:
@@ -149,6 +161,8 @@ def run_rank(folder, world, step_s, faults, rank):
         reporter.beat("step")
         commands.fetch()
         commands.run()
+        if fault == "asks":
+            ask(held, position, out)
 
 
 main()

@@ -6,7 +6,8 @@ random number is drawn. A quarantine of everything would be a job that never ste
 data is handed out all the same, and a notice reports it.
 
 Several ranks would part if one of them passed over batches alone, so there only lists are filtered
-and `is_quarantined` answers, both from the launch on.
+and `is_quarantined` answers: from one step on, at whose end all ranks take it up together, or from
+the launch on.
 
 The first names that the job asks about are reported to the supervisor as those of shards, so that a
 person can put them into quarantine. Those that a loader's workers ask about are not seen.
@@ -37,6 +38,7 @@ METRICS = ()
 NAMED = 4  # shards in a notice
 WAITING = 8  # notices of the time before this process is a rank
 ASKED = 60  # names that the job asks about, that are reported to the supervisor
+ASKS, LISTS = "asks", "lists"  # how shards are left out
 PER_NOTICE, BYTES, TEXT = 6, 560, 200  # of names, as in `shards`
 
 
@@ -69,6 +71,7 @@ class Collector(Base):
         self._announced = ""  # what was reported last of what is in force
         self._asked: Dict[str, None] = {}
         self._passed_on = 0  # of these
+        self._way = ""  # how shards are left out, as this rank has promised
         if self.manifest.known:
             self._announce()
 
@@ -132,12 +135,7 @@ class Collector(Base):
     def do_quarantine(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """The verb `quarantine`: `{"generation", "path"}`; what is in force from now on."""
         manifest = self.manifest
-        manifest.path = str(args["path"])
-        manifest.refresh()
-        wanted = int(args["generation"])
-        if manifest.generation < wanted:
-            why = manifest.error or f"{manifest.path} is generation {manifest.generation}"
-            raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
+        self._obtain(args)
         if manifest.batches and self._batch.on_device:
             raise Refused(
                 "batches are hashed on the accelerator here, so a step is over before it is known "
@@ -150,6 +148,41 @@ class Collector(Base):
             "shards": len(manifest.shards),
             "batches": len(manifest.batches),
         }
+
+    def can_quarantine_now(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """Return how this rank would leave shards out, `asks` or `lists`; at a fence of all ranks.
+
+        Raises:
+            Refused: it would not: batches come whole, and a rank that passes over some alone leaves
+                the others waiting.
+        """
+        self._obtain(args)
+        if self._asked or self.lists.filterable():
+            self._way = ASKS if self._asked else LISTS
+            return {"way": self._way}
+        raise Refused(
+            "this launch cannot leave a shard out: the job does not ask is_quarantined, its loader "
+            "has no list of shards, and of several ranks none may pass over batches alone"
+        )
+
+    def do_quarantine_now(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """The verb `quarantine_now`: what is there for the next launch is in force from here on."""
+        if not self._way:  # it came without a promise: of one rank
+            self.can_quarantine_now(args)
+        way, self._way = self._way, ""
+        self.manifest.hasten()
+        self._announce()
+        shards = len(self.manifest.shards)
+        return {"way": way, "held": self.manifest.generation, "shards": shards}
+
+    def _obtain(self, args: Dict[str, Any]) -> None:
+        """Read the generation that is wanted. Raises Refused: it is not there."""
+        manifest, wanted = self.manifest, int(args["generation"])
+        manifest.path = str(args["path"])
+        manifest.refresh()
+        if manifest.generation < wanted:
+            why = manifest.error or f"{manifest.path} is generation {manifest.generation}"
+            raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
 
     def describe(self) -> Dict[str, Any]:
         """Return what the status says; empty where there never was a quarantine."""

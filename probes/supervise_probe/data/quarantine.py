@@ -24,6 +24,12 @@ class Entry(NamedTuple):
     since: int
     until: Optional[int]
 
+    def in_force(self, attempt: Optional[int]) -> bool:
+        """Return whether it applies to processes of this launch; None: of the next one."""
+        if attempt is None:
+            return self.until is None
+        return self.since <= attempt and (self.until is None or attempt < self.until)
+
 
 class Manifest:
     """The entries in force in this process.
@@ -41,6 +47,7 @@ class Manifest:
         self.batches: FrozenSet[int] = frozenset()
         self.error = ""
         self._attempt = attempt  # of this launch; later entries apply from the next one on
+        self._hastened = 0  # the generation whose later entries apply already
         self._read: Optional[Tuple[int, int, int]] = None
         self.refresh()
 
@@ -64,6 +71,12 @@ class Manifest:
         self._load(self.path)
         return True
 
+    def hasten(self) -> None:
+        """Let what counts from the next launch on count now, in the generation that was read."""
+        self._hastened = self.generation
+        self._read = None
+        self.refresh()
+
     def holds(self, name: Any) -> bool:
         """Return whether a shard of this name, in any spelling, is in quarantine."""
         if not self.shards:
@@ -74,17 +87,15 @@ class Manifest:
     def _load(self, path: str) -> None:
         try:
             found = json.loads(files.read(path))
-            entries = [each for each in map(_entry, found["entries"]) if self._in_force(each)]
             generation = int(found.get("generation", 0))
+            attempt = None if 0 < generation == self._hastened else self._attempt
+            entries = [e for e in map(_entry, found["entries"]) if e.in_force(attempt)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             self.error = f"the quarantine cannot be read: {type(error).__name__}: {error}"
             return
         self.shards = frozenset(each.name for each in entries if each.kind == "shard")
         self.batches = frozenset(each.name for each in entries if each.kind == "batch")
         self.generation, self.error = generation, ""
-
-    def _in_force(self, entry: Entry) -> bool:
-        return entry.since <= self._attempt and (entry.until is None or self._attempt < entry.until)
 
 
 def _entry(entry: Any) -> Entry:

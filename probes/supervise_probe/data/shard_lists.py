@@ -12,7 +12,9 @@ the names below. Looks at instance attributes only.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+import weakref
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Set, Tuple
 
 from .quarantine import Manifest
 
@@ -20,6 +22,7 @@ NAMES = ("urls", "shardlist", "shard_list", "shards", "streams")
 INSIDE = ("dataset", "source", "pipeline", "datasets")  # where wrapped datasets are kept
 NAME_KEYS = ("url", "name", "path", "remote", "local")  # of an entry that is not a name itself
 DATASETS_MAX = 64  # datasets within datasets
+LOADERS_MAX = 4  # whose datasets are remembered
 
 
 class ShardLists:
@@ -37,11 +40,38 @@ class ShardLists:
         self._notify = notify
         self._changed: Dict[Tuple[int, str], Tuple[Any, Any]] = {}  # as it was, as it is
         self._sent: List[str] = []
+        self._datasets: Deque[weakref.ref[Any]] = deque(maxlen=LOADERS_MAX)
 
     @property
     def due(self) -> bool:
         """Whether there is anything to filter or to put back."""
         return bool(self._manifest.shards or self._changed)
+
+    def begins(self, loader: Any) -> None:
+        """A loader is about to begin a pass: filter the lists of its dataset."""
+        dataset = getattr(loader, "dataset", None)
+        # Persistent workers keep the list that they began with.
+        if not getattr(loader, "persistent_workers", False):
+            self._remember(dataset)
+        if self.due:
+            self.filter(dataset)
+
+    def _remember(self, dataset: Any) -> None:
+        if any(known() is dataset for known in self._datasets):
+            return
+        try:
+            self._datasets.append(weakref.ref(dataset))
+        except TypeError:  # it has no place for a weak reference
+            pass
+
+    def filterable(self) -> bool:
+        """Whether the next pass of a loader of late would go by a list from which names can go."""
+        return any(
+            type(owner.__dict__.get(name)) in (list, tuple) and not self._by_index(owner)
+            for known in self._datasets
+            for owner in _within(known())
+            for name in NAMES
+        )
 
     def filter(self, dataset: Any) -> None:
         """Filter the lists of `dataset`, of which a loader is about to begin a pass."""

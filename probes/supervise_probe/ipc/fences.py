@@ -28,7 +28,11 @@ CHANGE_TRAINING = (
     "update_clip",
     "loss_scale",
 )
-FENCED = (*CHANGE_TRAINING, "pause")  # verbs that one of several ranks must not carry out alone
+FENCED = (
+    *CHANGE_TRAINING,
+    "pause",
+    "quarantine_now",
+)  # verbs that one of several ranks must not carry out alone
 COMMIT, ABORT = "commit", "abort"
 PREFIX = "fence-"  # of the file of a verdict
 

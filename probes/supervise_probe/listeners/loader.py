@@ -75,6 +75,4 @@ class LoaderListener:
 
     def pass_begins(self, loader: Any) -> None:
         """A pass over the data is about to begin."""
-        lists = self._held.lists
-        if lists.due:
-            self._guard.run(self._held_part, lists.filter, getattr(loader, "dataset", None))
+        self._guard.run(self._held_part, self._held.lists.begins, loader)

@@ -30,9 +30,10 @@ class Quarantine(Action):
     that tells of no shards, and one that would make the quarantine larger than `max_fraction` of
     the shards seen so far, which does not bind a person. It is kept in the run directory and
     obeyed by every later launch. With fewer than 50 shards 0.02 of them is less than one, and all
-    are refused. With several ranks it waits for the next launch, and works
-    through the dataset's own list or `supervise_probe.is_quarantined` only: a rank that passed over
-    batches alone would leave the others waiting.
+    are refused. With several ranks it works through the dataset's own list or
+    `supervise_probe.is_quarantined` only, since a rank that passed over batches alone would leave
+    the others waiting. All ranks take it up at the end of one step, a list for its next pass over
+    the data; where one of them cannot, the result says why, and it waits for the next launch.
 
     Example:
         - quarantine: {shards: suspects, max_fraction: 0.02}

@@ -14,7 +14,8 @@ class Unquarantine(Action):
     """Release what the incident brought into the quarantine, or the shards that are named.
 
     What has been passed over meanwhile does not come back; the next pass over the data has it
-    again. With several ranks it counts from the next launch on, as the quarantine itself.
+    again. With several ranks it counts from one step on, or from the next launch, as the
+    quarantine itself.
 
     Example:
         - unquarantine: {shards: incident}

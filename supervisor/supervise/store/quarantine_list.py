@@ -100,15 +100,31 @@ class Quarantine:
             changed = {"released": _release(entries, change["release"], following)}
         if not any(changed.values()):
             return before
+        made = {"generation": 0, "key": key, **changed, **facts}
+        return self._write(before, list(entries.values()), made)
+
+    def hasten(self, key: str) -> Document:
+        """Let what waits for the next launch apply to running processes, too; write and return it.
+
+        Args:
+            key: of the change that they have taken up, with all before it.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        before = self.read()
+        change = next((c for c in before["changes"] if c.get("key") == key), None)
+        again = f"{key}/now"
+        if change is None or any(c.get("key") == again for c in before["changes"]):
+            return before
+        entries = [{**each, "from_attempt": 0} for each in before["entries"] if _is_active(each)]
+        return self._write(before, entries, {**change, "key": again})
+
+    def _write(self, before: Document, entries: list[Document], change: Document) -> Document:
+        """Write the generation that follows `before`."""
         generation = before["generation"] + 1
-        after = {
-            "generation": generation,
-            "entries": list(entries.values()),
-            "changes": [
-                *before["changes"][1 - CHANGES :],
-                {"generation": generation, "key": key, **changed, **facts},
-            ],
-        }
+        changes = [*before["changes"][1 - CHANGES :], {**change, "generation": generation}]
+        after = {"generation": generation, "entries": entries, "changes": changes}
         text = json.dumps(after, indent=1) + "\n"
         try:
             files.replace(self.path, text.encode(), durable=True)

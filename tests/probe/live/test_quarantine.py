@@ -234,13 +234,32 @@ def test_on_a_device_a_batch_cannot_be_named_in_time(probed, held):
     assert "hashed on the accelerator" in ack.error
 
 
-def test_an_entry_waits_for_its_launch(probed, held):
-    """With several ranks: the attempt it counts from decides, in every process alike."""
+PASSES = """
+loader = DataLoader(Stream(), batch_size=2)
+for epoch in range(2):
+    for x in loader:
+        if len(seen) == 2:
+            barrier("go")
+        train(x)
+end()
+"""
+
+
+def test_an_entry_waits_for_its_launch_or_for_a_fence(probed, held):
+    """With several ranks: the attempt it counts from decides, in every process alike. Where a
+    dataset has a list, all ranks may take it up together, for their next pass."""
     held("data/1.tar", live=False, attempt=3)
-    early = probed.run(SETUP + KEYS.replace("WORKERS", "2"), quarantine=held.path, attempt=3)
+    early = probed.start(SETUP + PASSES, quarantine=held.path, attempt=3)
+    early.reached()
+    key = early.send("quarantine_now", generation=1, path=held.path)
+    early.go()
+    assert early.answer(key).result["way"] == "lists"
+    probed.wait(early)
+    numbers = [int(rows[0][0]) for rows, _ in early.output[0]["seen"]]
     later = probed.run(SETUP + KEYS.replace("WORKERS", "2"), quarantine=held.path, attempt=4)
 
-    assert shards_of(early) == [0, 1, 2, 3, 4, 5] and shards_of(later) == [0, 2, 3, 4, 5]
+    assert numbers == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0, 0, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert shards_of(later) == [0, 2, 3, 4, 5]
 
 
 def test_one_of_several_ranks_passes_over_no_batch(probed, held):

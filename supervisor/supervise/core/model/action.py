@@ -101,8 +101,8 @@ class Job(Protocol):
                 record `step`, `attempt`, `incident`, `by` and `why`.
 
         Returns:
-            `generation`, `entries`, `takes_effect` (now, or at the next launch), and `ranks` that
-            answered.
+            `generation`, `entries`, `takes_effect` (now, from the next pass over the data on, or at
+            the next launch, then with `why`), and `ranks` that answered.
 
         Raises:
             ActionError: it would change nothing or too much, or a rank did not take it.

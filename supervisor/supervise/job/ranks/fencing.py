@@ -298,6 +298,9 @@ def agree(
     Raises:
         ActionError: there is nothing that all can do.
     """
+    ways = {each["way"] for each in facts.values() if "way" in each}
+    if len(ways) > 1:
+        raise ActionError(f"they would do it in different ways: {', '.join(sorted(ways))}")
     if verb != "rollback":
         return {}
     common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
