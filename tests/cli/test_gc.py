@@ -49,6 +49,10 @@ def test_it_frees_what_only_a_run_that_goes_on_needs(supervise, aged):
     )
 
     freed = out.splitlines()[-1].replace("would free", "freed")
+    planned = json.loads(supervise("gc", "--keep", 0, "--dry-run", "--json", old.parent)[1])
+    (row,) = [row for row in planned["runs"] if row["path"] == str(old)]
+    assert [part["name"] for part in row["parts"]] == list(PARTS)
+    assert planned["dry_run"] and planned["freed_bytes"] > 0 and row["error"] is None
     code, out, _ = supervise("gc", "--keep", 0, old.parent)
     assert (code, out.splitlines()[-1]) == (0, freed)
     assert not any((old / part).exists() for part in PARTS)

@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -53,3 +54,14 @@ def test_what_is_missing_is_named(supervise, recorded, what):
     assert code in (64, 65)
     assert out == ""
     assert what in err
+
+
+def test_the_result_is_one_document_too(supervise, recorded):
+    run = recorded()
+    code, out, _ = supervise("replay", "--json", run.path)
+    found = json.loads(out)
+    assert (code, found["status"], found["difference"]) == (0, "same", None)
+    assert found["decisions"] > 0
+    (run.path / "policy.yaml").write_text((run.path / "policy.yaml").read_text() + "\n# edited\n")
+    code, out, _ = supervise("replay", "--json", run.path)
+    assert (code, json.loads(out)["status"]) == (1, "edited")

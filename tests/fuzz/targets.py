@@ -69,9 +69,13 @@ def use_audit(home: Path, raw: bytes) -> None:
             ["why"],
             ["why", "--json"],
             ["replay"],
+            ["events"],
+            ["events", "--all", "--json", "--since", "1h"],
+            ["export", "--csv"],
             ["why-not", "--rule", "spike", "--step", "25"],
         ):
             say(*argv, str(run.path))
+        say("runs", "--runs", str(run.path.parent))
         with contextlib.suppress(StoreError):
             RecoveredRun.read(run, load_policy)
         try:
@@ -95,6 +99,7 @@ def use_status(home: Path, raw: bytes) -> None:
         for argv in (["status"], ["status", "--json"], ["checkpoints"], ["checkpoints", "--json"]):
             say(*argv, str(run.path))
         say("why", str(run.path))
+        say("runs", "--json", "--runs", str(run.path.parent))
         for read in (
             lambda: registry.Register(run.path),
             lambda: Quarantine(run.quarantine_path).read(),

@@ -49,5 +49,5 @@ def event_line(record: dict[str, Any]) -> str:
     marks = [str(record[key]) for key in ("severity", "incident") if record.get(key)]
     step = record.get("step", -1)
     where = f"step {step}" if isinstance(step, int) and step >= 0 else "-"
-    head = f"{wall[5:10]} {wall[11:19]}Z  {where:<11}  {record.get('kind'):<10}"
+    head = f"{wall[5:10]} {wall[11:19]}Z  {where:<11}  {record.get('kind')!s:<10}"
     return f"{head}  {' '.join([*marks, str(record.get('reason', ''))])}".rstrip()

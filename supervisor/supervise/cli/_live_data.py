@@ -66,7 +66,7 @@ class Reader:
                 return self.view
             self._seen = seen
             for record in self._tail.read():
-                if record.get("kind") not in HIDDEN:
+                if str(record.get("kind")) not in HIDDEN:
                     self._events.append(printable(event_line(record)))
             state = read_status(self.run, verified=False)
             self.view = view_of(state, list(self._events))

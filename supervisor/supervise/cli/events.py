@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import UsageError, understood
 from ..store.files import locked
 from ..store.run_directory import RunDir
 from ._follow import HIDDEN, LogTail, event_line
@@ -50,7 +50,8 @@ def command(run: Path, follow: bool, since: str | None, everything: bool, as_jso
     while True:
         alive = locked(found.audit_path)  # before the records: the last one may come meanwhile
         records = tail.read()
-        _print(records, after, everything=everything, as_json=as_json)
+        with understood(f"the records in {found.audit_path}", "supervise audit verify RUN"):
+            _print(records, after, everything=everything, as_json=as_json)
         if records:
             is_over = records[-1].get("kind") == "run_end"
         if not follow or (is_over and not alive):
@@ -70,7 +71,7 @@ def _print(
     as_json: bool,
 ) -> None:
     for record in records:
-        if not everything and record.get("kind") in HIDDEN:
+        if not everything and str(record.get("kind")) in HIDDEN:
             continue
         if after is not None and not _is_newer(record, after):
             continue

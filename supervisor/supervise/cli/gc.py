@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +16,7 @@ from ..inputs import clock
 from ..store import run_retention
 from ..store.run_directory import RUNS, RunDir
 from ..store.run_retention import Survey
-from ._output import printable
+from ._output import document, printable
 from ._params import duration
 from .checkpoints import size
 
@@ -40,7 +42,8 @@ KEEP = 5  # runs; project default
     help=f"The newest runs are left whole, whatever their age. Default: {KEEP}.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
-def command(directory: Path, older_than: float, keep: int, dry_run: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(directory: Path, older_than: float, keep: int, dry_run: bool, as_json: bool) -> int:
     """Free the disk space of runs that are over.
 
     Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
@@ -64,11 +67,17 @@ def command(directory: Path, older_than: float, keep: int, dry_run: bool) -> int
         lives=_lives,
     )
     failed, freed = 0, 0
+    rows: list[dict[str, Any]] = []
     for run in found:
         error = None if dry_run or run.kept else _remove(run)
         failed += error is not None
         freed += 0 if error or run.kept else sum(part.size_bytes for part in run.parts)
-        click.echo(printable(_line(run, error)))
+        rows.append({**asdict(run), "path": str(run.path), "error": error})
+        if not as_json:
+            click.echo(printable(_line(run, error)))
+    if as_json:
+        click.echo(document({"freed_bytes": freed, "dry_run": dry_run, "runs": rows}))
+        return 1 if failed else 0
     verb = "would free" if dry_run else "freed"
     click.echo(f"{verb} {size(freed)} of {len(found)} run{'' if len(found) == 1 else 's'}")
     return 1 if failed else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from ._output import document, printable
 from ._runs import run_argument
 from .why import INSPECT
 
-INCOMPLETE = 2  # exit status, as `audit verify` for a truncated log
+SAME, DIFFERENT, EDITED, INCOMPLETE = "same", "different", "edited", "incomplete"
+# Exit codes; that of an incomplete journal is as `audit verify` has it for a truncated log.
+EXIT_CODES = {SAME: 0, DIFFERENT: 1, EDITED: 1, INCOMPLETE: 2}
 
 
 @click.command(name="replay")
 @run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def command(ctx: click.Context, run: Path) -> None:
+def command(ctx: click.Context, run: Path, as_json: bool) -> None:
     """Recompute all decisions of a run and compare them.
 
     The journal is the input, the audit log the reference. Uses the policy of the run, and those
@@ -30,7 +33,7 @@ def command(ctx: click.Context, run: Path) -> None:
     \b
     Examples:
       supervise replay runs/20260105-101112-7f3a9c
-      supervise replay "$(ls -d runs/* | tail -n 1)"
+      supervise replay --json 7f3a9c | jq .status
 
     Exit codes: 0 the same; 1 a difference (the first is shown), or a policy file was edited since;
     2 the same as far as the journal goes, which is incomplete: it could not be written, or its
@@ -39,20 +42,23 @@ def command(ctx: click.Context, run: Path) -> None:
     found = RunDir.open(run)
     log = list(audit.read(found.audit_path))
     with understood(f"the records in {found.audit_path}", INSPECT):
-        _compare(ctx, found, log)
+        result = _compare(found, log)
+    if as_json:
+        click.echo(document(result))
+    else:
+        for line in _lines(result):
+            click.echo(line)
+    ctx.exit(EXIT_CODES[result["status"]])
 
 
-def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> None:
+def _compare(found: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result as plain data; `status` is a key of EXIT_CODES."""
     # Here, not above: policies and detectors are not needed by the other commands.
     from ..catalog import load_policy
     from ..core import replay
 
     parts = record_check.policy_parts(found, record_check.taken(log))
-    edited = [
-        f"edited policy: {part.text}" for part in parts if part.status == record_check.CHANGED
-    ]
-    for line in edited:
-        click.echo(printable(line))
+    edited = [part.text for part in parts if part.status == record_check.CHANGED]
     thinned = journal.thinned(found.journal_path)
     count, differences = replay.compare(
         load_policy(found.policy_path),
@@ -66,28 +72,45 @@ def _compare(ctx: click.Context, found: RunDir, log: list[dict[str, Any]]) -> No
     cut = next((one.event for one in differences if one.lacking), None)
     if cut is None and gap is not None and not differences:
         cut = int(gap["data"]["event"])
-    if thinned and (cut is not None or not differences):
-        removed = ", ".join(f"{first} to {end - 1}" for first, end in thinned)
-        click.echo(f"incomplete: the frames of events {removed} were removed (journal.max_gb)")
-        click.echo(f"  {count} decisions follow from what is before; all are in the log")
-        ctx.exit(INCOMPLETE)
-    if cut is not None:
-        ends = f"incomplete: the journal ends before event {cut}"
-        click.echo(f"{ends}; {count} decisions follow from what is there")
-        if gap is not None:
-            click.echo(f"  record {gap['seq']}: {printable(str(gap.get('reason')))}")
-        ctx.exit(INCOMPLETE)
-    if not differences:
-        click.echo(f"same: {count} decisions follow from the journal")
-        if edited:
-            ctx.exit(1)
-        return
-    for difference in differences:
-        number = count if difference.seq is None else difference.seq
-        click.echo(f"NONDETERMINISM at record {number} (event {difference.event})")
-        click.echo(f"  recorded: {_shown(difference.recorded)}")
-        click.echo(f"  replayed: {_shown(difference.replayed)}")
-    ctx.exit(1)
+    result: dict[str, Any] = {
+        "status": SAME,
+        "decisions": count,
+        "edited_policies": edited,
+        "removed_events": thinned,
+        "ends_before_event": cut,
+        "reason": None if gap is None else {"record": gap["seq"], "text": str(gap.get("reason"))},
+        "difference": None,
+    }
+    if cut is not None or (thinned and not differences):
+        return result | {"status": INCOMPLETE}
+    for one in differences[:1]:
+        seq = count if one.seq is None else one.seq
+        shown: dict[str, Any] = {"record": seq, "event": one.event}
+        shown |= {"recorded": one.recorded, "replayed": one.replayed}
+        return result | {"status": DIFFERENT, "difference": shown}
+    return result | ({"status": EDITED} if edited else {})
+
+
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the result as people read it."""
+    for text in result["edited_policies"]:
+        yield printable(f"edited policy: {text}")
+    count, removed = result["decisions"], result["removed_events"]
+    if result["status"] == INCOMPLETE and removed:
+        spans = ", ".join(f"{first} to {end - 1}" for first, end in removed)
+        yield f"incomplete: the frames of events {spans} were removed (journal.max_gb)"
+        yield f"  {count} decisions follow from what is before; all are in the log"
+    elif result["status"] == INCOMPLETE:
+        ends = f"incomplete: the journal ends before event {result['ends_before_event']}"
+        yield f"{ends}; {count} decisions follow from what is there"
+        if (why := result["reason"]) is not None:
+            yield f"  record {why['record']}: {printable(why['text'])}"
+    elif (difference := result["difference"]) is not None:
+        yield f"NONDETERMINISM at record {difference['record']} (event {difference['event']})"
+        yield f"  recorded: {_shown(difference['recorded'])}"
+        yield f"  replayed: {_shown(difference['replayed'])}"
+    else:
+        yield f"same: {count} decisions follow from the journal"
 
 
 def _shown(decision: Mapping[str, Any] | None) -> str:

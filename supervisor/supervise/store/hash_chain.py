@@ -115,7 +115,7 @@ def decode(value: Any) -> Any:
 
 def genesis(run_id: str) -> str:
     """Return the `prev` of record 0 of the run `run_id`."""
-    return hashlib.sha256(GENESIS + run_id.encode()).hexdigest()
+    return hashlib.sha256(GENESIS + run_id.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _matches(value: Any, kind: Any) -> bool:
