@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 
+import jsonschema
 import pytest
 
+from supervise.report.card.incident_schema import schema
 from supervise.store import audit
 from tests.support.supervised_run import FAST_TORCH
 
@@ -35,3 +38,14 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
     assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
     assert (tmp_path / "run" / "checkpoints" / "ckpt_000320.pt").is_file()
+    home = tmp_path / "run" / "incidents" / "inc-1"
+    document = json.loads((home / "incident.json").read_text())
+    jsonschema.validate(document, schema())
+    assert (document["state"], document["final"]) == ("RECOVERED", True)
+    assert document["cause"]["text"].startswith("drill lr_spike at step 150")
+    assert "rolled back" in document["did"]["text"] and "⟲" in document["loss"]["spark"]
+    (early,) = home.glob("snapshot-*/incident.json")
+    assert json.loads(early.read_text())["state"] == "ACTING"
+    for directory in (home, early.parent):
+        assert document["title"].split()[0] in (directory / "incident.html").read_text()
+        assert "**Proof**" in (directory / "summary.md").read_text()

@@ -57,5 +57,5 @@ def test_a_mistake_is_named_and_not_started_again(supervise, receiver, tmp_path)
     (bundle,) = (tmp_path / "run").glob("incidents/*/*/failures.json")
     assert json.loads(bundle.read_text())[0]["cls"] == "user-error"
     assert text in supervise("status", "run").stdout
-    assert "    | TypeError: unsupported" in supervise("why", "run").stdout
+    assert "    | TypeError: unsupported" in supervise("why", "--full", "run").stdout
     run.prove()

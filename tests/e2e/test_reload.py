@@ -56,7 +56,7 @@ def test_a_run_goes_on_under_a_changed_policy(supervise, tmp_path):
     assert watcher.returncode == 0, errors
     assert sha(line + rest) == sha(alone.stdout)
     assert "the policy was not reloaded" in errors
-    why = supervise("why", "run").stdout
+    why = supervise("why", "--full", "run").stdout
     assert "seen (SEV2)" in why and "policies/" in why
     supervise.prove()
     asked = supervise("why-not", "run", "--rule", "high", "--step", "199")

@@ -87,8 +87,10 @@ def command(run: Path, incident: str | None, full: bool, as_json: bool, write: P
         views = [overview(records, each, about) for each in known]
         lines += [f"run {found.id}: {ending}", *text.rows(views), ""]
     lines += text.full(made) if full else text.card(made)
+    if lacking:
+        lines.append(f"{'Note':7}{lacking['reason']}")
     if full:
-        lines += failure_report.lines(failure_report.failures_of(records))
+        lines += failure_report.lines(failure_report.failures(records))
     _print(lines)
 
 
@@ -101,7 +103,7 @@ def _print_none(
     run: RunDir, records: Sequence[Mapping[str, Any]], ending: str, *, as_json: bool
 ) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    policies, ended = readable(run), failure_report.failures_of(records)
+    policies, ended = readable(run), failure_report.failures(records)
     if as_json:
         whole = {
             "run": run.id,

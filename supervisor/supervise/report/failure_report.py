@@ -10,7 +10,7 @@ from ..core.model.failure import KIND, Failure, by_cause
 MOST = 8  # failures in full; the rest follows from one of them as a rule
 
 
-def failures_of(records: Sequence[Mapping[str, Any]]) -> list[Failure]:
+def failures(records: Sequence[Mapping[str, Any]]) -> list[Failure]:
     """Return how the processes of the newest launch ended, the one that explains the rest first."""
     found: list[Failure] = []
     for record in records:

@@ -17,7 +17,7 @@ from ...core.model.decisions import plain
 from ...core.model.failure import Failure
 from ...core.model.policy import Policy, Rule
 from ...store.hash_chain import decode
-from ..failure_report import failures_of
+from .. import failure_report
 from ..records import Record, is_of, outcomes, records_of
 from . import deeds, facts, sentences, standing
 from .incident_schema import VERSION
@@ -294,7 +294,7 @@ def _failures(records: Sequence[Record], mine: Sequence[Record], opened: Record)
     until = mine[-1]["seq"] if closed is None else closed["seq"]
     if not opened["rule"]:  # another start may follow, and fail in its own way
         until = opened["seq"]
-    return failures_of([r for r in records if r["seq"] <= until])
+    return failure_report.failures([r for r in records if r["seq"] <= until])
 
 
 def _acted(mine: Sequence[Record]) -> bool | None:
