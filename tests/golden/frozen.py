@@ -46,7 +46,7 @@ from ..report import stories
 from .messages import messages
 
 HERE = Path(__file__).parent
-INCIDENTS = ("spike", "rate", "held", "approval", "hang", "oom", "loader", "operator")
+INCIDENTS = ("spike", "rate", "held", "approval", "hang", "oom", "loader", "withdrawn", "operator")
 ROOT = HERE.parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
 

@@ -35,6 +35,7 @@ class Story:
     after_rollback: Any = ()
     ranks: int = 1
     every: float = 0.1
+    delay: float = 0.0
     notices: Mapping[int, tuple[str, str, dict[str, Any]]] = field(default_factory=dict)
     standstill: str = ""
 
@@ -100,6 +101,11 @@ STORIES = {
         {"train_loss_raw": "2.4x100"},
         (InjectForm(at=50, exit=1),),
     ),
+    "withdrawn": Story(
+        "nano",
+        {"step_time": "0.1x200 _x1230 0.1x300", "train_loss_raw": "2.4x200 _x1230 2.4x300"},
+        delay=5.0,
+    ),
     "loader": Story("nano", {"train_loss_raw": "2.4x300", "dataloader_stall_frac": "1x200 60x100"}),
     "memory": Story("large", {"train_loss_raw": "2.4x400", "host_mem_growth": "1e8x200 2e9x200"}),
     "ranks": Story(
@@ -153,6 +159,7 @@ def played(name: str) -> tuple[Policy, list[dict[str, Any]], list[Event]]:
         after_rollback=story.after_rollback,
         ranks=story.ranks,
         every=story.every,
+        delay=story.delay,
     )
     runner = _Runner(policy, form, story)
     runner.run()

@@ -212,7 +212,7 @@ def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
     assert [v["what"] for v in found["verification"]] == ["started", "failed"] * 2
     assert "undo: lr_scale value" in full
     assert (found["state"], found["final"]) == ("HELD", False)
-    assert found["proof"]["text"].startswith("none: held: calmer did not help")
+    assert found["proof"]["text"].startswith("not recovered: calmer did not help")
 
 
 def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):

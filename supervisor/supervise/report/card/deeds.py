@@ -12,8 +12,12 @@ Part = Mapping[str, Any]
 QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
 
 
-def did(actions: Sequence[Part]) -> list[str]:
-    """Return what was done, in order; a pause and its end are one."""
+def did(actions: Sequence[Part], *, verified: bool) -> list[str]:
+    """Return what was done, in order; a pause and its end are one.
+
+    Args:
+        verified: the training went on as ordered, so that a re-warm was completed.
+    """
     found: list[str] = []
     paused = False
     for n, action in enumerate(actions):
@@ -23,8 +27,11 @@ def did(actions: Sequence[Part]) -> list[str]:
         paused |= bool(verb == "pause" and ok)
         later = _end_of_pause(actions[n:]) if verb == "pause" and ok else None
         text = _succeeded(later or action) if ok else _failed(action)
-        if text:
-            found.append(f"undo: {text}" if action["undo"] and verb != "resume" else text)
+        text = f"undo: {text}" if action["undo"] and verb != "resume" else text
+        if ok and (ramp := _rewarm(action["args"].get("rewarm"), verified=verified)):
+            text += ramp
+        if text not in found[-1:]:
+            found.append(text)
     return found
 
 
@@ -59,7 +66,7 @@ def _rollback(action: Part) -> str:
     text = f"rolled back {origin(action)} → {result.get('step', '?')}"
     if args.get("loop") == "keep" or result.get("loop") == "keep":
         text = f"weights of step {result.get('step', '?')} restored; the loop went on"
-    return text + _rewarm(args.get("rewarm"))
+    return text
 
 
 def origin(action: Part) -> int:
@@ -68,15 +75,16 @@ def origin(action: Part) -> int:
 
 
 def _relaunch(action: Part) -> str:
-    step = action["args"].get("step", "?")
-    return f"started again from the checkpoint of step {step}" + _rewarm(
-        action["args"].get("rewarm")
-    )
+    return f"started again from the checkpoint of step {action['args'].get('step', '?')}"
 
 
-def _rewarm(rewarm: Any) -> str:
+def _rewarm(rewarm: Any, *, verified: bool) -> str:
     steps = rewarm.get("steps") if isinstance(rewarm, Mapping) else None
-    return f" · learning rate re-warmed over {steps} steps" if steps else ""
+    if not steps:
+        return ""
+    return (
+        f" · lr re-warmed over {steps} steps" if verified else f" (lr to re-warm in {steps} steps)"
+    )
 
 
 def _resume(action: Part) -> str:

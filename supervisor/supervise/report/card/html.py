@@ -67,7 +67,8 @@ def _sections(document: Part) -> Iterator[str]:
     figures = list(plots(document["series"], limit if isinstance(limit, float) else None))
     if any(figures):
         dotted = 'class="limit"' in figures[0]
-        note = "red: undone by a rollback or restart" if document["cost"]["steps_repeated"] else ""
+        undone = any('class="line left"' in figure for figure in figures)
+        note = "red: undone by a rollback or restart" if undone else ""
         note += "; dotted: below it the loss counts as recovered" if dotted else ""
         plot = f'<div class="plots">{"".join(figures)}</div>'
         yield _section("Signals", plot, note.removeprefix("; "))

@@ -173,6 +173,7 @@ def _sentences(case: _Case) -> dict[str, Any]:
     spent = sentences.cost(
         cost,
         deeds.budgets(used, case.actions),
+        state=case.state,
         ended_at=case.mine[-1]["step"] if ended else None,
         acted=case.acted,
     )

@@ -207,7 +207,7 @@ def _sentences() -> dict[str, Any]:
         "cost": _record(
             {
                 "text": _meant(TEXT, SENTENCE),
-                "steps_repeated": WHOLE,
+                "steps_repeated": _meant(WHOLE, "undone, to be made again"),
                 "paused_s": NUMBER,
                 "skipped": _meant(WHOLE, "updates"),
                 "relaunches": WHOLE,

@@ -140,7 +140,7 @@ def cause(
     after = named or ("a learning-rate jump" if rate else "")
     if drill is not None:
         text = f"drill {drill['fault']} at step {drill['step']}"
-        return _cause(f"{text}{f' ({order})' if order else ''}", "drill", after)
+        return _cause(f"{text}{f'; {order}' if order else ''}", "drill", after)
     if operator:
         operator_name, _, verb = operator.partition(": ")
         return _cause(f"{operator_name} ordered {verb}", "operator")
@@ -153,7 +153,7 @@ def cause(
     if named:
         events = _events(diagnosis)
         text = events or f"class {diagnosis['class']}" if diagnosis else ""
-        return _cause(f"{text}{f' ({order})' if order else ''}", "diagnosis", after)
+        return _cause(f"{text}{f'; {order}' if order else ''}", "diagnosis", after)
     if order:
         events = _events(diagnosis)
         near = f"; also near it: {events}" if events else ""
@@ -223,7 +223,7 @@ def did(
     verification: Sequence[Part],
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was."""
-    parts = deeds.did(actions)
+    parts = deeds.did(actions, verified=state == RECOVERED)
     if approval is not None and approval["answer"] is None and state == WAITING:
         parts.append(f"asked: approve {approval['runbook']}? ({approval['id']}, no answer yet)")
     elif approval is not None and approval["answer"] not in (None, "approved"):
@@ -243,11 +243,14 @@ def did(
     return " · ".join(parts)
 
 
-def cost(found: Part, budgets: Sequence[str], *, ended_at: int | None, acted: bool | None) -> str:
+def cost(
+    found: Part, budgets: Sequence[str], *, state: str, ended_at: int | None, acted: bool | None
+) -> str:
     """Return what it cost: repeated steps, pauses, budgets, and the run if that ended."""
     parts = []
     if found["steps_repeated"]:
-        parts.append(f"{found['steps_repeated']} steps repeated")
+        how = "repeated" if state == RECOVERED else "undone"
+        parts.append(f"{found['steps_repeated']} steps {how}")
     if found["paused_s"] >= 0.05:
         parts.append(f"{found['paused_s']:.1f} s paused")
     if found["skipped"]:
@@ -308,13 +311,13 @@ def proof(
         ACTING: "the actions are under way",
         WATCHING: f"not yet: {passed[-1]['text'] if passed else 'watched for a relapse'}",
         WAITING: "nothing was done yet",
-        HELD: f"none: {held or 'a person is needed'}",
-        CLEARED: "none needed: its rules cleared, and nothing was done that could be verified",
+        HELD: f"not recovered: {held.removeprefix('held: ')}",
+        CLEARED: "its rules cleared; nothing was done, so nothing was verified",
         NOT_RECOVERED: "its rules took the new level as their baseline",
         WITHDRAWN: "none is needed: its reason was over before the job was changed",
         RELEASED: "a person ended the hold; nothing was verified after it",
         SESSION_ENDED: "the training ended before anything could be verified",
-        STOPPED: f"none: {end}",
+        STOPPED: f"none: the job was stopped; {end}",
         JOB_ENDED: f"none: {end}",
         RECOVERED: "no verification is on record",
         DONE: f"none: nothing was wrong before it; {end.removeprefix('recovered: ')}",
@@ -322,7 +325,8 @@ def proof(
     if state == CLEARED and any(one["touches_job"] and one["ok"] for one in actions):
         why = "its rules cleared; that the actions caused it was not verified"
     head = "; ".join(parts) if parts and state in (CLEARED, NOT_RECOVERED, RELEASED) else ""
-    prefix = "" if why.startswith(("none", "not yet")) else "not verified: "
+    plain = state in (HELD, CLEARED) or why.startswith(("none", "not yet"))
+    prefix = "" if plain else "not verified: "
     return answer | {"text": "; ".join(filter(None, (head, prefix + why)))}
 
 
@@ -336,9 +340,9 @@ def following(
 ) -> str:
     """Return what a person should do, with commands to paste. `run`: the run as they name it."""
     if state == WAITING and approval is not None:
-        return (
-            f"supervise approve {run} {approval['id']} (or: supervise deny {run} {approval['id']})"
-        )
+        name, silence = approval["id"], approval["on_timeout"]
+        late = f"without an answer within {approval['timeout_s']:.0f} s the answer is {silence}"
+        return f"supervise approve {run} {name} (or: supervise deny {run} {name}); {late}"
     advice = [one["next"] for one in messages if one["next"]]
     if state == HELD:  # later messages are about rules that fire meanwhile
         advice = [text for text in advice if "supervise release" in text] or advice
@@ -347,8 +351,10 @@ def following(
     if state in (RECOVERED, DONE) and (not text or text.startswith("nothing to do")):
         return "nothing"
     text = text.removeprefix("no automatic action yet; ")
-    if not text and failure is not None:
-        text = failure.then
+    if failure is not None and state in (JOB_ENDED, HELD, OPEN) and failure.then not in text:
+        text = "; ".join(filter(None, (failure.then, text)))
+    if state == STOPPED and text.startswith("good checkpoints: "):
+        text = f"start the job again from a good checkpoint: {text.partition(': ')[2]}"
     if not text:
         return "nothing is asked of you" if state in (CLEARED, WITHDRAWN) else "no advice on record"
     if text.startswith("nothing to do"):

@@ -19,6 +19,7 @@ from ...core.model.events import Frame
 LOSSES = ("train_loss_raw", "train_loss")
 SIGNALS = ("learning_rate", "update_norm", "grad_global_norm")  # beside the loss
 MOST_SIGNALS = 8
+MOST_RANKS = 64  # each holds up to 241 frames while an incident is open; project default
 BEFORE, AFTER = 60, 180  # points; project defaults
 EXCLUDED, LEAST = 5, 8  # of those before: the last ones may be part of it; fewer are no baseline
 MOVED, SPREADS = 1.25, 5.0  # a signal moved: by a quarter, and by so many spreads
@@ -100,7 +101,9 @@ class Tapes:
         self._tapes: dict[int, Tape] = {}
 
     def add(self, frame: Frame, names: Sequence[str], *, opened: bool) -> None:
-        """Take the next frame of any rank; see `Tape.add`."""
+        """Take the next frame of any of the first `MOST_RANKS` ranks; see `Tape.add`."""
+        if frame.rank not in self._tapes and len(self._tapes) == MOST_RANKS:
+            return
         tape = self._tapes.setdefault(frame.rank, Tape(frame.rank))
         values = dict(zip(names, frame.values, strict=False))
         tape.add(frame.attempt, frame.step, values, opened=opened)
