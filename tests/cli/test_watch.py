@@ -125,6 +125,8 @@ def test_what_is_missing_is_named_with_a_way_out(supervise, live, monkeypatch):
     code, out, err = supervise("watch", live.path)
     assert (code, out) == (64, "")
     assert "the live view needs a terminal" in err and f"supervise events -f {live.path}" in err
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     for name in [n for n in sys.modules if n == "supervise.cli._live_view"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual.app", None)

@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,13 @@ READING = (
     *(("audit", "show"), ("checkpoints",), ("export", "--csv")),
     *(("export",), ("why-not", "--rule", "spike", "--step", "15"), ("why", "--no-such-option")),
 )
+# What goes wrong before a run is read; `PATH` stands for the run.
+MISTAKES = (
+    *(("status",), ("status", "nix"), ("watch", "PATH"), ("runs", "--runs", "nowhere")),
+    *(("pause",), ("adopt",), ("events", "--since", "yesterday", "PATH"), ("completion", "tcsh")),
+    *(("runbook", "loss-spke"), ("drills", "lr_spyke"), ("export", "-o", "run.xls", "PATH")),
+    ("export", "--csv", "--metrics", "loss", "PATH"),
+)
 
 
 def run() -> str:
@@ -133,15 +140,25 @@ def run() -> str:
         text = ["== journal"]
         text += [str(entry) for entry in journal.read(made.journal_path)]
         text += ["== audit", *(json.dumps(each) for each in audit.read(made.audit_path))]
-        for words in READING:
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                code = cli.invoke([*words, str(made.path)])
-            text += [f"== {' '.join(words)}: exit code {code}", output.getvalue()]
+        for argv in READING:
+            text += _printed(argv, [*argv, str(made.path)])
+        empty = Path(home) / "empty"
+        empty.mkdir()
+        with contextlib.chdir(empty):
+            for argv in MISTAKES:
+                text += _printed(argv, [arg.replace("PATH", str(made.path)) for arg in argv])
         whole = "\n".join(text).replace(home, "HOME")
     for pattern, name in MASKS:
         whole = re.sub(pattern, name, whole)
     return whole
+
+
+def _printed(shown: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Return what a command line prints, under a heading."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = cli.invoke([*argv])
+    return [f"== {' '.join(shown)}: exit code {code}", output.getvalue()]
 
 
 def commands(group: click.Group = cli.group, *path: str) -> Iterator[tuple[str, ...]]:

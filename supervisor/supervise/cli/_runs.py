@@ -24,7 +24,7 @@ from ._run_life import LOST, UNSUPERVISED, state_of
 
 LEAST = 3  # characters of a name that is shortened
 LISTED = 6
-NO_RUN = "start a run with: supervise --run-dir DIR -- COMMAND (default: below ./runs)"
+NO_RUN = "supervise -- COMMAND starts one below ./runs; name one elsewhere by its path"
 
 
 def runs_in(directory: Path = RUNS) -> list[Path]:

@@ -33,6 +33,9 @@ def command(run: Path, by: str | None) -> None:
     Exit codes: 0; 64 no such run, no terminal, or no textual.
     """
     found = RunDir.open(run)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        hint = f"supervise status {run}; supervise events -f {run}"
+        raise UsageError("the live view needs a terminal", hint=hint)
     try:
         from ._live_view import LiveView
     except ImportError as error:
@@ -42,9 +45,6 @@ def command(run: Path, by: str | None) -> None:
             "the live view needs the package 'textual'",
             hint="pip install 'supervise-train[tui]', or: supervise status; supervise events -f",
         ) from None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        hint = f"supervise status {run}; supervise events -f {run}"
-        raise UsageError("the live view needs a terminal", hint=hint)
     view = LiveView(found, by)
     view.run()
     click.echo(view.receipt)
