@@ -138,3 +138,17 @@ def test_what_acts_on_a_job_takes_no_run_by_chance(supervise, runs, monkeypatch)
     assert supervise("pause", "aaaa")[0] == 75  # it was asked, and nothing answers here
     code, _, err = supervise("adopt")
     assert (code, "no run under ./runs has lost its supervisor" in err) == (64, True)
+
+
+def test_an_incident_alone_is_one_of_the_newest_run(supervise, runs):
+    """`why inc-1` needs no run; with one, both are named."""
+    older = runs(FIRST, end=3)
+    for argv in (("inc-1",), (), (FIRST, "inc-1"), (older,)):
+        code, out, err = supervise("why", *argv)
+        assert (code, err) == (0, ""), err
+        assert "inc-1" in out
+    assert f"runs/{FIRST}" in supervise("why")[1]
+    code, _, err = supervise("why", "inc-9")
+    assert (code, "no incident 'inc-9'" in err) == (64, True)
+    runs(SECOND)
+    assert "no incident 'inc-1'" in supervise("why", "inc-1")[2]

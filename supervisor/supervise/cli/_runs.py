@@ -7,6 +7,7 @@ the run that has a supervisor, if that is one.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from ..store.run_outcome import skim
 from ._params import ARGV, PROGRAM
 from ._run_life import LOST, UNSUPERVISED, state_of
 
+INCIDENT = re.compile(r"inc-\d+")
+EARLY = "supervise.incident"  # key of `click.Context.meta`: an incident that stands where a run may
 LEAST = 3  # characters of a name that is shortened
 LISTED = 6
 NO_RUN = "supervise -- COMMAND starts one below ./runs; name one elsewhere by its path"
@@ -122,6 +125,18 @@ def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return _argument(function, newest)
 
 
+def incident_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `[RUN] [INCIDENT]` to a command that only reads; `inc-2` alone: of the newest run."""
+
+    def resolve(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        return value or ctx.meta.get(EARLY)
+
+    with_incident = click.argument(
+        "incident", required=False, metavar="[INCIDENT]", callback=resolve
+    )(function)
+    return _argument(with_incident, newest, or_incident=True)
+
+
 def live_run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `[RUN]` to a command that acts on a run with a supervisor, by default the only one."""
     return _argument(function, only_live)
@@ -132,10 +147,14 @@ def adoptable_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return _argument(function, only_adoptable)
 
 
-def _argument(function: Callable[..., Any], default: Callable[[], Path]) -> Callable[..., Any]:
+def _argument(
+    function: Callable[..., Any], default: Callable[[], Path], *, or_incident: bool = False
+) -> Callable[..., Any]:
     def resolve(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
         if ctx.resilient_parsing:
             return None
+        if or_incident and value is not None and INCIDENT.fullmatch(value):
+            ctx.meta[EARLY], value = value, None
         if value is None:
             return default()
         return Path(value) if Path(value).is_file() else find(value)  # a copy of an audit log

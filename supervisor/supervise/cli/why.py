@@ -24,6 +24,7 @@ from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
 from ._output import document, printable
+from ._runs import incident_arguments
 
 if TYPE_CHECKING:
     from ..core.model.policy import Policy
@@ -34,8 +35,7 @@ INSPECT = "supervise audit show RUN prints them; another version may have writte
 
 
 @click.command(name="why")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.argument("incident", required=False, metavar="[INCIDENT]")
+@incident_arguments
 @click.option("--full", is_flag=True, help="Print the conditions, actions and timeline, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json.")
 @click.option(
@@ -55,7 +55,8 @@ def command(run: Path, incident: str | None, full: bool, as_json: bool, write: P
 
     \b
     Examples:
-      supervise why runs/20260105-101112-7f3a9c
+      supervise why
+      supervise why inc-2
       supervise why --full runs/20260105-101112-7f3a9c inc-2
       supervise why --json runs/20260105-101112-7f3a9c | jq .cause.text
       supervise why --write report runs/20260105-101112-7f3a9c inc-1
