@@ -307,7 +307,7 @@ for layer in whole:
     if list(layer.parameters()):
         fully_shard(layer)
 optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
-go(whole, optimizer, float("nan"))
+go(whole, optimizer, 1.0)
 told.close()
 dist.barrier()
 dist.destroy_process_group()
@@ -316,8 +316,11 @@ dist.destroy_process_group()
 
 
 def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
-    """What only one of them sees, a batch that is masked to nothing, makes none of them skip."""
-    job = pair.probed.run(UNLIKE, safeguards={"skip_nonfinite": {"max": 3, "per": 128}})
+    """What only one of them sees makes none of them skip: a batch that is masked to nothing, and an
+    element of a shard."""
+    order = {"skip_nonfinite": {"max": 3, "per": 128}}
+    drill = {"fault": "nan_grad", "step": 4, "params": {}, "rank": 0}
+    job = pair.probed.run(UNLIKE, safeguards=order, drills=[drill])
     both = ranks(job.folder)
 
     skipped = [each.column("update_skipped") for each in both]
@@ -326,3 +329,4 @@ def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
     first, second = told(job)
     assert [row["same"] for row in first[:4]] == [row["same"] for row in second[:4]]
     assert [row["finite"] for row in first] == [True] * 4 + [False]
+    assert [row["finite"] for row in second] == [True] * 5

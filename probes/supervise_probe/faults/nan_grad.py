@@ -18,9 +18,11 @@ class NanGrad(Fault):
 
     def after_backward(self, params: List[Any]) -> None:
         for param in params:
-            if not self._done and param.grad is not None and param.grad.numel():
+            # Of a sharded one the part that is here: an element of the whole is a copy.
+            gradient = getattr(param.grad, "_local_tensor", param.grad)
+            if not self._done and gradient is not None and gradient.numel():
                 with self.torch.no_grad():
-                    param.grad[(0,) * param.grad.dim()] = float("nan")
+                    gradient[(0,) * gradient.dim()] = float("nan")
                 self._done = True
 
     def before_update(self, params: List[Any]) -> None:

@@ -32,4 +32,6 @@ class OverflowStorm(Fault):
         victim = next((p for p in params if p.grad is not None and p.grad.numel()), None)
         if int(self._count) > before and victim is not None:
             with self.torch.no_grad():
-                victim.grad[(0,) * victim.grad.dim()] = float("inf")
+                gradient = getattr(victim.grad, "_local_tensor", victim.grad)
+                if gradient.numel():
+                    gradient[(0,) * gradient.dim()] = float("inf")
