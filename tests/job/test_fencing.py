@@ -102,6 +102,22 @@ def test_all_ranks_do_it_at_one_step_and_once(gang):
     assert seen[0]["wait_ms"] < 1000.0
 
 
+def test_evidence_is_of_one_step_on_all_ranks_that_train_and_waits_for_none(gang):
+    """Without a promise: at that step by itself, or at once where it stands in a pause."""
+    ranks = gang(world=3)
+    where = {"directory": str(ranks.shm)}
+
+    before = max(ranks.steps().values())
+    asked = [ranks.control.ask("snapshot", where, key=key, partly=True) for key in "ab"]
+    steps = [{ack.step for ack in each.wait(10.0).values()} for each in asked]
+    ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
+    paused = ranks.control.ask("snapshot", where, key="c", partly=True).wait(10.0)
+
+    assert [len(each) for each in steps] == [1, 1] and len(paused) == 3
+    assert min(*steps[0], *steps[1]) > before + 3  # a letter has 0.1 s to arrive
+    assert {ack.step for ack in paused.values()} == set(ranks.steps().values())
+
+
 def test_a_pause_holds_all_at_one_step_and_what_comes_meanwhile_is_fenced_there(gang):
     ranks = gang()
 

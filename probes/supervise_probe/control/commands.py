@@ -5,7 +5,8 @@ Every target is absolute, so a command that is repeated changes nothing. What a 
 outside the guard: an exception of the job's own signal handlers must get through. A pause that
 is not renewed ends by itself; only then, or when such an exception ends it, is the notice
 `pause-ended` sent. A resume or a stop is answered, and sends none. With several ranks, a verb that
-changes training comes behind a fence only: one rank alone would leave the others behind.
+changes training comes behind a fence only: one rank alone would leave the others behind. What only
+looks may name the step (`at_step`) that it is to be of, on all ranks.
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ class Commands:
 
     def _handle_all(self) -> None:
         arrived, self._arrived = self._arrived, []
+        if self._boundaries is not None and not self._paused_ns:  # a pause holds all at one step
+            at = self._position.step - 1
+            self._arrived = [each for each in arrived if each.args.get("at_step", at) > at]
+            arrived = [each for each in arrived if each.args.get("at_step", at) <= at]
         self._handle(arrived)
 
     def _handle(self, arrived: List[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:

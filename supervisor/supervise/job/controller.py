@@ -32,6 +32,7 @@ from ..errors import ActionError, SuperviseError
 from .phase_inference import work
 from .proc_stat import halted, suspended
 from .process import Process
+from .ranks.common_step import LOOKS, NONE, common_step
 from .ranks.fencing import Standing, carry_out
 from .ranks.lease import Lease
 from .ranks.pending_command import Ack, PendingCommand, Rank, Ranks, ending, judge
@@ -196,6 +197,8 @@ class Control:
             asked.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
         else:
             sent = {}
+            if asked.verb in LOOKS and (step := common_step(ranks)) != NONE:
+                args = {**args, "at_step": step}
             for rank, segment in ranks.items():
                 sent[rank] = segment
                 try:
@@ -216,7 +219,8 @@ class Control:
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> PendingCommand:
-        """Send `verb` without waiting. With `partly` the ranks that are there are enough."""
+        """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
+        looks is done at the end of one step where that is possible."""
         asked = PendingCommand(verb, key, self._wakeup)
         with self._wakeup:
             self._open.append(asked)
