@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 
-from supervise.inputs.cross_rank_metrics import OWN_STEPS, OwnTimes, Ranks, together
+from supervise.inputs.cross_rank_metrics import OWN_STEPS, OwnTimes, Ranks, job_numbers, together
 
 NAN = float("nan")
 
@@ -19,6 +19,27 @@ def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
 
     assert found["loss_dispersion"] == pytest.approx(stdev([2.0, 2.1, 9.0, 2.2]), rel=1e-12)
     assert found["loss_outlier_rank"] == 2
+
+
+def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():
+    ranks = [{"train_loss_raw": 2.0, "tokens_per_update": 30.0, "batch_fingerprint": 1.0}]
+    ranks += [{"train_loss_raw": 4.0, "tokens_per_update": 10.0, "batch_fingerprint": 2.0}]
+
+    found = job_numbers(ranks)
+    assert (found["job_loss"], found["job_tokens"]) == (2.5, 40.0)
+    found = job_numbers([*ranks, ranks[0], {"tokens_per_update": 99.0}])  # no loss: another stage
+    assert found["job_tokens"] == 40.0  # two ranks of one replica read the same batch
+    assert found["job_loss"] == pytest.approx(160 / 70)
+    assert job_numbers([{"train_loss_raw": 2.0}, {"train_loss_raw": 3.0}]) == {"job_loss": 2.5}
+
+
+def test_the_norm_of_the_job_is_that_of_all_shards_or_the_one_that_replicas_agree_on():
+    """With shares of 3 and 4 the whole is 5, whatever each rank's own norm is."""
+    shards = [{"grad_global_norm": 9.0, "grad_norm_share": share} for share in (3.0, 4.0)]
+    assert job_numbers(shards)["job_grad_norm"] == 5.0
+    assert job_numbers([{"grad_global_norm": 7.0}] * 2)["job_grad_norm"] == 7.0
+    assert "job_grad_norm" not in job_numbers([{"grad_global_norm": n} for n in (7.0, 7.1)])
+    assert "job_grad_norm" not in job_numbers([shards[0], {}])
 
 
 def spent(step, **parts):

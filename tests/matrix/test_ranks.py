@@ -60,7 +60,8 @@ def step(model, optimizer, several):
     optimizer.step()
     optimizer.zero_grad()
     moved = norm(p - q for p, q in zip(local(params), old))
-    emit(train_loss_raw=total, grad_global_norm=true, update_norm=moved,
+    share = true / 2 ** 0.5 if isinstance(model, DistributedDataParallel) else true
+    emit(train_loss_raw=total, grad_global_norm=true, grad_norm_share=share, update_norm=moved,
          tokens_per_update=sum(7 * (2 + part) for part in range(several)))
 
 

@@ -13,6 +13,7 @@ from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..spec import MetricSpec
+from ..torch_state.replicas import Copies
 from . import Collector as Base
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ METRICS = (
         "2-norm of all gradients before clipping and after unscaling; absent without gradients.",
         "sqrt(sum |g|^2); the value of torch.nn.utils.clip_grad_norm_ where the job calls it",
         "nothing where the job clips, else one pass over the gradients",
+    ),
+    MetricSpec(
+        "grad_norm_share",
+        "1",
+        "What this rank adds to the job's gradient norm, as the root of its part of the square; "
+        "only with several ranks, and where it is known on how many each gradient is the same.",
+        "grad_global_norm * sqrt(sum |g|^2 / copies(g)) / sqrt(sum |g|^2)",
+        "nothing where all gradients have as many copies, else one more pass",
     ),
 )
 
@@ -81,11 +90,14 @@ class Collector(Base):
         self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all
         # By optimizer, since one whose step raised is measured again.
         self._squares: Dict[int, Number] = {}
+        self._position, self._copies = context.position, Copies(context.registry)
+        self._parts: Dict[int, Optional[Number]] = {}  # of each square that is this rank's
 
     def after_backward(self, loss: Number) -> None:
         self._backwards += 1
         if self._squares:  # its step raised, and these are other gradients
             self._squares.clear()
+            self._parts.clear()
 
     def saw_clip(self, params: List[Any], norm: Optional[Any], limit: Any = None) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
@@ -131,8 +143,30 @@ class Collector(Base):
     def forget(self) -> None:
         self.clips.clear()
         self._squares.clear()
+        self._parts.clear()
 
     def measure(self, update: Update) -> None:
+        self._measure(update)
+        if self._position.world_size > 1:
+            self._parts[id(update.optimizer)] = self._part(update)
+
+    def _part(self, update: Update) -> Optional[Number]:
+        """Return this rank's part of the square of the job's norm, as a share of its own square."""
+        ranks = self._position.world_size
+        copies = self._copies.uniform(update.known, ranks)
+        if copies is not None:
+            return 1.0 / copies
+        groups = self._copies.groups(update.params, ranks)
+        if not groups:
+            return None
+        own: Number = 0.0
+        part: Number = 0.0
+        for copies, params in groups.items():
+            norm = self.norm_of([p.grad for p in params])
+            own, part = own + norm * norm, part + norm * norm / copies
+        return part / (own + NOT_ZERO)
+
+    def _measure(self, update: Update) -> None:
         clips = self.clips
         known, key = update.known, id(update.optimizer)
         first = self._squares.pop(key, None)
@@ -189,9 +223,15 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, {}
+        parts, self._parts = self._parts, {}
         self.clips.clear()
         if squares:
             values["grad_global_norm"] = reduce(add, squares.values()) ** 0.5
+        shares = [
+            square * part for key, square in squares.items() if (part := parts.get(key)) is not None
+        ]
+        if shares and len(shares) == len(squares):
+            values["grad_norm_share"] = reduce(add, shares) ** 0.5
 
     def norm_of(self, gradients: List[Any]) -> Number:
         """Return the 2-norm of all `gradients`; of the local shard where one is sharded."""

@@ -13,15 +13,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import mul
 from statistics import median, median_low
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
+TOKENS, BATCH = "tokens_per_update", "batch_fingerprint"
+NORM, SHARE = "grad_global_norm", "grad_norm_share"
+SAME_NORM = 1e-5  # relative; ranks that hold the same gradients add them in the same order
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
 LAG = 64  # steps that may be incomplete before the oldest is dropped
 
 METRICS = (
+    "job_loss",
+    "job_tokens",
+    "job_grad_norm",
     "loss_dispersion",
     "loss_outlier_rank",
     "straggler_ratio",
@@ -120,7 +127,7 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     """
-    found: dict[str, float] = {}
+    found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
     if all(loss is not None and math.isfinite(loss) for loss in losses):
         known = [loss for loss in losses if loss is not None]
@@ -136,6 +143,37 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
             sum(any(d[name] != first for d in digests) for name, first in digests[0].items())
         )
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
+    """Return what the job as a whole has in one step.
+
+    job_loss: mean of the raw losses, weighted with the targets of each rank where all count them.
+    job_tokens: targets of the ranks that have a loss; those that read one batch together, as under
+    tensor parallelism, count once.
+    job_grad_norm: root of the sum of squares of what each rank adds; where that is not known, the
+    norm that all ranks agree on.
+    """
+    found: dict[str, float] = {}
+    speaking = [values for values in ranks if values.get(LOSS) is not None]
+    losses = [values.get(LOSS) or 0.0 for values in speaking]
+    weights = [values.get(TOKENS) or 0.0 for values in speaking]
+    if speaking and all(weight > 0.0 for weight in weights):
+        found["job_loss"] = math.fsum(map(mul, losses, weights)) / math.fsum(weights)
+        batches = [values.get(BATCH) for values in speaking]
+        distinct = {n if batch is None else str(batch): n for n, batch in enumerate(batches)}
+        found["job_tokens"] = math.fsum(weights[n] for n in distinct.values())
+    elif speaking:
+        found["job_loss"] = math.fsum(losses) / len(losses)
+    shares = [values.get(SHARE) for values in ranks]
+    norms = [values.get(NORM) for values in ranks]
+    if all(share is not None for share in shares):
+        found["job_grad_norm"] = math.hypot(*(share or 0.0 for share in shares))
+    elif all(norm is not None for norm in norms):
+        known = [norm or 0.0 for norm in norms]
+        if max(known) - min(known) <= SAME_NORM * max(known):
+            found["job_grad_norm"] = known[0]
+    return found
 
 
 def _furthest(values: Sequence[float], middle: float) -> int:

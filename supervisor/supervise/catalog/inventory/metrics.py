@@ -62,6 +62,15 @@ _ROWS = (
     ("token_kl_drift", "nat", "KL of the token histogram to the reference build's.", SEEDS),
     ("shuffle_block_skew", "1", "Divergence of 16-batch source counts from the plan.", MARIN),
     # ranks
+    ("job_loss", "loss", "Mean of train_loss_raw over ranks, weighted with their targets.", SIMPLE),
+    ("job_tokens", "tokens", "Targets of a step on all ranks, each batch once.", SIMPLE),
+    (
+        "job_grad_norm",
+        "1",
+        "2-norm of all gradients of the job: of shards the root of the sum of squares of all "
+        "ranks' grad_norm_share, of replicas the norm that all agree on.",
+        SIMPLE,
+    ),
     ("loss_dispersion", "loss", "Standard deviation of train_loss_raw over ranks.", SEEDS),
     ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
