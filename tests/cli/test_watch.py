@@ -42,7 +42,7 @@ def live(recorded):
 def test_the_view_has_the_gravest_first_and_the_ranks_by_lag(live):
     view = _live_data.Reader(live).look()
 
-    assert view.verdict == "paused: supervise resume RUN (inc-2 SEV1)"
+    assert view.verdict == f"paused: supervise resume {live.path} (inc-2 SEV1)"
     assert view.incident[0].startswith("inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above")
     assert dict(view.facts)["time left"] == "36 s (by --steps 600)"
     assert [row[:2] for row in view.ranks] == [("1", "4"), ("2", "0"), ("0", "0")]

@@ -37,6 +37,19 @@ def test_speed_and_time_left_follow_from_the_newest_steps():
     assert progress.facts(200, 26 * SECOND)["planned_by"] == "job.steps"
 
 
+def test_a_pause_is_not_counted_as_speed():
+    """Neither are lost frames as lost steps."""
+    progress = TrainingProgress(["--steps", "300"])
+    for step in (*range(40), *range(50, 100)):
+        at_ns = step * SECOND // 4 + (step >= 60) * 100 * SECOND
+        progress.take(NAMES, Frame(at_ns, 0, 0, step, (2.0, 1000.0)))
+
+    found = progress.facts(None, now_ns=125 * SECOND)
+
+    assert found["steps_per_s"] == pytest.approx(4.0)
+    assert found["eta_s"] == 50
+
+
 def test_a_rollback_starts_the_speed_again_and_keeps_the_curve():
     progress = fed([3.0] * 50)
     fed([2.0], attempt=1, first=20, into=progress)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import StoreError, understood
 from ..outputs.verdict import verdict
+from ..report.receipt import shown
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_outcome import read_outcome, skim
@@ -38,7 +39,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
     with understood(what, DERIVED):
         live = state["supervisor"] == "running"
         old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
-        state["verdict"] = verdict(state, old_s)
+        state["verdict"] = verdict(state, old_s).replace(" RUN", f" {shown(run)}")
         state["gravest"] = found.gravest[:3]
     return state
 

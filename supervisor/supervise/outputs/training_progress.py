@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
+from statistics import median
 from typing import Any
 
 from ..core.model.events import Frame
@@ -16,6 +17,7 @@ from ..core.model.events import Frame
 LOSSES = ("train_loss", "train_loss_raw")  # the first that has a value (design/rulings.md, Values)
 TOKENS = "tokens_per_update"
 SPEED_FRAMES = 64  # that the speed is the mean of; project default
+PAUSE_STEPS = 20  # times the median step: longer than a checkpoint mostly is; project default
 POINTS = 128  # of the curve at most; half as many after it was thinned
 # Options of training scripts that give the optimizer steps of the whole run: Trainer, Lightning,
 # nanoGPT, Megatron-LM, torchtitan, diffusers, and this project's example.
@@ -131,10 +133,12 @@ class TrainingProgress:
         }
 
     def _speed(self) -> float | None:
-        if len(self._recent) < 2:
-            return None
-        (first_ns, first), (last_ns, last) = self._recent[0], self._recent[-1]
-        return (last - first) / ((last_ns - first_ns) / 1e9) if last_ns > first_ns else None
+        """Return the steps per second; what took as long as many steps was a pause."""
+        spans = [(b - a, to - since) for (a, since), (b, to) in pairwise(self._recent)]
+        typical = median(ns / steps for ns, steps in spans) if spans else 0.0
+        kept = [(ns, steps) for ns, steps in spans if ns / steps <= PAUSE_STEPS * typical]
+        took_ns = sum(ns for ns, _ in kept)
+        return sum(steps for _, steps in kept) / (took_ns / 1e9) if took_ns > 0 else None
 
 
 def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
