@@ -10,7 +10,7 @@ import pytest
 from supervise.core.model.events import Frame
 from supervise.outputs import shard_origins
 from supervise.outputs.evidence import Evidence
-from supervise.report import render
+from supervise.report.card import text
 
 STEPS = range(90, 104)
 NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
@@ -108,7 +108,7 @@ def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, 
     assert "shards.json" in seen["files"]
     assert evidence.collect(job, "inc-1", "k1", 30.0) == seen
     action = {"ok": True, "ack_step": None, "took_s": 1.0, "record": 1, "outcome_record": 2}
-    line = render._outcome({**action, "result": seen})
+    line = text.outcome({**action, "result": seen})
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in line
 
 
