@@ -8,6 +8,7 @@ next.
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 
 import jsonschema
@@ -60,6 +61,21 @@ def test_every_kind_of_incident_reads_well(name):
     for suffix, content in frozen.incident_views(document).items():
         path = frozen.HERE / "incidents" / f"{name}{suffix}"
         assert content.splitlines() == path.read_text().splitlines()
+
+
+def test_every_shipped_rule_has_a_title():
+    """A few words that fit the first line of a card, not an id."""
+    lines = [
+        line
+        for pattern in ("*.yaml", "packs/*.yaml")
+        for path in sorted((frozen.ROOT / "policies").glob(pattern))
+        for line in path.read_text().splitlines()
+        if line.startswith("  - {id: ")
+    ]
+    titles = [re.search(r'title: "?([^",]{4,45})', line) for line in lines]
+
+    assert len(lines) > 90
+    assert [line for line, title in zip(lines, titles, strict=True) if title is None] == []
 
 
 class _Page(HTMLParser):
