@@ -77,7 +77,10 @@ ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
     "supervise.store.history": ("supervise_probe.wire",),
     "supervise.catalog.assembly.references": ("supervise_probe.wire",),
-    "supervise.catalog.export.json_schema": ("supervise.report.card.incident_schema",),
+    "supervise.catalog.export.json_schema": (
+        "supervise.report.card.incident_schema",
+        "supervise.report.record.record_form",
+    ),
     "supervise.catalog.inventory.metrics": ("supervise.recordings.aliases",),  # for its hints
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise

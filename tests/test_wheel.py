@@ -21,6 +21,7 @@ SHIPPED = {
     "policies": "supervise/_shipped/policies",
     "runbooks": "supervise/_shipped/runbooks",
     "examples": "supervise/_shipped/examples",
+    "docs": "supervise/_shipped/docs",
 }
 
 pytestmark = pytest.mark.slow

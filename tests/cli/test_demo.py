@@ -11,9 +11,37 @@ import sys
 import jsonschema
 import pytest
 
+from supervise.cli import invoke
 from supervise.report.card.incident_schema import schema
 from supervise.store import audit
 from tests.support.supervised_run import FAST_TORCH
+
+
+def is_complete(run):
+    """Assert that the stability record of the demo holds every field of a receipt, and verifies."""
+    assert invoke(["record", str(run)]) == 0
+    assert invoke(["record", "verify", str(run)]) == 0
+    record = json.loads((run / "record" / "record.json").read_text())
+    assert record["identity"]["first"]["packages"]["versions"]["torch"]
+    (drill,) = record["fault_injection"]["in_this_run"]
+    assert (drill["fault"], drill["step"]) == ("lr_spike", 150)
+    assert 0 <= drill["reported_after"] <= 10 and 0 <= drill["acted_after"] <= 20
+    loss = next(one for one in record["monitors"] if one["signal"] == "train_loss_raw")
+    assert loss["module"].startswith("loss: ") and loss["unit"] == "loss"
+    assert loss["healthy_baseline"]["values"] > 100
+    assert loss["formula_version"].startswith("supervise ")
+    fired = next(one for one in record["rules"] if one["rule"] == drill["rule"])
+    assert fired["fired"] and fired["threshold_source"].startswith("shipped policy nano, unchanged")
+    assert fired["lead_time"]["in_this_run"][0]["reported_after"] == drill["reported_after"]
+    shown = [r for r in record["rules"] if "recordings" in r["lead_time"]]
+    assert len(shown) > 20 and all(r["blind_to"] for r in shown)
+    assert record["interventions"]["by_name"]["rollback"] == {"done": 1}
+    back = next(one for one in record["recovery"] if one["runbook"] == "rollback-and-rewarm")
+    assert (back["used"], back["verified"]) == (1, 1)
+    assert back["shown"][0]["machine"] and back["procedure"][-1] == "verify"
+    assert record["cost"]["steps"] > 0 and record["cost"]["device_hours"] > 0
+    assert record["gaps"]["blind_share"] == 0.0
+    assert record["audit"]["status"] == "good"
 
 
 @pytest.mark.slow
@@ -37,6 +65,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert "same: " in story  # replay's word
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
     assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
+    is_complete(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "ckpt_000320.pt").is_file()
     home = tmp_path / "run" / "incidents" / "inc-1"
     document = json.loads((home / "incident.json").read_text())

@@ -29,7 +29,7 @@ SECTIONS = {
     "Start": ("init", "run", "adopt", "doctor", "demo"),
     "Inspect a run": (
         *("runs", "status", "watch", "events", "why", "why-not", "checkpoints", "export"),
-        *("audit", "replay", "outbox", "gc"),
+        *("audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
     "Policies and metrics": ("policy", "runbook", "drills", "backtest", "metrics"),

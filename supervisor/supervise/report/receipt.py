@@ -33,19 +33,22 @@ def closing(run: RunDir) -> list[str]:
         f"supervise: exit code {done['exit_code']} {where}; "
         f"{counted(done['incidents'], 'incident')}, {acted}"
     ]
+    lines += [f"  {text}" for text in done["identity"]]
     lines += _undelivered(done["spooled"])
     if gap := incomplete(records):
         lines.append(f"  {gap['reason']}")
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
     verify = audit.verify(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
+    lines.append(f"  stability record: supervise record {shown(run)}")
     return lines
 
 
 def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Count the incidents and the actions on the job in an audit log, and return its end.
 
-    `actions` counts those that were done; `failed` and `in_doubt` are counted apart.
+    `actions` counts those that were done; `failed` and `in_doubt` are counted apart. `identity` has
+    what differs between its launches.
     """
     records = list(records)
     made = count_outcomes(records)
@@ -54,6 +57,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "actions": made[DONE],
         "failed": made[FAILED],
         "in_doubt": made[DOUBT],
+        "identity": [],
         "closed": [],
         "exit_code": None,
         "step": -1,
@@ -65,6 +69,8 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             found["incidents"] += 1
         elif one["kind"] == "incident" and data.get("what") == "closed":
             found["closed"].append(one)
+        elif one["kind"] == "identity" and data.get("differs"):
+            found["identity"].append(one["reason"])
         elif one["kind"] == "run_end":
             found["exit_code"], found["step"] = data["exit_code"], one["step"]
             found["spooled"] = data.get("spooled", [])

@@ -1,6 +1,7 @@
-"""JSON Schema, draft-07, of policy, pack, runbook and test files, and of `incident.json`.
+"""JSON Schema, draft-07, of policies, packs, runbooks, tests, incidents and records.
 
-Generated from the dataclasses that the loader validates with. The loader checks more: names,
+Generated from the dataclasses that the loader validates with; that of a stability record is written
+by hand (`report.record.record_form`). The loader checks more: names,
 orders, budgets. Draft-07 is what the YAML language server supports.
 `make docs` writes the files.
 """
@@ -11,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...report.card.incident_schema import schema as incident_schema
+from ...report.card import incident_schema
+from ...report.record import record_form
 from ..forms.failure_form import FailuresFile
 from ..forms.file_forms import (
     InhibitForm,
@@ -35,7 +37,8 @@ FILES: dict[str, tuple[type, str]] = {
     "policies/test.schema.json": (ScenarioFile, "Scenarios for a policy of supervise"),
 }
 
-INCIDENT = "policies/incident.schema.json"
+INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
+DOCUMENTS = {INCIDENT: incident_schema.schema, RECORD: record_form.schema}
 
 
 def schema(form: type, title: str) -> dict[str, Any]:
@@ -108,16 +111,16 @@ def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any
 
 def text(file: str) -> str:
     """Return what a schema file should hold."""
-    made = incident_schema() if file == INCIDENT else schema(*FILES[file])
+    made = DOCUMENTS[file]() if file in DOCUMENTS else schema(*FILES[file])
     return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
 
 
 def path_of(file: str) -> Path:
-    """Return where one of `FILES` is kept."""
+    """Return where one of `FILES` or `DOCUMENTS` is kept."""
     folder, _, name = file.partition("/")
     return shipped.folder(folder) / name
 
 
 if __name__ == "__main__":
-    for each in (*FILES, INCIDENT):
+    for each in (*FILES, *DOCUMENTS):
         path_of(each).write_text(text(each), "utf-8")

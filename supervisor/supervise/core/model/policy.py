@@ -5,6 +5,7 @@ The catalog builds it from YAML; tests build small ones by hand. Everything is f
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,15 @@ class Policy:
         if self.job.get("relaunch"):
             return {}
         return {"relaunch": "the policy does not say how the job is started again (job.relaunch)"}
+
+    def digest_of(self, rule: Rule) -> str:
+        """Return 16 hex digits over all that decides when a rule fires: its text and thresholds.
+
+        Two policies in which a rule fires alike have the same; a changed number gives another.
+        """
+        behind = [(name, repr(self.detectors[name])) for name in sorted(self.detectors_of(rule))]
+        whole = (rule.text, rule.for_steps, rule.keep_steps, rule.unit, rule.unknown, behind)
+        return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
     def detectors_of(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of a rule's detectors, those that its couplings read included."""

@@ -1,0 +1,364 @@
+"""`supervise record`: the stability record of a run, for whoever audits it later."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import __version__
+from ..errors import InputError, StoreError, SuperviseError, TamperError, understood
+from ..report.record import check, pages
+from ..report.record.build import build
+from ..report.record.monitors import Knowledge
+from ..report.record.record_form import schema
+from ..store import audit, files, record_check, signature
+from ..store.run_directory import RunDir
+from ._output import printable
+from .why import INSPECT, readable
+
+if TYPE_CHECKING:
+    from ..core.model.policy import Policy, Rule
+
+FOLDER, NAME = "record", "record.json"
+FORMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bytes]]] = {
+    "json": (NAME, check.encode),
+    "markdown": ("record.md", lambda record: pages.markdown(record).encode()),
+    "html": ("record.html", lambda record: pages.page(record).encode()),
+}
+SIGNATURE = ".sig"
+SHIPPED = ("nano", "medium", "large", "moe", "canary", "observe")
+GOOD, CHANGED, MISSING, UNCHECKED = (
+    record_check.GOOD,
+    record_check.CHANGED,
+    record_check.MISSING,
+    record_check.UNCHECKED,
+)
+DIFFERENT = 1
+
+
+class RecordGroup(click.Group):
+    """`supervise record RUN` is short for `supervise record write RUN`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `write` where no subcommand is named."""
+        if args and args[0] not in (*self.commands, "--help", "-h"):
+            args = ["write", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(name="record", cls=RecordGroup, no_args_is_help=True)
+def command() -> None:
+    """Write, verify or compare the stability record of a run.
+
+    The record has what the run consisted of, the signals and rules that watched it, with
+    thresholds, sources and lead times, its incidents, interventions, gaps and their cost. What is
+    not known is named, with the reason.
+
+    \b
+    Examples:
+      supervise record runs/20260105-101112-7f3a9c
+      supervise record runs/20260105-101112-7f3a9c --key key.pem
+      supervise record verify runs/20260105-101112-7f3a9c --key public.pem
+      supervise record diff runs/a runs/b
+    """
+
+
+@command.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory. Default: RUN/record."
+)
+@click.option("--key", type=click.Path(path_type=Path), help="Sign with this Ed25519 private key.")
+@click.option(
+    "--format", "form", type=click.Choice(tuple(FORMS)), help="Print it, and write nothing."
+)
+def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> None:
+    """Write the record as record.json, record.md and record.html.
+
+    With --key also record.json.sig, a detached signature of record.json. A key is made by
+    `openssl genpkey -algorithm ed25519 -out key.pem`, its public part by
+    `openssl pkey -in key.pem -pubout -out public.pem`.
+
+    \b
+    Examples:
+      supervise record runs/20260105-101112-7f3a9c --key key.pem
+      supervise record runs/20260105-101112-7f3a9c --format json | jq .cost
+    """
+    found = RunDir.open(run)
+    record = build_record(found)
+    if form is not None:
+        click.echo(FORMS[form][1](record), nl=False)
+        return
+    raw = check.encode(record)
+    signed = None if key is None else signature.sign(raw, key)
+    place = found.path / FOLDER if out is None else out
+    try:
+        files.make_directory(place)
+        for name, render in FORMS.values():
+            files.replace(place / name, render(record), durable=True)
+        if signed is None:
+            (place / f"{NAME}{SIGNATURE}").unlink(missing_ok=True)
+        else:
+            files.replace(place / f"{NAME}{SIGNATURE}", signed, durable=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the record to {place}: {error.strerror}", hint="use --out DIR"
+        ) from error
+    names = ", ".join(name for name, _ in FORMS.values())
+    click.echo(printable(f"{place}: {names}{', signed' if signed else ''}"))
+    click.echo(f"head: {record['audit']['records']} {record['audit']['root']}")
+
+
+@command.command()
+@click.argument("target", type=click.Path(path_type=Path), metavar="FILE|RUN")
+@click.option("--run", type=click.Path(path_type=Path), help="The run, if FILE is a copy.")
+@click.option("--key", type=click.Path(path_type=Path), help="Public key that must have signed it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def verify(
+    ctx: click.Context, target: Path, run: Path | None, key: Path | None, as_json: bool
+) -> None:
+    """Verify a record, and name what was changed.
+
+    The signature is checked with --key. Where the run is known, its audit log, policies, evidence
+    and journal are compared with their digests, the log with the root in the record, and each
+    field of the record with the run.
+
+    \b
+    Examples:
+      supervise record verify runs/20260105-101112-7f3a9c
+      supervise record verify record.json --run runs/20260105-101112-7f3a9c --key public.pem
+
+    Exit codes: 0 good; 1 changed or missing; 64 no record or no run.
+    """
+    path = target / FOLDER / NAME if target.is_dir() else target
+    home = run or (path.parent.parent if path.parent.name == FOLDER else None)
+    parts = list(_verified(path, None if home is None else RunDir.open(home), key))
+    if as_json:
+        rows = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+        click.echo(json.dumps({"record": str(path), "parts": rows}))
+    else:
+        for part in parts:
+            click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
+    ctx.exit(int(any(part.status in (CHANGED, MISSING) for part in parts)))
+
+
+@command.command()
+@click.argument("before", type=click.Path(path_type=Path), metavar="A")
+@click.argument("after", type=click.Path(path_type=Path), metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def diff(before: Path, after: Path, as_json: bool) -> int:
+    """Compare two records, or the records of two runs, field by field.
+
+    \b
+    Examples:
+      supervise record diff runs/a runs/b
+      supervise record diff old/record.json new/record.json --json
+
+    Exit codes: 0 the same; 1 different; 64 no record or no run.
+    """
+    found = check.differences(_read(before), _read(after))
+    if as_json:
+        click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in found]))
+    for path, old, new in [] if as_json else found:
+        click.echo(printable(f"{path}: {pages.text_of(old)} → {pages.text_of(new)}"))
+    return DIFFERENT if found else 0
+
+
+def build_record(run: RunDir) -> dict[str, Any]:
+    """Return the record of a run. Raises StoreError."""
+    with understood(f"the records in {run.audit_path}", INSPECT):
+        return build(run, readable(run), knowledge())
+
+
+def _read(target: Path) -> Any:
+    """Return the record in a file, or that of a run."""
+    if target.is_dir():
+        return build_record(RunDir.open(target))
+    try:
+        return check.parse(files.read(target, foreign=True, limit=files.MAX_JSON))
+    except OSError as error:
+        raise InputError(f"cannot read {target}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{target} is no record: {error}") from error
+
+
+def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[record_check.Part]:
+    """Yield what is good, changed or unchecked of a record and of its run."""
+    Part = record_check.Part  # noqa: N806 - it is a class
+    try:
+        raw = files.read(path, foreign=True, limit=files.MAX_JSON)
+    except OSError as error:
+        hint = f"write it with: supervise record {path.parent.parent}"
+        raise StoreError(f"cannot read the record {path}: {error.strerror}", hint=hint) from error
+    yield _signed(path, raw, key)
+    recorded, why = _parsed(raw)
+    if recorded is None:
+        yield Part("record", CHANGED, why)
+        return
+    if run is None:
+        yield Part("record", UNCHECKED, "it has the published form; give its run with --run")
+        return
+    for name, render in list(FORMS.values())[1:]:
+        copy = path.with_name(name)
+        if copy.is_file() and copy.read_bytes() != render(recorded):
+            yield Part("record", CHANGED, f"{name} is not what record.json says")
+    head = (int(recorded["audit"]["records"]), str(recorded["audit"]["root"]))
+    log = audit.verify(run.audit_path, run.id, head if head[0] else None)
+    yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
+    digests = record_check.Digests()
+    try:
+        for one in audit.read(run.audit_path):
+            digests.take(one)
+    except TamperError as error:
+        yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
+        return
+    parts = list(record_check.check(run, digests))
+    yield from parts
+    named, complete = check.of_run(recorded, build_record(run))
+    if any(part.status in (CHANGED, MISSING) for part in parts):
+        named = [name for name in named if not name.startswith("audit.parts")]
+    if named:
+        more = f" and {len(named) - check.MAX_FIELDS} more" * (len(named) > check.MAX_FIELDS)
+        text = f"fields that differ from the run: {', '.join(named[: check.MAX_FIELDS])}{more}"
+        yield Part("record", CHANGED, text)
+        return
+    rest = "" if complete else "; what another version explains of signals and rules is not checked"
+    yield Part("record", GOOD, f"its fields are those of the run{rest}")
+
+
+def _parsed(raw: bytes) -> tuple[Any, str]:
+    """Return a record in the published form, else None and why it is not."""
+    from jsonschema import Draft7Validator
+
+    try:
+        found = check.parse(raw)
+    except ValueError as error:
+        return None, f"it is not JSON: {error}"
+    for wrong in Draft7Validator(schema()).iter_errors(found):
+        return None, f"it has not the published form: {wrong.json_path}: {wrong.message[:200]}"
+    return found, ""
+
+
+def _signed(path: Path, raw: bytes, key: Path | None) -> record_check.Part:
+    detached = path.with_name(f"{path.name}{SIGNATURE}")
+    if key is None:
+        why = "there is one; give the public key with --key" if detached.exists() else "none"
+        return record_check.Part("signature", UNCHECKED, why)
+    if not detached.is_file():
+        return record_check.Part("signature", MISSING, f"{detached.name} is missing")
+    if not signature.is_signed(raw, detached.read_bytes(), key):
+        return record_check.Part(
+            "signature", CHANGED, f"{path.name} was changed after it was signed, or by another key"
+        )
+    return record_check.Part("signature", GOOD, f"{path.name} is signed with {key.name}")
+
+
+# ── what this installation knows ──────────────────────────────────────────────────────────────────
+
+
+def knowledge() -> Knowledge:
+    """Return what this installation knows about signals, faults, rules and packs."""
+    from supervise_probe import faults
+
+    from ..catalog.inventory import discover
+    from ..catalog.inventory.shown import shown
+    from ..outputs.run_identity import formulas_digest
+
+    digest = formulas_digest()
+    return Knowledge(
+        version=__version__,
+        formulas_sha256=digest,
+        signal=lambda metric: _signal(metric, digest),
+        faults={
+            name: {
+                "meaning": fault.MEANING,
+                "moves": fault.MOVES,
+                "params": {key: value for key, (value, _) in fault.PARAMS.items()},
+            }
+            for name, fault in faults.catalog().items()
+        },
+        shown=shown(),
+        blind_to={
+            kind: f"{kind}: {text}"
+            for kind, form in discover.detectors().items()
+            if (text := _section(form, "Blind to"))
+        },
+        source=_source,
+        alarms=_alarms,
+    )
+
+
+def _section(form: type, name: str) -> str:
+    """Return a section of a docstring as one line."""
+    found = re.search(rf"^{name}: (.+?)(?=^\S|\Z)", inspect.getdoc(form) or "", re.M | re.S)
+    return " ".join(found[1].split()) if found else ""
+
+
+def _signal(metric: str, digest: str) -> dict[str, str] | None:
+    from supervise_probe import collectors
+
+    from ..catalog.inventory import metrics
+
+    spec = metrics.spec_of(metric)
+    if spec is None:
+        return None
+    module = "measured by the supervisor, or reported by the job"
+    for name, collector in collectors.modules():
+        if any(one.id == spec.id for one in collector.METRICS):
+            about = " ".join((collector.__doc__ or "").partition("\n")[0].split())
+            module = f"{name}: {about}"
+    return {
+        "module": module,
+        "meaning": spec.meaning,
+        "unit": spec.unit,
+        "formula": spec.source,
+        "formula_version": f"supervise {__version__}, formulas sha256 {digest[:16]}",
+    }
+
+
+@cache
+def _shipped(name: str) -> Policy:
+    from ..catalog import load_policy
+
+    return load_policy(name)
+
+
+def _source(policy: Policy, rule: Rule) -> str:
+    """Return where the thresholds of a rule come from: a shipped policy, or this one."""
+    pack, _, local = rule.id.partition(".")
+    digest = policy.digest_of(rule)
+    first = [name for name in SHIPPED if name == policy.name]
+    for name in dict.fromkeys((*first, *SHIPPED)) if local and _pack(pack) else ():
+        other = _shipped(name)
+        same = next((r for r in other.rules if r.id == rule.id), None)
+        if same is not None and other.digest_of(same) == digest:
+            cited = "; ".join(_pack(pack).get("source") or ())
+            return f"shipped policy {name}, unchanged" + (f" ({cited})" if cited else "")
+    return "set by the policy of this run (policy.yaml)"
+
+
+def _alarms(pack: str) -> Sequence[str]:
+    return list(_pack(pack).get("false_alarms") or ())
+
+
+@cache
+def _pack(name: str) -> Mapping[str, Any]:
+    """Return the text fields of a shipped pack; empty if there is none."""
+    import yaml
+
+    from ..catalog.assembly.pack import PACKS
+    from ..catalog.inventory import shipped
+
+    try:
+        path = shipped.find(PACKS, name)
+        return {} if path is None else dict(yaml.safe_load(path.read_text("utf-8")))
+    except (OSError, SuperviseError):
+        return {}

@@ -1,0 +1,1 @@
+"""The stability record: what an auditor checks of a run, months later."""

@@ -1,0 +1,158 @@
+"""What the journal shows of a run: its steps, the healthy values of each signal, and its gaps.
+
+Of the leading rank, the lowest that published a frame. Memory is bounded: of each signal at most
+`2 * KEPT` values are held, every 1st, 2nd, 4th, ... healthy one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.model.events import Adopted, Announced, Exited, Frame, Gap
+from ...errors import StoreError
+from ...store import journal
+from ...store.run_directory import RunDir
+
+KEPT = 2048  # values of each signal, for its quantiles; project default
+LEAST = 16  # healthy values for a baseline
+Interval = tuple[int, float]  # of CLOCK_MONOTONIC, in nanoseconds
+
+
+class Sample:
+    """An even selection of the values of one signal."""
+
+    __slots__ = ("_stride", "_turn", "present", "values")
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.present = 0  # frames that hold the signal, healthy or not
+        self._stride, self._turn = 1, 0
+
+    def add(self, value: float) -> None:
+        """Take the next healthy value."""
+        if self._turn == 0 and math.isfinite(value):
+            self.values.append(value)
+            if len(self.values) == 2 * KEPT:
+                self.values = self.values[::2]
+                self._stride *= 2
+        self._turn = (self._turn + 1) % self._stride
+
+    def quantiles(self) -> dict[str, Any] | None:
+        """Return median, 5th and 95th percentile; None of too few values."""
+        found = sorted(self.values)
+        if len(found) < LEAST:
+            return None
+        at = {"p05": 0.05, "median": 0.5, "p95": 0.95}
+        cuts = {name: found[round(share * (len(found) - 1))] for name, share in at.items()}
+        return {**cuts, "values": len(found)}
+
+
+@dataclass
+class Frames:
+    """What the frames of a run show.
+
+    Attributes:
+        frames, missing: steps of the leading rank that were seen, and numbers that were skipped.
+        redone: steps that were undone, since a later attempt made them again.
+        skipped: updates that were skipped.
+        first_step, last_step: -1 without any. attempts: distinct ones.
+        ranks: that published a frame. lost: frames of any rank that were overwritten unread.
+        unwatched_s: time between supervisors. down_s: from an end of the job to its next frame.
+        span_s: from the first frame to the last.
+        unreadable: why the journal does not show all of that, None if it does.
+    """
+
+    frames: int = 0
+    missing: int = 0
+    first_step: int = -1
+    last_step: int = -1
+    redone: int = 0
+    skipped: int = 0
+    tokens: float = 0.0
+    lost: int = 0
+    unwatched_s: list[float] = field(default_factory=list)
+    down_s: float = 0.0
+    span_s: float = 0.0
+    attempts: set[int] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+    announced: dict[str, None] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
+    unreadable: str | None = None
+    _leader: int | None = None
+    _before: tuple[int, int] = (-1, -1)  # attempt and step
+    _first_ns: int = 0
+    _ended_ns: int | None = None
+
+    def take(self, event: Frame, names: Sequence[str], *, healthy: bool) -> None:
+        """Count a frame of the leading rank."""
+        self.frames += 1
+        attempt, step = event.attempt, event.step
+        if self._before[0] == attempt:
+            self.missing += max(0, step - self._before[1] - 1)
+        elif self.frames > 1:
+            self.redone += max(0, self._before[1] - step + 1)
+        self._before = attempt, step
+        self.attempts.add(attempt)
+        if self.first_step < 0:
+            self.first_step, self._first_ns = step, event.at_ns
+        self.last_step, self.span_s = step, (event.at_ns - self._first_ns) / 1e9
+        if self._ended_ns is not None:
+            self.down_s += (event.at_ns - self._ended_ns) / 1e9
+            self._ended_ns = None
+        for name, value in zip(names, event.values, strict=False):
+            if value is None:
+                continue
+            sample = self.samples.get(name)
+            if sample is None:
+                sample = self.samples[name] = Sample()
+            sample.present += 1
+            if healthy:
+                sample.add(value)
+            if name == "tokens_per_update" and math.isfinite(value):
+                self.tokens += value
+            elif name == "update_skipped" and value > 0.0:
+                self.skipped += 1
+
+    def median(self, signal: str) -> float | None:
+        """Return the healthy median of a signal, None where it is not known."""
+        found = self.samples[signal].quantiles() if signal in self.samples else None
+        return None if found is None else float(found["median"])
+
+
+def read(run: RunDir, incidents: Sequence[Interval]) -> Frames:
+    """Read the journal of a run.
+
+    Args:
+        incidents: when incidents were open; what lies in them is not healthy.
+    """
+    found = Frames()
+    names: dict[int, tuple[str, ...]] = {}
+    kinds = (Announced, Frame, Gap, Adopted, Exited)
+    try:
+        for first, end in journal.thinned(run.journal_path)[:1]:
+            found.unreadable = (
+                f"frames of events {first} to {end - 1} were removed (journal.max_gb)"
+            )
+        for _, event in journal.read(run.journal_path, only=kinds):
+            if isinstance(event, Announced):
+                names[event.rank] = event.names
+                found.announced.update(dict.fromkeys(event.names))
+            elif isinstance(event, Frame):
+                found.ranks.add(event.rank)
+                if found._leader is None:
+                    found._leader = event.rank
+                if event.rank == found._leader:
+                    inside = any(start <= event.at_ns <= end for start, end in incidents)
+                    found.take(event, names.get(event.rank, ()), healthy=not inside)
+            elif isinstance(event, Gap):
+                found.lost += event.count
+            elif isinstance(event, Adopted):
+                found.unwatched_s.append(event.unwatched_ns / 1e9)
+            elif isinstance(event, Exited):
+                found._ended_ns = event.at_ns
+    except StoreError as error:
+        found.unreadable = str(error)
+    return found

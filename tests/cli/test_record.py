@@ -1,0 +1,231 @@
+"""The stability record: what it holds, what verification finds, and how two of them differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from jsonschema import Draft7Validator
+
+from supervise.cli import invoke
+from supervise.core.model.events import Adopted, Gap, Notice
+from supervise.report.record.record_form import schema
+from supervise.store.run_directory import RunDir
+from tests.support.recorded_run import SECOND, SMALL, make_frames, record_run
+
+QUIET = [2.0 + 0.01 * (i % 5) for i in range(40)]
+BUNDLE = "incidents/inc-1/snapshot-1"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run with a drill, an incident with a bundle, a gap and an adoption, and its record."""
+    home = tmp_path_factory.mktemp("record")
+    (home / "small.yaml").write_text(SMALL)
+    bundle = home / "run" / BUNDLE
+    drill = {"fault": "lr_spike", "params": {"factor": 30.0}, "steps": 20}
+
+    def answer(action):
+        bundle.mkdir(parents=True)
+        (bundle / "metrics.csv").write_text("step\n")
+        listed = {"name": "metrics.csv", "sha256": hashlib.sha256(b"step\n").hexdigest()}
+        (bundle / "manifest.json").write_text(json.dumps({"files": [listed]}))
+        made = hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+        return {"path": BUNDLE, "sha256": made}
+
+    events = [
+        *make_frames(0, *QUIET),
+        Notice(50 * SECOND, "drill", "drill <b>lr_spike</b> begins", 0, 40, drill),
+        *make_frames(40, 8.0, 7.0, *[2.0] * 40),
+        *make_frames(90, *[2.0] * 10),
+        Gap(110 * SECOND, 0, 120, 3),
+        Adopted(120 * SECOND, 99, True, 5 * SECOND),
+    ]
+    record_run(home / "run", events, policy=home / "small.yaml", answer=answer)
+    assert invoke(["record", str(home / "run")]) == 0
+    return home / "run"
+
+
+@pytest.fixture
+def run(kept, tmp_path):
+    """A copy of that run, to be damaged."""
+    return RunDir.open(shutil.copytree(kept, tmp_path / "run"))
+
+
+def read(run):
+    return json.loads((run.path / "record" / "record.json").read_text())
+
+
+def write(run, record):
+    (run.path / "record" / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+@pytest.fixture
+def verified(supervise):
+    """A function that verifies a record; returns the exit code and `{part: (status, text)}`."""
+
+    def verify(target, *options):
+        code, out, _ = supervise("record", "verify", "--json", *options, target)
+        return code, {p["part"]: (p["status"], p["text"]) for p in json.loads(out)["parts"]}
+
+    return verify
+
+
+def test_it_has_the_published_form_and_the_numbers_of_the_run(run, verified, supervise):
+    """A field that is not known has the reason; a second run of the command gives the same."""
+    record = read(run)
+
+    assert list(Draft7Validator(schema()).iter_errors(record)) == []
+    assert record["run"]["steps_made"] == 100 and record["run"]["exit_code"] == 0
+    assert "unknown" in record["identity"]["first"]
+    (drill,) = record["fault_injection"]["in_this_run"]
+    assert (drill["fault"], drill["rule"], drill["reported_after"]) == ("lr_spike", "spike", 0)
+    rule = next(one for one in record["rules"] if one["rule"] == "spike")
+    assert rule["thresholds"]["high"].startswith("threshold, metric: train_loss_raw, gt: 5.0")
+    assert rule["threshold_source"] == "set by the policy of this run (policy.yaml)"
+    assert rule["lead_time"] == {
+        "in_this_run": [{"fault": "lr_spike", "step": 40, "reported_after": 0}]
+    }
+    states = {one["rule"]: one["state"] for one in record["rules"]}
+    assert states["blind"] == "inactive: the job has no my_score"
+    assert record["gaps"]["inactive_rules"] == ["blind"]
+    loss = next(one for one in record["monitors"] if one["signal"] == "train_loss_raw")
+    assert (loss["healthy_baseline"]["median"], loss["present_in"]) == (2.0, 1.0)
+    assert loss["healthy_baseline"]["p95"] < 2.1  # not of the incident
+    assert record["interventions"]["by_name"] == {"lr_scale": {"done": 1}}
+    (calm,) = record["recovery"]
+    assert (calm["used"], calm["verified"], calm["failed"]) == (1, 1, 0)
+    assert record["gaps"]["unwatched_s"] == [5.0] and record["gaps"]["frames_lost"] == 3
+    assert record["gaps"]["steps_without_frame"] == 8
+    assert record["gaps"]["blind_share"] == round(8 / 100, 6)
+    assert supervise("record", "--format", "json", run.path)[1] == (
+        (run.path / "record" / "record.json").read_text()
+    )
+    page = supervise("record", "--format", "html", run.path)[1]
+    assert not re.search(r"<(script|link|img|b)\b", page) and "lr_spike" in page
+
+
+def test_an_unchanged_run_and_its_record_are_good(run, verified, tmp_path):
+    code, parts = verified(run.path)
+    assert code == 0
+    assert {part: status for part, (status, _) in parts.items()} == {
+        "signature": "unchecked",
+        "audit": "good",
+        "policy": "good",
+        "evidence": "good",
+        "journal": "unchecked",  # the run was recorded without its digest
+        "record": "good",
+    }
+    copied = shutil.copy(run.path / "record" / "record.json", tmp_path / "copy.json")
+    assert verified(copied)[1]["record"][0] == "unchecked"
+    assert verified(copied, "--run", run.path)[1]["record"][0] == "good"
+
+
+def edit(path, old, new):
+    raw = path.read_bytes()
+    assert old in raw
+    path.write_bytes(raw.replace(old, new, 1))
+
+
+def forge(run):
+    """Change a number of the record, and render the other files again from it."""
+    record = read(run)
+    record["cost"]["steps"] += 1
+    record["incidents"][0]["headline"] = "nothing of note"
+    write(run, record)
+    for name in ("record.md", "record.html"):
+        (run.path / "record" / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "part", "text"),
+    [
+        (lambda r: edit(r.policy_path, b"gt: 5", b"gt: 6"), "policy", "policy.yaml was changed"),
+        (
+            lambda r: edit(r.path / BUNDLE / "metrics.csv", b"step", b"stop"),
+            "evidence",
+            f"{BUNDLE}/metrics.csv was changed",
+        ),
+        (lambda r: edit(r.audit_path, b"spike", b"spoke"), "audit", "audit record "),
+        (
+            lambda r: edit(sorted(r.journal_path.iterdir())[0], b"lr_spike", b"lr_spoke"),
+            "journal",
+            "",
+        ),
+        (forge, "record", "fields that differ from the run: incidents[inc-1].headline, cost.steps"),
+        (
+            lambda r: edit(r.path / "record" / "record.md", b"lr\\_scale", b"lr\\_other"),
+            "record",
+            "record.md is not what record.json says",
+        ),
+        (
+            lambda r: edit(r.path / "record" / "record.json", b'"paused_s"', b'"paused_h"'),
+            "record",
+            "it has not the published form: $.cost: ",
+        ),
+    ],
+    ids=["policy", "evidence", "audit", "journal", "record", "markdown", "form"],
+)
+def test_what_was_changed_is_named(run, supervise, damage, part, text):
+    damage(run)
+
+    code, out, _ = supervise("record", "verify", run.path)
+
+    assert code == 1
+    assert any(line.startswith(f"{part}: changed: {text}") for line in out.splitlines()), out
+
+
+def test_a_log_that_was_cut_does_not_have_the_root_of_the_record(run, verified):
+    lines = run.audit_path.read_bytes().splitlines(keepends=True)
+    run.audit_path.write_bytes(b"".join(lines[:-1]))
+
+    code, parts = verified(run.path)
+
+    assert code == 1
+    assert parts["audit"][1].endswith("records were removed")
+
+
+def test_a_signature_is_of_the_bytes_and_of_the_key(run, verified, supervise, tmp_path):
+    """As openssl makes the keys, and as openssl verifies it without us."""
+
+    def openssl(*argv):
+        return subprocess.run(["openssl", *argv], capture_output=True, cwd=tmp_path, check=False)
+
+    for name in ("key", "other"):
+        openssl("genpkey", "-algorithm", "ed25519", "-out", f"{name}.pem")
+        openssl("pkey", "-in", f"{name}.pem", "-pubout", "-out", f"{name}-public.pem")
+    assert verified(run.path, "--key", tmp_path / "key-public.pem")[1]["signature"][0] == "missing"
+
+    assert supervise("record", "--key", tmp_path / "key.pem", run.path)[0] == 0
+
+    code, parts = verified(run.path, "--key", tmp_path / "key-public.pem")
+    assert (code, parts["signature"][0]) == (0, "good")
+    record = run.path / "record" / "record.json"
+    options = ("-pubin", "-inkey", "key-public.pem", "-rawin", "-in", str(record))
+    assert openssl("pkeyutl", "-verify", *options, "-sigfile", f"{record}.sig").returncode == 0
+    wrong = verified(run.path, "--key", tmp_path / "other-public.pem")
+    assert (wrong[0], wrong[1]["signature"][0]) == (1, "changed")
+    forge(run)
+    assert verified(run.path, "--key", tmp_path / "key-public.pem")[1]["signature"][0] == "changed"
+    code, _, err = supervise("record", "--key", run.policy_path, run.path)
+    assert code == 64 and "openssl genpkey" in err
+
+
+def test_two_records_are_compared_by_field(run, supervise, tmp_path):
+    """Items of a list are known by their name, not by their place."""
+    assert supervise("record", "diff", run.path, run.path)[:2] == (0, "")
+    record = read(run)
+    record["rules"].pop(0)
+    record["cost"]["steps"] = 7
+    (tmp_path / "other.json").write_text(json.dumps(record))
+
+    code, out, _ = supervise("record", "diff", run.path, tmp_path / "other.json")
+
+    assert code == 1
+    lines = out.splitlines()
+    assert "cost.steps: 0 → 7" in lines
+    assert all(line.startswith(("cost.steps", "rules[spike].")) for line in lines)
