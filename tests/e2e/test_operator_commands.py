@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import urllib.request
+from collections import Counter
 
 import pytest
+from prometheus_client import parser
 
 from tests.support.supervised_run import tiny
 from tests.support.waiting import wait_until
@@ -26,11 +30,23 @@ budgets: {all: {max: 9}, lr_scale: {max: 9}}
 """
 
 
+def scraped(port):
+    """Return the samples that Prometheus would get, by name and the values of their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = parser.text_string_to_metric_families(answer.read().decode())
+    found = ((s, f) for f in families for s in f.samples)
+    return Counter({(s.name, *s.labels.values()): s.value for s, _ in found})
+
+
 def test_operator_commands_are_answered_and_recorded(supervise, tmp_path):
     """Each command runs once, on record under its operator; replay and the chain agree."""
     (tmp_path / "mine.yaml").write_text(POLICY)
     job = tiny("--steps", 100000, "--sleep", 0.01)
-    watcher = supervise.start("--policy", "mine.yaml", "--run-dir", "runs/r1", "--", *job)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ("--policy", "mine.yaml", "--run-dir", "runs/r1", "--metrics-port", str(port))
+    watcher = supervise.start(*options, "--", *job)
     run = supervise.run_of("runs/r1")
     request = wait_until(lambda: run.state.get("approvals"), "an approval request")[0]
     assert request["steps"] == [{"verb": "lr_scale", "args": {"value": 0.5, "rewarm_steps": 0}}]
@@ -43,6 +59,12 @@ def test_operator_commands_are_answered_and_recorded(supervise, tmp_path):
         (("resume",), "resumed=True"),
         (("stop",), "stop"),
     ):
+        if line == ("stop",):
+            wait_until(
+                lambda: scraped(port)["supervise_actions_total", "resume", "done"], "a scrape"
+            )
+            assert scraped(port)["supervise_actions_total", "lr_scale", "done"] == 2
+            assert scraped(port)["supervise_step_total",] > 20
         answer = supervise(*line, "--by", "bo")
         assert answer.returncode == 0 and text in answer.stderr, (line, answer.stderr)
     watcher.communicate(timeout=60)

@@ -70,6 +70,7 @@ class EventProcessor:
             settings.run, lambda: self.policy, lambda: tuple(self.window)
         )
         recorder.on_record = self.incident_files.on_record
+        self._metrics = settings.metrics
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
@@ -115,6 +116,9 @@ class EventProcessor:
             self.unwritten = (0, len(decisions) - len(written))
             written.append(self.recorder.decision(made, number, event.at_ns))
         self.unwritten = (0, 0)
+        if self._metrics is not None:
+            names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
+            self._metrics.observe(event, names, decisions)
         for decision, seq in zip(decisions, written, strict=True):
             self.last = decision
             if decision.kind == "intent":
@@ -159,6 +163,8 @@ class EventProcessor:
                 "keys": list(result.keys),
                 "tries": result.tries,
             }
+            if self._metrics is not None:
+                self._metrics.delivered(result.channel, ok=result.ok)
             reason = f"{result.channel}: {result.detail}"
             self.recorder.note("notify_result", self.state.step, reason, data)
         while not self._late.empty():

@@ -151,6 +151,9 @@ class Status:
         found["messages_to"] = list(self._channels)
         if self._settings.heartbeat is not None:
             found["heartbeat"] = self._settings.heartbeat.health()
+        if self._settings.metrics is not None:
+            policy, state = self._processor.policy, self._processor.state
+            self._settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
         try:
             self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..outputs.dead_man_ping import DeadManPing
+from ..outputs.prometheus.openmetrics import RunMetrics
 from ..outputs.run_identity import IdentityCollector
 from ..store.policies import Reloader
 from ..store.run_directory import RunDir
@@ -29,6 +30,7 @@ class Settings:
         redactor: takes the job's secrets out of all that is recorded or told.
         watch_policy: reload the policy file when it is edited.
         heartbeat: pings a monitor outside, None where the policy names none.
+        metrics: serves the numbers of the run, None where no port was asked for.
         outputs: files that keep what the job writes.
         previous: directory of the run before, which this one continues; None: it is the first.
         identity: collects what each launch consists of.
@@ -48,6 +50,7 @@ class Settings:
     watch_policy: bool = False
     redactor: Redactor = field(default_factory=Redactor)
     heartbeat: DeadManPing | None = None
+    metrics: RunMetrics | None = None
     outputs: Sequence[Path] = ()
     previous: Path | None = None
     identity: IdentityCollector = field(init=False)

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,20 @@ class Options:
     Attributes:
         watch_policy: reload the policy file when it is edited.
         logs: keep what the job prints.
+        metrics: where the numbers of the run are served, `{"port", "host", "per_rank"}`, or None.
         previous: directory of the run that this one follows, None: it follows none.
         quiet: only errors, and messages of SEV0, are printed.
     """
 
     watch_policy: bool = False
     logs: bool = False
+    metrics: Mapping[str, Any] | None = None
     previous: Path | None = None
     quiet: bool = False
 
     def kept(self) -> dict[str, Any]:
         """Return what run.json keeps of them, for a supervisor that takes over."""
-        return {"watch_policy": self.watch_policy, "logs": self.logs}
+        return {"watch_policy": self.watch_policy, "logs": self.logs, "metrics": self.metrics}
 
 
 class Number(click.FloatRange):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..app.foreground import Foreground
 from ..app.launcher import Launcher
 from ..app.loop import App
@@ -27,6 +28,7 @@ from ..job.signals import Forwarder
 from ..notifiers import build, heartbeat_sender
 from ..outputs.dead_man_ping import DeadManPing
 from ..outputs.outbox import Outbox
+from ..outputs.prometheus.openmetrics import RunMetrics
 from ..report import receipt
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
@@ -100,6 +102,7 @@ def watch_started(
         redactor=started.redactor,
         outputs=[run.output_path] if started.options.logs else [],
         previous=started.options.previous,
+        metrics=run_metrics(run, started.options.metrics),
     )
     app = App(settings, launcher, forwarder, recorder)
     outbox = Outbox(senders, app.processor.on_result)
@@ -130,6 +133,7 @@ def watch(
     run, directory = app.settings.run, app.settings.shm
     lines: list[str] = []
     heartbeat = app.settings.heartbeat = _heartbeat(app, print_line)
+    metrics = app.settings.metrics
 
     def read_receipt() -> None:
         lines[:] = receipt.closing(run)
@@ -162,11 +166,27 @@ def watch(
     log.start()
     if heartbeat is not None:
         heartbeat.start(begins=app.settings.past is None)
+    if metrics is not None:
+        metrics.start(print_line)
     code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)
     if not done:
         leave(code)  # a thread hangs: do not wait for it
+    if metrics is not None:
+        metrics.close()
     log.stop()
     return code
+
+
+def run_metrics(run: RunDir, wanted: Mapping[str, Any] | None) -> RunMetrics | None:
+    """Return what serves the numbers of a run, None where no port was asked for."""
+    if wanted is None:
+        return None
+    from ..catalog.inventory import metrics
+
+    units = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
+    info = {"run": run.id, "version": __version__}
+    per_rank = bool(wanted.get("per_rank"))
+    return RunMetrics(int(wanted["port"]), str(wanted["host"]), info, units, per_rank=per_rank)
 
 
 def _heartbeat(app: App, print_line: PrintLine) -> DeadManPing | None:

@@ -41,7 +41,7 @@ from ._output import (
 )
 from ._runs import adoptable_argument
 from ._streams import share_terminal
-from ._watching import log_lines, watch
+from ._watching import log_lines, run_metrics, watch
 
 
 @click.command(name="adopt")
@@ -163,6 +163,7 @@ def _supervisor(
         described["tier_reason"],
         print_line,
         past=past,
+        metrics=run_metrics(run, described.get("metrics")),
         watch_policy=bool(described.get("watch_policy")),
         outputs=[run.output_path] if described.get("logs") else [],
         redactor=clean,

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from ._params import JobCommand, Options
 from ._streams import share_terminal
 
 DEFAULT_POLICY, DEFAULT_MODE = "nano", "observe"
+HOST = "127.0.0.1"  # nobody outside of this machine reads the metrics by default
 CRASHED = "internal error; the job continues without supervision"
 Channels = Mapping[str, Mapping[str, str]]
 _log = logging.getLogger(__name__)
@@ -65,6 +65,24 @@ _log = logging.getLogger(__name__)
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
+@click.option(
+    "--metrics-port",
+    "port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Serve metrics for Prometheus on this port; 0: a free one.",
+)
+@click.option(
+    "--metrics-host",
+    "host",
+    default=HOST,
+    show_default=True,
+    metavar="H",
+    help="Address to serve them on.",
+)
+@click.option(
+    "--metrics-per-rank", "per_rank", is_flag=True, help="Serve the job's metrics of each rank."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
@@ -76,6 +94,9 @@ def command(
     logs: bool,
     resume_run: bool,
     watch_policy: bool,
+    port: int | None,
+    host: str,
+    per_rank: bool,
     quiet: bool,
     argv: tuple[str, ...],
 ) -> int:
@@ -87,6 +108,8 @@ def command(
 
     With --watch-policy an edit of the policy, its base, packs or runbooks is reloaded as by
     `supervise reload` once it passes `supervise policy check`. It never raises the mode.
+
+    With --metrics-port N, http://127.0.0.1:N/metrics has the numbers of the run for Prometheus.
 
     --notify slack:SLACK_URL adds a channel to the policy of this run; the environment variable
     SLACK_URL holds the URL of an incoming webhook.
@@ -108,23 +131,41 @@ def command(
         raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
     if resume_run and run_dir is None:
         raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
-    mode = mode or (None if policy else DEFAULT_MODE)
-    name = policy or DEFAULT_POLICY
+    mode, name = mode or (None if policy else DEFAULT_MODE), policy or DEFAULT_POLICY
     channels = _channels(notify)
     print_line = line_printer(quiet=quiet)
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
-    options = Options(watch_policy=watch_policy, logs=logs, quiet=quiet)
+    previous = None
     if resume_run and run_dir is not None:
-        from ._resuming import resume, run_before
-
         first = run_dir.absolute()
-        run_dir, code = resume(first, argv, chosen, faults, print_line, quiet=quiet)
+        run_dir, previous, code = _resume(first, argv, chosen, faults, print_line, quiet=quiet)
         if code is not None:
             return code
-        options = replace(options, previous=run_before(first, run_dir))
+    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), previous, quiet)
     return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
+
+
+def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] | None:
+    """Return where metrics are served, None without a port."""
+    return None if port is None else {"port": port, "host": host, "per_rank": per_rank}
+
+
+def _resume(
+    first: Path,
+    argv: Sequence[str],
+    policy: Policy,
+    faults: Sequence[Any],
+    print_line: PrintLine,
+    *,
+    quiet: bool,
+) -> tuple[Path, Path | None, int | None]:
+    """Return where the next run starts, the run before it, and the exit code of an adopted one."""
+    from ._resuming import resume, run_before
+
+    path, code = resume(first, argv, policy, faults, print_line, quiet=quiet)
+    return path, run_before(first, path), code
 
 
 def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:

@@ -1,0 +1,316 @@
+"""The numbers of a run for Prometheus: an endpoint that only reads what the loop has published.
+
+The loop counts, and publishes an immutable snapshot once a second. A thread of its own serves it,
+see `metrics_endpoint.py`; one response is rendered per snapshot.
+
+Names are stable. `supervise_<metric id>` is a metric of the job's leading rank, in base units with
+the unit as a suffix; only ids of the catalog, never a member of a family, so that the number of
+series is bounded. All else is a number of the supervision. Non-finite values stay as they are.
+
+Sources: the OpenMetrics specification 1.0; Prometheus, "Metric and label naming".
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ...core.model.decisions import CODE_NAMES, Decision
+from ...core.model.events import Event, Frame, Gap, Notice
+from ...core.model.policy import Policy
+from ...core.model.state_machine import STATES
+from ...core.state.run_state import State
+from .. import status_snapshot
+
+if TYPE_CHECKING:
+    from .metrics_endpoint import Endpoint
+
+_log = logging.getLogger(__name__)
+POLL_S = 0.25  # between two looks for connections that are open for too long
+RULE_STATES = (*CODE_NAMES, "firing", "flapping", "inactive", "blind")
+OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in_doubt"}
+# Unit of a metric -> suffix of its name, and the factor to the base unit.
+SUFFIXES: Mapping[str, tuple[str, float]] = {
+    "s": ("seconds", 1.0),
+    "%": ("ratio", 0.01),
+    "bytes": ("bytes", 1.0),
+    "bytes/h": ("bytes_per_hour", 1.0),
+    "tokens/s": ("tokens_per_second", 1.0),
+    "C": ("celsius", 1.0),
+    "W": ("watts", 1.0),
+    "1/day": ("per_day", 1.0),
+    "1/h": ("per_hour", 1.0),
+}
+
+
+def name_of(metric: str, unit: str) -> tuple[str, float]:
+    """Return the exported name of a metric, and the factor to its base unit."""
+    suffix, factor = SUFFIXES.get(unit, ("", 1.0))
+    ends = not suffix or metric.endswith(f"_{suffix}")
+    return f"supervise_{metric}" + ("" if ends else f"_{suffix}"), factor
+
+
+class RunMetrics:
+    """Counts what happens in a run, and serves it. A fault of its own switches it off.
+
+    Args:
+        info: labels of `supervise_info`.
+        units: metric id -> unit, of those that are exported.
+        per_rank: export the job's metrics of each rank, with the label `rank`.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        host: str,
+        info: Mapping[str, str],
+        units: Mapping[str, str],
+        *,
+        per_rank: bool = False,
+    ) -> None:
+        self.port = port
+        self.host = host
+        self._info = dict(info)
+        self._names = {metric: name_of(metric, unit) for metric, unit in units.items()}
+        self._per_rank = per_rank
+        self._values: dict[int, dict[str, float]] = {}
+        self._newest: dict[int, tuple[int, int]] = {}  # rank -> attempt and step
+        self._verbs: dict[str, str] = {}
+        self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._frame_ns = 0
+        self._snapshot: Sequence[Any] = ()
+        self._rendered: dict[Any, tuple[Any, bytes]] = {}
+        self._is_broken = False
+        self._server: Endpoint | None = None
+        self._thread: threading.Thread | None = None
+
+    # ── for the loop ──────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, event: Event, names: Sequence[str], decisions: Sequence[Decision]) -> None:
+        """Count an event and what was decided about it; `names` are those of a frame's values."""
+        with self._harmless():
+            if isinstance(event, Frame):
+                self._frame(event, names)
+            elif isinstance(event, Gap):
+                self._counts["supervise_frames_lost", ()] += event.count
+            elif isinstance(event, Notice) and event.kind == "safeguard":
+                order = str(event.data.get("order", "safeguard"))[:40]
+                self._counts["supervise_safeguards", (order,)] += 1
+            for decision in decisions:
+                self._decision(decision)
+
+    def delivered(self, channel: str, *, ok: bool) -> None:
+        """Count a message that was delivered or given up."""
+        self._counts["supervise_notify", (channel,)] += 1
+        self._counts["supervise_notify_failures", (channel,)] += not ok
+
+    def publish(self, policy: Policy, state: State, now_ns: int, trouble: str | None) -> None:
+        """Let scrapes see the run as it is now."""
+        with self._harmless():
+            self._snapshot = list(self._families(policy, state, now_ns, trouble))
+
+    def _harmless(self) -> _Harmless:
+        return _Harmless(self)
+
+    def switch_off(self, error: BaseException) -> None:
+        """Stop counting: a fault here must not reach the run."""
+        if not self._is_broken:
+            self._is_broken = True
+            _log.error("the metrics are not updated any more", exc_info=error)
+
+    def _frame(self, event: Frame, names: Sequence[str]) -> None:
+        rank = event.rank
+        values = self._values.setdefault(rank, {})
+        for name, value in zip(names, event.values, strict=False):
+            if value is not None and name in self._names:
+                values[name] = value
+        before = self._newest.get(rank)
+        self._newest[rank] = event.attempt, event.step
+        if rank != min(self._newest):
+            return
+        self._frame_ns = event.at_ns
+        self._counts["supervise_step", ()] += 1
+        known = dict(zip(names, event.values, strict=False))
+        self._counts["supervise_tokens", ()] += int(known.get("tokens_per_update") or 0)
+        self._counts["supervise_nonfinite", ()] += int(known.get("nan_inf_events") or 0)
+        self._counts["supervise_updates_skipped", ()] += bool(known.get("update_skipped"))
+        if before is not None and before[0] < event.attempt:
+            self._counts["supervise_steps_lost", ()] += max(0, before[1] - event.step + 1)
+
+    def _decision(self, decision: Decision) -> None:
+        data = decision.data
+        if decision.kind == "incident" and data.get("what") == "opened":
+            self._counts["supervise_incidents", (str(decision.severity),)] += 1
+        elif decision.kind == "intent":
+            self._verbs[data["action"]["id"]] = data["action"]["verb"]
+        elif decision.kind in OUTCOMES and "action" in data:
+            verb = self._verbs.pop(data["action"]["id"], "unknown")
+            self._counts["supervise_actions", (verb, OUTCOMES[decision.kind])] += 1
+            result = data.get("result") or {}
+            if result.get("loop") == "keep" and "from_step" in result:
+                lost = int(result["from_step"]) - int(result["step"])
+                self._counts["supervise_steps_lost", ()] += max(0, lost)
+
+    def _families(
+        self, policy: Policy, state: State, now_ns: int, trouble: str | None
+    ) -> Iterator[Any]:
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            InfoMetricFamily,
+            StateSetMetricFamily,
+        )
+
+        def gauge(name: str, text: str, value: float) -> Any:
+            return GaugeMetricFamily(f"supervise_{name}", text, value=value)
+
+        labels = {**self._info, "policy": policy.name, "mode": policy.mode}
+        yield InfoMetricFamily("supervise", "The run.", value=labels)
+        yield gauge("published_timestamp_seconds", "When this was published.", time.time())
+        age_s = (now_ns - self._frame_ns) / 1e9 if self._frame_ns else float("nan")
+        yield gauge("step_age_seconds", "Time since the newest step of the leading rank.", age_s)
+        yield gauge(
+            "training_step", "Number of the newest step; a rollback takes it back.", state.step
+        )
+        yield gauge("attempt", "Number of launches and rollbacks so far.", state.attempt)
+        yield gauge("ranks", "Ranks of the job.", state.job.world_size)
+        yield gauge("recording", "1 while decisions can be recorded.", float(trouble is None))
+        yield StateSetMetricFamily(
+            "supervise_state", "State of the run.", {name: name == state.machine for name in STATES}
+        )
+        incident = state.incident
+        opened = GaugeMetricFamily(
+            "supervise_incident_open", "An open incident.", labels=["severity"]
+        )
+        for severity in ("SEV0", "SEV1", "SEV2"):
+            is_open = incident is not None and incident.severity == severity
+            opened.add_metric([severity], float(is_open))
+        yield opened
+        rules = status_snapshot.rules(policy, state)
+        firing = GaugeMetricFamily(
+            "supervise_policy_firing", "1 while a rule fires.", labels=["rule", "severity"]
+        )
+        for rule in policy.rules:
+            firing.add_metric([rule.id, rule.severity], float(rules[rule.id] == "firing"))
+        yield firing
+        counted = Counter(rules.values())
+        in_state = GaugeMetricFamily("supervise_rules", "Rules in each state.", labels=["state"])
+        for name in RULE_STATES:
+            in_state.add_metric([name], counted[name])
+        yield in_state
+        for name, (text, label_names) in COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=label_names)
+            if not label_names:
+                family.add_metric([], self._counts[name, ()])
+            for (counter, values), count in sorted(self._counts.items()):
+                if counter == name and label_names:
+                    family.add_metric(values, count)
+            yield family
+        yield from self._of_job(GaugeMetricFamily)
+
+    def _of_job(self, family: Callable[..., Any]) -> Iterator[Any]:
+        """Yield the newest value of each metric of the job."""
+        ranks = sorted(self._values) if self._per_rank else sorted(self._values)[:1]
+        seen = dict.fromkeys(name for rank in ranks for name in self._values[rank])
+        for metric in seen:
+            name, factor = self._names[metric]
+            found = family(
+                name, f"Metric {metric} of the job.", labels=["rank"] if self._per_rank else []
+            )
+            for rank in ranks:
+                if metric in self._values[rank]:
+                    value = self._values[rank][metric] * factor
+                    found.add_metric([str(rank)] if self._per_rank else [], value)
+            yield found
+
+    # ── for the endpoint ──────────────────────────────────────────────────────────────────────────
+
+    def start(self, print_line: Callable[[str], None]) -> None:
+        """Serve on a thread of its own. A port that is taken is a warning: the run goes on."""
+        where = f"{self.host}:{self.port}"
+        try:
+            from .metrics_endpoint import Endpoint  # most runs serve nothing
+
+            server = self._server = Endpoint(self.host, self.port, self.render)
+            thread = threading.Thread(
+                target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
+            )
+            thread.start()
+        except (OSError, OverflowError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or error
+            print_line(f"supervise: warning: no metrics on {where}: {why}; the run goes on")
+            self.close()
+            return
+        self._thread = thread
+        self.port = int(server.server_address[1])
+        print_line(f"supervise: metrics at http://{self.host}:{self.port}/metrics")
+
+    def close(self) -> None:
+        """Stop serving; open connections end with their thread."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if self._thread is not None:
+            server.shutdown()  # waits for the thread, which would never end if it had not begun
+            self._thread.join()
+        with suppress(OSError):
+            server.server_close()
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """Return the content type and the body; once per snapshot and format. Any thread."""
+        from prometheus_client import CollectorRegistry, exposition
+
+        encode, kind = exposition.choose_encoder(accept)
+        snapshot = self._snapshot
+        kept = self._rendered.get(kind)
+        if kept is None or kept[0] is not snapshot:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Collected(snapshot))
+            kept = self._rendered[kind] = (snapshot, encode(registry))
+        return kind, kept[1]
+
+
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "supervise_step": ("Steps of the leading rank that were seen.", ()),
+    "supervise_tokens": ("Sum of tokens_per_update of the leading rank.", ()),
+    "supervise_nonfinite": ("Sum of nan_inf_events of the leading rank.", ()),
+    "supervise_updates_skipped": ("Updates that were skipped.", ()),
+    "supervise_steps_lost": ("Steps that rollbacks and relaunches undid.", ()),
+    "supervise_frames_lost": ("Frames that were overwritten before they were read.", ()),
+    "supervise_incidents": ("Incidents that were opened.", ("severity",)),
+    "supervise_actions": ("Actions and their outcomes.", ("action", "result")),
+    "supervise_safeguards": ("Safeguards of the probe that fired.", ("safeguard",)),
+    "supervise_notify": ("Messages delivered or given up.", ("channel",)),
+    "supervise_notify_failures": ("Messages that were given up.", ("channel",)),
+}
+
+
+class _Collected:
+    """A collector of families that are made already."""
+
+    def __init__(self, families: Sequence[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        return iter(self._families)
+
+
+class _Harmless:
+    """Keeps an error inside of `RunMetrics`, and switches it off."""
+
+    def __init__(self, owner: RunMetrics) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            self._owner.switch_off(error)
+            return True
+        return False
