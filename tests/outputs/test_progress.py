@@ -30,7 +30,7 @@ def test_speed_and_time_left_follow_from_the_newest_steps():
 
     assert (found["loss"], found["loss_metric"], found["loss_rank"]) == (2.5, "train_loss_raw", 0)
     assert found["steps_per_s"] == pytest.approx(4.0)
-    assert found["tokens_per_s"] == pytest.approx(4000.0)
+    assert (found["tokens_per_s"], found["tokens_of"]) == (pytest.approx(4000.0), "rank")
     assert (found["planned_steps"], found["planned_by"]) == (500, "--max-steps=500")
     assert (found["eta_s"], found["last_step_s"]) == (100, 1.2)
     assert found["lag"] == {"0": 0, "1": 2}
@@ -70,6 +70,18 @@ def test_the_curve_is_bounded_and_loses_no_spike(count):
     assert POINTS // 2 <= len(curve["steps"]) == len(curve["loss"]) <= POINTS
     assert curve["loss"].count(8.0) == 1 and sum(map(math.isnan, curve["loss"])) == 1
     assert curve["steps"] == sorted(set(curve["steps"]))
+
+
+def test_numbers_of_all_ranks_come_before_those_of_one():
+    progress = TrainingProgress()
+    names = ("tokens_per_update", "job_tokens", "train_loss", "job_loss")
+    for step, values in enumerate([(8.0, None, 2.0, None), (8.0, 32.0, 2.0, 3.0)]):
+        progress.take(names, Frame(step * SECOND, 0, 0, step, values))
+
+    found = progress.facts(None, SECOND)
+
+    assert (found["loss"], found["loss_metric"]) == (3.0, "job_loss")
+    assert (found["tokens_per_s"], found["tokens_of"]) == (32.0, "job")
 
 
 def test_one_metric_makes_the_curve():

@@ -94,7 +94,8 @@ def progress(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     speed, runs = found.get("steps_per_s"), state.get("job") == "running"
     if speed and runs:
         tokens = found.get("tokens_per_s")
-        each = " a rank" if state.get("world_size", 1) > 1 else ""
+        several = state.get("world_size", 1) > 1
+        each = " a rank" if several and found.get("tokens_of") == "rank" else ""
         text = f", {rate(tokens, 'token')}{each}" if tokens else ""
         lines.append(("speed", rate(speed, "step") + text))
     if found.get("eta_s") is not None and runs:

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..core.model.events import Frame
 
-LOSSES = ("train_loss", "train_loss_raw")  # the first that has a value (design/rulings.md, Values)
-TOKENS = "tokens_per_update"
+# The first that has a value counts: of all ranks together, else of one (design/rulings.md, Values).
+LOSSES = ("job_loss", "train_loss", "train_loss_raw")
+JOB_TOKENS, RANK_TOKENS = "job_tokens", "tokens_per_update"
 SPEED_FRAMES = 64  # that the speed is the mean of; project default
 PAUSE_STEPS = 20  # times the median step: longer than a checkpoint mostly is; project default
 POINTS = 128  # of the curve at most; half as many after it was thinned
@@ -65,12 +66,12 @@ class TrainingProgress:
 
     def __init__(self, argv: Sequence[str] = ()) -> None:
         self._given = planned_in(argv)
-        self._columns: dict[int, tuple[Sequence[str], int, list[int]]] = {}
+        self._columns: dict[int, tuple[Sequence[str], tuple[int, int], list[int]]] = {}
         self._steps: dict[int, int] = {}  # rank -> newest step
         self._attempt = -1
         self._recent: deque[tuple[int, int]] = deque(maxlen=SPEED_FRAMES)  # of the leader: ns, step
         self._loss: tuple[int, str, float] | None = None  # rank, metric, value
-        self._tokens: float | None = None
+        self._tokens: tuple[float, str] | None = None  # of an update, and of what
         self._curve = Curve()
 
     def take(self, names: Sequence[str], frame: Frame) -> None:
@@ -90,7 +91,7 @@ class TrainingProgress:
             if self._recent and frame.step <= self._recent[-1][1]:
                 self._recent.clear()
             self._recent.append((frame.at_ns, frame.step))
-            self._tokens = _value(values, known[1])
+            self._tokens = _tokens(values, known[1])
         if self._loss is None or rank <= self._loss[0]:
             self._take_loss(names, frame, known[2])
 
@@ -107,8 +108,8 @@ class TrainingProgress:
     def facts(self, planned: int | None, now_ns: int) -> dict[str, Any]:
         """Return loss, speed, time left, the curve, and how far each rank lags.
 
-        What is not known is None: `steps_per_s` before two steps, `tokens_per_s` (of one rank) of a
-        job without tokens, `eta_s` without a planned length.
+        What is not known is None: `steps_per_s` before two steps, `tokens_per_s` of a job without
+        tokens, `eta_s` without a planned length. `tokens_of` is `job`, or `rank` for the leader's.
 
         Args:
             planned: optimizer steps of a whole run, from the policy (`job.steps`).
@@ -118,12 +119,14 @@ class TrainingProgress:
         step = max(self._steps.values(), default=-1)
         left = None if total is None else max(0, total - 1 - step)
         rank, metric, loss = self._loss or (None, None, None)
+        tokens, of_what = self._tokens or (None, None)
         return {
             "loss": loss,
             "loss_metric": metric,
             "loss_rank": rank,
             "steps_per_s": speed,
-            "tokens_per_s": speed * self._tokens if speed and self._tokens else None,
+            "tokens_per_s": speed * tokens if speed and tokens else None,
+            "tokens_of": of_what,
             "last_step_s": round((now_ns - self._recent[-1][0]) / 1e9, 1) if self._recent else None,
             "planned_steps": total,
             "planned_by": origin if total is not None else None,
@@ -159,9 +162,18 @@ def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
     return (total, origin) if total > 0 else (None, "")
 
 
-def _columns(names: Sequence[str]) -> tuple[Sequence[str], int, list[int]]:
+def _columns(names: Sequence[str]) -> tuple[Sequence[str], tuple[int, int], list[int]]:
     places = {name: i for i, name in enumerate(names)}
-    return names, places.get(TOKENS, -1), [places[name] for name in LOSSES if name in places]
+    tokens = places.get(JOB_TOKENS, -1), places.get(RANK_TOKENS, -1)
+    return names, tokens, [places[name] for name in LOSSES if name in places]
+
+
+def _tokens(values: Sequence[float | None], columns: tuple[int, int]) -> tuple[float, str] | None:
+    for column, of_what in zip(columns, ("job", "rank"), strict=True):
+        tokens = _value(values, column)
+        if tokens is not None:
+            return tokens, of_what
+    return None
 
 
 def _value(values: Sequence[float | None], column: int) -> float | None:
