@@ -12,6 +12,8 @@ from ..store.run_directory import RunDir
 from .card.series import Tapes
 from .records import Record, is_of
 
+NEAR = 100_000  # events before an incident that hold the frames it shows, also of many ranks
+
 
 def described(run: RunDir) -> Mapping[str, Any]:
     """Return the content of run.json, as far as it can be read."""
@@ -30,7 +32,8 @@ def tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None
     found = Tapes()
     try:
         for number, frame, names in history.numbered(run, last):
-            found.add(frame, names, opened=number > first)
+            if number > first - NEAR:
+                found.add(frame, names, opened=number > first)
     except StoreError:
         return None
     return found
