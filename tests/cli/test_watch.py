@@ -76,8 +76,7 @@ def text_of(app) -> str:
     return "\n".join("".join(t for _, t in sorted(rows[y])) for y in sorted(rows))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-def test_keys_ask_before_they_change_anything(live, monkeypatch, size):
+def test_keys_ask_before_they_change_anything(live, monkeypatch):
     """`n` sends nothing; `y` sends, and the answer is shown; `q` leaves a receipt."""
     pytest.importorskip("textual")
     from supervise.cli._live_view import LiveView
@@ -87,12 +86,14 @@ def test_keys_ask_before_they_change_anything(live, monkeypatch, size):
 
     async def use() -> str:
         app = LiveView(live, "anna")
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            shown = text_of(app)
-            for part in ("paused: supervise resume", "12.5 steps/s", "inc-2 SEV1", "p pause"):
-                assert part in shown, shown
-            assert "rollback: yes, weights and loop" in shown
+        async with app.run_test(size=(200, 50)) as pilot:
+            for size in ((200, 50), (80, 24)):
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+                shown = text_of(app)
+                for part in ("paused: supervise resume", "12.5 steps/s", "inc-2 SEV1", "p pause"):
+                    assert part in shown, shown
+                assert "rollback: yes, weights and loop" in shown
             await pilot.press("p")
             await pilot.pause()
             assert "Pause the job at its next step boundary?" in text_of(app)
