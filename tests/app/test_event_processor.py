@@ -22,6 +22,7 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 def processor():
     """A processor whose engine waits for a relaunch to step 19, because of a breach at step 60."""
     settings = SimpleNamespace(
+        metrics=None,
         policy=Policy("p", "sha256:0", "enforce", {}, ()),
         argv=(),
         run=None,

@@ -85,7 +85,7 @@ def recorded(tmp_path):
     return record
 
 
-NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status", "why"]
+NO_RUN = ["audit verify", "audit show", "replay", "export --csv", "status", "why", "record"]
 NO_RUN += ["why-not --rule r --step 1", "release", "reload"]
 
 

@@ -168,6 +168,7 @@ def test_a_client_that_is_slow_or_one_of_many_holds_nothing_up(serve, monkeypatc
     served, _ = serve()
     slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(MAX_OPEN + 4)]
     for each in slow:
+        each.settimeout(4.0)  # the limit on one read alone is 5 s
         each.sendall(b"GET /metrics HT")
     since_s = time.monotonic()
     run_a_little(served)

@@ -94,7 +94,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
     found = RunDir.open(run)
     record = build_record(found)
     if form is not None:
-        click.echo(FORMS[form][1](record), nl=False)
+        click.echo(FORMS[form][1](record).decode(), nl=False)
         return
     raw = check.encode(record)
     signed = None if key is None else signature.sign(raw, key)

@@ -208,5 +208,5 @@ class JobForm:
     ] = False
     manifest: Annotated[
         tuple[str, ...],
-        Doc("files whose hashes belong to a checkpoint: tokenizer, list of data"),
+        Doc("files whose hashes are recorded, per launch and checkpoint: tokenizer, list of data"),
     ] = ()
