@@ -59,6 +59,7 @@ def test_a_full_disk_ends_the_acting_and_every_command_says_so(small_disk, super
     options = ("--policy", halves, "--run-dir", directory, "--drill", drill)
     running = supervise.start(*options, "--", *job)
     wait_until(lambda: any(r["step"] > 5 for r in run.kinds("state")), "step 5")
+    wait_until(lambda: run.kinds("identity"), "the last record that comes by itself")
     assert supervise("pause", directory).returncode == 0
     filler = small_disk / "filler"
     fill(filler)
