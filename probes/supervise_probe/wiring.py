@@ -46,6 +46,7 @@ from .torch_state.foreign_engine import ForeignEngine
 from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
 from .torch_state.records import Optimizers
+from .torch_state.weight_copies import WeightCopies
 
 if TYPE_CHECKING:
     from .context import ProbeContext
@@ -101,7 +102,14 @@ class Parts:
         )
         in_force = InForce()
         sources = _wiring.Sources(
-            self.optimizers, self.scaling, self.rate, self._times, self.sets, in_force, self.extra
+            self.optimizers,
+            self.scaling,
+            self.rate,
+            self._times,
+            self.sets,
+            in_force,
+            self.extra,
+            WeightCopies(context.registry, self.optimizers, context.position),
         )
         self.wired, made = _wiring.make(
             context, sources, self._life.attach_inside, self._step_is_over

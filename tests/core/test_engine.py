@@ -18,7 +18,7 @@ from supervise.core.model.policy import Budget, Ladder, Rule, Runbook
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import one_rule, rule_on
+from .conftest import above, one_rule, rule_on
 
 
 def test_a_quiet_run_decides_nothing_but_its_states(tell):
@@ -175,10 +175,12 @@ def test_a_metric_that_never_existed_makes_its_rule_inactive(tell):
 
 def test_any_rank_can_trip_a_rule(tell):
     """Rank 1 alone breaches: the rule fires and names the rank."""
-    story = tell()
-    story.send(Announced(0, 1, 2, 2, story.names))
-    story.frames(2.0, times=50)
-    story.rank(1, 2.0, 2.0, 8.0)
+    story = tell(names=("residual_rms", "x"), **one_rule(above("residual_rms", 5.0), "SEV1"))
+    for rank in (0, 1):
+        story.send(Announced(0, rank, 2, rank + 1, story.names))
+    for step in range(50):
+        story.frames(2.0)
+        story.rank(1, 8.0 if step == 49 else 2.0)
 
     assert story.kinds("rule", "fired")[0].data["rank"] == 1
 

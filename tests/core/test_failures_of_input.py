@@ -10,7 +10,7 @@ from supervise.detectors.absence import Absence
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ
 
-from .conftest import NAMES, NAN, Reach, above, messages, one_rule, rule_on, runbook_of
+from .conftest import NAN, Reach, above, messages, one_rule, rule_on, runbook_of
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -185,11 +185,14 @@ def test_one_that_flaps_and_then_stays_in_breach_is_told(tell):
 def test_one_trouble_seen_by_two_ranks_is_answered_once(tell):
     """The other rank's firing neither climbs the ladder nor runs the runbook again."""
     books = {"soften": runbook_of("soften", Reach())}
-    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", "soften", cooldown_steps=50)
-    story = tell(runbooks=books, **rule)
-    story.send(Announced(story.at_ns, 1, 2, 2, NAMES))
-    story.frames(2.0, times=20)
-    story.rank(1, *[2.0] * 20)
+    names = ("residual_rms", "grad_global_norm")
+    rule = one_rule(above("residual_rms", 5.0), "SEV1", "soften", cooldown_steps=50)
+    story = tell(runbooks=books, names=names, **rule)
+    for rank in (0, 1):
+        story.send(Announced(story.at_ns, rank, 2, rank + 1, names))
+    for _ in range(20):
+        story.frames(2.0)
+        story.rank(1, 2.0)
     story.frames(8.0)
     story.rank(1, 8.0)
 

@@ -243,16 +243,17 @@ def test_a_plan_does_not_hide_what_it_cannot_move(tell):
     assert story.state.incident is not None
 
 
-def test_the_questions_are_asked_of_the_rank_that_breached(tell):
-    """Rank 1 spikes and rank 0 does not: peak and band are rank 1's."""
+def test_the_questions_are_asked_of_the_loss_of_the_job(tell):
+    """Rank 1 spikes and rank 0 does not: peak and band are those of their mean."""
     story = tell(mode="observe")
-    story.send(Announced(0, 1, 2, 2, story.names))
+    for rank in (0, 1):
+        story.send(Announced(0, rank, 2, rank + 1, story.names))
     for step in range(100):
         story.frames(2.0)
         story.rank(1, 3.0 if step < 60 or step > 62 else 9.0)
     first = closed(story).data["spike"]["questions"]["rejoined"]
 
-    assert (first["peak"], first["level"]) == (9.0, 3.0)
+    assert (first["peak"], first["level"]) == (5.5, 2.5)
 
 
 def test_structural_at_the_end_of_the_ladder_holds_by_itself(tell):

@@ -73,7 +73,9 @@ def test_replicas_with_another_checksum_are_counted():
     """Run 1 differs; a rank that has none, as under another scheme, ends the comparison."""
     same = {"param_digest.0": 5.0, "param_digest.1": 7.0}
     assert together([same, same, same])["param_digest_mismatch"] == 0.0
-    assert together([same, {**same, "param_digest.1": 8.0}, same])["param_digest_mismatch"] == 1.0
+    found = together([same, {**same, "param_digest.1": 8.0}, same])
+    assert (found["param_digest_mismatch"], found["param_digest_rank"]) == (1.0, 1.0)
+    assert "param_digest_rank" not in together([same, same])
     assert "param_digest_mismatch" not in together([same, {}])
 
 

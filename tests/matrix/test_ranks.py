@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from supervise.core.detection.job_frames import fold
 from tests.support.probed_job import check_frames
 
 SCRIPT = '''
@@ -54,6 +55,7 @@ def step(model, optimizer, several):
         total += loss.item()
     if rank == 1:
         time.sleep(0.02)      # a slow rank: nobody may wait for anything but the job's own calls
+    whole = norm(getattr(p.grad, "full_tensor", lambda: p.grad)() for p in params)
     true, old = norm(local(p.grad for p in params)), [t.clone() for t in local(params)]
     if not isinstance(model, DistributedDataParallel):
         nn.utils.clip_grad_norm_(params, 0.5)
@@ -61,7 +63,8 @@ def step(model, optimizer, several):
     optimizer.zero_grad()
     moved = norm(p - q for p, q in zip(local(params), old))
     share = true / 2 ** 0.5 if isinstance(model, DistributedDataParallel) else true
-    emit(train_loss_raw=total, grad_global_norm=true, grad_norm_share=share, update_norm=moved,
+    emit(train_loss_raw=total, grad_global_norm=true, job=whole, grad_norm_share=share,
+         update_norm=moved,
          tokens_per_update=sum(7 * (2 + part) for part in range(several)))
 
 
@@ -118,10 +121,15 @@ def check(both, job, untouched):
     for each, rows in zip(both, untouched, strict=True):
         notes = {row["note"]: row for row in rows if "note" in row}
         assert notes["descriptors"]["grown"] == 0 and notes["sha"]["dtensor"] == "DTensor"
-        steps = [row for row in rows if "note" not in row]
+        steps = [{k: v for k, v in row.items() if k != "job"} for row in rows if "note" not in row]
         assert each.column("step") == list(range(12)) == list(range(len(steps)))
         check_frames(each.frames, steps, rel=1e-5)
         assert set(each.segment().status()["collectors"].values()) == {"on"}
+    for step, row in enumerate(row for row in untouched[0] if "note" not in row):
+        rows = {rank: each.frames[step] for rank, each in enumerate(both)}
+        job = fold(rows, 0, rows[0], 2)
+        assert job["grad_global_norm"] == pytest.approx(row["job"], rel=1e-6)
+        assert job["tokens_per_update"] == 2 * row["tokens_per_update"]
     first, second = (each.segment().collective() for each in both)
     assert first == second and first.name == "barrier" and not first.inside and first.number > 1
     norms = [[row["grad_global_norm"] for row in rows if "note" not in row] for rows in untouched]

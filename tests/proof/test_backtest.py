@@ -181,9 +181,9 @@ def test_a_column_that_is_logged_now_and_then_is_not_missing(tmp_path, write):
 
 
 def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
-    """A spike on rank 1 alone is an incident of the run."""
+    """A spike on rank 1 is in the loss of the job."""
     path = tmp_path / "a.csv"
-    rows = [(s, r, 6.0 if (s, r) == (90, 1) else 2.0) for s in range(120) for r in (0, 1)]
+    rows = [(s, r, 16.0 if (s, r) == (90, 1) else 2.0) for s in range(120) for r in (0, 1)]
     path.write_text("step,rank,loss\n" + "".join(f"{s},{r},{v}\n" for s, r, v in rows))
     outcome = _one(path, write())
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers
+    from ..torch_state.weight_copies import WeightCopies
     from . import Collector
 
 
@@ -55,6 +56,7 @@ class Sources(NamedTuple):
     sets: SampleSets
     in_force: InForce
     extra: Dict[str, Number]
+    replicas: WeightCopies
 
 
 class Wired(NamedTuple):
@@ -102,8 +104,8 @@ def make(
         loss=losses,
         quarantine=quarantine.Collector(context, batches, origins),
         shards=origins,
-        tokens=tokens.Collector(context),
-        updates=updates.Collector(context, sources.sets),
+        tokens=tokens.Collector(context, sources.replicas),
+        updates=updates.Collector(context, sources.sets, sources.replicas),
     )
     sketches = sketch.Collector(context, sources.optimizers, sources.sets)
     return wired, {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+    from ..torch_state.weight_copies import WeightCopies
 
 METRICS = (
     MetricSpec(
@@ -42,14 +43,22 @@ METRICS = (
         "this project",
     ),
     MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
+    MetricSpec(
+        "batch_copies",
+        "ranks",
+        "Ranks that read the same batch, as those of a tensor-parallel layer do; absent with one "
+        "rank.",
+        "ranks of the mesh of the parameters over those that FSDP2 spreads batches over",
+    ),
 )
 
 
 class Collector(Base):
     """Counts on the device where the targets are."""
 
-    def __init__(self, context: ProbeContext) -> None:
+    def __init__(self, context: ProbeContext, replicas: WeightCopies) -> None:
         super().__init__(context)
+        self._replicas, self._copies = replicas, 0.0
         self._targets: Optional[Number] = None
         self._inputs = 0
         self._loss: Number = 0.0
@@ -99,6 +108,8 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
+        if self._replicas.several:
+            self._copies = values["batch_copies"] = self._copies or self._replicas.batch_copies()
         unknown, self._unknown = self._unknown, False
         if "targets" in counted:
             targets = values["tokens_per_update"] = counted["targets"]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..runtime.scalars import Number, Scalars
     from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step, Update
+    from ..torch_state.weight_copies import WeightCopies
 
 METRICS = (
     MetricSpec(
@@ -46,6 +47,20 @@ METRICS = (
         "1",
         "update_norm / 2-norm of the parameters before the step.",
         "|theta_t - theta_(t-1)| / |theta_(t-1)|",
+        sparsest=SPARSEST,
+    ),
+    MetricSpec(
+        "update_square_share",
+        "1",
+        "What this rank adds to the square of the job's update norm; absent with one rank.",
+        "sum |theta_t - theta_(t-1)|^2 / ranks that hold the same part",
+        sparsest=SPARSEST,
+    ),
+    MetricSpec(
+        "weight_square_share",
+        "1",
+        "The same of the norm of the parameters before the step.",
+        "sum |theta_(t-1)|^2 / ranks that hold the same part",
         sparsest=SPARSEST,
     ),
 )
@@ -72,8 +87,9 @@ class Collector(Base):
     SAMPLED_SHARE = 0.004  # a sample cannot be made much cheaper: above, it is taken less often
     SAMPLED_FLOOR_US = 60
 
-    def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
+    def __init__(self, context: ProbeContext, sets: SampleSets, replicas: WeightCopies) -> None:
         super().__init__(context)
+        self._replicas = replicas
         self.mode = "exact"
         self._sets, self._position = sets, context.position
         floor_ns = self.SAMPLED_FLOOR_US * 1000
@@ -87,6 +103,7 @@ class Collector(Base):
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._stepping: Optional[Kept] = None
         self._squares: Optional[Tuple[Number, Number]] = None
+        self._shares: Tuple[Number, Number] = 0.0, 0.0  # of several ranks
 
     def before_update(self, update: Update) -> None:
         if self.pace.every == 1:
@@ -106,6 +123,8 @@ class Collector(Base):
             if sum(p.numel() for p in params) > EXACT_LIMIT:
                 self._sample()
             kept = Kept(self.torch, self.scalars, params, self.mode == "sampled")
+            if self._replicas.several:
+                kept.spread(self._replicas.split(params))
             self._kept[update.optimizer] = kept
         kept.freshen(self._passed)
         self._stepping = kept
@@ -115,7 +134,11 @@ class Collector(Base):
         if kept is None:
             return
         began = thread_time_ns() if self.pace.every > 1 else 0
+        share = kept.weight_share
         moved, weight = (0.0, kept.weight) if update.skip else kept.advance()
+        if self._replicas.several:
+            moved_share = 0.0 if update.skip else kept.moved_share
+            self._shares = self._shares[0] + moved_share, self._shares[1] + share
         if began:
             self._cost_ns += thread_time_ns() - began
         if self._squares is not None:
@@ -135,6 +158,9 @@ class Collector(Base):
         values["update_norm"] = moved
         if not self.scalars.on_host(weight) or weight != 0.0:
             values["update_to_weight"] = moved / weight
+        if self._replicas.several:
+            values["update_square_share"], values["weight_square_share"] = self._shares
+            self._shares = 0.0, 0.0
 
     def finish(self, values: Dict[str, float]) -> None:
         if self.pace.every > 1 and self._unrest.look(values):
@@ -169,10 +195,11 @@ class Kind:
 
     Args:
         strata: what is taken of the tensors, and how many values each value taken stands for.
+        copies: on how many ranks they lie.
     """
 
-    def __init__(self, torch: Any, strata: List[Tuple[List[Any], float]]) -> None:
-        self._torch = torch
+    def __init__(self, torch: Any, strata: List[Tuple[List[Any], float]], copies: float) -> None:
+        self._torch, self.copies = torch, copies
         self._sources = [source for sources, _ in strata for source in sources]
         sizes = [sum(source.numel() for source in sources) for sources, _ in strata]
         weights = [weight for _, weight in strata]
@@ -226,6 +253,7 @@ class Kept:
     Attributes:
         params: what it was made for.
         weight: squared 2-norm of the old weights.
+        moved_share, weight_share: of several ranks, what this one adds to the job's squares.
     """
 
     def __init__(self, torch: Any, scalars: Scalars, params: List[Any], sampled: bool) -> None:
@@ -238,8 +266,14 @@ class Kept:
         self._age = -1
         self._turn = 0
         self._stamps: List[Tuple[int, int]] = []
-        self.weight: Number = 0.0
+        self.weight = self.weight_share = self.moved_share = 0.0  # type: Number
         self._kinds: List[Kind] = []
+        self._copies: Dict[int, float] = {}  # by id of a tensor
+
+    def spread(self, parts: List[Tuple[float, List[Any]]]) -> None:
+        """Several ranks hold the parameters: each of these lies on so many."""
+        local = ((copies, getattr(p, "_local_tensor", p)) for copies, ps in parts for p in ps)
+        self._copies = {id(tensor): copies for copies, tensor in local}
 
     def freshen(self, passed: bool) -> None:
         """Read the weights again if they changed since the last measured step.
@@ -264,23 +298,32 @@ class Kept:
                 self._turn += 1
                 self._kinds = self._layout()
             self._stamps = stamps
-        self.weight = 0.0
+        self.weight = self.weight_share = 0.0
         for kind in self._kinds:
             kind.read()
-            self.weight = self.weight + kind.weight(self._scalars)
+            square = kind.weight(self._scalars)
+            self.weight = self.weight + square
+            self.weight_share = self.weight_share + square / kind.copies
 
     def advance(self) -> Tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         moved: Number = 0.0
         weight: Number = 0.0
+        moved_share: Number = 0.0
+        weight_share: Number = 0.0
         for kind in self._kinds:
             kind.read()
-            moved = moved + kind.moved(self._scalars)
+            square = kind.moved(self._scalars)
+            moved = moved + square
+            moved_share = moved_share + square / kind.copies
             if not self._sampled or self._age % WEIGHT_EVERY == 0:
-                weight = weight + kind.weight(self._scalars)
+                square = kind.weight(self._scalars)
+                weight = weight + square
+                weight_share = weight_share + square / kind.copies
             else:
-                weight = self.weight
+                weight, weight_share = self.weight, self.weight_share
         before, self.weight = self.weight, weight
+        self.moved_share, self.weight_share = moved_share, weight_share
         tensors = self._tensors
         if (self._age + 1) % LOOK == 0:
             self._stamps = list(map(_stamp, tensors))
@@ -296,16 +339,21 @@ class Kept:
             large = sum(t.numel() for t in tensors if t.numel() > SMALL)
             every = max(1, round(large / SAMPLE))
         # Tensors with fewer values than a block stands for are strata of their own, by size.
-        kinds: Dict[Tuple[Any, Any], Dict[int, List[Any]]] = {}
+        kinds: Dict[Tuple[Any, Any, float], Dict[int, List[Any]]] = {}
         for tensor in tensors:
             size = tensor.numel()
             whole = every == 1 or size <= SMALL
             stratum = 0 if whole else 1 if size >= BLOCK * every else 1 + size.bit_length()
-            strata = kinds.setdefault((tensor.device, tensor.dtype), {})
+            copies = self._copies.get(id(tensor), 1.0)
+            strata = kinds.setdefault((tensor.device, tensor.dtype, copies), {})
             strata.setdefault(stratum, []).append(tensor)
         return [
-            Kind(self._torch, [self._taken(strata[key], every, key) for key in sorted(strata)])
-            for strata in kinds.values()
+            Kind(
+                self._torch,
+                [self._taken(strata[key], every, key) for key in sorted(strata)],
+                copies,
+            )
+            for (_, _, copies), strata in kinds.items()
         ]
 
     def _taken(self, tensors: List[Any], every: int, stratum: int) -> Tuple[List[Any], float]:

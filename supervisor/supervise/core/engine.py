@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL, Verdict
+from .detection.job_frames import JobFrames
 from .detection.rank_monitor import RankMonitor
 from .detection.run_phase import LR_PHASE
 from .handlers import (
@@ -65,8 +66,10 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     ctx = StepContext(policy if written else state.phase.of(policy), state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
+    if state.job.world_size > 1:
+        _release(ctx, policy, event)
     if isinstance(event, Frame):
-        _on_frame(ctx, policy, event)
+        _take_frame(ctx, policy, event)
     elif isinstance(event, Tick):
         _on_tick(ctx, event)
     elif isinstance(event, Announced):
@@ -114,9 +117,14 @@ def _monitor(policy: Policy, state: State, rank: int) -> RankMonitor:
 def _on_announced(ctx: StepContext, event: Announced) -> None:
     state, rank = ctx.state, event.rank
     monitor = _monitor(ctx.policy, state, rank)
+    names = event.names
+    if event.world_size > 1:
+        if monitor.program not in (None, event.program):
+            state.ranks.forget(rank)
+        names = state.ranks.announce(rank, names)
     if monitor.is_replaced_by(event.program):
         session_change.on_program_replaced(ctx, monitor, event)
-    monitor.announce(event.names, event.program)
+    monitor.announce(names, event.program)
     state.context.attribution.announced(rank, event.names, event.program)
     state.job.world_size = event.world_size
     state.job.pids.add(event.pid)
@@ -124,20 +132,48 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         state.job.failures.clear()  # a launcher has answered them
 
 
-def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
-    state, rank, step = ctx.state, frame.rank, frame.step
+def _take_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
+    """Judge a frame; of several ranks, one of the job when all have sent the step."""
+    state, attribution = ctx.state, ctx.state.context.attribution
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
+    if frame.rank in attribution.columns:
+        attribution.feed(frame, calm=data_suspicion.is_quiet(state))
+    if state.job.world_size < 2:
+        _on_frame(ctx, written, frame)
+    else:
+        _judge(ctx, written, state.ranks.add(frame, state.at_ns, state.job.world_size))
+
+
+def _release(ctx: StepContext, written: Policy, event: Event) -> None:
+    """Judge frames that wait for other ranks, where these are late or will not come."""
+    ranks, world_size = ctx.state.ranks, ctx.state.job.world_size
+    if isinstance(event, Launched):
+        ctx.state.ranks = JobFrames()
+    elif isinstance(event, Tick):
+        _judge(ctx, written, ranks.late(event.at_ns, world_size))
+    elif isinstance(event, Exited) or (isinstance(event, Gap) and event.rank == ranks.leader):
+        _judge(ctx, written, ranks.flush(world_size))
+
+
+def _judge(ctx: StepContext, written: Policy, frames: list[Frame]) -> None:
+    for frame in frames:
+        _on_frame(ctx, written, frame)
+
+
+def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
+    state, rank, step = ctx.state, frame.rank, frame.step
     monitor = state.monitors.get(rank) or _monitor(written, state, rank)
-    is_leader = not rank or (leader := state.leader()) is None or rank <= leader
+    if state.ranks.leader is None:
+        is_leader = not rank or (leader := state.leader()) is None or rank <= leader
+    else:
+        is_leader = rank == state.ranks.leader
+        monitor.follow(alongside=not is_leader)
     if is_leader:  # rank 0 does whenever it speaks
         state.frame_count += 1
         state.step, state.attempt = step, frame.attempt
     if state.machine == state_machine.LAUNCHING:
         ctx.move("first_frame", f"first frame, step {step} of rank {rank}")
-    attribution = state.context.attribution
-    if rank in attribution.columns:
-        attribution.feed(frame, calm=data_suspicion.is_quiet(state))
     if step > monitor.step + 1 and frame.attempt == monitor.attempt and monitor.step >= 0:
         _record_missing_frames(ctx, monitor, frame)
     monitor.lost = 0

@@ -36,6 +36,7 @@ METRICS = (
     "straggler_part",
     "grad_direction_consistency",
     "param_digest_mismatch",
+    "param_digest_rank",
 )
 
 Values = Mapping[str, float | None]
@@ -126,6 +127,7 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     is furthest from the median.
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
+    param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
     """
     found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
@@ -142,6 +144,10 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
         found["param_digest_mismatch"] = float(
             sum(any(d[name] != first for d in digests) for name, first in digests[0].items())
         )
+        usual = max(digests, key=digests.count)
+        odd = next((rank for rank, digest in enumerate(digests) if digest != usual), None)
+        if odd is not None:
+            found["param_digest_rank"] = float(odd)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

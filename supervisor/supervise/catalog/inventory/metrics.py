@@ -80,6 +80,25 @@ _ROWS = (
         "Runs of replicated weights whose checksums differ.",
         "BLOOM-176B chronicles",
     ),
+    (
+        "param_digest_rank",
+        "1",
+        "The lowest rank whose checksums are not those of most ranks; between two, that beside the "
+        "lowest. Absent where all are the same.",
+        SIMPLE,
+    ),
+    (
+        "job_ranks",
+        "ranks",
+        "Ranks whose numbers are in this frame of the job: means, sums and norms over ranks.",
+        SIMPLE,
+    ),
+    (
+        "nonfinite_rank",
+        "1",
+        "The lowest rank whose own loss or norm is NaN or infinite; absent where all are finite.",
+        SIMPLE,
+    ),
     ("grad_direction_consistency", "1", "Mean pairwise cosine of the ranks' own gradients.", SEEDS),
     (
         "straggler_ratio",

@@ -25,14 +25,16 @@ _JUDGED_AS = {
     "train_loss": "train_loss_raw",
     "train_loss_ema": "train_loss_raw",
     "train_ppl": "train_loss_raw",
+    "update_square_share": "update_norm",
+    "weight_square_share": "update_to_weight",
 }
 _GROUPS = (
     (
         "Context for reports and runbooks; no healthy range of its own.",
-        "backward_time batch_offset batch_shard clip_bound clip_threshold epoch forward_time"
-        " gpu_alloc_retries gradients_zeroed layer_weight_std layer_weight_std.<i>"
-        " loss_outlier_rank lr_hold lr_rewarm open_files optimizer_time other_time straggler_part"
-        " straggler_rank",
+        "backward_time batch_copies batch_offset batch_shard clip_bound clip_threshold epoch"
+        " forward_time gpu_alloc_retries gradients_zeroed job_ranks layer_weight_std"
+        " layer_weight_std.<i> loss_outlier_rank lr_hold lr_rewarm nonfinite_rank open_files"
+        " param_digest_rank optimizer_time other_time straggler_part straggler_rank",
     ),
     (
         "Says where a trouble is, which the whole tells.",

@@ -18,6 +18,7 @@ from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..model.events import Beat, Frame
 from ..model.interfaces import NOTE, Clockwork, Watch
 from ..model.policy import Policy, Rule
+from .job_frames import JOB
 
 Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
@@ -75,6 +76,9 @@ class RankMonitor:
         self.lost = 0  # frames that were overwritten since the newest one
         self.probe_off = False  # the probe of this rank is off or cannot be read
         self.exited = False  # the process of this rank has ended, and another one has not spoken
+        self.alongside = (
+            False  # another rank has the job's numbers: what reads these is judged there
+        )
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
@@ -113,6 +117,14 @@ class RankMonitor:
         self.program, self.names = program, names
         self._plan()
 
+    def follow(self, *, alongside: bool) -> None:
+        """Another rank has the job's numbers, or this one has them now."""
+        if alongside != self.alongside:
+            self.alongside = alongside
+            for r in self._of_job:
+                self.rules[r] = RuleWatch()
+            self._hot = list(range(len(self.policy.rules)))
+
     def forget(self, metrics: Sequence[object]) -> None:
         """These metrics are measured in another way from now on: what was learnt is of the old."""
         for i, (_, detector) in enumerate(self.detectors):
@@ -140,12 +152,14 @@ class RankMonitor:
                 self._joint.append((i, watch.feed, sample))
         names = set(self.names)
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
+        self._of_job = of_job(self.policy)
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
-        return not self.probe_off and not self.exited and self._able[rule]
+        elsewhere = self.alongside and rule in self._of_job
+        return not (self.probe_off or self.exited or elsewhere) and self._able[rule]
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
@@ -240,7 +254,10 @@ class RankMonitor:
         moved: list[tuple[int, bool]] = []
         rules = self.policy.rules
         hot: list[int] = []
-        for r in range(len(rules)) if changed else self._hot:
+        due: Sequence[int] = range(len(rules)) if changed else self._hot
+        if self.alongside:
+            due = [r for r in due if r not in self._of_job]
+        for r in due:
             rule, watch = rules[r], self.rules[r]
             watch.code = rule.when(self.codes)
             if watch.code == OK and not watch.firing:
@@ -368,6 +385,13 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
         return lambda values: [watch.raw for watch in inputs]
     column, other = columns[0], inputs[0]
     return lambda values: (values[column] if column >= 0 else None, other.raw)
+
+
+def of_job(policy: Policy) -> frozenset[int]:
+    """Return the places of the rules that read what is one number for all ranks."""
+    names = {name for name, each in policy.detectors.items() if not JOB.isdisjoint(each.metrics)}
+    rules = enumerate(policy.rules)
+    return frozenset(r for r, rule in rules if not names.isdisjoint(policy.detectors_of(rule)))
 
 
 MOST = 8  # readable detectors of one rule whose combinations are tried

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..analysis.shard_attribution import ShardAttribution
+from ..detection.job_frames import JobFrames
 from ..detection.rank_monitor import RankMonitor
 from ..detection.run_phase import RunPhase
 from ..model import state_machine
@@ -333,6 +334,7 @@ class State:
         frame_count: frames of the leading rank since launch; unlike `step` it never goes back.
         held_ns: since when the run is held, or people were last reminded of it; None: it is not.
         monitors: what is known of each rank, in order of the ranks.
+        ranks: frames of several ranks that are not judged yet.
         incident: the open one. ledger: what was spent of the budgets.
         checkpoints: those of the job that the guard told of.
         phase, rules, history, job, approvals, context: see their classes.
@@ -345,6 +347,7 @@ class State:
     attempt: int = 0
     frame_count: int = 0
     monitors: dict[int, RankMonitor] = field(default_factory=dict)
+    ranks: JobFrames = field(default_factory=JobFrames)
     incident: Incident | None = None
     ledger: Ledger = field(default_factory=Ledger)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -359,7 +362,7 @@ class State:
         """Return an independent copy; a run may be cut here and resumed."""
         twin = copy.copy(self)
         twin.monitors = {rank: monitor.copy() for rank, monitor in self.monitors.items()}
-        twin.incident = copy.deepcopy(self.incident)
+        twin.incident, twin.ranks = copy.deepcopy(self.incident), self.ranks.copy()
         twin.ledger = copy.deepcopy(self.ledger)
         twin.checkpoints, twin.phase = self.checkpoints.copy(), copy.copy(self.phase)
         twin.rules, twin.history = self.rules.copy(), self.history.copy()

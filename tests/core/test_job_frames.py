@@ -1,0 +1,94 @@
+"""The frame of the job, against sums that are written out, in every order of arrival."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import pytest
+
+from supervise.core.detection.job_frames import COLUMNS, HOLD_NS, MISSES, JobFrames, fold
+from supervise.core.model.events import Announced, Frame
+
+from .conftest import NAN, above, one_rule
+
+NAMES = ("train_loss_raw", "tokens_per_update", "grad_global_norm", "grad_norm_share")
+RANKS = {0: (2.0, 30.0, 3.0, 3.0), 1: (4.0, 10.0, 4.0, 4.0), 2: (1.0, 0.0, 12.0, 12.0)}
+
+
+def frame(rank, step=7, at_ns=1, **changes):
+    values = dict(zip(NAMES, RANKS[rank], strict=True)) | changes
+    return Frame(at_ns, rank, 0, step, tuple(values.values()))
+
+
+def gathered(ranks=3):
+    frames = JobFrames()
+    for rank in range(ranks):
+        frames.announce(rank, NAMES)
+    return frames
+
+
+def job_of(made):
+    return dict(zip((*COLUMNS, *NAMES), made.values, strict=True))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_one_frame_of_the_job_stands_behind_those_of_all_ranks(order):
+    frames, made = gathered(), []
+    for rank in (*order, 0):
+        made += frames.add(frame(rank, 7 + (len(made) > 2)), 1, 3)
+
+    assert sorted(each.rank for each in made) == [0, 1, 2]
+    job = job_of(next(each for each in made if each.rank == 0))
+    assert job["train_loss_raw"] == pytest.approx((2.0 * 30 + 4.0 * 10) / 40)
+    assert job["tokens_per_update"] == 40.0 and job["job_ranks"] == 3.0
+    assert job["grad_global_norm"] == pytest.approx(13.0)
+    assert job["nonfinite_rank"] is None
+
+
+def test_replicas_count_once_and_ranks_out_of_sight_as_those_in_sight():
+    same = {"grad_global_norm": 3.0, "grad_norm_share": 1.5, "batch_copies": 2.0}
+    rows = {rank: {**same, "tokens_per_update": 8.0} for rank in range(2)}
+    found = fold(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
+    assert found == {"grad_global_norm": 3.0, "tokens_per_update": 16.0}
+
+
+def test_what_is_not_finite_on_one_rank_is_so_of_the_job_and_names_it():
+    frames = gathered(2)
+    frames.add(frame(0), 1, 2)
+    job = job_of(frames.add(frame(1, train_loss_raw=NAN), 1, 2)[-1])
+    assert math.isnan(job["train_loss_raw"]) and job["nonfinite_rank"] == 1.0
+
+
+def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
+    frames = gathered(2)
+    frames.add(frame(0), 1, 2)
+    assert frames.late(HOLD_NS, 2) == []
+    (made,) = frames.late(HOLD_NS + 2, 2)
+    job = job_of(made)
+    assert (job["job_ranks"], job["train_loss_raw"]) == (1.0, 2.0)
+    assert job["grad_global_norm"] is None and job["tokens_per_update"] is None
+
+    for step in range(8, 7 + MISSES):
+        frames.add(frame(0, step), step * HOLD_NS, 2)
+        frames.flush(2)
+    (alone,) = frames.add(frame(0, 90), 90, 2)
+    assert job_of(alone)["tokens_per_update"] == 60.0  # as if the other had as many
+    frames.add(frame(1, 91), 91, 2)  # it is back
+    assert job_of(frames.add(frame(0, 91), 91, 2)[0])["job_ranks"] == 2.0
+
+
+def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
+    for rank in (0, 1):
+        story.send(Announced(0, rank, 2, rank + 1, story.names))
+    for step in range(60):
+        story.frames(2.0 if step < 50 else 7.0)
+        cut = story.state.copy()
+        story.rank(1, 2.0 if step < 50 else 9.0)
+
+    assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [0]
+    assert story.state.monitors[0].value("train_loss_raw") == 8.0
+    story.state = cut  # held frames are part of the state
+    story.rank(1, 11.0)
+    assert story.state.monitors[0].value("train_loss_raw") == 9.0
