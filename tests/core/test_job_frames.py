@@ -78,6 +78,23 @@ def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
     assert job_of(frames.add(frame(0, 91), 91, 2)[0])["job_ranks"] == 2.0
 
 
+def test_where_nobody_knows_how_weights_are_spread_the_leader_keeps_its_own_norm():
+    """As with the stages of a pipeline; a rank that is missing is another matter."""
+    rows = {rank: {"grad_global_norm": 3.0 + rank} for rank in range(2)}
+    assert fold(rows, 0, ["grad_global_norm"], 2) == {"grad_global_norm": 3.0}
+
+
+def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
+    story.send(Announced(0, 0, 2, 1, ("step_time",)))
+    story.send(Announced(0, 1, 2, 2, story.names))
+    for step in range(60):
+        story.send(Frame(step, 0, 0, step, (0.1,)))
+        story.send(Frame(step, 1, 0, step, (2.0 if step < 50 else 9.0, 1.0)))
+
+    assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [1]
+
+
 def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
     story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
     for rank in (0, 1):

@@ -56,7 +56,7 @@ class Sources(NamedTuple):
     sets: SampleSets
     in_force: InForce
     extra: Dict[str, Number]
-    replicas: WeightCopies
+    copies: WeightCopies
 
 
 class Wired(NamedTuple):
@@ -88,7 +88,7 @@ def make(
 
     For the two callables see `batch` and `framework`.
     """
-    gradients = gradient.Collector(context, sources.scaling)
+    gradients = gradient.Collector(context, sources.scaling, sources.copies)
     losses = loss.Collector(context)
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
     wired = Wired(
@@ -104,8 +104,8 @@ def make(
         loss=losses,
         quarantine=quarantine.Collector(context, batches, origins),
         shards=origins,
-        tokens=tokens.Collector(context, sources.replicas),
-        updates=updates.Collector(context, sources.sets, sources.replicas),
+        tokens=tokens.Collector(context, sources.copies),
+        updates=updates.Collector(context, sources.sets, sources.copies),
     )
     sketches = sketch.Collector(context, sources.optimizers, sources.sets)
     return wired, {

@@ -13,7 +13,6 @@ from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..spec import MetricSpec
-from ..torch_state.replicas import Copies
 from . import Collector as Base
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.scalars import Number
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
+    from ..torch_state.weight_copies import WeightCopies
 
 METRICS = (
     MetricSpec(
@@ -82,7 +82,9 @@ class Collector(Base):
 
     SHARE = 0.05  # without it the safeguard is blind: dear, but the last to go
 
-    def __init__(self, context: ProbeContext, scaling: GradScalerState) -> None:
+    def __init__(
+        self, context: ProbeContext, scaling: GradScalerState, copies: WeightCopies
+    ) -> None:
         super().__init__(context)
         self._scaling = scaling
         self.clips: List[Clip] = []
@@ -90,7 +92,7 @@ class Collector(Base):
         self._covered: Tuple[Optional[Clip], Set[int]] = None, set()  # first clip, ids of all
         # By optimizer, since one whose step raised is measured again.
         self._squares: Dict[int, Number] = {}
-        self._position, self._copies = context.position, Copies(context.registry)
+        self._copies = copies
         self._parts: Dict[int, Optional[Number]] = {}  # of each square that is this rank's
 
     def after_backward(self, loss: Number) -> None:
@@ -147,16 +149,15 @@ class Collector(Base):
 
     def measure(self, update: Update) -> None:
         self._measure(update)
-        if self._position.world_size > 1:
+        if self._copies.several:
             self._parts[id(update.optimizer)] = self._part(update)
 
     def _part(self, update: Update) -> Optional[Number]:
         """Return this rank's part of the square of the job's norm, as a share of its own square."""
-        ranks = self._position.world_size
-        copies = self._copies.uniform(update.known, ranks)
+        copies = self._copies.uniform(update.known)
         if copies is not None:
             return 1.0 / copies
-        groups = self._copies.groups(update.params, ranks)
+        groups = self._copies.groups(update.params)
         if not groups:
             return None
         own: Number = 0.0

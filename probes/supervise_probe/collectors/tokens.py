@@ -56,9 +56,9 @@ METRICS = (
 class Collector(Base):
     """Counts on the device where the targets are."""
 
-    def __init__(self, context: ProbeContext, replicas: WeightCopies) -> None:
+    def __init__(self, context: ProbeContext, copies: WeightCopies) -> None:
         super().__init__(context)
-        self._replicas, self._copies = replicas, 0.0
+        self._copies, self._readers = copies, 0.0
         self._targets: Optional[Number] = None
         self._inputs = 0
         self._loss: Number = 0.0
@@ -108,8 +108,8 @@ class Collector(Base):
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
-        if self._replicas.several:
-            self._copies = values["batch_copies"] = self._copies or self._replicas.batch_copies()
+        if self._copies.several:
+            self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
         unknown, self._unknown = self._unknown, False
         if "targets" in counted:
             targets = values["tokens_per_update"] = counted["targets"]

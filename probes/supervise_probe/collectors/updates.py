@@ -87,9 +87,9 @@ class Collector(Base):
     SAMPLED_SHARE = 0.004  # a sample cannot be made much cheaper: above, it is taken less often
     SAMPLED_FLOOR_US = 60
 
-    def __init__(self, context: ProbeContext, sets: SampleSets, replicas: WeightCopies) -> None:
+    def __init__(self, context: ProbeContext, sets: SampleSets, copies: WeightCopies) -> None:
         super().__init__(context)
-        self._replicas = replicas
+        self._copies = copies
         self.mode = "exact"
         self._sets, self._position = sets, context.position
         floor_ns = self.SAMPLED_FLOOR_US * 1000
@@ -104,6 +104,7 @@ class Collector(Base):
         self._stepping: Optional[Kept] = None
         self._squares: Optional[Tuple[Number, Number]] = None
         self._shares: Tuple[Number, Number] = 0.0, 0.0  # of several ranks
+        self._shared = True  # whether they are known of all optimizers
 
     def before_update(self, update: Update) -> None:
         if self.pace.every == 1:
@@ -123,8 +124,8 @@ class Collector(Base):
             if sum(p.numel() for p in params) > EXACT_LIMIT:
                 self._sample()
             kept = Kept(self.torch, self.scalars, params, self.mode == "sampled")
-            if self._replicas.several:
-                kept.spread(self._replicas.split(params))
+            if self._copies.several:
+                kept.spread(self._copies.groups(params))
             self._kept[update.optimizer] = kept
         kept.freshen(self._passed)
         self._stepping = kept
@@ -136,9 +137,10 @@ class Collector(Base):
         began = thread_time_ns() if self.pace.every > 1 else 0
         share = kept.weight_share
         moved, weight = (0.0, kept.weight) if update.skip else kept.advance()
-        if self._replicas.several:
+        if self._copies.several:
             moved_share = 0.0 if update.skip else kept.moved_share
             self._shares = self._shares[0] + moved_share, self._shares[1] + share
+            self._shared = self._shared and kept.spread_known
         if began:
             self._cost_ns += thread_time_ns() - began
         if self._squares is not None:
@@ -158,9 +160,10 @@ class Collector(Base):
         values["update_norm"] = moved
         if not self.scalars.on_host(weight) or weight != 0.0:
             values["update_to_weight"] = moved / weight
-        if self._replicas.several:
-            values["update_square_share"], values["weight_square_share"] = self._shares
-            self._shares = 0.0, 0.0
+        if self._copies.several:
+            if self._shared:
+                values["update_square_share"], values["weight_square_share"] = self._shares
+            self._shares, self._shared = (0.0, 0.0), True
 
     def finish(self, values: Dict[str, float]) -> None:
         if self.pace.every > 1 and self._unrest.look(values):
@@ -198,7 +201,7 @@ class Kind:
         copies: on how many ranks they lie.
     """
 
-    def __init__(self, torch: Any, strata: List[Tuple[List[Any], float]], copies: float) -> None:
+    def __init__(self, torch: Any, strata: List[Tuple[List[Any], float]], copies: int) -> None:
         self._torch, self.copies = torch, copies
         self._sources = [source for sources, _ in strata for source in sources]
         sizes = [sum(source.numel() for source in sources) for sources, _ in strata]
@@ -254,6 +257,7 @@ class Kept:
         params: what it was made for.
         weight: squared 2-norm of the old weights.
         moved_share, weight_share: of several ranks, what this one adds to the job's squares.
+        spread_known: whether these mean anything.
     """
 
     def __init__(self, torch: Any, scalars: Scalars, params: List[Any], sampled: bool) -> None:
@@ -268,12 +272,14 @@ class Kept:
         self._stamps: List[Tuple[int, int]] = []
         self.weight = self.weight_share = self.moved_share = 0.0  # type: Number
         self._kinds: List[Kind] = []
-        self._copies: Dict[int, float] = {}  # by id of a tensor
+        self._copies: Dict[int, int] = {}  # by id of a tensor
+        self.spread_known = False
 
-    def spread(self, parts: List[Tuple[float, List[Any]]]) -> None:
-        """Several ranks hold the parameters: each of these lies on so many."""
-        local = ((copies, getattr(p, "_local_tensor", p)) for copies, ps in parts for p in ps)
+    def spread(self, groups: Dict[int, List[Any]]) -> None:
+        """Several ranks hold the parameters: each of these lies on so many; empty: unknown."""
+        local = ((n, getattr(p, "_local_tensor", p)) for n, group in groups.items() for p in group)
         self._copies = {id(tensor): copies for copies, tensor in local}
+        self.spread_known = bool(groups)
 
     def freshen(self, passed: bool) -> None:
         """Read the weights again if they changed since the last measured step.
@@ -339,12 +345,12 @@ class Kept:
             large = sum(t.numel() for t in tensors if t.numel() > SMALL)
             every = max(1, round(large / SAMPLE))
         # Tensors with fewer values than a block stands for are strata of their own, by size.
-        kinds: Dict[Tuple[Any, Any, float], Dict[int, List[Any]]] = {}
+        kinds: Dict[Tuple[Any, Any, int], Dict[int, List[Any]]] = {}
         for tensor in tensors:
             size = tensor.numel()
             whole = every == 1 or size <= SMALL
             stratum = 0 if whole else 1 if size >= BLOCK * every else 1 + size.bit_length()
-            copies = self._copies.get(id(tensor), 1.0)
+            copies = self._copies.get(id(tensor), 1)
             strata = kinds.setdefault((tensor.device, tensor.dtype, copies), {})
             strata.setdefault(stratum, []).append(tensor)
         return [

@@ -34,7 +34,6 @@ class OptimizerInfo:
         everyone: all that are counted through with it, itself among them.
         shared: ids of parameters that another one holds too.
         rates: the newest changes of its groups' learning rates, as the job asks for them.
-        copies: by id, on how many ranks each of its parameters lies; see `weight_copies.py`.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -46,7 +45,6 @@ class OptimizerInfo:
         self.shared: FrozenSet[int] = frozenset()
         self.clipped_as: List[Any] = []
         self.rates: Trail = deque(maxlen=KEPT)
-        self.copies: Dict[int, float] = {}
         self.real = False
         self.refresh(optimizer)
 
@@ -65,7 +63,7 @@ class OptimizerInfo:
             return False
         self.groups = len(groups)
         self.params = self.clipped_as = params
-        self.ids, self.copies = frozenset(map(id, params)), {}
+        self.ids = frozenset(map(id, params))
         first = params[0] if params else None
         self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
         _count(self.everyone)

@@ -1,87 +1,90 @@
 """On how many ranks each part of the weights lies, so that what all ranks hold adds up to the job.
 
-Asked of the objects that spread the weights, on the host, without a message to another rank: mesh
-and placements of a DTensor (FSDP2, tensor parallelism), the process group of FSDP1's flat
-parameters, the group of a pipeline. Any other tensor is the same on all ranks, as under
-DistributedDataParallel and ZeroRedundancyOptimizer.
+Asked of the objects that spread the weights, on the host, without a message to another rank: the
+mesh and the placements of a DTensor (FSDP2, tensor parallelism), the process group of FSDP1, the
+wrapper of DistributedDataParallel. A plain parameter that none of these holds may be a replica that
+the job keeps by hand, or of another stage of a pipeline: unknown.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional
+
+from .replicas import replicated
 
 if TYPE_CHECKING:
     from ..runtime.position import Position
-    from .records import Optimizers
+    from .records import OptimizerInfo, Optimizers
     from .registry import Registry
 
 FSDP1 = "FullyShardedDataParallel"
 
 
 class WeightCopies:
-    """Counts the copies of parameters.
-
-    Attributes:
-        stages: ranks of a pipeline, which hold different layers; 1 without one.
-    """
+    """Counts the copies of parameters; looked up again when the modules or the ranks change."""
 
     def __init__(self, registry: Registry, optimizers: Optimizers, position: Position) -> None:
         self._registry, self._optimizers, self._position = registry, optimizers, position
-        self.stages = 1
+        self._looked = (-1, 0)
+        self._by_id: Dict[int, int] = {}
+        self._uniform: Dict[FrozenSet[int], Optional[int]] = {}
 
     @property
     def several(self) -> bool:
         """Whether there are other ranks."""
         return self._position.world_size > 1
 
-    def split(self, params: List[Any]) -> List[Tuple[float, List[Any]]]:
-        """Return `(copies, parameters)`, one for each number of copies; each only once."""
-        known: Dict[int, float] = {}
-        for info in self._optimizers.known.values():
-            if not info.copies:
-                info.copies = self._count(info.params)
-            known.update(info.copies)
-        if not all(map(known.__contains__, map(id, params))):  # in the first step, of a clip
-            known = self._count(params)
-        if len(set(known.values())) == 1:
-            return [(next(iter(known.values())), params)]
-        parts: Dict[float, List[Any]] = {}
-        for param in params:
-            parts.setdefault(known[id(param)], []).append(param)
-        return list(parts.items())
+    def uniform(self, known: OptimizerInfo) -> Optional[int]:
+        """Return the number that all parameters of an optimizer share, else None.
+
+        Remembered, since a step may have thousands of them.
+        """
+        self._look()
+        if known.ids not in self._uniform:
+            found = {self._of(parameter) for parameter in known.params}
+            self._uniform[known.ids] = found.pop() if len(found) == 1 else None
+        return self._uniform[known.ids]
+
+    def groups(self, params: List[Any]) -> Dict[int, List[Any]]:
+        """Return `params` by the number of their copies; empty where one's is not known."""
+        found: Dict[int, List[Any]] = {}
+        self._look()
+        for parameter in params:
+            copies = self._of(parameter)
+            if copies is None:
+                return {}
+            found.setdefault(copies, []).append(parameter)
+        return found
 
     def batch_copies(self) -> float:
         """Return how many ranks read the same batch: those that split a layer among them."""
-        specs = [s for p in self._optimizers.parameters() if (s := getattr(p, "_spec", None))]
-        spread = max((spec.mesh.size() for spec in specs), default=1)
+        meshes = (getattr(p, "device_mesh", None) for p in self._optimizers.parameters())
+        spread = max((mesh.size() for mesh in meshes if mesh is not None), default=1)
         return max(1.0, spread / max(map(_data_parallel, self._registry.modules), default=1))
 
-    def _count(self, params: List[Any]) -> Dict[int, float]:
-        ranks = self._position.world_size / self.stages
-        flat = self._flat()
-        return {id(p): ranks / flat.get(id(p), _shards(p)) for p in params}
-
-    def _flat(self) -> Dict[int, int]:
-        """Return into how many parts FSDP1 splits each of its parameters, by id."""
-        found: Dict[int, int] = {}
+    def _look(self) -> None:
+        ranks = self._position.world_size
+        looked = self._registry.modules.changes, ranks
+        if looked == self._looked:
+            return
+        self._looked = looked
+        self._uniform.clear()
+        self._by_id = dict.fromkeys(replicated(self._registry), ranks)
         for module in self._registry.modules:
-            handle = getattr(module, "_handle", None) if type(module).__name__ == FSDP1 else None
-            if handle is None:
-                continue
-            parts = handle.world_size if handle.uses_sharded_strategy else 1
-            flat = handle.flat_param
-            members = (flat, *(flat._params or ()), *(flat._shared_params or ()))
-            found.update((id(member), parts) for member in members)
-        return found
+            if type(module).__name__ == FSDP1:
+                whole = getattr(module.sharding_strategy, "name", "") == "NO_SHARD"
+                copies = ranks if whole else ranks // module.process_group.size()
+                self._by_id.update({id(p): copies for p in module.parameters()})
 
-
-def _shards(param: Any) -> int:
-    """Return into how many parts a DTensor is split; 1 for any other tensor."""
-    spec, parts = getattr(param, "_spec", None), 1
-    if spec is not None:
-        for size, placement in zip(spec.mesh.shape, spec.placements):
-            parts *= 1 if placement.is_replicate() else size
-    return parts
+    def _of(self, parameter: Any) -> Optional[int]:
+        if not hasattr(parameter, "_local_tensor"):
+            return self._by_id.get(id(parameter))
+        mesh, copies = parameter.device_mesh, 1
+        if mesh.size() != self._position.world_size:  # others may hold other stages of a pipeline
+            return None
+        for dimension, placement in enumerate(parameter.placements):
+            copies *= mesh.size(dimension) if placement.is_replicate() else 1
+        return copies
 
 
 def _data_parallel(module: Any) -> int:

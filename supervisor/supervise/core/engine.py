@@ -168,7 +168,9 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
         is_leader = not rank or (leader := state.leader()) is None or rank <= leader
     else:
         is_leader = rank == state.ranks.leader
-        monitor.follow(alongside=not is_leader)
+        leading = None if is_leader else state.monitors.get(state.ranks.leader)
+        # What the leader cannot judge, as the loss of the last stage of a pipeline, stays here.
+        monitor.follow(frozenset() if leading is None else leading.of_job)
     if is_leader:  # rank 0 does whenever it speaks
         state.frame_count += 1
         state.step, state.attempt = step, frame.attempt

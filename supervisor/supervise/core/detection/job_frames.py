@@ -190,6 +190,8 @@ def _norm(
         return own  # of replicas: that of one is that of the job
     if any(value is not None and value - value != 0.0 for value in values):
         return math.nan
+    if any(v.get(root) is not None and x is None for v, x in zip(rows, shares, strict=True)):
+        return own  # nobody knows how the weights are spread: the leader's part stands for all
     square = _total(shares, scale)
     of = _total([v.get(below) for v in rows], scale) if below else 1.0
     return math.sqrt(square / of) if square is not None and of else None

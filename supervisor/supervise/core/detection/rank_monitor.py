@@ -76,9 +76,7 @@ class RankMonitor:
         self.lost = 0  # frames that were overwritten since the newest one
         self.probe_off = False  # the probe of this rank is off or cannot be read
         self.exited = False  # the process of this rank has ended, and another one has not spoken
-        self.alongside = (
-            False  # another rank has the job's numbers: what reads these is judged there
-        )
+        self.elsewhere = frozenset[int]()  # rules that another rank judges, by the job's numbers
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
@@ -117,12 +115,12 @@ class RankMonitor:
         self.program, self.names = program, names
         self._plan()
 
-    def follow(self, *, alongside: bool) -> None:
-        """Another rank has the job's numbers, or this one has them now."""
-        if alongside != self.alongside:
-            self.alongside = alongside
-            for r in self._of_job:
+    def follow(self, elsewhere: frozenset[int]) -> None:
+        """Leave these rules to the rank that has the job's numbers."""
+        if elsewhere != self.elsewhere:
+            for r in elsewhere ^ self.elsewhere:
                 self.rules[r] = RuleWatch()
+            self.elsewhere = elsewhere
             self._hot = list(range(len(self.policy.rules)))
 
     def forget(self, metrics: Sequence[object]) -> None:
@@ -152,14 +150,14 @@ class RankMonitor:
                 self._joint.append((i, watch.feed, sample))
         names = set(self.names)
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
-        self._of_job = of_job(self.policy)
+        self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
 
     def active(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
-        elsewhere = self.alongside and rule in self._of_job
-        return not (self.probe_off or self.exited or elsewhere) and self._able[rule]
+        silent = self.probe_off or self.exited or rule in self.elsewhere
+        return not silent and self._able[rule]
 
     def missing(self, rule: int) -> Sequence[str]:
         """Return the metrics behind a rule that were never announced."""
@@ -255,8 +253,8 @@ class RankMonitor:
         rules = self.policy.rules
         hot: list[int] = []
         due: Sequence[int] = range(len(rules)) if changed else self._hot
-        if self.alongside:
-            due = [r for r in due if r not in self._of_job]
+        if self.elsewhere:
+            due = [r for r in due if r not in self.elsewhere]
         for r in due:
             rule, watch = rules[r], self.rules[r]
             watch.code = rule.when(self.codes)
