@@ -235,7 +235,9 @@ class Commands:
             facts = {} if can is None else can(order.args)
         except Exception as problem:
             why = f"rank {self._position.rank} refuses {order.verb}: {problem}"
-            fences.decide(fences.path_of(self._shm, order.id), fences.ABORT, why, order.step)
+            facts = getattr(problem, "facts", {})
+            path = fences.path_of(self._shm, order.id)
+            fences.decide(path, fences.ABORT, why, order.step, facts)  # also why to try again
             raise
         self._fence = order
         promised = {"step": order.step, "at": at, "boundaries": self._boundaries.newest()}

@@ -176,6 +176,9 @@ class Fence:
         else:
             self._decide(path, fences.ABORT, objection.why, step)
         past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
+        written = self._read(path)
+        if not past and written is not None and "past" in written.args:
+            past = [written.args["past"]]  # its answer is late, where the main loop is
         if past and self._vetoes < VETOES:
             self._vetoes += 1
             self._least = step + max(past)
