@@ -54,10 +54,11 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
         *notifications.METRICS,
         *run_metrics.METRICS,
     } == set(SUPERVISOR_METRICS)
-    one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5}
+    one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
+    one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0}
     ranks = cross_rank_metrics.Ranks()
     for rank in range(2):
-        ranks.add(0, 7, rank, 2, {**one, "grad_sketch.0": 1.0, "param_digest.0": 3.0})
+        ranks.add(0, 7, rank, 2, {**one, "param_digest.0": float(rank)})
     assert set(ranks.newest()) == set(cross_rank_metrics.METRICS)
 
 

@@ -62,9 +62,10 @@ def step(model, optimizer, several):
     optimizer.step()
     optimizer.zero_grad()
     moved = norm(p - q for p, q in zip(local(params), old))
-    share = true / 2 ** 0.5 if isinstance(model, DistributedDataParallel) else true
-    emit(train_loss_raw=total, grad_global_norm=true, job=whole, grad_norm_share=share,
-         update_norm=moved,
+    copies = 2 if isinstance(model, DistributedDataParallel) else 1
+    emit(train_loss_raw=total, grad_global_norm=true, job=whole, update_norm=moved,
+         grad_norm_share=true / copies ** 0.5, update_square_share=moved ** 2 / copies,
+         weight_square_share=norm(old) ** 2 / copies,
          tokens_per_update=sum(7 * (2 + part) for part in range(several)))
 
 

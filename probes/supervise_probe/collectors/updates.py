@@ -180,7 +180,7 @@ class Collector(Base):
             self._sample()
             self._kept.clear()
             message = "the update is measured on a sample from here on: on all weights it is dear"
-            data = {"metrics": [metric.id for metric in METRICS]}
+            data = {"metrics": [metric.id for metric in METRICS[:2]]}
             self._reporter.notice("measurement-changed", message, data)
         return True
 
@@ -309,7 +309,8 @@ class Kept:
             kind.read()
             square = kind.weight(self._scalars)
             self.weight = self.weight + square
-            self.weight_share = self.weight_share + square / kind.copies
+            if self.spread_known:
+                self.weight_share = self.weight_share + square / kind.copies
 
     def advance(self) -> Tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
@@ -321,11 +322,13 @@ class Kept:
             kind.read()
             square = kind.moved(self._scalars)
             moved = moved + square
-            moved_share = moved_share + square / kind.copies
+            if self.spread_known:
+                moved_share = moved_share + square / kind.copies
             if not self._sampled or self._age % WEIGHT_EVERY == 0:
                 square = kind.weight(self._scalars)
                 weight = weight + square
-                weight_share = weight_share + square / kind.copies
+                if self.spread_known:
+                    weight_share = weight_share + square / kind.copies
             else:
                 weight, weight_share = self.weight, self.weight_share
         before, self.weight = self.weight, weight
