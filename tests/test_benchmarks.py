@@ -112,6 +112,7 @@ def live(scorer):
     return live
 
 
+@pytest.mark.chaos
 def test_branches_share_their_past_and_differ_by_their_remedy(live):
     """The real forks of a real program: each remedy shows first in the row that it is to."""
     from grid import Cell, Program

@@ -132,6 +132,7 @@ def assert_saved_once(lives, supervise, records):
     supervise.prove("run")
 
 
+@pytest.mark.chaos
 def test_supervisors_die_one_after_the_other_and_the_job_is_rolled_back_once(lives, supervise):
     """Before the order is sent; after its answer; in the middle of writing; after the proof."""
     assert lives.begin("intent rollback") == KILLED
@@ -275,6 +276,7 @@ def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
     supervise.prove("run")
 
 
+@pytest.mark.chaos
 def test_a_relaunch_that_fails_needs_a_person_whoever_is_there_by_then(
     tmp_path, supervise, comes_back, resuming_job
 ):

@@ -49,7 +49,9 @@ def printed(tmp_path: Path, rank: int) -> str:
     return out.read_text() if out.exists() else ""
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(1, "error"), (2, "killed")])
+@pytest.mark.parametrize(
+    ("ranks", "how"), [pytest.param(1, "error", marks=pytest.mark.chaos), (2, "killed")]
+)
 def test_a_rank_that_died_below_its_launcher_is_a_sev0(launch, supervise, tmp_path, ranks, how):
     """Evidence is taken, people are told which rank it was, and the job is left as it is."""
     rank = ranks - 1

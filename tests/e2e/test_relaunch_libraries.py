@@ -98,6 +98,7 @@ def test_trainer_goes_on_with_the_weights_of_before_and_from_its_checkpoint(supe
     assert run.kinds("note", "resumed")[0]["data"]["details"]["inexact"] == ""
 
 
+@pytest.mark.chaos
 def test_lightning_begins_its_epoch_anew_from_its_checkpoint(supervise, tmp_path):
     """After a damage, where the loop is to go back too, which it cannot; people are told that the
     step was another one."""

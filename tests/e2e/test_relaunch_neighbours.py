@@ -25,6 +25,7 @@ def known(run: Records) -> dict[str, dict]:
     return {entry["path"]: entry for entry in run.checkpoints}
 
 
+@pytest.mark.chaos
 def test_a_relaunch_leaves_the_checkpoints_of_another_run_alone(supervise, comes_back):
     """The other run's are newer, by their step and by when they were saved. The one that crashed
     goes back to its own, before which it has lost steps; the other never notices."""

@@ -27,6 +27,7 @@ exec "$@" --steps 1000000 --sleep 0.01 > out
 """
 
 
+@pytest.mark.chaos
 def test_a_crash_loop_and_a_supervisor_that_stood_are_told(supervise, tmp_path):
     """The fourth restart in the hour; then frames a second and a half old, of a limit of one."""
     (tmp_path / "p.yaml").write_text(POLICY)

@@ -1,5 +1,7 @@
 """The operations of a library's models, against torch's own counter."""
 
+import pytest
+
 COUNT = """
 import warnings
 
@@ -31,6 +33,7 @@ emit(name="Mixtral", found=count(torch, [mixtral]))
 """
 
 
+@pytest.mark.chaos
 def test_models_of_a_library(library_pair):
     """Grouped heads, matrices stored the other way round, experts stacked in one tensor."""
     rows = library_pair.probed.run(COUNT).output
