@@ -172,6 +172,7 @@ def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wan
     assert found == wanted
 
 
+@pytest.mark.chaos
 def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
     from grid import Cell, Program
 

@@ -253,6 +253,7 @@ def test_one_launch_whenever_the_supervisor_dies(
     supervise.prove("run")
 
 
+@pytest.mark.chaos
 def test_what_only_a_dead_supervisor_knew_is_told_and_passed_on(
     tmp_path, supervise, comes_back, resuming_job
 ):

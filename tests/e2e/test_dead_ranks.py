@@ -73,6 +73,7 @@ def test_a_rank_that_died_below_its_launcher_is_a_sev0(launch, supervise, tmp_pa
     run.prove()
 
 
+@pytest.mark.chaos
 def test_ranks_that_end_well_are_not_missed(launch, supervise, tmp_path):
     """The launcher goes on for longer than the limit."""
     popen = launch("--steps", 60, ranks=2)

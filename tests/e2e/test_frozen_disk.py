@@ -158,6 +158,7 @@ def test_after_the_thaw_nothing_is_missing(frozen):
     assert not [r for r in frozen.records() if r["kind"] in ("gap", "intent")]
 
 
+@pytest.mark.chaos
 def test_a_job_that_ends_while_the_disk_hangs(frozen, supervise):
     """We end as it did and say what is lost; once the disk answers, `adopt` reads the rest."""
     popen = frozen.start(*tiny("--steps", 70, "--sleep", 0.02, "--exit", 3))

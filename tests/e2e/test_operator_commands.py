@@ -127,6 +127,7 @@ probation: 5
 """
 
 
+@pytest.mark.chaos
 def test_an_operators_rate_composes_with_what_the_policy_does(supervise):
     """Set before a rollback, within its re-warm, and before the job dies: it is applied, and stays
     through the relaunch."""

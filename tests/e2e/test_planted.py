@@ -71,7 +71,8 @@ def test_a_run_is_for_its_owner_alone(supervise, tmp_path):
     policy.write_text(EVIDENCE)
     before = os.umask(0)
     try:
-        run = supervise.run("--policy", policy, "--drill", "lr_spike@60", job=tiny())
+        job = tiny("--sleep", 0.01)  # long enough for the evidence on a busy machine
+        run = supervise.run("--policy", policy, "--drill", "lr_spike@60", job=job)
         supervise("pause", "run")  # too late for an answer; its word lies in control/
     finally:
         os.umask(before)

@@ -166,6 +166,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.chaos
 def test_layers_and_routers_are_judged_within_a_hundred_steps(supervise):
     """What is left needs a longer window; moe has the same packs."""
     job = [sys.executable, "-c", SLOWED, str(MOE), "--steps", "100"]

@@ -75,6 +75,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     run.prove()
 
 
+@pytest.mark.chaos
 def test_arguments_that_the_script_does_not_know_are_named_and_need_a_person(
     supervise, comes_back, resuming_job, tmp_path
 ):

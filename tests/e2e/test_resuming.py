@@ -146,6 +146,7 @@ def test_a_run_that_is_watched_or_was_started_otherwise_is_left_alone(serve, sup
     assert supervise.records("main")[-1]["kind"] == "run_end"
 
 
+@pytest.mark.chaos
 def test_on_a_host_that_is_not_fit_it_is_not_started_again(supervise, comes_back, resuming_job):
     """Neither by the policy after a crash, nor by the same command line; once it is fit, it is."""
     fit = comes_back.read_text()
