@@ -7,7 +7,8 @@ from itertools import permutations
 
 import pytest
 
-from supervise.core.detection.job_frames import COLUMNS, HOLD_NS, MISSES, JobFrames, fold
+from supervise.core.analysis.job_numbers import fold
+from supervise.core.detection.job_frames import COLUMNS, HOLD_NS, MISSES, JobFrames
 from supervise.core.model.events import Announced, Frame
 
 from .conftest import NAN, above, one_rule
@@ -109,3 +110,21 @@ def test_a_rule_on_the_loss_fires_once_and_replays_from_any_cut(tell):
     story.state = cut  # held frames are part of the state
     story.rank(1, 11.0)
     assert story.state.monitors[0].value("train_loss_raw") == 9.0
+
+
+def test_the_ranks_of_a_restarted_program_are_put_together_from_their_first_step(tell):
+    """As after `torchrun --max-restarts`: the same launch, other programs, and step 0 again."""
+    story = tell(**one_rule(above("train_loss_raw", 5.0), "SEV1"))
+    for program in (1, 11):
+        for rank in (0, 1):
+            story.send(Announced(0, rank, 2, program + rank, story.names))
+        for step in range(60):
+            loss = 2.0 if program == 1 or step < 50 else 9.0
+            story.send(Frame(step, 0, 0, step, (loss, 1.0)))
+            if program == 11 or step < 59:  # the last frame of the first program waits for rank 1
+                story.send(Frame(step, 1, 0, step, (loss, 1.0)))
+
+    assert story.state.monitors[0].value("job_ranks") == 2.0
+    assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [0]
+    assert story.state.monitors[0].value("train_loss_raw") == 9.0
+    assert story.state.frame_count == 120

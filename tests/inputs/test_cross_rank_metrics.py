@@ -22,14 +22,13 @@ def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
 
 
 def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():
-    ranks = [{"train_loss_raw": 2.0, "tokens_per_update": 30.0, "batch_fingerprint": 1.0}]
-    ranks += [{"train_loss_raw": 4.0, "tokens_per_update": 10.0, "batch_fingerprint": 2.0}]
+    ranks = [{"train_loss_raw": 2.0, "tokens_per_update": 30.0, "batch_copies": 2.0}]
+    ranks += [{"train_loss_raw": 4.0, "tokens_per_update": 10.0, "batch_copies": 1.0}]
 
-    found = job_numbers(ranks)
-    assert (found["job_loss"], found["job_tokens"]) == (2.5, 40.0)
-    found = job_numbers([*ranks, ranks[0], {"tokens_per_update": 99.0}])  # no loss: another stage
-    assert found["job_tokens"] == 40.0  # two ranks of one replica read the same batch
-    assert found["job_loss"] == pytest.approx(160 / 70)
+    found = job_numbers([*ranks, ranks[0]])  # two ranks of one replica read the same batch
+    assert (found["job_loss"], found["job_tokens"]) == (pytest.approx(160 / 70), 40.0)
+    found = job_numbers([*ranks, {"train_loss_raw": None, "tokens_per_update": None}])
+    assert found["job_loss"] == pytest.approx(2.5)
     assert job_numbers([{"train_loss_raw": 2.0}, {"train_loss_raw": 3.0}]) == {"job_loss": 2.5}
 
 

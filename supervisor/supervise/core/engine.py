@@ -61,13 +61,12 @@ def start(policy: Policy) -> State:
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
-    # What binds monitors to the policy takes it as it is written.
-    written = isinstance(event, Announced | Reloaded)
-    ctx = StepContext(policy if written else state.phase.of(policy), state, event)
+    ctx = StepContext(state.phase.of(policy), state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
-    if state.job.world_size > 1:
-        _release(ctx, policy, event)
+    _release(ctx, policy, event)
+    if isinstance(event, Announced | Reloaded):
+        ctx.policy = policy  # what binds monitors to it takes it as it is written
     if isinstance(event, Frame):
         _take_frame(ctx, policy, event)
     elif isinstance(event, Tick):
@@ -119,7 +118,7 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
     monitor = _monitor(ctx.policy, state, rank)
     names = event.names
     if event.world_size > 1:
-        if monitor.program not in (None, event.program):
+        if _is_successor(state, event):
             state.ranks.forget(rank)
         names = state.ranks.announce(rank, names)
     if monitor.is_replaced_by(event.program):
@@ -130,6 +129,12 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
     state.job.pids.add(event.pid)
     if event.again:
         state.job.failures.clear()  # a launcher has answered them
+
+
+def _is_successor(state: State, event: Announced) -> bool:
+    """Return whether another program is that rank from now on."""
+    monitor = state.monitors.get(event.rank)
+    return monitor is not None and monitor.program not in (None, event.program)
 
 
 def _take_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
@@ -148,12 +153,23 @@ def _take_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
 def _release(ctx: StepContext, written: Policy, event: Event) -> None:
     """Judge frames that wait for other ranks, where these are late or will not come."""
     ranks, world_size = ctx.state.ranks, ctx.state.job.world_size
+    if world_size < 2:
+        return
     if isinstance(event, Launched):
         ctx.state.ranks = JobFrames()
     elif isinstance(event, Tick):
         _judge(ctx, written, ranks.late(event.at_ns, world_size))
-    elif isinstance(event, Exited) or (isinstance(event, Gap) and event.rank == ranks.leader):
+    elif _is_cut(ctx.state, event):
         _judge(ctx, written, ranks.flush(world_size))
+
+
+def _is_cut(state: State, event: Event) -> bool:
+    """Return whether what the leader sends after this event does not follow what it sent before."""
+    if isinstance(event, Exited):
+        return True
+    if isinstance(event, Announced):
+        return event.rank == state.ranks.leader and _is_successor(state, event)
+    return isinstance(event, Gap) and event.rank == state.ranks.leader
 
 
 def _judge(ctx: StepContext, written: Policy, frames: list[Frame]) -> None:

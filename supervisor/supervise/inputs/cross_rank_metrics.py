@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from operator import mul
+from collections.abc import Sequence
 from statistics import median, median_low
 
+from ..core.analysis.job_numbers import TOKENS, Values, adds_up, fold
+
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
-TOKENS, BATCH = "tokens_per_update", "batch_fingerprint"
-NORM, SHARE = "grad_global_norm", "grad_norm_share"
-SAME_NORM = 1e-5  # relative; ranks that hold the same gradients add them in the same order
+NORM = "grad_global_norm"
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
@@ -38,8 +37,6 @@ METRICS = (
     "param_digest_mismatch",
     "param_digest_rank",
 )
-
-Values = Mapping[str, float | None]
 
 
 class Ranks:
@@ -152,34 +149,17 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
 
 
 def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
-    """Return what the job as a whole has in one step.
+    """Return what the job as a whole has in one step, for people; rules judge the job's own frame.
 
-    job_loss: mean of the raw losses, weighted with the targets of each rank where all count them.
-    job_tokens: targets of the ranks that have a loss; those that read one batch together, as under
-    tensor parallelism, count once.
-    job_grad_norm: root of the sum of squares of what each rank adds; where that is not known, the
-    norm that all ranks agree on.
+    job_loss, job_tokens, job_grad_norm: see `core.analysis.job_numbers`. The norm is absent where
+    the ranks do not say how it adds up and do not agree.
     """
-    found: dict[str, float] = {}
-    speaking = [values for values in ranks if values.get(LOSS) is not None]
-    losses = [values.get(LOSS) or 0.0 for values in speaking]
-    weights = [values.get(TOKENS) or 0.0 for values in speaking]
-    if speaking and all(weight > 0.0 for weight in weights):
-        found["job_loss"] = math.fsum(map(mul, losses, weights)) / math.fsum(weights)
-        batches = [values.get(BATCH) for values in speaking]
-        distinct = {n if batch is None else str(batch): n for n, batch in enumerate(batches)}
-        found["job_tokens"] = math.fsum(weights[n] for n in distinct.values())
-    elif speaking:
-        found["job_loss"] = math.fsum(losses) / len(losses)
-    shares = [values.get(SHARE) for values in ranks]
-    norms = [values.get(NORM) for values in ranks]
-    if all(share is not None for share in shares):
-        found["job_grad_norm"] = math.hypot(*(share or 0.0 for share in shares))
-    elif all(norm is not None for norm in norms):
-        known = [norm or 0.0 for norm in norms]
-        if max(known) - min(known) <= SAME_NORM * max(known):
-            found["job_grad_norm"] = known[0]
-    return found
+    rows = dict(enumerate(ranks))
+    found = fold(rows, 0, (LOSS, TOKENS, NORM), len(rows))
+    if not adds_up(ranks, NORM):
+        del found[NORM]
+    names = {LOSS: "job_loss", TOKENS: "job_tokens", NORM: "job_grad_norm"}
+    return {names[name]: value for name, value in found.items() if value is not None}
 
 
 def _furthest(values: Sequence[float], middle: float) -> int:

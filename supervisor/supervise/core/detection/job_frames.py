@@ -7,34 +7,25 @@ absent; `job_ranks` says how many they are. Ranks of other machines, which nobod
 count as those of this one.
 
 Folds events in the order of the journal and looks at no clock, so that a replay makes the same.
-Source: the design of the ranks, section 2; the stability metrics report, `train_loss_raw`.
+Source: the design of the ranks, section 2.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from ..analysis.job_numbers import MEANS, NORMS, SUMS, Values, fold
 from ..model.events import Frame
 
-MEANS = ("train_loss_raw", "train_loss", "train_loss_ema", "val_loss")
-TOKENS = "tokens_per_update"
-SUMS = (TOKENS, "tokens_seen", "tokens_applied", "tokens_per_sec")
-NORMS = {  # metric -> norm, what its square is the sum of, and what that is divided by
-    "grad_global_norm": ("grad_global_norm", "grad_norm_share", ""),
-    "update_norm": ("update_norm", "update_square_share", ""),
-    "update_to_weight": ("update_norm", "update_square_share", "weight_square_share"),
-}
 JOB = frozenset((*MEANS, *SUMS, *NORMS, "step_time"))
 COLUMNS = ("job_ranks", "nonfinite_rank")  # in front of those that a rank announces
 HOLD_NS = 5_000_000_000  # while the leader goes on, or nobody does; project default
 MISSES = 8  # steps in a row without a rank, after which nobody waits for it; project default
 LAG = 64  # frames that are held at most
-EQUAL = 1e-9  # relative: shares of replicas
 
-Values = Mapping[str, float | None]
 Key = tuple[int, int]
 
 
@@ -69,9 +60,10 @@ class JobFrames:
         return COLUMNS + names
 
     def forget(self, rank: int) -> None:
-        """Another program is that rank now."""
+        """Another program is that rank now, and may begin again at any step."""
         for rows in self._steps.values():
             rows.pop(rank, None)
+        self._made_last = (-1, -1)
 
     def add(self, frame: Frame, at_ns: int, world_size: int) -> list[Frame]:
         """Take a rank's frame; return what can be judged, the job's own behind those of ranks."""
@@ -133,93 +125,6 @@ class JobFrames:
         values = tuple(found.get(name, value) for name, value in own)
         more = (float(len(rows)), None if odd is None else float(odd))
         return replace(frame, values=more + values)
-
-
-def fold(
-    rows: Mapping[int, Values],
-    leader: int,
-    names: Collection[str],
-    world_size: int,
-    *,
-    whole: bool = True,
-) -> dict[str, float | None]:
-    """Return what the job says of the metrics in `JOB` that its leader has.
-
-    Args:
-        rows: the values of each rank.
-        whole: no rank is missing that should be there.
-    """
-    scale = max(1.0, world_size / len(rows)) if whole else None
-    every = list(rows.values())
-    found: dict[str, float | None] = {name: _mean(every, name) for name in MEANS if name in names}
-    for name in SUMS:
-        if name in names:
-            parts = [_over(values.get(name), values.get("batch_copies") or 1.0) for values in every]
-            found[name] = _total(parts, scale)
-    for name in NORMS:
-        if name in names:
-            found[name] = _norm(every, name, rows[leader].get(name), world_size, scale)
-    return found
-
-
-def _mean(rows: Sequence[Values], name: str) -> float | None:
-    """Return the mean over ranks, weighted by their targets where all know these."""
-    known = [(value, v.get(TOKENS)) for v in rows if (value := v.get(name)) is not None]
-    if not known:
-        return None
-    weights = [weight for _, weight in known if weight is not None]
-    if len(weights) < len(known) or not sum(weights):
-        weights = [1.0] * len(known)
-    pairs = [(value, w) for (value, _), w in zip(known, weights, strict=True) if w]
-    if len({value for value, _ in pairs}) == 1:
-        return pairs[0][0]
-    return _sum(value * w for value, w in pairs) / _sum(w for _, w in pairs)
-
-
-def _norm(
-    rows: Sequence[Values], name: str, own: float | None, world_size: int, scale: float | None
-) -> float | None:
-    root, share, below = NORMS[name]
-    values = [v[name] for v in rows if v.get(name) is not None]
-    alike = own is not None and values.count(own) == len(values)
-    shares = [v.get(share) for v in rows]
-    if root == name == "grad_global_norm":  # a root itself
-        shares = [None if x is None else x * x for x in shares]
-    replicas = (_is_replica(v.get(root), x, world_size) for v, x in zip(rows, shares, strict=True))
-    if alike and all(replicas):
-        return own  # of replicas: that of one is that of the job
-    if any(value is not None and value - value != 0.0 for value in values):
-        return math.nan
-    if any(v.get(root) is not None and x is None for v, x in zip(rows, shares, strict=True)):
-        return own  # nobody knows how the weights are spread: the leader's part stands for all
-    square = _total(shares, scale)
-    of = _total([v.get(below) for v in rows], scale) if below else 1.0
-    return math.sqrt(square / of) if square is not None and of else None
-
-
-def _is_replica(root: float | None, share: float | None, world_size: int) -> bool:
-    """Return whether a rank holds all of it, as the others do; True where nobody knows."""
-    if root is None or share is None:
-        return True
-    return math.isclose(share * world_size, root * root, rel_tol=EQUAL)
-
-
-def _total(parts: Sequence[float | None], scale: float | None) -> float | None:
-    """Return the sum over the job, None where a part of it is missing."""
-    known = [part for part in parts if part is not None]
-    if scale is None or not known or len(known) < len(parts):
-        return None
-    return _sum(known) * scale
-
-
-def _sum(parts: Iterable[float]) -> float:
-    """Return the sum, in which the order of the ranks does not matter to the last bit."""
-    known = list(parts)
-    return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
-
-
-def _over(value: float | None, copies: float) -> float | None:
-    return None if value is None else value / copies
 
 
 def _finite(values: Values) -> bool:
