@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs style chaos \
+.PHONY: help demo test test-fast unit integration journeys matrix coverage lint docs recording style chaos \
   fuzz bench proving proving-live soak clean
 .NOTPARALLEL:
 
@@ -30,6 +30,7 @@ help:
 	@echo 'make coverage    what the unit lane covers, line by line'
 	@echo 'make lint        ruff, mypy and the contracts between the rooms'
 	@echo 'make docs        write the generated tables of the READMEs and the JSON schemas'
+	@echo 'make recording   run the demo again for the picture in the README (1 min)'
 	@echo 'make chaos       hundreds of runs under all that can go wrong around them, and dying supervisors (1 h)'
 	@echo 'make fuzz        random damage to all that is read, FUZZ_SECONDS=600 for each of six surfaces (60 min)'
 	@echo 'make bench       what the probe costs, beside what others cost'
@@ -68,6 +69,9 @@ docs: .venv/installed-dev
 	$(BIN)/python -m supervise.catalog.export.json_schema
 	$(BIN)/cog -r -p 'from supervise.catalog.export import docs' \
 	  policies/README.md runbooks/README.md probes/README.md
+
+recording: .venv/installed-demo
+	$(BIN)/python docs/recording.py
 
 style: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -184,6 +184,7 @@ def test_an_update_that_a_scaler_refuses_is_a_row_too(live, monkeypatch):
     assert [len(result["losses"]) for result in found.values()] == [6, 6]
 
 
+@pytest.mark.chaos
 def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(scorer, tmp_path):
     """On the recordings of the proving ground; the policies have the rule from one pack."""
     from pyarrow import parquet

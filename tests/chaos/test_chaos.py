@@ -11,11 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 DRIVE = Path(__file__).with_name("drive.py")
-SHORT = (
-    *("job_dies_of", "signal_is_handled", "background_child", "closed_descriptors"),
-    *("hook_excepthook", "hook_alarms", "small_disk", "planted_beside_it", "few_processes"),
-    "signals_at_the_end",
-)
+SHORT = ("job_dies_of", "signal_is_handled", "closed_descriptors", "small_disk", "few_processes")
 
 
 def drive(*names: str, seed: int) -> subprocess.CompletedProcess[str]:

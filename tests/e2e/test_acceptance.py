@@ -21,6 +21,7 @@ def val_loss(stdout: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.chaos  # the demo, which `make test` runs, shows the same without the comparison
 def test_a_learning_rate_spike_is_detected_contained_and_verified(supervise, tmp_path):
     """LR x30 for 20 steps at 60: held, and the weights taken back; at most 3 % worse."""
     job = nano("--steps", 160, "--batch-size", 4, "--out", tmp_path / "out")

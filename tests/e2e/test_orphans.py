@@ -92,13 +92,8 @@ def test_a_signal_ends_the_ranks_that_train_on(orphaned, supervise, tmp_path, be
     assert run.kinds("note", "orphans-left") == []
 
 
-@pytest.mark.parametrize(
-    "well",
-    [
-        pytest.param(True, id="ended well", marks=pytest.mark.chaos),
-        pytest.param(False, id="crashed"),
-    ],
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("well", [True, False], ids=["ended well", "crashed"])
 def test_a_launcher_that_is_killed_is_relaunched_only_when_its_rank_fails(
     supervise, comes_back, resuming_job, well, tmp_path
 ):

@@ -81,6 +81,7 @@ def watched(supervise, tmp_path, script, loop, *drills):
     return run
 
 
+@pytest.mark.chaos
 def test_trainer_goes_on_with_the_weights_of_before_and_from_its_checkpoint(supervise, tmp_path):
     """After a damage without a relaunch: its loop and its count go on. After a death from its own
     checkpoint, exactly."""

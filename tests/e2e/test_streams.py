@@ -85,6 +85,7 @@ def test_the_jobs_exit_code_comes_through(tmp_path, stream, kind):
         assert run(tmp_path, stream, kind, ["audit", "verify", "run"]) == 0
 
 
+@pytest.mark.chaos
 def test_an_unread_stop_keeps_its_code(supervise):
     """75 tells the scheduler to requeue, with stderr full during the whole run."""
     with sink("full pipe") as fd:

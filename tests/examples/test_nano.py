@@ -113,6 +113,7 @@ def test_a_bare_resume_takes_the_newest_checkpoint_or_starts_from_scratch(straig
     assert "from step 60\n" in train("--steps", 60, "--resume", "--out", out)
 
 
+@pytest.mark.chaos
 def test_two_ranks_train_one_model_and_resume_bit_identically(tmp_path):
     """Both ranks' random states are in the checkpoint; only rank 0 speaks.
 

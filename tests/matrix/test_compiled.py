@@ -1,4 +1,8 @@
-"""torch.compile of the model and of the optimizer's step."""
+"""torch.compile of the model and of the optimizer's step; slow, so `make chaos` runs it."""
+
+import pytest
+
+pytestmark = pytest.mark.chaos
 
 LOOP = """
 import warnings

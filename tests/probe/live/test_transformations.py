@@ -1,5 +1,7 @@
 """Compilers and tracers of torch see torch's own functions, and as many graphs as ever."""
 
+import pytest
+
 MODEL = """
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -56,6 +58,7 @@ finish(model)
 )
 
 
+@pytest.mark.chaos
 def test_compiled_code_has_no_more_graphs(probed, bare):
     """fullgraph=True still works, nothing recompiles, and the losses are the same to the bit."""
     job, untouched = probed.run(COMPILED), bare.run(COMPILED)
