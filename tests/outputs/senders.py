@@ -32,8 +32,8 @@ class FakeSender:
         return [message.title for _, message in self.sent]
 
 
-def message(title, severity="SEV2", incident=None) -> Message:
-    return Message("run-1", incident, severity, title, "", "", "", 7)
+def message(title, severity="SEV2", incident=None, kind="updated", why="") -> Message:
+    return Message("run-1", incident, severity, title, "", why, "", 7, kind=kind)
 
 
 def outcome(box) -> dict[str, bool]:

@@ -1,5 +1,6 @@
 """What is sent when, to whom, and as how many messages."""
 
+from supervise.core.model.interfaces import NotifyError
 from supervise.outputs.outbox import Result, with_run
 from tests.support.waiting import wait_until
 
@@ -87,6 +88,64 @@ def test_messages_on_one_incident_are_merged(outbox):
     assert sender.sent[0][1].facts == (("earlier", "spike opened · rolled back"),)
     assert outcome(box) == dict.fromkeys("abcd", True)
     assert ("a", "c", "d") in [result.keys for result in box.results]
+
+
+def test_a_merged_message_keeps_the_rule_and_the_kind_of_the_opening(outbox):
+    """And what must not be missed stays a message of its own, behind what came before it."""
+    sender = FakeSender(group_s=1000.0)
+    box = outbox(sender)
+    opened = message("spike", "SEV1", "inc-1", kind="opened", why="rule jump: high")
+    box.post(opened, key="a")
+    box.post(message("started", "SEV1", "inc-1", kind="action", why="harm"), key="b")
+    box.post(message("approve?", "SEV1", "inc-1", kind="approval"), key="c")
+    wait_until(lambda: len(sender.sent) == 2)
+    box.post(message("relapse", "SEV1", "inc-1", kind="updated"), key="d")
+    box.post(message("over", "SEV1", "inc-1", kind="closed"), key="e")
+    box.post(message("the job ended", "SEV1", "inc-1", kind="finished"), key="f")
+    box.close()
+
+    assert sender.titles == ["started", "approve?", "relapse", "over", "the job ended"]
+    first = sender.sent[0][1]
+    assert (first.kind, first.why) == ("opened", "rule jump: high; harm")
+
+
+def test_nothing_overtakes_a_message_on_its_incident(outbox):
+    """Also a more severe one; another incident does not wait for it."""
+    gate, down = Gate(), NotifyError("500", retry_after_s=0.0)
+
+    def fail():
+        gate()
+        raise down
+
+    sender = FakeSender(fail, down)
+    box = outbox(sender, backoff_s=0.001)
+    box.post(message("opened", "SEV2", "inc-1", kind="opened"), key="a")
+    gate.entered.wait()
+    box.post(message("worse", "SEV0", "inc-1"), key="b")
+    box.post(message("other", "SEV1", "inc-2", kind="opened"), key="c")
+    box.post(message("over", "SEV0", "inc-1", kind="closed"), key="d")
+    gate.go.set()
+    wait_until(lambda: len(sender.sent) == 4)
+
+    assert sender.tried[:3] == ["a", "a", "a"]  # the worse one counts for it
+    assert [title for title in sender.titles if title != "other"] == ["opened", "worse", "over"]
+
+
+def test_a_request_is_not_held_for_a_digest(outbox):
+    """What is held of an incident keeps its other messages, so that the order stays."""
+    sender = FakeSender(per_hour=2)
+    box = outbox(sender)
+    for n in range(2):
+        box.post(message(f"m{n}"), key=f"k{n}")
+    wait_until(lambda: len(sender.sent) == 2)
+    box.post(message("opened", "SEV1", "inc-1", kind="opened"), key="a")
+    wait_until(lambda: box.backlog()["fake"]["held"] == 1)
+    box.post(message("approve?", "SEV1", "inc-1", kind="approval"), key="b")
+    wait_until(lambda: len(sender.sent) == 3)
+    assert sender.titles[2] == "approve?"
+    box.close()
+
+    assert sender.titles[3] == "digest of 1 message"
 
 
 def test_sev0_is_sent_at_once(outbox):

@@ -16,11 +16,12 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
+from supervise.core.model.interfaces import Message
 from supervise.report import reading, receipt
-from supervise.report.card import html, text, views
-from supervise.report.card.blocks import blocks
+from supervise.report.card import deeds, html, sentences, text, views
 from supervise.report.card.incident_document import About, build, overview
 from supervise.report.card.incident_schema import schema
+from supervise.report.card.message_facts import with_document
 from supervise.report.card.series import AFTER, BEFORE, Tape
 from supervise.report.card.spark import spark
 from supervise.report.records import ids, records_of
@@ -29,6 +30,7 @@ from tests.golden import frozen
 
 from . import stories
 
+ALL_HEADS = ["Cause", "Did", "Cost", "Proof", "Loss"]
 VALID = jsonschema.Draft7Validator(schema())
 
 
@@ -140,21 +142,41 @@ def test_a_document_proceeds_with_its_incident():
     assert seen["WATCHING"]["proof"]["text"].startswith("not yet: ")
 
 
-def test_a_message_has_the_sentences_of_the_card():
-    document = stories.document("approval")
-    found = blocks(document)
+def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
+    return Message("r", "inc-1", "SEV1", title, "seen", why, "do", 7, kind=kind, directory="/r")
 
-    assert found.title == "NaN or Inf loss · APPROVAL PENDING"
-    assert [name for name, _ in found.sentences] == [
-        "What",
-        "Cause",
-        "Did",
-        "Cost",
-        "Proof",
-        "Next",
-    ]
-    assert dict(found.sentences)["Next"].startswith("supervise approve runs/demo ask-1")
-    assert ("Host", "gpu-07") in found.facts and found.spark == document["loss"]["spark"]
+
+@pytest.mark.parametrize(
+    ("story", "message", "title", "heads"),
+    [
+        ("approval", told("approval"), "inc-1: NaN or Inf loss: news", ["Loss"]),
+        ("shadow", told("updated"), "inc-1: Loss spike: news", ["Loss"]),
+        ("shadow", told("opened", why="rule a: b"), "inc-1: Loss spike at step 7", ["Loss"]),
+        ("spike", told("action"), "inc-1: Loss spike: news", ALL_HEADS),
+        ("spike", told("closed"), "inc-1: Loss spike · RECOVERED", ALL_HEADS),
+        ("crash", told("finished", "it ended"), "it ended", ALL_HEADS),
+    ],
+)
+def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
+    """The title in words; what was done, its cost and its proof once something was done."""
+    document = stories.document(story)
+    found = with_document(message, document)
+
+    assert found.title == title
+    assert [name for name, _ in found.card] == heads
+    assert found.verdict == (document["what"]["text"] if found.kind == "closed" else "seen")
+    saved = found.kind in ("closed", "finished") and document["evidence"]["bundles"]
+    assert found.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
+
+
+def test_progress_is_lost_where_the_loop_went_on():
+    """Its steps are not made again, so they are not called repeated."""
+    went = {"verb": "rollback", "ok": True, "step": 201, "args": {"loop": "keep"}}
+    found = deeds.cost([went | {"result": {"step": 175}}])
+
+    assert (found["steps_lost"], found["steps_repeated"]) == (26, 0)
+    said = sentences.cost(found, [], state="RECOVERED", ended_at=None, acted=True)
+    assert said == "the progress of 26 steps lost"
 
 
 def test_a_long_series_keeps_its_worst_points_and_its_bound():

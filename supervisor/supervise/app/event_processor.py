@@ -8,7 +8,10 @@ events and notes of later rounds.
 
 from __future__ import annotations
 
+import logging
 import queue
+import shlex
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +30,13 @@ from ..inputs import clock
 from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..outputs.training_progress import TrainingProgress
+from ..report.card.message_facts import with_document
 from ..report.incident_files import IncidentFiles
 from ..store.recorder import Recorder
 from .run_recovery import WINDOW_FRAMES, RecoveredRun
 from .settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 class EventProcessor:
@@ -65,6 +71,7 @@ class EventProcessor:
         self.progress_ns = clock.monotonic_ns()
         self.unwritten = (0, 0)
         self._run = settings.run
+        self._job = shlex.join(settings.argv)
         self._redactor = settings.redactor
         self.incident_files = IncidentFiles(
             settings.run, lambda: self.policy, lambda: tuple(self.window)
@@ -240,7 +247,20 @@ class EventProcessor:
     def message(self, decision: Decision) -> Message:
         """Return what people are told by a decision to notify them."""
         directory = str(self._run.path.absolute())
-        message = message_of(decision, self._run.id, self.recorder.head, directory)
+        message = replace(
+            message_of(decision, self._run.id, self.recorder.head, directory),
+            host=socket.gethostname(),
+            job=self._job,
+            policy=self.policy.name,
+            mode=self.policy.mode,
+        )
+        if message.incident is not None:
+            try:
+                document = self.incident_files.document(message.incident)
+            except Exception:  # what the engine says is enough
+                _log.exception("a message without the facts of %s", message.incident)
+            else:
+                message = message if document is None else with_document(message, document)
         return self._redactor.message(message)
 
     def action_key(self, action_id: str) -> str:

@@ -150,7 +150,7 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
             elif decision.kind == "rule" and decision.data.get("what") == "fired":
                 rule = str(decision.rule)
                 outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
-            elif decision.kind == "notify_intent":  # the last of an event, and the only one
+            elif decision.kind == "notify_intent":  # after the others of its event
                 new = outcome.alarms[before_event:]
                 if new and decision.severity in SEVERITIES:
                     min(new, key=lambda alarm: SEVERITIES.index(alarm.severity)).notified = True

@@ -45,6 +45,7 @@ from .model.events import (
     Reloaded,
     Tick,
 )
+from .model.interfaces import WATCHER
 from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, effect_verification, runner, weights_check
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
@@ -248,7 +249,7 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
     text = f"rank {frame.rank}: {steps} no frame"
     ctx.record("gap", text, rank=frame.rank, first_step=first, last_step=last)
     if unseen > UNSEEN_STEPS:
-        ctx.notify("SEV2", text, verdict="these steps were not evaluated")
+        ctx.notify("SEV2", text, verdict="these steps were not evaluated", kind=WATCHER)
 
 
 def _on_tick(ctx: StepContext, tick: Tick) -> None:

@@ -88,6 +88,25 @@ def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
     return url
 
 
+def footer(message: Message) -> list[str]:
+    """Return where a message is from, for people: run, step, incident, host, job, policy, audit.
+
+    Of the root of the audit log twelve digits are shown; the webhook has all of them.
+    """
+    size, _, root = message.audit_head.partition(" ")
+    policy = f"{message.policy} ({message.mode})" if message.mode else message.policy
+    parts = (
+        ("run", message.run),
+        ("step", str(message.step) if message.step >= 0 else ""),
+        ("", message.incident or ""),
+        ("host", message.host),
+        ("job", clip(message.job, 80)),
+        ("policy", policy),
+        ("audit", f"{size} {root[:12]}".strip()),
+    )
+    return [f"{name} {text}".strip() for name, text in parts if text]
+
+
 _SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits of each field
 
 

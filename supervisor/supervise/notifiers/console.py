@@ -85,6 +85,7 @@ def render(message: Message, *, colour: bool) -> str:
     rest = (
         ("what", message.verdict),
         ("why", message.why),
+        *((name.lower(), text) for name, text in message.card),
         ("next", message.next),
         *message.facts,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.model.interfaces import Message
 from ._http import TIMEOUT_S, Poster
-from ._settings import ChannelSettings, Sender, Severity, address, clip, fit
+from ._settings import ChannelSettings, Sender, Severity, address, clip, fit, footer
 
 MAX_BYTES = 8000
 
@@ -67,13 +67,14 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
         return _escape(text, int(limit * share))
 
     title = f"[{message.severity}] {message.title}"
-    parts = (("What", message.verdict), ("Why", message.why), ("Next", message.next))
+    parts = (
+        ("What", message.verdict),
+        ("Why", message.why),
+        *message.card,
+        ("Next", message.next),
+    )
     lines = [f"*{head}* {cut(text, 900)}" for head, text in parts if text]
-    foot = [f"run {message.run}", f"step {message.step}"]
-    if message.incident:
-        foot.append(message.incident)
-    if message.audit_head:
-        foot.append(f"audit {message.audit_head}")
+    foot = footer(message)
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
     ]

@@ -101,6 +101,7 @@ def _data(message: Message, share: float) -> dict[str, Any]:
         "verdict": cut(message.verdict, 4000),
         "why": cut(message.why, 4000),
         "next": cut(message.next, 2000),
+        "card": {name.lower(): cut(text, 2000) for name, text in message.card},
         "facts": [
             {"name": cut(name, 100), "value": cut(value, 500)} for name, value in message.facts[:16]
         ],

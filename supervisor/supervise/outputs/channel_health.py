@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from ..core.model.interfaces import Message
+from ..core.model.interfaces import WATCHER, Message
 
 FAILED_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
 
@@ -72,6 +72,9 @@ def failed(trouble: Trouble, last: Message, now: float) -> Message:
     return replace(
         last,
         incident=None,
+        kind=WATCHER,
+        card=(),
+        rules=(),
         severity="SEV2",
         title=f"{trouble.channel}: {_messages(count)} not delivered",
         verdict=f"{since}last error: {trouble.error}",
@@ -88,6 +91,9 @@ def recovered(trouble: Trouble, last: Message) -> Message:
     return replace(
         last,
         incident=None,
+        kind=WATCHER,
+        card=(),
+        rules=(),
         severity="SEV2",
         title=f"{trouble.channel} works again",
         verdict=lost or "the waiting messages are being delivered",

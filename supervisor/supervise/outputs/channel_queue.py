@@ -1,9 +1,11 @@
 """One channel's queue and the thread that empties it. A slow channel delays no other.
 
-Order: most severe first, then the fewest tries, then the oldest. Waiting messages on one incident
-are merged. More than `per_hour` in an hour are held and become one digest; SEV0 may use twice that
-number. A failed try is repeated with exponential backoff and jitter, or after the receiver's
-Retry-After. Every accepted message gets exactly one Result.
+Order: the incident with the most severe message first, then the fewest tries, then the oldest; of
+one incident always the oldest, so that receivers see them in order. Waiting messages on one
+incident are merged, but for a request, its end and the end of the run. More than `per_hour` in an
+hour are held and become one digest; SEV0 may use twice that number, and a request is never held. A
+failed try is repeated with exponential backoff and jitter, or after the receiver's Retry-After, for
+`GIVE_UP_S`. Every accepted message gets exactly one Result.
 """
 
 from __future__ import annotations
@@ -19,16 +21,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..core.model.interfaces import Message, NotifyError
+from ..core.model.interfaces import (
+    APPROVAL,
+    CLOSED,
+    FINISHED,
+    OPENED,
+    WATCHER,
+    Message,
+    NotifyError,
+)
 from .channel_health import Health, Trouble
 
 _log = logging.getLogger(__name__)
 
 MAX_WAITING = 256
-MAX_TRIES = 8
-MAX_BACKOFF_S = 300.0
+GIVE_UP_S = 3600.0  # after the first try
+MAX_BACKOFF_S = 60.0
 HOUR_S = 3600.0
 RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
+UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
 PAGES = ("SEV0", "SEV1")  # kept after the end of a run if not delivered
 
 
@@ -92,6 +103,7 @@ class Item:
     number: int
     due_s: float  # on the monotonic clock
     tries: int = 0
+    first_s: float = 0.0  # start of the first try
     error: str = ""  # of the newest try
     earlier: list[str] = field(default_factory=list)
 
@@ -100,6 +112,28 @@ class Item:
         if self.earlier:
             facts = (*self.message.facts, ("earlier", " · ".join(self.earlier[-3:])))
             self.message, self.earlier = replace(self.message, facts=facts), []
+
+    def merge(self, message: Message, key: str) -> None:
+        """Take the newer message, and keep what the receiver needs of this one.
+
+        That is the worst severity, the kind of an opening message, and the rule that fired.
+        """
+        old = self.message
+        self.earlier.append(old.title)
+        self.keys.append(key)
+        self.message = replace(
+            message,
+            kind=old.kind if old.kind == OPENED else message.kind,
+            severity=min(old.severity, message.severity, key=RANKS.__getitem__),
+            why="; ".join(dict.fromkeys(filter(None, (old.why, message.why)))),
+        )
+
+    def takes(self, message: Message) -> bool:
+        """Return whether a newer message on its incident may be merged into it.
+
+        Once tried it stays unchanged: the receiver may have it under this key.
+        """
+        return not self.tries and not {self.message.kind, message.kind} & {*UNMERGED}
 
     @property
     def rank(self) -> int:
@@ -170,7 +204,7 @@ class ChannelQueue:
             else:
                 self.mark_known(incident)
                 dropped, detail = self._queue(message, key, self._due(due_s)), "queue full"
-                if rank == 0 and not self._retry_after:
+                if (rank == 0 or message.kind == APPROVAL) and not self._retry_after:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
@@ -250,20 +284,17 @@ class ChannelQueue:
 
     def _queue(self, message: Message, key: str, due_s: float) -> Item | None:
         """Add a message, and return the one dropped for it."""
-        now = self._monotonic()
-        urgent = message.severity == "SEV0" or message.incident is None
-        for item in self._items:
-            if message.incident is not None and item.message.incident == message.incident:
-                if item.tries:
-                    continue  # the receiver may have it under this key: leave it unchanged
-                item.earlier.append(item.message.title)
-                worst = min(item.message.severity, message.severity, key=RANKS.__getitem__)
-                item.message = replace(message, severity=worst)
-                item.keys.append(key)
-                item.ready_s = now if urgent else item.ready_s
-                return None
+        now, incident = self._monotonic(), message.incident
+        mine = [i for i in self._items if incident is not None and i.message.incident == incident]
+        if message.severity == "SEV0" or message.kind == APPROVAL:
+            for item in mine:  # they come before it
+                item.ready_s = now
+        if mine and (newest := max(mine, key=lambda item: item.number)).takes(message):
+            newest.merge(message, key)
+            return None
         self._number += 1
-        ready_s = now if urgent else now + self._sender.group_s
+        at_once = incident is None or message.severity == "SEV0" or message.kind in UNMERGED
+        ready_s = now if at_once else now + self._sender.group_s
         self._items.append(Item(message, [key], ready_s, self._number, due_s))
         if len(self._items) <= MAX_WAITING:
             return None
@@ -280,6 +311,7 @@ class ChannelQueue:
                     return None
                 item, wait_s = self._choose(now)
                 if item is not None:
+                    item.first_s = item.first_s if item.tries else now
                     item.tries += 1
                     self._busy = item
                     self._health.on_try(now)
@@ -299,27 +331,45 @@ class ChannelQueue:
         while self._sent and self._sent[0] <= now - HOUR_S:
             self._sent.popleft()
         draining = self._deadline is not None
-        ready = sorted(
-            (item for item in self._items if draining or item.ready_s <= now),
-            key=lambda item: item.order,
-        )
-        for item in ready:
-            self._items.remove(item)
-            if self._room(item.rank):
-                self._finish_text(item)
-                return item, None
-            self._held.append(item)
-        if self._held and (draining or self._room(RANKS["INFO"])):
-            item, self._held = self._digest(), []
-            return item, None
-        waits = [item.ready_s - now for item in self._items]
+        while (first := self._first(now, draining=draining)) is not None:
+            self._items.remove(first)
+            if self._room(first):
+                self._finish_text(first)
+                return first, None
+            self._held.append(first)
+        if self._held and (draining or len(self._sent) < (self._sender.per_hour or 1)):
+            digest, self._held = self._digest(), []
+            return digest, None
+        waits = [item.ready_s - now for item in self._oldest().values()]
         if self._held:
             waits.append(self._sent[0] + HOUR_S - now)
         return None, min(waits, default=None)
 
-    def _room(self, rank: int) -> bool:
-        most = self._sender.per_hour
-        return most is None or len(self._sent) < (2 * most if rank == 0 else most)
+    def _oldest(self) -> dict[str | int, Item]:
+        """Return the message that comes first of each incident; one on none is alone."""
+        found: dict[str | int, Item] = {}
+        for item in sorted(self._items, key=lambda item: item.number):
+            found.setdefault(item.message.incident or item.number, item)
+        return found
+
+    def _first(self, now: float, *, draining: bool) -> Item | None:
+        """Return the message whose turn it is, None if none is ready."""
+        worst: dict[str | int, int] = {}
+        for item in self._items:
+            key = item.message.incident or item.number
+            worst[key] = min(item.rank, worst.get(key, item.rank))
+        ready = {k: i for k, i in self._oldest().items() if draining or i.ready_s <= now}
+        order = [(worst[k], item.tries, item.number, k) for k, item in ready.items()]
+        return ready[min(order)[3]] if order else None
+
+    def _room(self, item: Item) -> bool:
+        most, incident = self._sender.per_hour, item.message.incident
+        if most is None or item.message.kind == APPROVAL:
+            return True
+        if item.rank == 0:
+            return len(self._sent) < 2 * most
+        waits = any(held.message.incident == incident for held in self._held)
+        return len(self._sent) < most and not (waits and incident is not None)
 
     def _finish_text(self, item: Item) -> None:
         """Complete the text before the first try; later it must stay the same under its key."""
@@ -338,7 +388,10 @@ class ChannelQueue:
         message = replace(
             held[0].message,
             incident=None,
-            title=f"digest of {count} messages",
+            kind=WATCHER,
+            card=(),
+            rules=(),
+            title=f"digest of {count} message{'s' if count > 1 else ''}",
             verdict=" · ".join(titles),
             why=f"more than {self._sender.per_hour} messages in an hour",
             next="list all of them with: supervise audit show "
@@ -382,14 +435,15 @@ class ChannelQueue:
             self._busy = None
             item.error = "" if ok else detail
             now = self._monotonic()
-            again = not ok and retry_after_s is not None and item.tries < MAX_TRIES
+            again = not ok and retry_after_s is not None and now - item.first_s < GIVE_UP_S
             self._health.on_answer(None if ok else detail)
             if ok:
                 self._sent.append(now)
                 self._retry_after = False
                 self._wait_until = now + (self._sender.gap_s if self._deadline is None else 0.0)
             elif again and retry_after_s is not None:
-                pause_s = min(self._backoff_s * 2 ** (item.tries - 1), MAX_BACKOFF_S)
+                doubled = self._backoff_s * 2 ** min(item.tries - 1, 30)
+                pause_s = min(doubled, max(MAX_BACKOFF_S, self._backoff_s))
                 pause_s *= random.uniform(0.5, 1.5)
                 self._retry_after = retry_after_s > 0
                 self._wait_until = now + max(retry_after_s, pause_s)

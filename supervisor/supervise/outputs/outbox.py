@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..core.model.decisions import Decision
-from ..core.model.interfaces import Message
+from ..core.model.interfaces import UPDATED, WATCHER, Message
 from . import channel_health
 from .channel_health import Trouble
 from .channel_queue import ChannelQueue, Result, Sender, Undelivered
@@ -42,6 +42,8 @@ def message_of(decision: Decision, run: str, audit_head: str, directory: str = "
         step=text["step"],
         audit_head=audit_head,
         directory=directory,
+        kind=text.get("kind", UPDATED if decision.incident else WATCHER),
+        rules=tuple(text.get("rules", ())),
     )
 
 

@@ -24,7 +24,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ MAX_PAGE_BYTES = 256_000
 MAX_LOG_BYTES = 1_000_000  # then it becomes delivered.log.1
 STALE_S = 3600.0  # age at which a partial file has no writer
 
+PAIRS = {"facts", "card"}  # fields of a message
 LOG = "delivered.log"
 ASIDE = ".aside"
 _FRESH = ".new-"
@@ -367,10 +368,16 @@ def _page(found: Any) -> Page:
     if found.pop("version") != VERSION:
         raise ValueError("of another version")
     message, to = found.pop("message"), found["to"]
-    facts = tuple((str(name), str(value)) for name, value in message.pop("facts"))
-    if sorted(message) != sorted(f.name for f in fields(Message) if f.name != "facts"):
+    for name in PAIRS & message.keys():
+        message[name] = tuple((str(key), str(value)) for key, value in message[name])
+    message["rules"] = tuple(map(str, message.get("rules", ())))
+    known = {field.name: field.default is MISSING for field in fields(Message)}
+    if not message.keys() <= known.keys() or any(
+        needed and name not in message for name, needed in known.items()
+    ):
         raise ValueError("not the fields of a message")
-    texts = [value for name, value in message.items() if name not in ("step", "incident")]
+    other = {*PAIRS, "rules", "step", "incident"}
+    texts = [value for name, value in message.items() if name not in other]
     texts += [found["channel"], found["due"], found["error"], *found["keys"], to["kind"]]
     if not (found["keys"] and all(isinstance(text, str) for text in texts)):
         raise ValueError("a text is missing")
@@ -379,4 +386,4 @@ def _page(found: Any) -> Page:
     if datetime.fromisoformat(found["due"]).tzinfo is None:
         raise ValueError("when it was due is not UTC")
     found["keys"] = tuple(found["keys"])
-    return Page(message=Message(**message, facts=facts), **found)
+    return Page(message=Message(**message), **found)

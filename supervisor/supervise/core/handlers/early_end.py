@@ -9,6 +9,8 @@ stopping, a signal, an operator, or the policy.
 from __future__ import annotations
 
 from ..model.events import Notice
+from ..model.interfaces import FINISHED
+from ..state.incident import Incident
 from ..state.run_state import StepContext
 
 NEXT = "read the end of the job's output, then its data and its stop condition"
@@ -23,8 +25,11 @@ def on_training_ended(ctx: StepContext, event: Notice) -> None:
     ctx.state.job.shortfall = f"{done} of {total} steps" if is_early else ""
 
 
-def notify(ctx: StepContext) -> bool:
-    """Notify people of an end with code 0 that came too early; return whether it did."""
+def notify(ctx: StepContext, incident: Incident | None) -> bool:
+    """Notify people of an end with code 0 that came too early; return whether it did.
+
+    incident: that it ended, if any.
+    """
     state, job = ctx.state, ctx.state.job
     shortfall, planned = job.shortfall, ctx.policy.job.get("steps")
     made = state.step + 1
@@ -38,5 +43,7 @@ def notify(ctx: StepContext) -> bool:
         verdict="it reports success and is not complete; nothing asked it to stop",
         then=NEXT,
         replace=True,
+        kind=FINISHED,
+        incident=incident,
     )
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.events import Frame
+from ..model.interfaces import WATCHER
 from ..state.run_state import StepContext
 
 EPOCH = "epoch"
@@ -47,4 +48,5 @@ def _notify(ctx: StepContext, step: int, epoch: float, expected: float) -> None:
         f"{expected:.2f} was expected",
         verdict="the job trains on, and the data between is not trained on",
         then=NEXT,
+        kind=WATCHER,
     )

@@ -7,6 +7,7 @@ do not prevent the start; people are notified of them once, and again when they 
 from __future__ import annotations
 
 from ..model.events import Notice
+from ..model.interfaces import WATCHER
 from ..state.run_state import StepContext
 
 NEXT = (
@@ -26,4 +27,5 @@ def on_health(ctx: StepContext, event: Notice) -> None:
             event.message,
             verdict="the job is started all the same",
             then="to look again: supervise doctor --health -- COMMAND",
+            kind=WATCHER,
         )

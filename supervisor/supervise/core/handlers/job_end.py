@@ -10,6 +10,7 @@ from ..incidents import closing, opening
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
 from ..model.failure import LAUNCHER, NEVER, ONCE, Failure
+from ..model.interfaces import FINISHED
 from ..model.policy import Runbook
 from ..runbooks import runner
 from ..state import rule_scope
@@ -152,29 +153,30 @@ def _notify_end(
 ) -> None:
     """Notify people of the end of the run: stopped, finished, interrupted or crashed.
 
+    An end that was asked for, or is good, is about no incident; another one is about the one that
+    it ended, whose pages it leaves open.
+
     Args:
         why: why the job is not started again, "" where nothing would.
         failed: the newest start ended before its first step.
     """
     job, step = ctx.state.job, ctx.state.step
-    verdict, reason, then = f"the job {exit_text(job)}", "", ""
-    if job.preempted and (job.stopping or job.returncode in ASKED):
-        title = f"ended at step {step} after {job.preempted}"
-        ctx.notify("INFO", title, verdict=verdict, replace=True)
+    if good := _good_end(job, step):
+        if incident is not None and incident.is_order:  # that is no trouble
+            ctx.drop_message(incident)
+        ctx.notify("INFO", good, verdict=f"the job {exit_text(job)}", replace=True, kind=FINISHED)
         return
+    if job.returncode == 0 and not job.stopping:
+        if not early_end.notify(ctx, incident):
+            ctx.notify("INFO", f"finished at step {step}", replace=True, kind=FINISHED)
+        return
+    verdict, reason, then = f"the job {exit_text(job)}", "", ""
     if job.stopping:
-        title, then = f"stopped by {job.stopped_by} at step {step}", closing.NOTHING
-        if job.stopped_by == "policy" and incident is not None:
+        title, then = f"stopped by policy at step {step}", closing.NOTHING
+        if incident is not None:
             reason = incident.headline
             then = "good checkpoints: supervise checkpoints RUN; "
             then += f"evidence: supervise why RUN {incident.id}"
-    elif job.returncode == 0:
-        if not early_end.notify(ctx):
-            ctx.notify("INFO", f"finished at step {step}", replace=True)
-        return
-    elif job.interrupted and job.returncode in INTERRUPTED:
-        ctx.notify("INFO", f"interrupted at step {step}", verdict=verdict, replace=True)
-        return
     elif failed:
         title = _caused(job, f"the restarted job {exit_text(job)} before its first step")
         verdict, reason = why, f"it was started with {job.restarted_with}"
@@ -191,7 +193,26 @@ def _notify_end(
             meaning, reason = job.cause.title, _others(job, job.cause)
             then = "; ".join(filter(None, (job.cause.then, OUTPUT)))
         verdict = "; ".join(filter(None, ("" if meaning in why else meaning, why)))
-    ctx.notify("SEV1", title, verdict=verdict, why=reason, then=then, replace=True)
+    ctx.notify(
+        "SEV1",
+        title,
+        kind=FINISHED,
+        incident=incident,
+        verdict=verdict,
+        why=reason,
+        then=then,
+        replace=True,
+    )
+
+
+def _good_end(job: JobLife, step: int) -> str:
+    """Return the title of an end that was asked for, "" for others."""
+    if job.preempted and (job.stopping or job.returncode in ASKED):
+        return f"ended at step {step} after {job.preempted}"
+    if job.stopping:
+        return "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} at step {step}"
+    asked = job.interrupted and job.returncode in INTERRUPTED
+    return f"interrupted at step {step}" if asked else ""
 
 
 def _others(job: JobLife, cause: Failure) -> str:

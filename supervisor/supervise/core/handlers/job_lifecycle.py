@@ -15,6 +15,7 @@ from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.failure import KIND as FAILURE
 from ..model.failure import LOG, THREAD, Failure
+from ..model.interfaces import ACTION, WATCHER
 from ..model.policy import HOLD, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
@@ -141,6 +142,7 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
             f"a line in a log of the job: {failure.title}: {failure.text}",
             verdict="no action is taken for a line of a log",
             then=failure.then,
+            kind=WATCHER,
         )
     if failure.kind == THREAD and not any(known.kind == THREAD for known in failures):
         ctx.notify(
@@ -148,6 +150,7 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
             f"a thread of the job ended with an error: {failure.text}",
             verdict="the job goes on without it",
             then="supervise status RUN shows whether steps are still made",
+            kind=WATCHER,
         )
     failures.append(failure)
 
@@ -163,7 +166,7 @@ def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     elif verb == "rollback":
         then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
-    ctx.notify("SEV2", LOST[verb], why=why, then=then)
+    ctx.notify("SEV2", LOST[verb], why=why, then=then, kind=WATCHER)
 
 
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
@@ -181,13 +184,14 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
     """Say to people what they have to know of it."""
     state, job = ctx.state, ctx.state.job
     if event.kind == "stopped":
-        ctx.notify("SEV2", event.message, verdict="no action is taken")
+        ctx.notify("SEV2", event.message, verdict="no action is taken", kind=WATCHER)
     if event.kind == "slow-start":
         ctx.notify(
             "SEV2",
             event.message,
             verdict="it is not stopped for this",
             then="`supervise stop RUN` if it should have started",
+            kind=WATCHER,
         )
     if event.kind == "identity-changed":
         ctx.notify(
@@ -195,6 +199,7 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             event.message,
             verdict="steps before and after it are of different programs; no action is taken",
             then="if that is not intended: supervise stop RUN",
+            kind=WATCHER,
         )
     if event.kind in ("orphans", "orphans-left"):
         gone = event.kind == "orphans-left"
@@ -205,20 +210,27 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             event.message,
             verdict=str(event.data.get("verdict", "")),
             then=f"to end them: {event.data['end']}" if event.data.get("end") else "",
+            kind=WATCHER,
         )
     if event.kind in UNMONITORED:
         then = "what a probe finds here: supervise doctor -- COMMAND"
-        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then)
+        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then, kind=WATCHER)
     # Each rank reports the same, so people are told by one.
     first = event.rank == min(state.monitors, default=event.rank)
     if event.kind == "report" and first:
-        ctx.notify("SEV2", event.message, verdict="rules that read these metrics are not evaluated")
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="rules that read these metrics are not evaluated",
+            kind=WATCHER,
+        )
     if event.kind == "discards" and first:
         ctx.notify(
             "SEV1",
             event.message,
             verdict="the job runs and learns nothing, and no action inside it comes about",
             then="`supervise stop RUN`; to go on from: supervise checkpoints RUN",
+            kind=WATCHER,
         )
 
 
@@ -325,6 +337,7 @@ def _end_with_evidence(
         verdict=why,
         replace=True,
         then="evidence is collected, and the job is ended" + (" if it is idle" if stop else ""),
+        kind=ACTION,
     )
     runner.proceed(ctx, incident)
     return True
@@ -370,7 +383,7 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
         f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
     )
     ctx.record("note", text, what="adopted", alive=event.alive)
-    ctx.notify("INFO", "the run is monitored again", verdict=text)
+    ctx.notify("INFO", "the run is monitored again", verdict=text, kind=WATCHER)
     state = ctx.state
     for monitor in state.monitors.values():
         monitor.reset_deadlines(event.at_ns)

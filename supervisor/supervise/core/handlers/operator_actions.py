@@ -94,6 +94,7 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | 
         monitor = next(iter(state.monitors.values()), None)
         text = f"{book.name} requested by {event.operator}"
         incident = opening.open_incident(ctx, monitor, "SEV2", text, breach=state.step + 1)
+        incident.ordered_by = event.operator
     elif incident.run is not None:
         ctx.record(
             "verify", f"{incident.run.runbook.name} preempted by {event.operator}", what="preempted"

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.events import Reloaded
+from ..model.interfaces import WATCHER
 from ..model.policy import HOLD, Ladder, Policy, Rule
 from ..state.incident import Incident
 from ..state.run_state import END_REQUESTED, State, StepContext
@@ -77,6 +78,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
             "the policy was not reloaded",
             verdict=event.refused,
             then="the previous policy stays in force",
+            kind=WATCHER,
         )
         return
     state = ctx.state
@@ -114,7 +116,9 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     approval_answers.renew_request(ctx, "the policy was reloaded")
     if state.incident is not None:
         _keep_runnable(ctx, state.incident)
-    ctx.notify("INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text)
+    ctx.notify(
+        "INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text, kind=WATCHER
+    )
 
 
 def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:

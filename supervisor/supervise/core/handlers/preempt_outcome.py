@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..model.events import Notice
+from ..model.interfaces import WATCHER
 from ..state.run_state import State, StepContext
 
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
@@ -27,14 +28,16 @@ def on_preempt(ctx: StepContext, event: Notice) -> None:
         job.preempted = f"{cause}, with a checkpoint"
         then = f"resume from {data['path']}" if data.get("path") else CHECKPOINTS
         verdict = f"{signals} is passed on" if signals else "the job is ended with exit code 75"
-        ctx.notify("SEV2", event.message, verdict=verdict, then=then)
+        ctx.notify("SEV2", event.message, verdict=verdict, then=then, kind=WATCHER)
     elif phase == "failed":
         job.preempted = f"{cause}, without a checkpoint"
         severity = "SEV1" if ctx.state.step >= 0 else "SEV2"
-        ctx.notify(severity, event.message, verdict=_lost(ctx.state), then=CHECKPOINTS)
+        ctx.notify(
+            severity, event.message, verdict=_lost(ctx.state), then=CHECKPOINTS, kind=WATCHER
+        )
     elif phase == "unavailable":
         verdict = "signals are passed on at once, and no checkpoint is requested before the end"
-        ctx.notify("SEV2", event.message, verdict=verdict)
+        ctx.notify("SEV2", event.message, verdict=verdict, kind=WATCHER)
 
 
 def _lost(state: State) -> str:

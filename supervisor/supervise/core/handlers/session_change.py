@@ -18,6 +18,7 @@ from ..detection.run_phase import RunPhase
 from ..incidents import approvals, closing, diagnosis
 from ..model.action import Action
 from ..model.events import Announced
+from ..model.interfaces import ACTION
 from ..model.policy import Runbook
 from ..runbooks import steps
 from ..state import compensation
@@ -94,7 +95,10 @@ def _report_unfinished(
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.requested.operator:
         ctx.notify(
-            "SEV2", f"{incident.id}: command of {run.requested.operator} failed", verdict=why
+            "SEV2",
+            f"{incident.id}: command of {run.requested.operator} failed",
+            verdict=why,
+            kind=ACTION,
         )
     undoing, standing = run.failure.pending_undos, incident.recovery.undos
     if undoing and not any(undoing[0] is undo for _, undo in standing):
@@ -103,6 +107,7 @@ def _report_unfinished(
             f"{incident.id}: undoing an action failed",
             verdict=why,
             then="it may affect the next training session",
+            kind=ACTION,
         )
 
 

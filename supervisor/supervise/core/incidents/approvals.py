@@ -16,6 +16,7 @@ from typing import Any
 from ..model import format_actions, state_machine
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
+from ..model.interfaces import APPROVAL
 from ..model.policy import Approval, Policy, Runbook
 from ..state.incident import HELD, Incident, brief
 from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
@@ -92,18 +93,24 @@ def request(
     if incident.phase != HELD:
         incident.reopen()
     ctx.move("ask", f"{pending.id}: {book.name} waits for approval")
+    _ask(ctx, incident, pending, terms)
+
+
+def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: Approval) -> None:
+    """Put the request to people, with the command that answers it."""
     denies = terms.on_timeout == DENY
     after = "it is denied, and automatic actions are off" if denies else "it runs"
-    after += f"; {withdrawal.job_status(ctx.policy, state)} meanwhile"
-    described = format_actions.plan((one["verb"], one["args"]) for one in plan)
+    after += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
+    described = format_actions.plan((one["verb"], one["args"]) for one in pending.plan)
     ctx.notify(
         incident.severity,
-        f"{incident.id}: approve {book.name}?",
-        verdict=why,
+        f"{incident.id}: approve {pending.runbook}?",
+        verdict=pending.why,
         why=f"plan: {described}",
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
         f"without an answer within {terms.timeout_s:.0f} s, {after}",
+        kind=APPROVAL,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..model import interfaces
 from ..model.policy import PAGE, STOP, Runbook
 from ..state.incident import CLOSED, HELD, QUIET_STEPS, Incident
 from ..state.run_state import StepContext
@@ -129,7 +130,7 @@ def _report_unfenceable(ctx: StepContext, why: str) -> None:
     if ctx.policy.job.get("relaunch"):
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
-    ctx.notify("SEV2", title, why=why, then=then)
+    ctx.notify("SEV2", title, why=why, then=then, kind=interfaces.WATCHER)
 
 
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
@@ -175,7 +176,9 @@ def close(
         diagnosis.remember_onset(ctx.state.context, incident.case)
         why = "; ".join(filter(None, (why, diagnosis.summary(found))))
         then = diagnosis.advice(ctx.policy, ctx.state, incident, found) if then == NOTHING else then
-    ctx.notify(incident.severity, f"{incident.id}: closed", verdict=why, then=then)
+    severity = "INFO" if incident.is_order else incident.severity
+    title = f"{incident.id}: closed"
+    ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     ctx.state.incident = None

@@ -122,21 +122,48 @@ class Detector(ABC):
         return []
 
 
+OPENED, UPDATED, ACTION, APPROVAL = "opened", "updated", "action", "approval"
+CLOSED, FINISHED, WATCHER = "closed", "finished", "watcher"
+KINDS = (OPENED, UPDATED, ACTION, APPROVAL, CLOSED, FINISHED, WATCHER)  # of messages
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What people are told. `sent_as` fields are plain text; notifiers escape for their medium."""
+    """What people are told. `sent_as` fields are plain text; notifiers escape for their medium.
+
+    Attributes:
+        incident: pairs the messages from `opened` to `closed`. None: about none.
+        severity: SEV0, SEV1, SEV2 or INFO.
+        title: one line.
+        verdict: what is wrong, with the numbers.
+        why: the rule and its threshold.
+        next: what happens now, or what a person should do.
+        audit_head: "size root" of the audit log: every receiver becomes a witness.
+        directory: of the run, as commands in the texts name it.
+        kind: one of KINDS.
+        host, job, policy, mode: where it runs, its command line, the policy in force and its mode.
+        card: `(Cause | Did | Cost | Proof | Loss, text)` once something was done.
+        rules: ids of those that fired in the incident.
+    """
 
     run: str
     incident: str | None
-    severity: str  # SEV0 | SEV1 | SEV2 | INFO
-    title: str  # one line
-    verdict: str  # what is wrong, with the numbers
-    why: str  # the rule and its threshold
-    next: str  # what happens now, or what a person should do
+    severity: str
+    title: str
+    verdict: str
+    why: str
+    next: str
     step: int
-    audit_head: str = ""  # "size root" of the audit log: every receiver becomes a witness
+    audit_head: str = ""
     facts: Sequence[tuple[str, str]] = ()
-    directory: str = "RUN"  # of the run, as commands in the texts name it
+    directory: str = "RUN"
+    kind: str = WATCHER
+    host: str = ""
+    job: str = ""
+    policy: str = ""
+    mode: str = ""
+    card: Sequence[tuple[str, str]] = ()
+    rules: Sequence[str] = ()
 
 
 PING, START, FAIL = "ping", "start", "fail"

@@ -197,7 +197,9 @@ class Redactor:
             verdict=self.text(message.verdict),
             why=self.text(message.why),
             next=self.text(message.next),
+            job=self.text(message.job),
             facts=tuple((self.text(name), self.text(value)) for name, value in message.facts),
+            card=tuple((name, self.text(value)) for name, value in message.card),
         )
 
     def _variable(self, name: str, value: str) -> str:

@@ -15,6 +15,7 @@ from ..incidents import action_planning, approvals, closing, withdrawal
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES
 from ..model.events import Notice
+from ..model.interfaces import ACTION
 from ..model.policy import Policy, Runbook
 from ..state.incident import OPEN, AwaitedCheckpoint, Incident
 from ..state.run_state import State, StepContext
@@ -92,6 +93,7 @@ def report_refused(
         replace=True,
         then=f"checkpoints from before step {needed_before(ctx.policy, ctx.state)} are verified at "
         "once, the newest first; the relaunch follows the first good one",
+        kind=ACTION,
     )
 
 
@@ -158,6 +160,7 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
         replace=True,
         then=f"nothing to do; {found.name} follows the first good one; to let the job train on "
         "instead: supervise resume RUN",
+        kind=ACTION,
     )
     return True
 

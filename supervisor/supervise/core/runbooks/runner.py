@@ -13,6 +13,7 @@ from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation, recipes, state_machine
 from ..model.action import Action
 from ..model.events import Finished
+from ..model.interfaces import ACTION
 from ..model.policy import HOLD, Policy, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
@@ -91,7 +92,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
-    ctx.notify(incident.severity, title, why=why, then=then)
+    ctx.notify(incident.severity, title, why=why, then=then, kind=ACTION)
 
 
 def start_waiting(ctx: StepContext) -> None:
@@ -348,14 +349,12 @@ def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
         compensation.remove(recovery, run.intent.action)
-        rest = (
-            failure.pending_undos[1:]
-            if failure.reason
-            else compensation.runbook_undos(recovery, run, None)
-        )
+        rest = failure.pending_undos[1:]
+        if not failure.reason:
+            rest = compensation.runbook_undos(recovery, run, None)
         failure.reason, failure.pending_undos, failure.exhausted = failure.reason or why, rest, True
         incident.severity = "SEV0"
-        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=why)
+        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=why, kind=ACTION)
     proceed(ctx, incident)
 
 
@@ -400,6 +399,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, wh
             why=incident.headline,
             replace=True,
             then="nothing to do; the job keeps training, and no action is in progress",
+            kind=ACTION,
         )
     start_waiting(ctx)
 
@@ -448,7 +448,8 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     """What an operator asked for is done, or could not be: the incident goes on from there."""
     requested, failed = run.requested, run.failure.reason
     if failed is not None:
-        ctx.notify("SEV2", f"{incident.id}: command of {requested.operator} failed", verdict=failed)
+        title = f"{incident.id}: command of {requested.operator} failed"
+        ctx.notify("SEV2", title, verdict=failed, kind=ACTION)
     if requested.held:
         incident.phase = HELD
     elif failed is None:
@@ -494,4 +495,5 @@ def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
             f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
             verdict=_with_restored(why, incident),
             then=_after_relapse(ctx.policy, incident),
+            kind=ACTION,
         )

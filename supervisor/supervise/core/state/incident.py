@@ -240,6 +240,7 @@ class Incident:
         rules: ids of those that joined it. headline: what it is about, one line.
         run: the runbook in progress.
         acknowledged_by: the operator who acknowledged it.
+        ordered_by: the operator whose order opened it.
         trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
     """
 
@@ -252,6 +253,7 @@ class Incident:
     phase: str = OPEN
     run: RunbookExecution | None = None
     acknowledged_by: str = ""
+    ordered_by: str = ""
     trigger: Trigger = field(default_factory=Trigger)
     escalation: Escalation = field(default_factory=Escalation)
     case: LossCase = field(default_factory=LossCase)
@@ -269,6 +271,11 @@ class Incident:
             self.severity = severity
             return True
         return False
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is an operator's order only, and no rule fired in it."""
+        return bool(self.ordered_by) and not self.rules
 
     def reopen(self) -> None:
         """Nothing is under way: it is watched until it has been quiet for long enough."""

@@ -18,11 +18,13 @@ from ..detection.run_phase import RunPhase
 from ..model import state_machine
 from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
-from ..model.decisions import SEVERITIES, Decision
+from ..model.decisions import Decision
 from ..model.events import Event
 from ..model.failure import Failure, by_cause
+from ..model.interfaces import FINISHED, UPDATED, WATCHER
 from ..model.policy import Policy
 from .incident import Incident
+from .message_draft import MessageDraft, MessageDrafts
 from .runbook_execution import RunbookExecution
 
 
@@ -393,16 +395,16 @@ class State:
 
 
 class StepContext:
-    """One event being judged: collects the decisions and, at most once, what to tell people."""
+    """One event being judged: collects the decisions, and what to tell people."""
 
-    __slots__ = ("_message", "decisions", "event", "policy", "state")
+    __slots__ = ("_messages", "decisions", "event", "policy", "state")
 
     def __init__(self, policy: Policy, state: State, event: Event) -> None:
         self.policy = policy
         self.state = state
         self.event = event
         self.decisions: list[Decision] = []
-        self._message: dict[str, Any] | None = None
+        self._messages = MessageDrafts()
 
     def record(
         self,
@@ -456,34 +458,33 @@ class StepContext:
         severity: str,
         title: str,
         *,
+        kind: str = "",
+        incident: Incident | None = None,
         verdict: str = "",
         why: str = "",
         then: str = "",
         replace: bool = False,
     ) -> None:
-        """Notify people at most once per event.
+        """Notify people, at most once per event about each incident.
 
         The first title stands, unless a later call has `replace`.
+
+        Args:
+            kind: one of `interfaces.KINDS`; UPDATED while an incident is open, else WATCHER. A
+                message of the kind WATCHER is about no incident, and FINISHED about the one given.
+            incident: the open one, unless another one is given.
         """
-        ranks = (*SEVERITIES, "INFO")
-        if self._message is None:
-            self._message = {"severity": severity, "title": title}
-        elif ranks.index(severity) < ranks.index(self._message["severity"]):
-            self._message["severity"] = severity
-        if replace:
-            self._message["title"] = title
-        for key, text in (("verdict", verdict), ("why", why)):
-            if text and (replace or key not in self._message):
-                self._message[key] = text
-        if then:
-            self._message["next"] = then
+        if incident is None and kind not in (WATCHER, FINISHED):
+            incident = self.state.incident
+        kind = kind or (WATCHER if incident is None else UPDATED)
+        draft = MessageDraft(incident, kind, severity, title, verdict, why, then)
+        self._messages.add(draft, replace=replace)
+
+    def drop_message(self, incident: Incident) -> None:
+        """Tell people nothing of an incident in this event."""
+        self._messages.drop(incident)
 
     def close(self) -> list[Decision]:
-        """Return the decisions, the message to people last."""
-        if self._message is not None:
-            blank = {"verdict": "", "why": "", "next": "", "step": self.state.step}
-            message: dict[str, Any] = blank | self._message
-            self.record(
-                "notify_intent", message["title"], severity=message["severity"], message=message
-            )
-        return self.decisions
+        """Return the decisions, the messages to people last."""
+        state, made = self.state, self.decisions
+        return [*made, *self._messages.decisions(made, state.step, state.attempt)]

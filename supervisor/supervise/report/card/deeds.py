@@ -62,11 +62,16 @@ def _snapshot(action: Part) -> str:
 
 
 def _rollback(action: Part) -> str:
-    args, result = action["args"], action["result"]
+    result = action["result"]
     text = f"rolled back {origin(action)} → {result.get('step', '?')}"
-    if args.get("loop") == "keep" or result.get("loop") == "keep":
+    if _went_on(action):
         text = f"weights of step {result.get('step', '?')} restored; the loop went on"
     return text
+
+
+def _went_on(action: Part) -> bool:
+    """Return whether only the state of the training went back, and not the job's loop."""
+    return "keep" in (action["args"].get("loop"), action["result"].get("loop"))
 
 
 def origin(action: Part) -> int:
@@ -129,14 +134,22 @@ def would(suppressed: Iterable[Part]) -> tuple[str, str] | None:
 
 
 def cost(actions: Iterable[Part]) -> dict[str, Any]:
-    """Return the steps to repeat, seconds of pauses, updates skipped, and relaunches."""
-    found: dict[str, Any] = {"steps_repeated": 0, "paused_s": 0.0, "skipped": 0, "relaunches": 0}
+    """Return the steps to repeat, those lost to a loop that went on, seconds of pauses, updates
+    skipped, and relaunches."""
+    found: dict[str, Any] = {
+        "steps_repeated": 0,
+        "steps_lost": 0,
+        "paused_s": 0.0,
+        "skipped": 0,
+        "relaunches": 0,
+    }
     for action in actions:
         if not action["ok"]:
             continue
         verb, result, args = action["verb"], action["result"], action["args"]
         if verb == "rollback" and isinstance(result.get("step"), int):
-            found["steps_repeated"] += max(0, origin(action) - result["step"])
+            kind = "steps_lost" if _went_on(action) else "steps_repeated"
+            found[kind] += max(0, origin(action) - result["step"])
         elif verb == "relaunch" and isinstance(args.get("step"), int):
             found["steps_repeated"] += max(0, origin(action) - args["step"])
             found["relaunches"] += 1

@@ -208,6 +208,7 @@ def _sentences() -> dict[str, Any]:
             {
                 "text": _meant(TEXT, SENTENCE),
                 "steps_repeated": _meant(WHOLE, "undone, to be made again"),
+                "steps_lost": _meant(WHOLE, "whose progress is gone: the job's loop went on"),
                 "paused_s": NUMBER,
                 "skipped": _meant(WHOLE, "updates"),
                 "relaunches": WHOLE,

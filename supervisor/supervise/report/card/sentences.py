@@ -251,6 +251,8 @@ def cost(
     if found["steps_repeated"]:
         how = "repeated" if state == RECOVERED else "undone"
         parts.append(f"{found['steps_repeated']} steps {how}")
+    if found["steps_lost"]:
+        parts.append(f"the progress of {found['steps_lost']} steps lost")
     if found["paused_s"] >= 0.05:
         parts.append(f"{found['paused_s']:.1f} s paused")
     if found["skipped"]:
