@@ -12,8 +12,10 @@ from supervise.core.model.events import OperatorCommand
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
 from supervise.core.state.incident import Incident
+from supervise.core.state.run_state import ApprovalRequest
 from supervise.core.state.runbook_execution import Intent, RunbookExecution
 from supervise.errors import ActionError
+from supervise.outputs.outbox import Outbox, Result
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 
@@ -71,3 +73,32 @@ def test_an_operator_who_said_stop_is_not_answered_by_a_start(processor):
         processor.raise_if_stopped()
     processor.state.incident = None
     processor.raise_if_stopped()
+
+
+def test_the_time_to_answer_begins_with_the_delivery(processor):
+    """It is journaled, so that replay comes to the same; before the result, which a crash loses."""
+    written = []
+    processor.recorder = SimpleNamespace(
+        trouble=None,
+        ended=False,
+        event=lambda event: written.append(event.kind) or 1,
+        decision=lambda *_: 1,
+        note=lambda kind, *_: written.append(kind),
+    )
+    processor.open(None, Outbox([], processor.on_result))
+    pending = ApprovalRequest(
+        *("ask-1", "inc-1", "soften", 0, "", False, "SEV1", [], "sha", "policy"),
+        *(0, 900.0, 4_500_000_000_000, "deny"),
+    )
+    processor.state.approvals.pending = pending
+    processor.on_result(Result("slack", ("run:1",), False, "500", 9, "ask-1"))
+    processor.record_results()
+    assert not pending.delivered
+
+    for _ in range(2):
+        processor.on_result(Result("slack", ("run:1",), True, "delivered", 9, "ask-1"))
+    processor.record_results()
+
+    assert pending.delivered
+    result = "notify_result"
+    assert written == [result, "approval-delivered", result, result]

@@ -130,6 +130,10 @@ def test_what_has_a_meaning_is_left_alone(check, line):
             "notify.heartbeat: a ping every 7200 s: a dead run is noticed only after that"
             " (every: 60s)",
         ),
+        (
+            "approvals: {all: {timeout: ¦9m}}",
+            "approvals.all: 540 s to answer is less than 10 min (timeout: 15m)",
+        ),
     ],
 )
 def test_what_is_odd_is_a_warning(check, line, said):

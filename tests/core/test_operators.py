@@ -67,10 +67,14 @@ def test_evidence_is_taken_while_people_are_asked(tell):
 )
 def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_timeout, what):
     story = asked(tell, approvals={"all": Approval(900.0, on_timeout)})
+    story.tick(600)
+    story.send(Notice(story.at_ns, "approval-delivered", "it is there", data={"id": "ask-1"}))
     if word:
         assert story.say(word, id="ask-1").data["ok"]
     else:
-        story.tick(901)
+        story.tick(899)
+        assert story.state.approvals.pending.delivered
+        story.tick(1)
     (answer,) = story.kinds("approval")
     late = story.say("approve", id="ask-1").data
 
@@ -80,6 +84,19 @@ def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_tim
     assert story.actions() == ["inc-1/2/0-reach"] * (what == "approved")
     assert late["ok"] == (what == "approved")
     assert late["answer"].startswith("no change: " if late["ok"] else "too late: ask-1 was denied")
+
+
+def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):
+    """An outage of the channels is no answer. A late delivery does not begin it anew."""
+    story = asked(tell, approvals={"all": Approval(900.0, "allow")})
+    story.tick(3600 + 899)
+    delivered = Notice(story.at_ns, "approval-delivered", "at last", data={"id": "ask-1"})
+    story.send(delivered)
+    assert story.actions() == []
+    story.tick(1)
+
+    assert story.kinds("approval")[0].data["what"] == "approved"
+    story.send(delivered)  # it waits no more
 
 
 def test_a_second_yes_is_harmless(tell):

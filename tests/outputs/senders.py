@@ -32,8 +32,9 @@ class FakeSender:
         return [message.title for _, message in self.sent]
 
 
-def message(title, severity="SEV2", incident=None, kind="updated", why="") -> Message:
-    return Message("run-1", incident, severity, title, "", why, "", 7, kind=kind)
+def message(title, severity="SEV2", incident=None, **fields) -> Message:
+    given = {"verdict": "", "why": "", "next": "", "kind": "updated", **fields}
+    return Message("run-1", incident, severity, title, step=7, **given)
 
 
 def outcome(box) -> dict[str, bool]:

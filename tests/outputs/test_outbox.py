@@ -131,6 +131,19 @@ def test_nothing_overtakes_a_message_on_its_incident(outbox):
     assert [title for title in sender.titles if title != "other"] == ["opened", "worse", "over"]
 
 
+def test_a_request_counts_as_delivered_where_people_read(outbox):
+    """The console may be a file: it counts only where no other channel has the request."""
+    console, pager = FakeSender(name="console"), FakeSender(name="pager", min_sev="SEV1")
+    box = outbox(console, pager)
+    for name, severity in (("ask-1", "SEV1"), ("ask-2", "SEV2")):
+        text = message("approve?", severity, name, kind="approval", request=name)
+        assert box.post(text, key=name)
+    box.close()
+
+    counted = {(r.channel, r.request) for r in box.results if box.reaches_people(r)}
+    assert counted == {("pager", "ask-1"), ("console", "ask-2")}
+
+
 def test_a_request_is_not_held_for_a_digest(outbox):
     """What is held of an incident keeps its other messages, so that the order stays."""
     sender = FakeSender(per_hour=2)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..actions.relaunch import Relaunch
 from ..core import engine
+from ..core.incidents import approvals
 from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
@@ -164,6 +165,8 @@ class EventProcessor:
         """Write down what became of messages."""
         while not self._results.empty():
             result = self._results.get_nowait()
+            if self._outbox.reaches_people(result):  # first: after a crash it is sent once more
+                self._delivered(result.request, f"by {result.channel}")
             data = {
                 "channel": result.channel,
                 "ok": result.ok,
@@ -253,6 +256,7 @@ class EventProcessor:
             job=self._job,
             policy=self.policy.name,
             mode=self.policy.mode,
+            facts=self._deadline(decision),
         )
         if message.incident is not None:
             try:
@@ -262,6 +266,15 @@ class EventProcessor:
             else:
                 message = message if document is None else with_document(message, document)
         return self._redactor.message(message)
+
+    def _deadline(self, decision: Decision) -> tuple[tuple[str, str], ...]:
+        """Return until when a request can be answered, where it is one that waits."""
+        pending = self.state.approvals.pending
+        if pending is None or decision.data["message"].get("request") != pending.id:
+            return ()
+        until = clock.wall(-pending.timeout_s)[:16].replace("T", " ")
+        minutes = f"{pending.timeout_s / 60:g} min"
+        return (("answer by", f"{until} UTC, or {minutes} after a later delivery"),)
 
     def action_key(self, action_id: str) -> str:
         """Return the key under which the job knows an action, whoever performs it."""
@@ -280,4 +293,14 @@ class EventProcessor:
 
     def _notify(self, decision: Decision, seq: int | None) -> None:
         number = decision.step if seq is None else seq
-        self._outbox.post(self.message(decision), key=f"{self._run.id}:{number}")
+        message = self.message(decision)
+        if not self._outbox.post(message, key=f"{self._run.id}:{number}") and message.request:
+            self._delivered(message.request, "nowhere: no channel takes it")
+
+    def _delivered(self, request: str, how: str) -> None:
+        """Let the time to answer a request begin."""
+        pending = self.state.approvals.pending
+        if pending is not None and pending.id == request and not pending.delivered:
+            text = f"{request} was delivered {how}; it waits for {pending.timeout_s:.0f} s from now"
+            at_ns = clock.monotonic_ns()
+            self.process(Notice(at_ns, approvals.DELIVERED, text, data={"id": request}))

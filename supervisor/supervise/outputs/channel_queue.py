@@ -66,6 +66,7 @@ class Result:
         keys: of all messages merged into it.
         detail: one line without addresses or secrets.
         tries: calls of the sender.
+        request: id of the approval that the message asks for, "" for none.
     """
 
     channel: str
@@ -73,6 +74,7 @@ class Result:
     ok: bool
     detail: str
     tries: int
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,6 +462,7 @@ class ChannelQueue:
                 self._health.on_lost(len(item.keys), detail, self._monotonic())
             if not (ok or final) and item.message.severity in PAGES:
                 self._undelivered.append(item)
-        result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries)
+        request = item.message.request
+        result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries, request)
         with suppress(Exception):  # a failing listener must not stop the channel
             self._on_result(result)

@@ -44,6 +44,7 @@ def message_of(decision: Decision, run: str, audit_head: str, directory: str = "
         directory=directory,
         kind=text.get("kind", UPDATED if decision.incident else WATCHER),
         rules=tuple(text.get("rules", ())),
+        request=text.get("request", ""),
     )
 
 
@@ -76,18 +77,35 @@ class Outbox:
         self._newest: tuple[Message, str] | None = None
         self._failed: dict[str, Trouble] = {}  # reported to the other channels
         self._posts = 0
+        self._far: set[str] = set()  # requests that a channel other than the console has
 
-    def post(self, message: Message, *, key: str) -> None:
+    def post(self, message: Message, *, key: str) -> bool:
         """Queue `message` for every channel that takes its severity; returns at once.
 
         A channel that was notified of an incident gets all further messages on it, down to its end.
 
         Args:
             key: unique per message and constant over restarts; receivers deduplicate by it.
+
+        Returns:
+            Whether a channel took it.
         """
         self._newest = message, key
-        for queue in self._queues:
-            queue.put(message, key)
+        taken = [queue.name for queue in self._queues if queue.put(message, key)]
+        self._note_request(message, taken)
+        return bool(taken)
+
+    def reaches_people(self, result: Result) -> bool:
+        """Return whether a request was delivered by a channel that people are known to read.
+
+        That is any but the console, which may be a file, unless no other has the request.
+        """
+        near = result.channel == CONSOLE and result.request in self._far
+        return bool(result.ok and result.request) and not near
+
+    def _note_request(self, message: Message, taken: Collection[str]) -> None:
+        if message.request and {*taken} - {CONSOLE}:
+            self._far.add(message.request)
 
     @property
     def channels(self) -> list[str]:
@@ -114,6 +132,7 @@ class Outbox:
                 if key in settled[queue.name]:
                     queue.mark_known(message.incident)
                 elif queue.put(message, key, due_s=due_s):
+                    self._note_request(message, [queue.name])
                     self._newest = message, key
                     owed.add(key)
         return len(owed)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..catalog.forms.scenario_form import InjectForm, ScenarioForm
 from ..core import engine
-from ..core.incidents import withdrawal
+from ..core.incidents import approvals, withdrawal
 from ..core.model import state_machine
 from ..core.model.action import Action
 from ..core.model.decisions import Decision
@@ -49,6 +49,12 @@ MAX_FRAMES = 1_000_000  # bounds sequels that never stop rolling back
 def run(policy: Policy, form: ScenarioForm) -> ScenarioResult:
     """Run a scenario under a policy; the same arguments give the same result."""
     return ScenarioRunner(policy, form).run()
+
+
+def delivered(at_ns: int, request: Decision) -> Notice:
+    """Return that a request has reached people."""
+    name = request.data["id"]
+    return Notice(at_ns, approvals.DELIVERED, f"{name} was delivered", data={"id": name})
 
 
 class ScenarioRunner:
@@ -207,6 +213,8 @@ class ScenarioRunner:
         self.state, made = engine.step(self.policy, self.state, event)
         self.result.log += [(self.index, decision) for decision in made]
         for decision in made:
+            if decision.kind == "approval_requested":
+                self.send(delivered(self.now_ns, decision))
             if decision.kind == "intent":
                 action = steps.awaited_action(self.state)
                 intent = decision.data["action"]

@@ -18,6 +18,7 @@ from .rules import Written
 from .runbook_library import Opened, RunbookCatalog, Ways
 
 ALL = "all"
+SHORT_S = 600.0  # for a person to wake up, read and decide; project default
 
 
 def budgets(
@@ -106,6 +107,17 @@ def approvals(root: Mapping, library: RunbookCatalog, parts: Parts, problems: Pr
                 f"approvals: no action and no runbook {name!r} that touches the job",
                 did_you_mean(name, known),
             )
+
+
+def short_approvals(root: Mapping, form: PolicyFile, problems: Problems) -> None:
+    """Warn of a request that is decided before somebody who is asleep can have read it."""
+    section = root.get("approvals")
+    for name, terms in form.approvals.items():
+        keys = section.get(name) if isinstance(section, Mapping) else None
+        if terms.timeout >= SHORT_S or not isinstance(keys, Mapping):
+            continue
+        why = f"approvals.{name}: {terms.timeout:g} s to answer is less than {SHORT_S / 60:g} min"
+        problems.warn(keys.place("timeout"), why, "timeout: 15m")
 
 
 def savepoints(root: Mapping, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:

@@ -163,6 +163,7 @@ def assemble(
     lint.unused(root, form, used, problems)
     lint.unread(root, parts, detectors, written, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
+    lint.short_approvals(root, form, problems)
     lint.heartbeat(root, form, problems)
     lint.idle(parts, root, problems)
     problems.stop()

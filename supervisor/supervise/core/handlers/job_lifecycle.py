@@ -53,6 +53,7 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "training-ended": early_end.on_training_ended,
     "preempt": preempt_outcome.on_preempt,
     HEALTH: host_outcome.on_health,
+    approvals.DELIVERED: approvals.deliver,
 }
 
 
@@ -389,6 +390,7 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
         monitor.reset_deadlines(event.at_ns)
     pending = state.approvals.pending
     if pending is not None:
+        pending.requested_ns += event.unwatched_ns
         pending.deadline_ns += event.unwatched_ns
     run = state.run()
     if run is not None:

@@ -16,6 +16,7 @@ from typing import Any
 from ..model import format_actions, state_machine
 from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES
+from ..model.events import Notice
 from ..model.interfaces import APPROVAL
 from ..model.policy import Approval, Policy, Runbook
 from ..state.incident import HELD, Incident, brief
@@ -23,6 +24,8 @@ from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
 from . import action_planning, withdrawal
 
 DENY, ALLOW = "deny", "allow"
+DELIVERED = "approval-delivered"  # notice: the request has reached people
+UNDELIVERED_S = 3600.0  # after which the timeout begins all the same; project default
 
 
 def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
@@ -72,7 +75,9 @@ def request(
         plan,
         sha256(plan),
         ctx.policy.digest,
-        state.at_ns + int(terms.timeout_s * 1e9),
+        state.at_ns,
+        terms.timeout_s,
+        state.at_ns + int((UNDELIVERED_S + terms.timeout_s) * 1e9),
         terms.on_timeout,
     )
     steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
@@ -109,9 +114,22 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
         why=f"plan: {described}",
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
-        f"without an answer within {terms.timeout_s:.0f} s, {after}",
+        f"without an answer within {terms.timeout_s:.0f} s of this message, {after}",
         kind=APPROVAL,
     )
+
+
+def deliver(ctx: StepContext, event: Notice) -> None:
+    """Let the time to answer begin: at the first delivery, at the latest after `UNDELIVERED_S`.
+
+    A message that no channel delivers must not become an answer. `event.data`: `id`.
+    """
+    pending = ctx.state.approvals.pending
+    if pending is None or pending.delivered or event.data.get("id") != pending.id:
+        return
+    pending.delivered = True
+    since_ns = min(event.at_ns, pending.requested_ns + int(UNDELIVERED_S * 1e9))
+    pending.deadline_ns = since_ns + int(pending.timeout_s * 1e9)
 
 
 def sha256(plan: Sequence[Mapping[str, Any]]) -> str:

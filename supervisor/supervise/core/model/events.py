@@ -105,7 +105,7 @@ class Notice:
     `quarantine`, `rollback-unavailable`, `rewind-unavailable`, `portable-unavailable`,
     `weights-restored`, `continuity`, `resumed`, `resume-refused`, `pause-ended`, `report`,
     `suspended`, `stopped`, `slow-start`, `orphans`, `orphans-left`, `preempt`, `host-health`,
-    `training-ended`, `identity-changed`, `note`);
+    `training-ended`, `identity-changed`, `approval-delivered`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """

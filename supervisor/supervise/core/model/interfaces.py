@@ -144,6 +144,7 @@ class Message:
         host, job, policy, mode: where it runs, its command line, the policy in force and its mode.
         card: `(Cause | Did | Cost | Proof | Loss, text)` once something was done.
         rules: ids of those that fired in the incident.
+        request: id of the approval that is asked for, "" for none.
     """
 
     run: str
@@ -164,6 +165,7 @@ class Message:
     mode: str = ""
     card: Sequence[tuple[str, str]] = ()
     rules: Sequence[str] = ()
+    request: str = ""
 
 
 PING, START, FAIL = "ping", "start", "fail"

@@ -19,6 +19,7 @@ class MessageDraft:
 
     Attributes:
         next: what happens now, or what a person should do.
+        request: id of the approval that is asked for, "" for none.
     """
 
     incident: Incident | None
@@ -28,6 +29,7 @@ class MessageDraft:
     verdict: str = ""
     why: str = ""
     next: str = ""
+    request: str = ""
 
     def merge(self, other: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
@@ -43,6 +45,7 @@ class MessageDraft:
         if other.why and (replace or not self.why):
             self.why = other.why
         self.next = other.next or self.next
+        self.request = other.request or self.request
 
     def decision(self, kind: str, step: int, attempt: int) -> Decision:
         """Return the message as a record for the audit log."""
@@ -56,6 +59,7 @@ class MessageDraft:
             "next": self.next,
             "step": step,
             "rules": [] if incident is None else list(incident.rules),
+            **({"request": self.request} if self.request else {}),
         }
         return Decision(
             kind="notify_intent",

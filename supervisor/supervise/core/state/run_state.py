@@ -21,7 +21,7 @@ from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import Decision
 from ..model.events import Event
 from ..model.failure import Failure, by_cause
-from ..model.interfaces import FINISHED, UPDATED, WATCHER
+from ..model.interfaces import APPROVAL, FINISHED, UPDATED, WATCHER
 from ..model.policy import Policy
 from .incident import Incident
 from .message_draft import MessageDraft, MessageDrafts
@@ -271,6 +271,8 @@ class ApprovalRequest:
     Attributes:
         plan: `{"verb", "args"}` of every step that touches the job.
         sha: sha256 of the plan. policy: digest of the policy that wants it.
+        requested_ns, timeout_s: the deadline counts from the delivery; see `approvals.deliver`.
+        delivered: it has reached people, so that the deadline stands.
         granted: who allowed it, while the evidence is still being taken.
     """
 
@@ -284,8 +286,11 @@ class ApprovalRequest:
     plan: list[dict[str, Any]]
     sha: str
     policy: str
+    requested_ns: int
+    timeout_s: float
     deadline_ns: int
     on_timeout: str
+    delivered: bool = False
     granted: str = ""
 
 
@@ -477,7 +482,9 @@ class StepContext:
         if incident is None and kind not in (WATCHER, FINISHED):
             incident = self.state.incident
         kind = kind or (WATCHER if incident is None else UPDATED)
-        draft = MessageDraft(incident, kind, severity, title, verdict, why, then)
+        pending = self.state.approvals.pending if kind == APPROVAL else None
+        request = pending.id if pending is not None else ""
+        draft = MessageDraft(incident, kind, severity, title, verdict, why, then, request)
         self._messages.add(draft, replace=replace)
 
     def drop_message(self, incident: Incident) -> None:
