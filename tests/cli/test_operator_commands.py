@@ -102,6 +102,25 @@ def test_every_word_is_answered(supervise, supervised, line, code, said):
     assert "anna: " in err
 
 
+@pytest.mark.parametrize(
+    ("line", "outcome", "code"),
+    [
+        (("pause",), "done", 0),
+        (("savepoint",), "failed", 1),
+        (("silence", "nix"), "refused", 1),
+        (("release", "--shard", "b.tar"), "refused", 1),
+    ],
+)
+def test_an_answer_is_one_document_for_a_program(supervise, supervised, line, outcome, code):
+    word, *args = line
+    found, out, err = supervise(word, "--json", str(supervised.path), *args)
+    answer = json.loads(out)
+
+    assert (found, err) == (code, "")
+    assert (answer["command"], answer["outcome"], answer["exit_code"]) == (word, outcome, code)
+    assert answer["text"] or all(record["seq"] and record["text"] for record in answer["records"])
+
+
 def test_there_is_a_test_of_every_word():
     (mark,) = test_every_word_is_answered.pytestmark
     assert {line[0] for line, _, _ in mark.args[1]} == set(OPERATOR_COMMANDS)

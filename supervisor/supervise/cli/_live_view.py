@@ -180,7 +180,7 @@ class LiveView(App[None]):
         answer.display = True
         answer.update(f"{name}: sent, no answer yet")
         try:
-            _, lines = await asyncio.to_thread(ask, self._run_dir.path, name, self._by, {})
+            lines = (await asyncio.to_thread(ask, self._run_dir.path, name, self._by, {})).lines
         except SuperviseError as error:
             lines = [str(error)]
         answer.update("\n".join(f"{name}: {text}" for text in lines))

@@ -6,6 +6,7 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ._runs import exactly, find, only_live, runs_in
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
 POLL_S = 0.3
 REFUSED, NO_ANSWER = 1, 75
-OUTCOMES = ("commit", "abort", "in_doubt")
+OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in doubt"}  # kind of record
 Record = Mapping[str, Any]
 
 
@@ -63,17 +64,71 @@ def _named_like_runs(given: str) -> Path | None:
     return find(given) if path.parent == RUNS or runs_in(path.parent) else None
 
 
-def not_quarantined(run: Path, shards: Sequence[str]) -> str:
-    """Return which of the shards are not in the quarantine of a run, "" when all are."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a command.
+
+    Attributes:
+        outcome: done, in progress, refused, failed, in doubt, or no answer.
+        code: the exit code: 0 done, or accepted and in progress; 1 refused or failed; 75 no answer.
+        records: of the audit log: the answer, then the outcome of its action.
+        text: what is to be said where there is no record.
+    """
+
+    run: Path
+    command: str
+    outcome: str
+    code: int
+    records: tuple[Record, ...] = ()
+    text: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """What to print."""
+        return [
+            f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}"
+            for record in self.records
+        ] or [self.text]
+
+    def print(self) -> None:
+        """Print it on stderr, as all that is not data."""
+        for line in self.lines:
+            click.echo(line, err=True)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for a program."""
+        return {
+            "run": str(self.run),
+            "command": self.command,
+            "outcome": self.outcome,
+            "exit_code": self.code,
+            "records": [
+                {"seq": record["seq"], "step": record["step"], "text": record["reason"]}
+                for record in self.records
+            ],
+            "text": self.text,
+        }
+
+
+class RefusedError(Exception):
+    """The command would be refused, and is not sent."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+def refuse_unknown(run: Path, shards: Sequence[str]) -> None:
+    """Raise RefusedError if one of the shards to release is not in the quarantine of a run."""
     if not shards:
-        return ""
+        return
     entries = Quarantine(RunDir.open(run).quarantine_path).read()["entries"]
     held = sorted(each["name"] for each in entries if each["until_attempt"] is None)
     absent = ", ".join(name for name in shards if name not in held)
-    if not absent:
-        return ""
-    contents = ", ".join(held) or "nothing"
-    return f"nothing to release: {absent} is not in quarantine, which holds {contents}"
+    if absent:
+        contents = ", ".join(held) or "nothing"
+        text = f"nothing to release: {absent} is not in quarantine, which holds {contents}"
+        raise RefusedError(Answer(run, "release", "refused", REFUSED, text=text))
 
 
 def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tuple[RunDir, str]:
@@ -106,21 +161,8 @@ def poll(run: RunDir, skip: int, done: Callable[[Iterator[Record]], bool]) -> No
         time.sleep(POLL_S)
 
 
-def send(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> int:
-    """Send a command and print its answer and the outcome of its action; return the exit code."""
-    code, lines = ask(run, command, by, args)
-    for line in lines:
-        click.echo(line, err=True)
-    return code
-
-
-def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Send a command, wait for its answer and the outcome of its action, and return both.
-
-    Returns:
-        0 done, or accepted and in progress; 1 refused or failed; 75 no answer in time. Then the
-        lines to print.
-    """
+def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
+    """Send a command, wait for its answer and the outcome of its action, and return both."""
     known = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
     found, key = post(run, command, by, args)
     seen: list[Record] = []  # the answer, then the outcome
@@ -139,13 +181,19 @@ def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tup
     poll(found, known, answered)
     if not seen:
         text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
-        return NO_ANSWER, [text]
-    lines = [
-        f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}"
-        for record in seen[:2]
-    ]
-    failed = len(seen) > 1 and seen[1]["kind"] != "commit"
-    return (REFUSED if failed or not seen[0]["data"]["ok"] else 0), lines
+        return Answer(run, command, "no answer", NO_ANSWER, text=text)
+    outcome = _outcome(seen)
+    code = REFUSED if outcome in ("refused", "failed", "in doubt") else 0
+    return Answer(run, command, outcome, code, tuple(seen[:2]))
+
+
+def _outcome(seen: Sequence[Record]) -> str:
+    answer = seen[0]["data"]
+    if not answer["ok"]:
+        return "refused"
+    if len(seen) < 2:
+        return "in progress" if answer["action"] else "done"
+    return OUTCOMES[seen[1]["kind"]]
 
 
 def _is_outcome(record: Record, action: str | None) -> bool:

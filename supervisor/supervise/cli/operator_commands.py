@@ -5,13 +5,16 @@ RUN may be left out while exactly one run under ./runs has a supervisor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ._output import document
 from ._params import Number
-from ._send_command import REFUSED, not_quarantined, send, split_run
+from ._send_command import RefusedError, ask, refuse_unknown, split_run
 
 EXIT_CODES = (
     "Exit codes: 0 done, or accepted and in progress; 1 refused or failed; 64 wrong usage, or no "
@@ -19,6 +22,7 @@ EXIT_CODES = (
 )
 RATE = Number(0.0, 1.0, min_open=True)
 MAX_SKIPPED = 3  # updates per command, as many as the action allows
+Order = tuple[Path, Mapping[str, Any]]  # the run, and the command's arguments
 commands: dict[str, click.Command] = {}
 
 
@@ -26,23 +30,40 @@ def _command(
     metavar: str = "[RUN]",
     *options: Callable[[Any], Any],
     cls: type[click.Command] = click.Command,
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, with `--by` and arguments that may begin with RUN."""
+) -> Callable[[Callable[..., Order]], click.Command]:
+    """Make a command of a function that says what to send to which run.
 
-    def make(function: Callable[..., Any]) -> click.Command:
-        by = click.option("--by", metavar="NAME", help="Operator's name. Default: your login.")
-        given = click.argument("given", nargs=-1, metavar=metavar)
-        for decorate in (given, by, *reversed(options)):
-            function = decorate(function)
-        command = click.command(name=function.__name__, epilog=EXIT_CODES, cls=cls)(function)
-        commands[function.__name__] = command
-        return command
+    The command has `--by`, `--json` and arguments that may begin with RUN.
+    """
+
+    def make(function: Callable[..., Order]) -> click.Command:
+        name = function.__name__
+
+        @wraps(function)
+        def command(by: str | None, as_json: bool, **given: Any) -> int:
+            try:
+                run, args = function(**given)
+                answer = ask(run, name, by, args)
+            except RefusedError as error:
+                answer = error.answer
+            click.echo(document(answer.facts())) if as_json else answer.print()
+            return answer.code
+
+        operator = click.option(
+            "--by", metavar="NAME", help="Operator's name. Default: your login."
+        )
+        as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+        arguments = click.argument("given", nargs=-1, metavar=metavar)
+        for decorate in (arguments, as_json, operator, *reversed(options)):
+            command = decorate(command)
+        commands[name] = click.command(name=name, epilog=EXIT_CODES, cls=cls)(command)
+        return commands[name]
 
     return make
 
 
 @_command()
-def pause(given: tuple[str, ...], by: str | None) -> int:
+def pause(given: tuple[str, ...]) -> Order:
     """Pause the job at its next step boundary.
 
     `supervise resume` ends the pause. It ends by itself after one day, and 60 s after the
@@ -54,11 +75,11 @@ def pause(given: tuple[str, ...], by: str | None) -> int:
       supervise pause --by anna
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "pause", by, {})
+    return run, {}
 
 
 @_command()
-def resume(given: tuple[str, ...], by: str | None) -> int:
+def resume(given: tuple[str, ...]) -> Order:
     """Continue a paused job. If an action is in progress, the job resumes after it.
 
     \b
@@ -66,11 +87,11 @@ def resume(given: tuple[str, ...], by: str | None) -> int:
       supervise resume runs/20260105-101112-7f3a9c
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "resume", by, {})
+    return run, {}
 
 
 @_command("[RUN] ID", click.option("--sha", metavar="HEX", help="Digest of the request you saw."))
-def approve(given: tuple[str, ...], by: str | None, sha: str | None) -> int:
+def approve(given: tuple[str, ...], sha: str | None) -> Order:
     """Approve request ID: its runbook runs.
 
     The approval covers the actions and arguments of the request, under the policy of that moment.
@@ -82,11 +103,11 @@ def approve(given: tuple[str, ...], by: str | None, sha: str | None) -> int:
       supervise approve --sha 3f9a runs/20260105-101112-7f3a9c ask-1
     """
     run, (name,) = split_run(given, 1, 1)
-    return send(run, "approve", by, {"id": name} | ({"sha": sha} if sha else {}))
+    return run, {"id": name} | ({"sha": sha} if sha else {})
 
 
 @_command("[RUN] ID")
-def deny(given: tuple[str, ...], by: str | None) -> int:
+def deny(given: tuple[str, ...]) -> Order:
     """Deny request ID.
 
     Its runbook does not run, and the incident is held until `supervise release`.
@@ -96,11 +117,11 @@ def deny(given: tuple[str, ...], by: str | None) -> int:
       supervise deny --by anna runs/20260105-101112-7f3a9c ask-1
     """
     run, (name,) = split_run(given, 1, 1)
-    return send(run, "deny", by, {"id": name})
+    return run, {"id": name}
 
 
 @_command("[RUN]", click.option("--incident", metavar="ID", help="Default: the open incident."))
-def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
+def ack(given: tuple[str, ...], incident: str | None) -> Order:
     """Acknowledge the open incident: its reminders stop.
 
     \b
@@ -108,7 +129,7 @@ def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
       supervise ack runs/20260105-101112-7f3a9c
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "ack", by, {"incident": incident} if incident else {})
+    return run, {"incident": incident} if incident else {}
 
 
 @_command(
@@ -123,7 +144,7 @@ def ack(given: tuple[str, ...], by: str | None, incident: str | None) -> int:
         help="Duration; 0 removes the silence.",
     ),
 )
-def silence(given: tuple[str, ...], by: str | None, steps: int) -> int:
+def silence(given: tuple[str, ...], steps: int) -> Order:
     """Silence a rule: it neither acts nor notifies. Its breaches stay on record.
 
     A SEV0 rule cannot be silenced.
@@ -134,7 +155,7 @@ def silence(given: tuple[str, ...], by: str | None, steps: int) -> int:
       supervise silence loss_spike.spike --for 0
     """
     run, (rule,) = split_run(given, 1, 1)
-    return send(run, "silence", by, {"rule": rule, "for": steps})
+    return run, {"rule": rule, "for": steps}
 
 
 class _Rate(click.Command):
@@ -171,7 +192,7 @@ def _rate(value: str) -> float:
     ),
     cls=_Rate,
 )
-def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
+def lr(given: tuple[str, ...], rewarm: int) -> Order:
     """Multiply the job's learning rate by VALUE.
 
     VALUE is above 0 and at most 1; 1.0 ends the scaling, and a hold of the rate. The factor stays
@@ -183,7 +204,7 @@ def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
       supervise lr --by anna runs/20260105-101112-7f3a9c 1.0
     """
     run, (value,) = split_run(given, 1, 1)
-    return send(run, "lr", by, {"value": _rate(value), "rewarm": rewarm})
+    return run, {"value": _rate(value), "rewarm": rewarm}
 
 
 @_command(
@@ -195,7 +216,7 @@ def lr(given: tuple[str, ...], by: str | None, rewarm: int) -> int:
         help="Use a savepoint from before this step. Default: the newest savepoint.",
     ),
 )
-def rollback(given: tuple[str, ...], by: str | None, before: int | None) -> int:
+def rollback(given: tuple[str, ...], before: int | None) -> Order:
     """Restore a savepoint inside the job's process.
 
     Evidence is collected first. Needs savepoints: a run that was started with `mode: enforce` or
@@ -207,11 +228,11 @@ def rollback(given: tuple[str, ...], by: str | None, before: int | None) -> int:
       supervise rollback --before 1200
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "rollback", by, {} if before is None else {"before": before})
+    return run, {} if before is None else {"before": before}
 
 
 @_command()
-def savepoint(given: tuple[str, ...], by: str | None) -> int:
+def savepoint(given: tuple[str, ...]) -> Order:
     """Save the training state, for a later rollback.
 
     It is kept in memory, as of the next step boundary.
@@ -221,7 +242,7 @@ def savepoint(given: tuple[str, ...], by: str | None) -> int:
       supervise savepoint runs/20260105-101112-7f3a9c
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "savepoint", by, {})
+    return run, {}
 
 
 @_command(
@@ -234,7 +255,7 @@ def savepoint(given: tuple[str, ...], by: str | None) -> int:
         help=f"Number of updates; at most {MAX_SKIPPED} in any 128 steps.",
     ),
 )
-def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
+def skip(given: tuple[str, ...], steps: int) -> Order:
     """Skip the next optimizer updates.
 
     \b
@@ -242,11 +263,11 @@ def skip(given: tuple[str, ...], by: str | None, steps: int) -> int:
       supervise skip --steps 3 runs/20260105-101112-7f3a9c
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "skip", by, {"steps": steps})
+    return run, {"steps": steps}
 
 
 @_command("[RUN] SHARD...")
-def quarantine(given: tuple[str, ...], by: str | None) -> int:
+def quarantine(given: tuple[str, ...]) -> Order:
     """Exclude data shards from training.
 
     `supervise release --shard NAME` includes one again. SHARD is a name as the job reports it, or
@@ -258,14 +279,14 @@ def quarantine(given: tuple[str, ...], by: str | None) -> int:
       supervise quarantine data/00017.tar data/00018.tar
     """
     run, shards = split_run(given, 1, None)
-    return send(run, "quarantine", by, {"shards": shards})
+    return run, {"shards": shards}
 
 
 @_command(
     "[RUN]",
     click.option("--shard", multiple=True, metavar="NAME", help="End only this quarantine."),
 )
-def release(given: tuple[str, ...], by: str | None, shard: tuple[str, ...]) -> int:
+def release(given: tuple[str, ...], shard: tuple[str, ...]) -> Order:
     """End a hold: the policy may act again.
 
     The incident closes and a new warm-up begins. A rule that is still in breach fires again.
@@ -276,15 +297,12 @@ def release(given: tuple[str, ...], by: str | None, shard: tuple[str, ...]) -> i
       supervise release --shard data/00017.tar
     """
     run, _ = split_run(given, 0, 0)
-    problem = not_quarantined(run, shard)
-    if problem:
-        click.echo(problem, err=True)
-        return REFUSED
-    return send(run, "release", by, {"shard": list(shard)} if shard else {})
+    refuse_unknown(run, shard)
+    return run, {"shard": list(shard)} if shard else {}
 
 
 @_command("[RUN]", click.option("--requeue", is_flag=True, help="Exit 75: safe to run again."))
-def stop(given: tuple[str, ...], by: str | None, requeue: bool) -> int:
+def stop(given: tuple[str, ...], requeue: bool) -> Order:
     """End the job.
 
     It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. The supervisor then exits
@@ -295,4 +313,4 @@ def stop(given: tuple[str, ...], by: str | None, requeue: bool) -> int:
       supervise stop runs/20260105-101112-7f3a9c
     """
     run, _ = split_run(given, 0, 0)
-    return send(run, "stop", by, {"requeue": True} if requeue else {})
+    return run, {"requeue": True} if requeue else {}
