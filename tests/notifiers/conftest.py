@@ -40,8 +40,8 @@ def hook(monkeypatch):
             status, more, text = (
                 state.answers.pop(0) if len(state.answers) > 1 else (state.answers or [OK])[0]
             )
-            if status == 0:
-                state.hang.wait(30)
+            if status <= 0:  # no answer, or a reset at once
+                state.hang.wait(30 if status == 0 else 0)
                 return
             self.send_response(status)
             for name, value in more.items():
@@ -84,6 +84,13 @@ def message():
                 "next": "rollback to step 125",
                 "step": 152,
                 "audit_head": f"412 {'9c' * 32}",
+                "kind": "opened",
+                "host": "gpu-07",
+                "job": "python train.py",
+                "policy": "nano",
+                "mode": "enforce",
+                "rules": ("spike",),
+                "at": "2026-01-05T10:11:12.345Z",
                 **fields,
             }
         )

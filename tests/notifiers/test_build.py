@@ -9,7 +9,9 @@ HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 
 def test_every_file_is_a_kind():
     """The file name is the key in a policy, the fields of its settings are the keys below it."""
-    assert list(notifiers.kinds()) == ["console", "heartbeat", "slack", "webhook"]
+    assert list(notifiers.kinds()) == [
+        *("console", "email", "heartbeat", "pagerduty", "slack", "webhook"),
+    ]
 
 
 def test_senders_know_their_severity():

@@ -1,10 +1,11 @@
 import json
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervise.core.model.interfaces import Message
-from supervise.notifiers.slack import MAX_BYTES, SlackSender, body
+from supervise.core.model.interfaces import Message, NotifyError
+from supervise.notifiers.slack import MAX_BYTES, Slack, SlackBotSender, SlackSender, body
 
 WIDE = st.text(alphabet=st.sampled_from('a&<>"\\\n\u0000é漢🔥\ud800'), max_size=5000)
 
@@ -63,3 +64,70 @@ def test_a_cut_never_leaves_half_an_escape(message):
 
     what = payload["blocks"][1]["text"]["text"].splitlines()[0]
     assert what.removeprefix("*What* ").replace("&amp;", "") == "…"
+
+
+BOT_OK = (200, {}, b'{"ok": true, "channel": "C1", "ts": "17.5"}')
+
+
+def test_a_bot_has_one_thread_per_incident(hook, message):
+    """Answers go to its first message, which then shows the newest state."""
+    hook.answers = [BOT_OK]
+    bot = SlackBotSender("xoxb-TOPSECRET", "C1", hook.url)
+    for kind, incident in (("opened", "inc-1"), ("closed", "inc-1"), ("watcher", None)):
+        bot.send(message(kind=kind, incident=incident, title=kind), key=f"run:{kind}")
+
+    calls = [(path.rpartition("/")[2], json.loads(sent)) for path, _, sent in hook.requests]
+    found = [(name, sent.get("thread_ts"), sent.get("ts")) for name, sent in calls]
+    assert found == [
+        ("chat.postMessage", None, None),
+        ("chat.postMessage", "17.5", None),
+        ("chat.update", None, "17.5"),
+        ("chat.postMessage", None, None),
+    ]
+    assert all(sent["channel"] == "C1" for _, sent in calls)
+    assert "closed" in calls[2][1]["text"]
+    assert {headers["authorization"] for _, headers, _ in hook.requests} == {
+        "Bearer xoxb-TOPSECRET"
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "retry"),
+    [
+        (b'{"ok": false, "error": "channel_not_found"}', "Slack: channel_not_found", None),
+        (b'{"ok": false, "error": "ratelimited"}', "Slack: ratelimited", 0.0),
+        (b'{"ok": false, "error": "xoxb-TOPSECRET was wrong"}', "Slack: unknown error", None),
+        (b"<html>", "Slack gave no JSON", 0.0),
+    ],
+)
+def test_a_bot_reads_the_answer(hook, message, answer, said, retry):
+    """An error comes with 200, too."""
+    hook.answers = [(200, {}, answer)]
+
+    with pytest.raises(NotifyError) as caught:
+        SlackBotSender("xoxb-TOPSECRET", "C1", hook.url).send(message(), key="k")
+
+    assert (str(caught.value), caught.value.retry_after_s) == (said, retry)
+
+
+def test_a_first_message_that_cannot_be_updated_is_no_failure(hook, message):
+    """The news is in the thread: a further try would tell it twice."""
+    hook.answers = [BOT_OK, BOT_OK, (500, {}, b"")]
+    bot = SlackBotSender("t", "C1", hook.url)
+    bot.send(message(), key="run:1")
+
+    assert bot.send(message(kind="closed"), key="run:2").endswith("was not updated: 500")
+
+
+@pytest.mark.parametrize(
+    ("keys", "flaw"),
+    [
+        ({}, "url_env"),
+        ({"url_env": "A", "token_env": "B"}, "url_env"),
+        ({"token_env": "B"}, "channel"),
+        ({"url_env": "A", "channel": "C"}, "channel"),
+    ],
+)
+def test_slack_needs_an_address_or_a_token_with_a_channel(keys, flaw):
+    assert [key for key, _ in Slack(**keys).check()] == [flaw]
+    assert Slack(token_env="B", channel="C").check() == Slack(url_env="A").check() == []

@@ -3,12 +3,13 @@ import hashlib
 import hmac
 import json
 
+import jsonschema
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from supervise.core.model.interfaces import Message, NotifyError
-from supervise.notifiers.webhook import MAX_BYTES, WebhookSender, body
+from supervise.notifiers.webhook import MAX_BYTES, WebhookSender, body, schema
 
 KEYS = [bytes(range(24)), bytes(range(32, 64))]
 WIDE = st.text(alphabet=st.sampled_from('a"\\\n\u0000漢🔥\ud800'), max_size=20000)
@@ -30,7 +31,9 @@ def test_the_receiver_can_check_the_bytes_that_it_got(hook, message):
     assert headers["webhook-timestamp"] == "1700000000"
     assert headers["webhook-signature"].split(" ") == [signature(k, headers, sent) for k in KEYS]
     payload = json.loads(sent)
-    assert payload["type"] == "supervise.incident"
+    assert payload["type"] == "supervise.incident.opened"
+    assert payload["timestamp"] == "2026-01-05T10:11:12.345Z"
+    jsonschema.validate(payload, schema())
     assert payload["data"]["title"] == "Verlust über 9 漢"
     assert payload["data"]["severity"] == "SEV1"
     assert payload["data"]["audit_head"] == f"412 {'9c' * 32}"
@@ -67,7 +70,7 @@ def test_without_a_secret_nothing_is_signed(hook, message):
 
     (_, headers, sent) = hook.requests[0]
     assert "webhook-signature" not in headers
-    assert json.loads(sent)["type"] == "supervise.notice"
+    assert json.loads(sent)["type"] == "supervise.run.opened"
 
 
 @example(title="\0" * 9999, verdict="\0" * 9999, facts=[("\0" * 999, "\0" * 999)] * 20)

@@ -257,6 +257,7 @@ class EventProcessor:
             policy=self.policy.name,
             mode=self.policy.mode,
             facts=self._deadline(decision),
+            at=clock.wall(),
         )
         if message.incident is not None:
             try:

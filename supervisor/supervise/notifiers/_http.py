@@ -1,7 +1,8 @@
 """HTTP POST to one address, and whether a failure may be retried.
 
-The address is a secret: no message, log line or exception contains it. Redirects are not followed
-(a 3xx is a failure), and at most 64 bytes of an answer are read. httpx is imported at the first
+The address is a secret: no message, log line or exception contains it, nor a token in a header.
+Redirects are not followed (a 3xx is a failure), and of an answer only what is asked for is read, of
+a failure 64 bytes. httpx is imported at the first
 post, since most runs send none.
 """
 
@@ -43,12 +44,21 @@ class Poster:
         """
         if self._is_disabled:
             raise NotifyError("switched off after 410 Gone", retry_after_s=None)
-        failure = self._send(content, {"content-type": "application/json", **headers})
-        if failure is not None:
-            raise failure
+        self.exchange(content, headers, 0)
         return f"delivered, {len(content)} bytes"
 
-    def _send(self, content: bytes, headers: Mapping[str, str]) -> NotifyError | None:
+    def exchange(self, content: bytes, headers: Mapping[str, str], most: int) -> bytes:
+        """Post these bytes as JSON and return the first `most` bytes of the answer.
+
+        Raises:
+            NotifyError: no answer, or one other than 2xx.
+        """
+        given = self._send(content, {"content-type": "application/json", **headers}, most)
+        if isinstance(given, NotifyError):
+            raise given
+        return given
+
+    def _send(self, content: bytes, headers: Mapping[str, str], most: int) -> NotifyError | bytes:
         # Failures are returned, and raised outside of the `except`: an httpx error in `__context__`
         # would contain the request and so the address.
         import httpx
@@ -62,7 +72,10 @@ class Poster:
             with self._client.stream(
                 "POST", self._url, content=content, headers=headers
             ) as response:
-                return self._failure(response)
+                failure = self._failure(response)
+                if failure is not None or not most:
+                    return failure or b""
+                return _start(response, most)
         except httpx.TimeoutException:
             return NotifyError(f"no answer within {self._timeout_s:g} s", retry_after_s=0.0)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
@@ -86,6 +99,16 @@ class Poster:
         if status in _RETRYABLE or status >= 500:
             return NotifyError(text, retry_after_s=_retry_after_s(response))
         return NotifyError(text, retry_after_s=None)
+
+
+def _start(response: httpx.Response, most: int) -> bytes:
+    """Return the first bytes of an answer."""
+    found = b""
+    for part in response.iter_bytes():
+        found += part
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 def _error_code(response: httpx.Response) -> str:

@@ -88,6 +88,17 @@ def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
     return url
 
 
+def sentences(message: Message) -> list[tuple[str, str]]:
+    """Return the `(head, text)` of a message in the order in which people read them."""
+    parts = (
+        ("What", message.verdict),
+        ("Why", message.why),
+        *message.card,
+        ("Next", message.next),
+    )
+    return [(head, text) for head, text in parts if text]
+
+
 def footer(message: Message) -> list[str]:
     """Return where a message is from, for people: run, step, incident, host, job, policy, audit.
 

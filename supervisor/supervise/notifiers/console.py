@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from ..core.model.interfaces import Message, NotifyError
-from ._settings import ChannelSettings, Sender, Severity, clean, clip
+from ._settings import ChannelSettings, Sender, Severity, clean, clip, sentences
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
@@ -82,13 +82,8 @@ def render(message: Message, *, colour: bool) -> str:
     title = clip(clean(message.title), WIDTH)
     where = f"step {message.step}" if message.step >= 0 else "before the first step"
     lines = [f"{severity} {title}" + ("" if f"at {where}" in title else f" ({where})")]
-    rest = (
-        ("what", message.verdict),
-        ("why", message.why),
-        *((name.lower(), text) for name, text in message.card),
-        ("next", message.next),
-        *message.facts,
-    )
+    parts = ((head.lower(), text) for head, text in sentences(message))
+    rest = (*parts, *message.facts)
     for head, text in rest:
         if text:
             width = LONG if head == "next" else WIDTH

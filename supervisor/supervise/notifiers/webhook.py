@@ -1,4 +1,4 @@
-"""A service that accepts Standard Webhooks 1.0.
+"""A service that accepts Standard Webhooks 1.0. `docs/message.schema.json` describes the JSON.
 
 The signature is an HMAC-SHA256 over `id.timestamp.body` with the bytes as sent. The id is the same
 for each retry, so that the receiver can deduplicate; the timestamp is that of the try.
@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.model.interfaces import Message
+from ..core.model.interfaces import KINDS, Message
 from ._http import TIMEOUT_S, Poster
 from ._settings import ChannelSettings, Sender, Severity, UnsetError, address, clip, fit, variable
 
 MAX_BYTES = 20_000
+VERSION = "supervise/message/v1"
+CARD = ("cause", "did", "cost", "proof", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,64 @@ class WebhookSender:
 
 def body(message: Message) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES."""
-    kind = "supervise.incident" if message.incident else "supervise.notice"
-    return fit(lambda share: {"type": kind, "data": _data(message, share)}, MAX_BYTES)
+    subject = "incident" if message.incident else "run"
+    head = {
+        "schema": VERSION,
+        "type": f"supervise.{subject}.{message.kind}",
+        "timestamp": message.at,
+    }
+    return fit(lambda share: {**head, "data": _data(message, share)}, MAX_BYTES)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft-07) of what `body` returns. Receivers must allow more keys."""
+    text = {"type": "string"}
+    maybe = {"type": ["string", "null"]}
+    known: dict[str, Any] = {
+        "run": text,
+        "incident": maybe | {"description": "pairs the messages from opened to closed"},
+        "kind": {"enum": list(KINDS)},
+        "severity": {"enum": ["SEV0", "SEV1", "SEV2", "INFO"]},
+        "step": {"type": "integer", "description": "-1: before the first one"},
+        "host": text,
+        "job": text | {"description": "its command line, without secrets"},
+        "policy": text,
+        "mode": text,
+        "title": text,
+        "verdict": text | {"description": "what is wrong, with the numbers"},
+        "why": text | {"description": "the rule that fired, and its limit"},
+        "card": {
+            "type": "object",
+            "properties": dict.fromkeys(CARD, text),
+            "description": "once something was done; loss: as a line of bars",
+        },
+        "next": text | {"description": "what happens now, or what a person should do"},
+        "rules": {"type": "array", "items": text},
+        "request": maybe | {"description": "id of the approval that is asked for"},
+        "acknowledged_by": maybe | {"description": "the operator who has just done that"},
+        "facts": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": text, "value": text},
+                "required": ["name", "value"],
+            },
+        },
+        "audit_head": text | {"description": "size and root, for audit verify --witness"},
+    }
+    kinds = "|".join(KINDS)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A message of supervise to a webhook",
+        "type": "object",
+        "properties": {
+            "schema": {"const": VERSION},
+            "type": {"type": "string", "pattern": rf"^supervise\.(incident|run)\.({kinds})$"},
+            "timestamp": {"type": "string", "description": "UTC ISO-8601; when it was decided"},
+            "data": {"type": "object", "properties": known, "required": list(known)},
+        },
+        "required": ["schema", "type", "timestamp", "data"],
+    }
 
 
 def _data(message: Message, share: float) -> dict[str, Any]:
@@ -95,12 +153,20 @@ def _data(message: Message, share: float) -> dict[str, Any]:
     return {
         "run": message.run,
         "incident": message.incident,
+        "kind": message.kind,
         "severity": message.severity,
         "step": message.step,
+        "host": message.host,
+        "job": cut(message.job, 500),
+        "policy": message.policy,
+        "mode": message.mode,
         "title": cut(message.title, 300),
         "verdict": cut(message.verdict, 4000),
         "why": cut(message.why, 4000),
         "next": cut(message.next, 2000),
+        "rules": list(message.rules[:32]),
+        "request": message.request or None,
+        "acknowledged_by": message.acknowledged_by or None,
         "card": {name.lower(): cut(text, 2000) for name, text in message.card},
         "facts": [
             {"name": cut(name, 100), "value": cut(value, 500)} for name, value in message.facts[:16]

@@ -133,9 +133,11 @@ class Item:
     def takes(self, message: Message) -> bool:
         """Return whether a newer message on its incident may be merged into it.
 
-        Once tried it stays unchanged: the receiver may have it under this key.
+        Not where somebody acknowledges it. Once tried it stays unchanged: the receiver may have it
+        under this key.
         """
-        return not self.tries and not {self.message.kind, message.kind} & {*UNMERGED}
+        alone = bool(message.acknowledged_by or self.message.acknowledged_by)
+        return not (self.tries or alone or {self.message.kind, message.kind} & {*UNMERGED})
 
     @property
     def rank(self) -> int:

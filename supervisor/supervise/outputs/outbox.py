@@ -45,6 +45,7 @@ def message_of(decision: Decision, run: str, audit_head: str, directory: str = "
         kind=text.get("kind", UPDATED if decision.incident else WATCHER),
         rules=tuple(text.get("rules", ())),
         request=text.get("request", ""),
+        acknowledged_by=text.get("acknowledged_by", ""),
     )
 
 

@@ -1,7 +1,7 @@
-"""JSON Schema, draft-07, of policies, packs, runbooks, tests, incidents and records.
+"""JSON Schema, draft-07, of policies, packs, runbooks, tests, incidents, records and messages.
 
-Generated from the dataclasses that the loader validates with; that of a stability record is written
-by hand (`report.record.record_form`). The loader checks more: names,
+Generated from the dataclasses that the loader validates with; those of what we write are written by
+hand. The loader checks more: names,
 orders, budgets. Draft-07 is what the YAML language server supports.
 `make docs` writes the files.
 """
@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...notifiers import webhook
 from ...report.card import incident_schema
 from ...report.record import record_form
 from ..forms.failure_form import FailuresFile
@@ -38,7 +39,12 @@ FILES: dict[str, tuple[type, str]] = {
 }
 
 INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
-DOCUMENTS = {INCIDENT: incident_schema.schema, RECORD: record_form.schema}
+MESSAGE = "docs/message.schema.json"
+DOCUMENTS = {
+    INCIDENT: incident_schema.schema,
+    RECORD: record_form.schema,
+    MESSAGE: webhook.schema,
+}
 
 
 def schema(form: type, title: str) -> dict[str, Any]:

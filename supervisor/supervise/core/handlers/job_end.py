@@ -163,7 +163,7 @@ def _notify_end(
     job, step = ctx.state.job, ctx.state.step
     if good := _good_end(job, step):
         if incident is not None and incident.is_order:  # that is no trouble
-            ctx.drop_message(incident)
+            ctx.messages.drop(incident)
         ctx.notify("INFO", good, verdict=f"the job {exit_text(job)}", replace=True, kind=FINISHED)
         return
     if job.returncode == 0 and not job.stopping:

@@ -10,7 +10,9 @@ from ..incidents import closing
 from ..model import state_machine
 from ..model.action import Refused
 from ..model.events import OperatorCommand
+from ..model.interfaces import UPDATED
 from ..state.incident import brief
+from ..state.message_draft import MessageDraft
 from ..state.run_state import StepContext
 from . import approval_answers, operator_actions
 from .operator_actions import Answer
@@ -105,7 +107,11 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"{name} is not open; {incident.id} is")
 
     def then() -> None:
-        incident.acknowledged_by = event.operator
+        operator = incident.acknowledged_by = event.operator
+        title = f"{incident.id}: acknowledged by {operator}"
+        draft = MessageDraft(incident, UPDATED, incident.severity, title, "reminders stopped")
+        draft.acknowledged_by = operator
+        ctx.messages.add(draft, replace=False)
 
     return Answer(f"{incident.id} acknowledged; reminders stopped", then=then)
 

@@ -145,6 +145,8 @@ class Message:
         card: `(Cause | Did | Cost | Proof | Loss, text)` once something was done.
         rules: ids of those that fired in the incident.
         request: id of the approval that is asked for, "" for none.
+        acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
+        at: when it was decided, UTC ISO-8601.
     """
 
     run: str
@@ -166,6 +168,8 @@ class Message:
     card: Sequence[tuple[str, str]] = ()
     rules: Sequence[str] = ()
     request: str = ""
+    acknowledged_by: str = ""
+    at: str = ""
 
 
 PING, START, FAIL = "ping", "start", "fail"

@@ -20,6 +20,7 @@ class MessageDraft:
     Attributes:
         next: what happens now, or what a person should do.
         request: id of the approval that is asked for, "" for none.
+        acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
     """
 
     incident: Incident | None
@@ -30,6 +31,7 @@ class MessageDraft:
     why: str = ""
     next: str = ""
     request: str = ""
+    acknowledged_by: str = ""
 
     def merge(self, other: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
@@ -46,6 +48,7 @@ class MessageDraft:
             self.why = other.why
         self.next = other.next or self.next
         self.request = other.request or self.request
+        self.acknowledged_by = other.acknowledged_by or self.acknowledged_by
 
     def decision(self, kind: str, step: int, attempt: int) -> Decision:
         """Return the message as a record for the audit log."""
@@ -60,6 +63,7 @@ class MessageDraft:
             "step": step,
             "rules": [] if incident is None else list(incident.rules),
             **({"request": self.request} if self.request else {}),
+            **({"acknowledged_by": self.acknowledged_by} if self.acknowledged_by else {}),
         }
         return Decision(
             kind="notify_intent",

@@ -400,16 +400,16 @@ class State:
 
 
 class StepContext:
-    """One event being judged: collects the decisions, and what to tell people."""
+    """One event being judged: collects the decisions, and the messages to people."""
 
-    __slots__ = ("_messages", "decisions", "event", "policy", "state")
+    __slots__ = ("decisions", "event", "messages", "policy", "state")
 
     def __init__(self, policy: Policy, state: State, event: Event) -> None:
         self.policy = policy
         self.state = state
         self.event = event
         self.decisions: list[Decision] = []
-        self._messages = MessageDrafts()
+        self.messages = MessageDrafts()
 
     def record(
         self,
@@ -485,13 +485,9 @@ class StepContext:
         pending = self.state.approvals.pending if kind == APPROVAL else None
         request = pending.id if pending is not None else ""
         draft = MessageDraft(incident, kind, severity, title, verdict, why, then, request)
-        self._messages.add(draft, replace=replace)
-
-    def drop_message(self, incident: Incident) -> None:
-        """Tell people nothing of an incident in this event."""
-        self._messages.drop(incident)
+        self.messages.add(draft, replace=replace)
 
     def close(self) -> list[Decision]:
         """Return the decisions, the messages to people last."""
         state, made = self.state, self.decisions
-        return [*made, *self._messages.decisions(made, state.step, state.attempt)]
+        return [*made, *self.messages.decisions(made, state.step, state.attempt)]

@@ -1,0 +1,108 @@
+"""PagerDuty, by its Events API v2: an incident is one alert there, which its end resolves.
+
+The deduplication key is "run:incident". A failed end of the run leaves the alert open, since nobody
+has repaired anything. PagerDuty ignores an event with the key of an open alert, so that a message
+that arrives twice is no second page.
+
+Source: https://developer.pagerduty.com/docs/send-alert-event
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.model.interfaces import CLOSED, FINISHED, Message
+from ._http import TIMEOUT_S, Poster
+from ._settings import ChannelSettings, Sender, Severity, clip, fit, sentences, variable
+
+MAX_BYTES = 100_000  # PagerDuty takes 512 kB
+MAX_KEY = 255  # characters
+SEVERITIES = {"SEV0": "critical", "SEV1": "error", "SEV2": "warning", "INFO": "info"}
+URL = "https://events.pagerduty.com/v2/enqueue"
+URL_EU = "https://events.eu.pagerduty.com/v2/enqueue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagerDuty(ChannelSettings):
+    """Alerts in PagerDuty, one per incident.
+
+    Attributes:
+        key_env: the environment variable that holds the integration key (Events API v2).
+        eu: the account is in the service region EU.
+    """
+
+    key_env: str
+    min_sev: Severity = "SEV1"
+    eu: bool = False
+
+    def open(self, env: Mapping[str, str]) -> Sender:
+        """Return the sender. Raises UnsetError."""
+        key = variable(env, self.key_env)
+        return PagerDutySender(key, URL_EU if self.eu else URL, min_sev=self.min_sev)
+
+
+class PagerDutySender:
+    """Sends events with one integration key."""
+
+    name = "pagerduty"
+    group_s = 0.0
+    gap_s = 0.0
+    per_hour: int | None = None  # a digest could not resolve an alert
+
+    def __init__(
+        self, key: str, url: str, *, min_sev: Severity = "SEV1", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.min_sev: Severity = min_sev
+        self._key = key
+        self._poster = Poster(url, timeout_s=timeout_s)
+
+    def send(self, message: Message, *, key: str) -> str:
+        """Deliver. Raises NotifyError."""
+        if message.kind == FINISHED and message.severity == "INFO":
+            return "a good end is no alert, nothing sent"
+        return self._poster.post(body(message, self._key, key), {})
+
+
+def body(message: Message, routing_key: str, key: str) -> bytes:
+    """Return the JSON of the event. `key`: of the message."""
+    action = "resolve" if message.kind == CLOSED else "trigger"
+    action = "acknowledge" if message.acknowledged_by else action
+    event = {
+        "routing_key": routing_key,
+        "event_action": action,
+        "dedup_key": dedup_key(message, key),
+    }
+    if action == "trigger":
+        event["client"] = "supervise"
+        return fit(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
+    return fit(lambda _: event, MAX_BYTES)
+
+
+def dedup_key(message: Message, key: str) -> str:
+    """Return "run:incident"; of a message about none "run:end", or the key of the message."""
+    subject = message.incident or ("end" if message.kind == FINISHED else "")
+    text = f"{message.run}:{subject}" if subject else key
+    return text if len(text) <= MAX_KEY else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _payload(message: Message, share: float) -> dict[str, Any]:
+    def cut(text: str, limit: int) -> str:
+        return clip(text, int(limit * share))
+
+    about = {"run": message.run, "policy": message.policy, "mode": message.mode}
+    details = {head: cut(text, 4000) for head, text in sentences(message)}
+    details |= {name: cut(text, 500) for name, text in message.facts[:8]}
+    details |= {name: text for name, text in about.items() if text}
+    return {
+        "summary": clip(message.title, 1024),
+        "source": message.host or message.run,
+        "severity": SEVERITIES[message.severity],
+        "component": cut(message.job, 200) or message.run,
+        "group": message.run,
+        **({"timestamp": message.at} if message.at else {}),
+        "class": message.rules[0] if message.rules else message.kind,
+        "custom_details": {**details, "step": message.step, "audit": message.audit_head},
+    }

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from supervise.notifiers.pagerduty import PagerDutySender, dedup_key
+
+KEY = "R0UT1NGK3Y"
+
+
+@pytest.fixture
+def sent(hook, message):
+    """A function that sends a message and returns the event."""
+
+    def send(**fields):
+        PagerDutySender(KEY, hook.url).send(message(**fields), key="run-1:7")
+        return json.loads(hook.requests[-1][2])
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("fields", "action", "dedup"),
+    [
+        ({}, "trigger", "run-1:inc-1"),
+        ({"kind": "updated"}, "trigger", "run-1:inc-1"),
+        ({"kind": "updated", "acknowledged_by": "anna"}, "acknowledge", "run-1:inc-1"),
+        ({"kind": "closed", "severity": "INFO"}, "resolve", "run-1:inc-1"),
+        ({"kind": "finished"}, "trigger", "run-1:inc-1"),
+        ({"kind": "finished", "incident": None}, "trigger", "run-1:end"),
+        ({"kind": "watcher", "incident": None}, "trigger", "run-1:7"),
+    ],
+)
+def test_an_incident_is_one_alert(sent, fields, action, dedup):
+    """From its opening to its end; a failed end of the run leaves it open."""
+    event = sent(**fields)
+
+    assert (event["event_action"], event["dedup_key"]) == (action, dedup)
+    assert event["routing_key"] == KEY
+    assert ("payload" in event) == (action == "trigger")
+
+
+def test_an_alert_says_what_the_message_says(sent):
+    payload = sent(card=[("Did", "paused 1 s")], severity="SEV0")["payload"]
+
+    assert payload["summary"] == "loss spike"
+    assert (payload["severity"], payload["source"]) == ("critical", "gpu-07")
+    assert (payload["component"], payload["class"]) == ("python train.py", "spike")
+    details = payload["custom_details"]
+    assert details["Did"] == "paused 1 s" and details["Next"] == "rollback to step 125"
+    assert details["policy"] == "nano" and details["audit"].startswith("412 9c9c")
+
+
+def test_a_good_end_raises_nothing(hook, message):
+    message = message(kind="finished", severity="INFO", incident=None)
+    said = PagerDutySender(KEY, hook.url).send(message, key="k")
+
+    assert "nothing sent" in said and hook.requests == []
+
+
+def test_a_long_key_is_a_digest(message):
+    """PagerDuty takes 255 characters."""
+    keys = {dedup_key(message(run="r" * 300, incident=name), "k") for name in ("inc-1", "inc-2")}
+
+    assert len(keys) == 2 and {len(key) for key in keys} == {64}

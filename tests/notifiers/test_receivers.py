@@ -1,0 +1,170 @@
+"""Every channel against a receiver that limits, fails, hangs, resets, or is away for a while."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.core.model.interfaces import NotifyError
+from supervise.notifiers.email import Email, EmailSender
+from supervise.notifiers.pagerduty import PagerDutySender
+from supervise.notifiers.slack import SlackBotSender, SlackSender
+from supervise.notifiers.webhook import WebhookSender
+from supervise.outputs import channel_queue
+from supervise.outputs.outbox import Outbox
+
+from .mail_server import mail_server
+
+TIMEOUT_S = 0.3
+OK = (200, {}, b'{"ok": true, "channel": "C1", "ts": "17.5"}')
+NAMES = ["slack", "slack-bot", "webhook", "pagerduty", "email"]
+
+
+@dataclass
+class Channel:
+    """A way to make a sender, what came of it, and how the receiver answers.
+
+    Attributes:
+        seen: returns a text and the identity of each accepted message, oldest first.
+        answer: lets the receiver answer the next tries with these codes, 0: never, -1: a reset.
+        busy, gone: codes for "later" and for "never".
+    """
+
+    open: Callable[[], object]
+    seen: Callable[[], list[tuple[str, str]]]
+    answer: Callable[..., None]
+    busy: tuple[int, int] = (429, 500)
+    gone: int = 400
+
+
+@pytest.fixture(params=NAMES)
+def channel(request, hook):
+    if request.param == "email":
+        with mail_server() as server:
+            settings = Email(
+                host="127.0.0.1", port=server.port, tls="none", sender="a@b.c", to=("d@e.f",)
+            )
+            yield Channel(
+                lambda: EmailSender(settings, "", timeout_s=TIMEOUT_S),
+                lambda: [(m.get_content(), m["message-id"]) for m in server.taken],
+                lambda *codes: server.answers.__setitem__(slice(None), codes),
+                (451, 421),
+                554,
+            )
+        return
+    identity = {
+        "slack": lambda headers, event: "",
+        "slack-bot": lambda headers, event: event.get("metadata", event)["event_payload"]["key"],
+        "webhook": lambda headers, event: headers["webhook-id"],
+        "pagerduty": lambda headers, event: f"{event['event_action']} {event['dedup_key']}",
+    }[request.param]
+    codes: list[int] = []
+    seen: list[tuple[str, str]] = []
+
+    def before():
+        path, headers, content = hook.requests[-1]
+        code = codes.pop(0) if codes and "update" not in path else 200
+        hook.answers = [OK] if code == 200 else [(code, {}, b"")]
+        if code == 200 and "update" not in path:
+            seen.append((content.decode(), identity(headers, json.loads(content))))
+
+    hook.before = before
+    base = hook.url
+    senders = {
+        "slack": lambda: SlackSender(base, timeout_s=TIMEOUT_S),
+        "slack-bot": lambda: SlackBotSender("xoxb", "C1", base, timeout_s=TIMEOUT_S),
+        "webhook": lambda: WebhookSender(base, [], timeout_s=TIMEOUT_S),
+        "pagerduty": lambda: PagerDutySender("key", base, timeout_s=TIMEOUT_S),
+    }
+    yield Channel(
+        senders[request.param],
+        lambda: list(seen),
+        lambda *given: codes.__setitem__(slice(None), given),
+    )
+
+
+def test_what_may_pass_is_tried_again_and_what_may_not_is_not(channel, message):
+    """A limit, a failure, silence, a reset; then the message arrives, once."""
+    sender = channel.open()
+    for code in (*channel.busy, 0, -1):
+        channel.answer(code)
+        with pytest.raises(NotifyError) as caught:
+            sender.send(message(), key="k")
+        assert caught.value.retry_after_s == 0.0
+    sender.send(message(), key="k")
+    assert len(channel.seen()) == 1
+
+    channel.answer(channel.gone)
+    with pytest.raises(NotifyError) as caught:
+        sender.send(message(), key="k2")
+    assert caught.value.retry_after_s is None
+
+
+STORY = (
+    (0, "opened", "spike"),
+    (100, "action", "rollback"),
+    (200, "approval", "approve?"),
+    (500, "closed", "recovered"),
+)
+
+
+class Impatient(threading.Condition):
+    """Looks at the clock of the test every millisecond."""
+
+    def wait(self, timeout=None):
+        return super().wait(0.001)
+
+
+def test_an_outage_of_ten_minutes_loses_and_doubles_nothing(channel, message, monkeypatch):
+    """On a clock of its own. All of it arrives soon after, in order."""
+    threads = SimpleNamespace(Condition=Impatient, Event=threading.Event, Thread=threading.Thread)
+    monkeypatch.setattr(channel_queue, "threading", threads)
+    now, results = [0.0], []
+    sender = channel.open()
+    sender.group_s = sender.gap_s = 0.0  # type: ignore[attr-defined]
+    box = Outbox([sender], results.append, monotonic=lambda: now[0], backoff_s=1.0)
+    channel.answer(*[channel.busy[1]] * 99)
+    story = list(STORY)
+    while len(results) < len(STORY) and now[0] < 3000:
+        while story and story[0][0] <= now[0]:
+            at_s, kind, title = story.pop(0)
+            text = message(kind=kind, title=title, verdict=title, severity="SEV0")
+            box.post(text, key=f"run:{at_s}")
+        if now[0] == 600:
+            channel.answer()
+        now[0] += 10
+        time.sleep(0.005)
+    box.close()
+
+    assert all(result.ok for result in results), results
+    assert [result.keys for result in results] == [(f"run:{at_s}",) for at_s, *_ in STORY]
+    seen = channel.seen()
+    assert len(seen) == len(STORY)
+    if "resolve" not in seen[-1][1]:  # which has no text
+        assert all(title in text for (text, _), (*_, title) in zip(seen, STORY, strict=True))
+    assert box.undelivered() == []
+
+
+def test_a_crash_before_the_sending_or_after_it(channel, message):
+    """The next supervisor sends what has no result, under the identity that it had."""
+    opened = message(kind="opened", title="spike")
+    channel.open().send(opened, key="run:3")  # and the supervisor died before the result
+    results = []
+    sender = channel.open()
+    sender.group_s = sender.gap_s = 0.0  # type: ignore[attr-defined]
+    box = Outbox([sender], results.append)
+    closed = message(kind="closed", title="over")
+    owed = [(opened, "run:3", 0.0), (closed, "run:5", 1.0)]
+    assert box.resume(owed, {sender.name: set()}) == 2  # type: ignore[attr-defined]
+    box.close()
+
+    first, again, last = (identity for _, identity in channel.seen())
+    assert first == again
+    assert last != first or not last  # a webhook of Slack knows no identity
+    assert all(result.ok for result in results)
