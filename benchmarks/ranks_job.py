@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/ranks_job.py SHAPE FOLDER STEPS
 
 It knows nothing of the supervisor. The loops of the libraries are the libraries' own. Writes
-FOLDER/bits.RANK, a line `step digest` for the weights and moments behind each step, as this rank
-holds them, and FOLDER/loss.RANK, the mean of its last `TAIL` losses.
+FOLDER/bits.RANK, a line `step digest digest` for the weights and the moments behind each step, as
+this rank holds them, and FOLDER/loss.RANK, the mean of its last `TAIL` losses.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ LIBRARIES = ("accelerate", "Trainer", "Lightning", "Fabric")
 TAIL, ROWS, LENGTH, RATE = 50, 8, 48, 2e-3
 
 
+def _digest(tensors: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy())
+    return found.hexdigest()[:8]
+
+
 class Ledger:
     """Writes down what this rank holds behind each step, and its losses."""
 
@@ -48,10 +56,7 @@ class Ledger:
         held = [value for state in states for value in state.values() if torch.is_tensor(value)]
         parts = (getattr(each.detach(), "_local_tensor", each.detach()) for each in held)
         weights = (getattr(p.detach(), "_local_tensor", p.detach()) for p in model.parameters())
-        whole = hashlib.sha256()
-        for part in (*weights, *parts):
-            whole.update(part.contiguous().numpy())
-        print(self._step, whole.hexdigest()[:8], file=self._bits, flush=True)
+        print(self._step, _digest(weights), _digest(parts), file=self._bits, flush=True)
         self._step += 1
 
     def follow(self, model: Any) -> None:

@@ -39,6 +39,8 @@ def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
         for rank in "01"
     }
     assert firsts == dict.fromkeys("01", str(back["ack_step"] + 1))
+    proofs = [r["data"]["details"]["probe_batch"] for r in run.kinds("note", "continuity")]
+    assert [proof["verdict"] for proof in proofs] == ["equal"] * 2
     run.prove()
 
 

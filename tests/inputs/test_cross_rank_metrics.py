@@ -41,6 +41,20 @@ def test_the_norm_of_the_job_is_that_of_all_shards_or_the_one_that_replicas_agre
     assert "job_grad_norm" not in job_numbers([shards[0], {}])
 
 
+@pytest.mark.parametrize(
+    ("skipped", "found"),
+    [((0, 0, 0), (0, None)), ((0, 1, 0), (1, 1)), ((1, 0, 1), (1, 1)), ((1, 1, 1), (0, None))],
+)
+def test_a_rank_that_skips_alone_is_named_where_all_held_the_same_weights(skipped, found):
+    ranks = [{"update_skipped": float(s), "weight_square_share": 7.0} for s in skipped]
+
+    seen = together(ranks)
+    assert (seen["skip_mismatch"], seen.get("skip_mismatch_rank")) == found
+    ranks[2]["weight_square_share"] = 8.0  # as of a stage of its own, or of a shard
+    assert "skip_mismatch" not in together(ranks)
+    assert "skip_mismatch" not in together([*ranks[:2], {"weight_square_share": 7.0}])
+
+
 def spent(step, **parts):
     return {"step_time": step, "other_time": 0.0, **parts}
 

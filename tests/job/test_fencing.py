@@ -214,6 +214,19 @@ def test_without_a_supervisor_a_promise_ends_by_itself(gang):
     assert ranks.done() == [[], []]
 
 
+def test_ranks_go_back_to_a_step_that_all_have_and_none_doubts():
+    """Right before damaged moments were used only where each rank found the weights good."""
+    ranks = {0: {"steps": [10, 30, 34], "undo": [34]}, 1: {"steps": [10, 34], "undo": [34]}}
+    args = {"before_step": 25, "sign": 35}
+
+    assert fencing.agree("rollback", args, ranks) == {"to_step": 34}
+    assert fencing.agree("rollback", {"before_step": 25}, ranks) == {"to_step": 10}
+    ranks[1]["undo"] = []
+    assert fencing.agree("rollback", args, ranks) == {"to_step": 10}
+    with pytest.raises(ActionError, match="no savepoint before step 5 that all ranks have"):
+        fencing.agree("rollback", {"before_step": 5}, ranks)
+
+
 def test_a_verdict_is_written_once(tmp_path):
     path = str(tmp_path / "fence-1")
 

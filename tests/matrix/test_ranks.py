@@ -329,7 +329,7 @@ def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
     """What only one of them sees makes none of them skip: a batch that is masked to nothing, and an
     element of a shard."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
-    drill = {"fault": "nan_grad", "step": 4, "params": {}, "rank": 0}
+    drill = {"fault": "nan_grad", "step": 4, "params": {"alone": 1}, "rank": 0}
     job = pair.probed.run(UNLIKE, safeguards=order, drills=[drill])
     both = ranks(job.folder)
 

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, List
 
-from . import CannotActError, Fault, Params
+from ..torch_state.structure import leaves
+from . import Args, Call, CannotActError, Fault, Kwargs, Params
 
 
 class NanGrad(Fault):
-    """Acts once, in the first parameter that has a gradient, before the job can clip."""
+    """Acts once, in the first parameter that has a gradient, before the job can clip.
+
+    With several ranks in the gradient of the model's output instead: a kernel's overflow is there
+    before the ranks add up their gradients, and comes to all of them.
+    """
 
     MEANING = "set one gradient element to NaN, once"
     MOVES = "grad_global_norm"
-    PARAMS: ClassVar[Params] = {}
+    PARAMS: ClassVar[Params] = {
+        "alone": (0, "1: behind the sum over the ranks, as where memory of one rank is broken"),
+    }
 
     _done = False
+    _hook: Any = None
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        if self._hook is None and not self._done and self._is_summed():
+            self._hook = root.register_forward_hook(self._in_output)
+        return args, kwargs
+
+    def _in_output(self, module: Any, args: Any, output: Any) -> None:
+        for tensor in leaves(output):
+            if isinstance(tensor, self.torch.Tensor) and tensor.requires_grad and tensor.numel():
+                tensor.register_hook(self._strike)
+
+    def _strike(self, gradient: Any) -> Any:
+        if self._done:
+            return gradient
+        self._done = True
+        struck = gradient.clone()
+        struck.view(-1)[0] = float("nan")
+        return struck
 
     def after_backward(self, params: List[Any]) -> None:
+        if self._is_summed():
+            return
         for param in params:
             # Of a sharded one the part that is here: an element of the whole is a copy.
             gradient = getattr(param.grad, "_local_tensor", param.grad)
@@ -29,3 +57,14 @@ class NanGrad(Fault):
         self.after_backward(params)
         if not self._done:
             raise CannotActError("no parameter has a gradient")
+
+    def end(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _is_summed(self) -> bool:
+        """Return whether the gradients of several ranks are added up behind the fault."""
+        distributed = self.torch.distributed
+        if self.params["alone"] or not distributed.is_available():
+            return False
+        return bool(distributed.is_initialized() and distributed.get_world_size() > 1)

@@ -8,8 +8,9 @@ nothing is compiled and no guard is looked at. A `fixed` run is the same each ti
 weights: chance begins at SEED.
 
 Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
-each other; hooks of the job's own; inputs that are no tensors; buffers too large to keep a copy of;
-a forward that changes weights or counts something, which a trial finds out (`trial.py`).
+each other, except for a replica that calls none (`replica`); hooks of the job's own; inputs that
+are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
+something, which a trial finds out (`trial.py`).
 What a forward changes outside of its modules is not put back.
 """
 
@@ -45,6 +46,7 @@ ROWS = 2
 MOST_BYTES = 64 << 20  # of inputs
 SEED = 20220405
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ARITHMETIC = frozenset(("aten", "prim", "prims", "quantized"))  # namespaces of operators
 _SIMPLE = (type(None), bool, int, float, str)
 
 
@@ -92,6 +94,27 @@ def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[s
     )
 
 
+def replica(context: ProbeContext, root: Any) -> Any:
+    """Return the module that one rank of a job can run alone, for `check` and `run`.
+
+    With one rank that is `root`. Of several it is the module in a DistributedDataParallel of all of
+    them, which only the wrapper lets talk to the others; `run` ends a forward that does.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    torch, ranks = context.torch, context.position.world_size
+    if ranks < 2:
+        return root
+    ddp = getattr(torch.nn.parallel, "DistributedDataParallel", None)
+    if ddp is None or type(root) is not ddp or root.process_group.size() != ranks:
+        raise RefusedError(
+            f"one of {ranks} ranks cannot run the model alone: it is not in one "
+            "DistributedDataParallel of all"
+        )
+    return root.module
+
+
 def run(
     context: ProbeContext,
     root: Any,
@@ -134,7 +157,7 @@ def run(
                 rng.seed(torch, SEED)
                 saved.seed(SEED)
             args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
-            with autocast, watch or nullcontext():
+            with autocast, watch or nullcontext(), _alone(context):
                 output = call(*args, **kwargs)
             taken.append(take(output))
     return taken
@@ -172,11 +195,12 @@ def _undone(
         raise NeverError(f"a forward of the model changes {changed}")
 
 
-def check(context: ProbeContext, root: Any, compiled: bool) -> None:
+def check(context: ProbeContext, root: Any, compiled: bool, *, alone: bool = False) -> None:
     """Look whether `root` can be run once more.
 
     Args:
         compiled: it is, or something in it.
+        alone: it is a `replica`.
 
     Raises:
         RefusedError: it cannot.
@@ -186,13 +210,7 @@ def check(context: ProbeContext, root: Any, compiled: bool) -> None:
         raise RefusedError(
             f"torch {torch.__version__} cannot run compiled code eagerly for a while"
         )
-    distributed = getattr(torch, "distributed", None)
-    if context.position.world_size > 1 or (
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    ):
+    if _ranks(context) > 1 and (compiled or not alone):
         raise RefusedError("a model with several ranks is not run once more")
     if torch.is_inference_mode_enabled():
         raise RefusedError("what a forward keeps in inference mode cannot be trained with")
@@ -204,6 +222,34 @@ def check(context: ProbeContext, root: Any, compiled: bool) -> None:
         raise RefusedError(f"the model is on {', '.join(sorted(devices))}")
     if any(hasattr(p, "_local_tensor") for p in root.parameters()):
         raise RefusedError("the parameters are sharded")
+
+
+def _ranks(context: ProbeContext) -> int:
+    distributed = getattr(context.torch, "distributed", None)
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return context.position.world_size
+    return max(context.position.world_size, int(distributed.get_world_size()))
+
+
+def _alone(context: ProbeContext) -> ContextManager[Any]:
+    """Where an operator that waits for other ranks is refused before it does.
+
+    Collectives are operators of torch, and those of other libraries are not known: any that is not
+    torch's own arithmetic counts.
+    """
+    if _ranks(context) < 2:
+        return nullcontext()
+    mode: Any = context.torch.utils._python_dispatch.TorchDispatchMode
+
+    class Alone(mode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func.namespace not in _ARITHMETIC:
+                raise NeverError(f"its forward calls {func.name()}, which may wait for other ranks")
+            return func(*args, **(kwargs or {}))
+
+    return Alone()
 
 
 def _check_hooks(torch: Any, root: Any) -> None:

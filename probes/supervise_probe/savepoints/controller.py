@@ -219,10 +219,10 @@ class RollbackController:
 
     @property
     def watches(self) -> bool:
-        """Whether `saw_moments` and `step_ended` are to be called: not with several ranks, which
-        would save at steps of their own."""
-        if self._joint is not None:
-            return False
+        """Whether `saw_moments` and `step_ended` are to be called.
+
+        Replicas see the same moments in the same step; what only some ranks saved is never used.
+        """
         return self._watch.on and self._savepoints is not None and bool(self._savepoints.why_keep)
 
     def step_ended(self) -> None:
@@ -323,6 +323,9 @@ class RollbackController:
     def can_rollback(self, args: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the `steps` to which one of several ranks can go back.
 
+        `undo` are those with the weights of right before damaged moments were used, and that the
+        probe batch found good.
+
         Raises:
             Refused: it can go nowhere, or its loop would have to go back too.
         """
@@ -330,7 +333,13 @@ class RollbackController:
             raise Refused(self.why_not)
         if args.get("rng", "restore") == "restore" or args.get("loop") == "rewind":
             raise Refused(f"the loop cannot be taken back: {self.why_keep}")
-        return {"steps": self.steps}
+        before = int(args["before_step"])
+        undo = [
+            step
+            for step in self._savepoints.with_older_moments
+            if not self._probe_batch.doubt_of(step, before, GOOD)
+        ]
+        return {"steps": self.steps, "undo": undo}
 
     def do_rollback(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """The verb `rollback`.
@@ -354,6 +363,8 @@ class RollbackController:
         if "to_step" in args:
             before, sign = int(args["to_step"]) + 1, 0
         result = self.roll_back(before, rng, loop, sign)
+        if result["step"] >= int(args["before_step"]):
+            result["older_moments"] = True
         if zero:
             _zero_moments(self._torch, self._optimizers.living())
         if steps is not None:

@@ -88,6 +88,11 @@ class Savepoints:
         return [savepoint.step for savepoint in self._store.saved]
 
     @property
+    def with_older_moments(self) -> List[int]:
+        """Those of them with the moments of the savepoint before."""
+        return [savepoint.step for savepoint in self._store.saved if savepoint.older_moments]
+
+    @property
     def held(self) -> int:
         """Bytes of host memory that they take."""
         return self._store.held

@@ -10,6 +10,9 @@ Before the supervisor takes the weights back for a loss it asks for the loss of 
 at the last savepoints (`check_weights`): where it is what it was, a batch was bad and not they. So
 does `skip_outliers` before it goes on skipping.
 
+With several ranks each asks for its own rows, where it can run the model without the others
+(`side_forward.replica`); nothing is compared with what a checkpoint has.
+
 The batch stays the same while checkpoints refer to it: a later process reads it from its file. It
 costs one forward of two rows per savepoint, save and question, nothing at any other step; and once
 a trial of the model (`sampling/trial.py`). What cannot be computed is reported with the reason and
@@ -52,6 +55,7 @@ UNSEEN = "no batch had been seen when it was saved"
 DRIFTS = "a forward of the model changes what the next one gives"
 NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here matches the one that it was kept of"
+OF_ONE = "with several ranks each has a probe batch of its own"
 NO_LOSS = "it is not known what loss the model has of it"
 KNOWN = 4  # losses at savepoints that are kept, newest
 
@@ -105,12 +109,12 @@ class ReferenceBatch:
         self._given = config.probe_batch
         self._on = self._given is not None
         self._compares = bool(self._on and config.attempt and config.first_step)
+        self._several = self._position.world_size > 1
         if not self._on:
             return
-        if self._position.world_size > 1:
-            ranks = self._position.world_size
-            self._refuse(f"one of {ranks} ranks cannot run the model alone")
-        elif not (self._given or {}).get("path"):
+        if self._several:
+            self._compares, self._given = False, {}  # what a checkpoint has is of one process
+        if not (self._given or {}).get("path"):
             sets.want()
 
     # ── where it comes from ───────────────────────────────────────────────────────────────────
@@ -127,7 +131,8 @@ class ReferenceBatch:
         context, config = self._context, self._context.config
         try:
             self._compiled = self._sampler.compiles(root, compiled)
-            side_forward.check(context, root, self._compiled)
+            root = side_forward.replica(context, root)
+            side_forward.check(context, root, self._compiled, alone=self._several)
             self._sampler.trials.check(root)
             self._inputs = inputs = side_forward.keep(context, root, args, kwargs)
             tensors = (v for v in leaves((args, kwargs)) if isinstance(v, self._torch.Tensor))
@@ -196,7 +201,7 @@ class ReferenceBatch:
                 raise side_forward.RefusedError("the model that it was kept of is gone")
             if gate.in_backward or gate.in_forward:
                 raise side_forward.RefusedError("weights change inside of the backward")
-            side_forward.check(self._context, root, self._compiled)
+            side_forward.check(self._context, root, self._compiled, alone=self._several)
             trials = self._sampler.trials
             self._drifts = trials.passed(root, inputs)
             self._output.begin()
@@ -255,6 +260,15 @@ class ReferenceBatch:
             return ""
         return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
 
+    def doubt_of(self, step: int, before_step: int, within: float) -> str:
+        """Return the same for the weights of the savepoint of `step`, by its own loss."""
+        now = next((float(loss) for at, loss in self._losses if at == step), None)
+        before = [float(loss) for at, loss in self._losses if at < min(before_step, step)]
+        if now is None or not before:
+            return f"the probe batch has no loss of step {step}, or none of before"
+        was = min(before[-2:])
+        return "" if now <= within * was else f"the probe batch has a loss of {now:.4g} there"
+
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
     def add_value_to(self, state: Dict[str, Any]) -> None:
@@ -282,6 +296,8 @@ class ReferenceBatch:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""
         if not self._on:
             return {}
+        if self._several:
+            return {KEY: {"why": OF_ONE}}
         if self._drifts:
             return {KEY: {"why": DRIFTS}}  # a new process compares after its first forward
         if self._times.forward_since():
@@ -296,6 +312,8 @@ class ReferenceBatch:
         """
         if not self._on:
             return {}
+        if self._several:
+            return {KEY: {"why": OF_ONE}}
         if value is None:
             return {KEY: {"why": self.why_not or UNSEEN}}
         root = self._root()
@@ -336,7 +354,7 @@ class ReferenceBatch:
                 self._report({"verdict": "not judged", "why": NO_MODEL})
                 return  # the model may come with the next optimizer
         self._compares = False
-        if self._inputs is None and self._position.world_size == 1:
+        if self._inputs is None:
             self._sets.want()
         close = CLOSE if self._inputs is not None and self._may_round_differently() else SAME
         self._compare(given.get("value"), str(given.get("why", UNSEEN)), close)

@@ -22,9 +22,10 @@ class CheckWeights(Action):
     steps later it is asked anew if the losses since are out of their band. Where a rollback takes
     the loop back, other batches come instead and no progress is lost, so that it is asked after a
     quarter of them, and from then on within half as much more, also than at the last question.
-    Beyond it, and where nobody knows (no `job.probe_batch`, several ranks, no savepoint yet, no
-    answer in time), the runbook goes on. It is asked only when a rule about the size of the loss
-    wants the runbook: what is not finite, or SEV0 otherwise, needs no second opinion.
+    Beyond it, and where nobody knows (no `job.probe_batch`, several ranks that are not in one
+    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on. It is asked
+    only when a rule about the size of the loss wants the runbook: what is not finite, or SEV0
+    otherwise, needs no second opinion.
 
     Example:
         - check_weights: {within: 1.1, again: 20}

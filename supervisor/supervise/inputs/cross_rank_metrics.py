@@ -19,6 +19,8 @@ from ..core.analysis.job_numbers import TOKENS, Values, adds_up, fold
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM = "grad_global_norm"
+SKIPPED = "update_skipped"
+WEIGHT = "weight_square_share"  # before the step: the same to the bit where weights are the same
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
@@ -36,6 +38,8 @@ METRICS = (
     "grad_direction_consistency",
     "param_digest_mismatch",
     "param_digest_rank",
+    "skip_mismatch",
+    "skip_mismatch_rank",
 )
 
 
@@ -125,6 +129,8 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
+    skip_mismatch: ranks that held the same weights and skipped an update that most of them made, or
+    made one that most skipped. skip_mismatch_rank: the first of them; between two, that skipped.
     """
     found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
@@ -145,7 +151,19 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
         odd = next((rank for rank, digest in enumerate(digests) if digest != usual), None)
         if odd is not None:
             found["param_digest_rank"] = float(odd)
+    if len({values.get(WEIGHT) for values in ranks} - {None}) == 1:
+        found |= _skips_apart([values.get(SKIPPED) for values in ranks])
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _skips_apart(skipped: Sequence[float | None]) -> dict[str, float]:
+    if any(each is None for each in skipped):
+        return {}
+    alone = [rank for rank, each in enumerate(skipped) if each]
+    if 2 * len(alone) > len(skipped):
+        alone = [rank for rank, each in enumerate(skipped) if not each]
+    found = {"skip_mismatch": float(len(alone))}
+    return found | ({"skip_mismatch_rank": float(alone[0])} if alone else {})
 
 
 def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:

@@ -88,6 +88,19 @@ _ROWS = (
         SIMPLE,
     ),
     (
+        "skip_mismatch",
+        "ranks",
+        "Ranks with the same weights that skipped an update which most of them made, or the "
+        "reverse: their weights are apart from then on.",
+        SIMPLE,
+    ),
+    (
+        "skip_mismatch_rank",
+        "1",
+        "The lowest of these ranks; between two, the one that skipped.",
+        SIMPLE,
+    ),
+    (
         "job_ranks",
         "ranks",
         "Ranks whose numbers are in this frame of the job: means, sums and norms over ranks.",

@@ -38,7 +38,8 @@ _GROUPS = (
         "backward_time batch_copies batch_offset batch_shard clip_bound clip_threshold epoch"
         " forward_time gpu_alloc_retries gradients_zeroed job_ranks layer_weight_std"
         " layer_weight_std.<i> loss_outlier_rank lr_hold lr_rewarm nonfinite_rank open_files"
-        " param_digest_rank optimizer_time other_time straggler_part straggler_rank",
+        " param_digest_rank optimizer_time other_time skip_mismatch_rank straggler_part"
+        " straggler_rank",
     ),
     (
         "Says where a trouble is, which the whole tells.",

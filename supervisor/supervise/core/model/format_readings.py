@@ -48,6 +48,7 @@ RANK_OF = {
     "straggler_ratio": "straggler_rank",
     "loss_dispersion": "loss_outlier_rank",
     "param_digest_mismatch": "param_digest_rank",
+    "skip_mismatch": "skip_mismatch_rank",
     **dict.fromkeys(("train_loss_raw", "grad_global_norm", "update_norm"), "nonfinite_rank"),
 }
 SLOW_AT = ("its input", "its forward or optimizer", "code outside forward and backward")

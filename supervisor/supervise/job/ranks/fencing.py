@@ -307,11 +307,11 @@ def agree(
     if verb != "rollback":
         return {}
     common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
-    older = [step for step in common if step < args["before_step"]]
+    undo = set.intersection(*(set(each.get("undo") or ()) for each in facts.values()))
+    before = args["before_step"]
+    older = [s for s in common if s < (max(args.get("sign", 0), before) if s in undo else before)]
     if not older:
-        raise ActionError(
-            f"there is no savepoint before step {args['before_step']} that all ranks have"
-        )
+        raise ActionError(f"there is no savepoint before step {before} that all ranks have")
     return {"to_step": max(older)}
 
 
