@@ -407,6 +407,25 @@ def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
     assert story.state.machine == "holding"
 
 
+def test_an_open_incident_is_told_again_until_somebody_acknowledges_it(tell):
+    story = tell(mode="observe", repeat_s=1800.0, healthy=50, then=8.0)
+    count = lambda: len([d for d in story.kinds("notify_intent") if "still open" in d.reason])  # noqa: E731
+    story.tick(1800)
+    assert count() == 0
+    story.tick(1)
+    story.tick(1)
+    assert count() == 1
+    story.tick(1800)
+    assert count() == 2
+    story.say("ack")
+    told = story.kinds("notify_intent")[-1]
+    assert told.reason == "inc-1: acknowledged by anna"
+    assert told.data["message"]["acknowledged_by"] == "anna"
+    story.tick(4000)
+
+    assert count() == 2
+
+
 def test_a_yes_to_what_has_changed_meanwhile_is_asked_for_again(tell):
     story = asked(tell)
     story.state.approvals.pending.plan = [{"verb": "reach", "args": {"far": 1}}]

@@ -105,3 +105,21 @@ def test_a_heartbeat_is_no_channel_and_pings_beside_its_url(hook, url, paths):
     assert notifiers.heartbeat_sender(keys, {})[1] == [
         "no heartbeat is sent: the environment variable HC is not set"
     ]
+
+
+@pytest.mark.parametrize(
+    ("quiet", "flaw"),
+    [
+        ("22:00-07:00 Europe/Berlin", ""),
+        ("22:00-07:00", ""),
+        ("22-7", "must be hours such as 22:00-07:00 Europe/Berlin, not '22-7'"),
+        ("22:00-07:00 Mars/Olympus", "has no known time zone: 'Mars/Olympus'"),
+        ("22:00-22:00", "must end at another time than it begins, not '22:00-22:00'"),
+    ],
+)
+def test_quiet_hours_are_checked(quiet, flaw):
+    """PagerDuty has its own: a digest could resolve no alert there."""
+    kinds = notifiers.kinds()
+
+    assert kinds["console"](quiet=quiet).check() == ([("quiet", flaw)] if flaw else [])
+    assert kinds["pagerduty"](key_env="K", quiet=quiet).check()[0][0] == "quiet"

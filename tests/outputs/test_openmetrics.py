@@ -32,7 +32,7 @@ NAMES = (*UNITS, "my_score", "learning_rate.1")
 
 
 def decision(kind, **data):
-    return Decision(kind, 3, "", incident="inc-1", severity="SEV1", data=data)
+    return Decision(kind, 3, "", incident="inc-9", severity="SEV1", data=data)
 
 
 def run_a_little(served):

@@ -25,7 +25,7 @@ from ..errors import StoreError, SuperviseError
 from ..job import environment, shared_memory
 from ..job.process import Process
 from ..job.signals import Forwarder
-from ..notifiers import build, heartbeat_sender
+from ..notifiers import build, heartbeat_sender, routes
 from ..outputs.dead_man_ping import DeadManPing
 from ..outputs.outbox import Outbox
 from ..outputs.prometheus.openmetrics import RunMetrics
@@ -105,7 +105,7 @@ def watch_started(
         metrics=run_metrics(run, started.options.metrics),
     )
     app = App(settings, launcher, forwarder, recorder)
-    outbox = Outbox(senders, app.processor.on_result)
+    outbox = Outbox(senders, app.processor.on_result, routes=routes(policy.notify))
     print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
     return watch(app, process, outbox, forwarder, print_line)
 

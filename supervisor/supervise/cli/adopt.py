@@ -24,7 +24,7 @@ from ..inputs.segment import recorded_end
 from ..job import shared_memory
 from ..job.adopted_process import AdoptedProcess
 from ..job.signals import Forwarder
-from ..notifiers import build
+from ..notifiers import build, routes
 from ..outputs.outbox import Outbox
 from ..report import receipt
 from ..store import audit
@@ -171,4 +171,8 @@ def _supervisor(
     )
     forwarder = Forwarder()
     app = App(settings, launcher, forwarder, recorder)
-    return app, Outbox(senders, app.processor.on_result), forwarder
+    return (
+        app,
+        Outbox(senders, app.processor.on_result, routes=routes(past.started.notify)),
+        forwarder,
+    )

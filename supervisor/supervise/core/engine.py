@@ -278,6 +278,8 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     approval_answers.on_tick(ctx)
     if incident is not None and incident.acknowledged_by:
         return
+    if state.incident is not None:
+        reporting.repeat(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
         ctx.notify(

@@ -16,9 +16,11 @@ from typing import Any
 
 from ..core.model.interfaces import PingSender
 from ..errors import InputError, UsageError
+from ._route import Route
 from ._settings import ChannelSettings, Sender, Settings, UnsetError
 
 __all__ = [
+    "Route",
     "Sender",
     "Settings",
     "UnsetError",
@@ -28,6 +30,7 @@ __all__ = [
     "kinds",
     "of_options",
     "reopen",
+    "routes",
 ]
 
 
@@ -99,6 +102,12 @@ def build(
             except UnsetError as error:
                 warnings.append(f"{name} notifications are off: {error}")
     return senders, warnings
+
+
+def routes(notify: Mapping[str, Mapping[str, Any]]) -> dict[str, Route]:
+    """Return channel -> which messages it takes. Raises InputError: unknown notifier or key."""
+    found = {name: _settings_of(name, keys) for name, keys in notify.items()}
+    return {name: of.route() for name, of in found.items() if isinstance(of, ChannelSettings)}
 
 
 def heartbeat_sender(

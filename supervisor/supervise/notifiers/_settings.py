@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ..core.model.interfaces import Message
+from ._route import Route
 
 Severity = Literal["SEV0", "SEV1", "SEV2", "INFO"]
+Kind = Literal["opened", "updated", "action", "approval", "closed", "finished", "watcher"]
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -52,13 +56,51 @@ class Settings(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSettings(Settings):
-    """The YAML keys of a channel, which takes messages."""
+    """The YAML keys of a channel, which takes messages.
+
+    Attributes:
+        min_sev: least severity.
+        kinds: of messages; none: all.
+        rules: patterns such as `loss_spike.*`: only incidents in which such a rule fired.
+        quiet: hours in which SEV2 and INFO wait: `22:00-07:00`, or with a zone other than UTC:
+            `22:00-07:00 Europe/Berlin`.
+    """
 
     min_sev: Severity = "SEV2"
+    kinds: tuple[Kind, ...] = ()
+    rules: tuple[str, ...] = ()
+    quiet: str | None = None
 
     @abstractmethod
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError."""
+
+    def check(self) -> list[tuple[str, str]]:
+        try:
+            self.route()
+        except ValueError as error:
+            return [("quiet", str(error))]
+        return []
+
+    def route(self) -> Route:
+        """Return which messages it takes. Raises ValueError for quiet hours that are none."""
+        quiet = None if self.quiet is None else _quiet(self.quiet)
+        return Route(tuple(self.kinds), tuple(self.rules), quiet)
+
+
+def _quiet(text: str) -> tuple[int, int, str]:
+    found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)(?: (\S+))?", text)
+    if found is None:
+        raise ValueError(f"must be hours such as 22:00-07:00 Europe/Berlin, not {text!r}")
+    zone = found[5] or "UTC"
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"has no known time zone: {zone!r}") from None
+    first, last = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
+    if first == last:
+        raise ValueError(f"must end at another time than it begins, not {text!r}")
+    return first, last, zone
 
 
 def variable(env: Mapping[str, str], name: str) -> str:

@@ -54,7 +54,7 @@ class Email(ChannelSettings):
         return EmailSender(self, password)
 
     def check(self) -> list[tuple[str, str]]:
-        found = []
+        found = super().check()
         for key, addresses in (("sender", (self.sender,)), ("to", tuple(self.to))):
             wrong = [one for one in addresses if "@" not in one or clean(one) != one or " " in one]
             if wrong or not addresses:

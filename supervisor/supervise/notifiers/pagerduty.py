@@ -43,6 +43,11 @@ class PagerDuty(ChannelSettings):
         key = variable(env, self.key_env)
         return PagerDutySender(key, URL_EU if self.eu else URL, min_sev=self.min_sev)
 
+    def check(self) -> list[tuple[str, str]]:
+        if self.quiet is not None:  # a digest could resolve no alert
+            return [("quiet", "is set in PagerDuty itself")]
+        return super().check()
+
 
 class PagerDutySender:
     """Sends events with one integration key."""

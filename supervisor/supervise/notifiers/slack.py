@@ -70,7 +70,7 @@ class Slack(ChannelSettings):
             return [("url_env", "either this or token_env is needed, and not both")]
         if (self.token_env is None) != (self.channel is None):
             return [("channel", "belongs together with token_env")]
-        return []
+        return super().check()
 
 
 class SlackSender:

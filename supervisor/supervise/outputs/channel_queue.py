@@ -3,7 +3,8 @@
 Order: the incident with the most severe message first, then the fewest tries, then the oldest; of
 one incident always the oldest, so that receivers see them in order. Waiting messages on one
 incident are merged, but for a request, its end and the end of the run. More than `per_hour` in an
-hour are held and become one digest; SEV0 may use twice that number, and a request is never held. A
+hour are held and become one digest; SEV0 may use twice that number, and a request is never held.
+What is below SEV1 is held in quiet hours, too, but not beyond the end of the run. A
 failed try is repeated with exponential backoff and jitter, or after the receiver's Retry-After, for
 `GIVE_UP_S`. Every accepted message gets exactly one Result.
 """
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Protocol
 
 from ..core.model.interfaces import (
@@ -55,6 +57,14 @@ class Sender(Protocol):
     def min_sev(self) -> str: ...
 
     def send(self, message: Message, *, key: str) -> str: ...
+
+
+class Route(Protocol):
+    """Which messages go to a channel, and when they wait; the same as `notifiers.Route`."""
+
+    def takes(self, message: Message) -> bool: ...
+
+    def quiet_left_s(self, now: datetime) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +167,16 @@ class ChannelQueue:
         on_result: Callable[[Result], None],
         monotonic: Callable[[], float],
         backoff_s: float,
+        route: Route | None,
+        wall: Callable[[], datetime],
     ) -> None:
         self.name = sender.name
         self._sender = sender
         self._on_result = on_result
         self._monotonic = monotonic
         self._backoff_s = backoff_s
+        self._route = route
+        self._wall = wall
         self._change = threading.Condition()
         self._items: list[Item] = []
         self._held: list[Item] = []
@@ -196,7 +210,8 @@ class ChannelQueue:
         """
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
-            wanted = force or rank <= RANKS[self._sender.min_sev] or incident in self._known
+            known = incident in self._known or rank <= RANKS[self._sender.min_sev]
+            wanted = force or (known and (self._route is None or self._route.takes(message)))
             if ending := self.is_ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
                 detail = "the supervisor is ending"
@@ -335,18 +350,22 @@ class ChannelQueue:
         while self._sent and self._sent[0] <= now - HOUR_S:
             self._sent.popleft()
         draining = self._deadline is not None
+        quiet_s = 0.0
+        if self._route is not None and not draining:
+            quiet_s = self._route.quiet_left_s(self._wall())
         while (first := self._first(now, draining=draining)) is not None:
             self._items.remove(first)
-            if self._room(first):
+            if self._room(first, quiet=quiet_s > 0.0):
                 self._finish_text(first)
                 return first, None
             self._held.append(first)
-        if self._held and (draining or len(self._sent) < (self._sender.per_hour or 1)):
+        most = self._sender.per_hour
+        if self._held and not quiet_s and (draining or most is None or len(self._sent) < most):
             digest, self._held = self._digest(), []
             return digest, None
         waits = [item.ready_s - now for item in self._oldest().values()]
         if self._held:
-            waits.append(self._sent[0] + HOUR_S - now)
+            waits.append(quiet_s or self._sent[0] + HOUR_S - now)
         return None, min(waits, default=None)
 
     def _oldest(self) -> dict[str | int, Item]:
@@ -366,14 +385,18 @@ class ChannelQueue:
         order = [(worst[k], item.tries, item.number, k) for k, item in ready.items()]
         return ready[min(order)[3]] if order else None
 
-    def _room(self, item: Item) -> bool:
+    def _room(self, item: Item, *, quiet: bool) -> bool:
         most, incident = self._sender.per_hour, item.message.incident
-        if most is None or item.message.kind == APPROVAL:
+        if item.message.kind == APPROVAL:
+            return True
+        if quiet and item.message.severity not in PAGES:
+            return False
+        if most is None:
             return True
         if item.rank == 0:
             return len(self._sent) < 2 * most
         waits = any(held.message.incident == incident for held in self._held)
-        return len(self._sent) < most and not (waits and incident is not None)
+        return len(self._sent) < most and (quiet or incident is None or not waits)
 
     def _finish_text(self, item: Item) -> None:
         """Complete the text before the first try; later it must stay the same under its key."""
@@ -397,7 +420,7 @@ class ChannelQueue:
             rules=(),
             title=f"digest of {count} message{'s' if count > 1 else ''}",
             verdict=" · ".join(titles),
-            why=f"more than {self._sender.per_hour} messages in an hour",
+            why="they waited for the end of quiet hours, or were too many in an hour",
             next="list all of them with: supervise audit show "
             + shlex.quote(held[0].message.directory),
             facts=(),

@@ -10,13 +10,14 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 from ..core.model.decisions import Decision
 from ..core.model.interfaces import UPDATED, WATCHER, Message
 from . import channel_health
 from .channel_health import Trouble
-from .channel_queue import ChannelQueue, Result, Sender, Undelivered
+from .channel_queue import ChannelQueue, Result, Route, Sender, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -65,6 +66,8 @@ class Outbox:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         backoff_s: float = BACKOFF_S,
+        routes: Mapping[str, Route] | None = None,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Start one thread per sender.
 
@@ -72,9 +75,16 @@ class Outbox:
             on_result: called once for each message that a channel accepted, on that channel's
                 thread (or on the caller's of `post` and `close`); it should only queue.
             backoff_s: pause after a first failed try; it doubles from try to try.
+            routes: channel -> which messages it takes; all where it is not in it.
+            wall: the time of day, for quiet hours.
         """
         self._monotonic = monotonic
-        self._queues = [ChannelQueue(sender, on_result, monotonic, backoff_s) for sender in senders]
+        self._queues = [
+            ChannelQueue(
+                sender, on_result, monotonic, backoff_s, (routes or {}).get(sender.name), wall
+            )
+            for sender in senders
+        ]
         self._newest: tuple[Message, str] | None = None
         self._failed: dict[str, Trouble] = {}  # reported to the other channels
         self._posts = 0

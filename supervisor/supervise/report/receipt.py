@@ -10,7 +10,7 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import DONE, DOUBT, FAILED, count_outcomes, describe_counts
+from .records import DONE, DOUBT, FAILED, count_outcomes, describe_counts, troubles
 
 MAX_LISTED = 8  # undelivered messages
 
@@ -47,13 +47,13 @@ def closing(run: RunDir) -> list[str]:
 def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Count the incidents and the actions on the job in an audit log, and return its end.
 
-    `actions` counts those that were done; `failed` and `in_doubt` are counted apart. `identity` has
-    what differs between its launches.
+    An order of an operator is no incident. `actions` counts those that were done; `failed` and
+    `in_doubt` are counted apart. `identity` has what differs between its launches.
     """
     records = list(records)
     made = count_outcomes(records)
     found: dict[str, Any] = {
-        "incidents": 0,
+        "incidents": len(troubles(records)),
         "actions": made[DONE],
         "failed": made[FAILED],
         "in_doubt": made[DOUBT],
@@ -65,9 +65,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
     for one in records:
         data = one.get("data") or {}
-        if one["kind"] == "incident" and data.get("what") == "opened":
-            found["incidents"] += 1
-        elif one["kind"] == "incident" and data.get("what") == "closed":
+        if one["kind"] == "incident" and data.get("what") == "closed":
             found["closed"].append(one)
         elif one["kind"] == "identity" and data.get("differs"):
             found["identity"].append(one["reason"])

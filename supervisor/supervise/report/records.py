@@ -6,6 +6,7 @@ It works on the log of a run in progress, and of one whose supervisor was killed
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -25,6 +26,23 @@ def ids(records: Iterable[Record]) -> list[str]:
     return list(
         dict.fromkeys(str(r["incident"]) for r in records if is_of(r, "incident", "opened"))
     )
+
+
+def order_of(opened: Record) -> tuple[str, ...]:
+    """Return the operator whose order opened an incident, and the verb; empty for none."""
+    reason = str(opened.get("reason", "")).removeprefix(f"{opened.get('severity')} ")
+    found = re.fullmatch(r"(\S+) requested by (.+)", reason)
+    return (found[2], found[1]) if found and not opened.get("rule") else ()
+
+
+def troubles(records: Iterable[Record]) -> list[str]:
+    """Return the ids of all incidents but those that are an operator's order and no more."""
+    found: dict[str, None] = {}
+    for r in records:
+        what = (r.get("data") or {}).get("what") if r["kind"] == "incident" else None
+        if what in ("joined", "raised") or (what == "opened" and not order_of(r)):
+            found.setdefault(str(r["incident"]))
+    return list(found)
 
 
 def outcomes(records: Iterable[Record]) -> list[tuple[str | None, str]]:

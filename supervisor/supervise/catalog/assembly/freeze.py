@@ -106,6 +106,7 @@ def policy(draft: Draft) -> Policy:
         blind_after_steps=form.blind_after.steps,
         blind_after_s=form.blind_after.time,
         hold_reminder_s=form.hold_reminder,
+        repeat_s=form.repeat,
         give_up=form.give_up,
         journal_bytes=None if form.journal is None else form.journal.max_gb * 1e9,
         machine=form.machine,

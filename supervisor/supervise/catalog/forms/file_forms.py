@@ -363,6 +363,10 @@ class PolicyFile:
         None
     )
     hold_reminder: Annotated[Seconds, Doc("time between two reminders of a hold")] = 14400.0
+    repeat: Annotated[
+        Seconds,
+        Doc("time after which an open SEV0 or SEV1 that nobody acknowledged is told again"),
+    ] = 14400.0
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class NotifiersType(FieldType):
         if any(settings is BAD for settings in found.values()):
             return BAD
         return {
-            name: {key: value for key, value in vars(settings).items() if value is not None}
+            name: {key: value for key, value in vars(settings).items() if value not in (None, ())}
             for name, settings in found.items()
         }
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..detection.rank_monitor import RankMonitor
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
-from ..state.incident import HELD, Incident, headline
+from ..state.incident import HELD, OPEN, Incident, headline
 from ..state.run_state import Reported, State, StepContext
 from . import next_steps
 
@@ -116,6 +116,23 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             why=f"rule {rule.id}: {rule.text}",
             then=next_steps.read(rule.see),
         )
+
+
+def repeat(ctx: StepContext, incident: Incident) -> None:
+    """Tell again of an incident that goes on, and that nobody has acknowledged."""
+    since_ns = ctx.state.at_ns - incident.reported_ns
+    if not incident.reported_ns or since_ns <= ctx.policy.repeat_s * 1e9:
+        return
+    if incident.severity == "SEV2" or incident.phase not in (OPEN, HELD):
+        return
+    pending = ctx.state.approvals.pending
+    answer = f"supervise approve RUN {pending.id}; " if pending is not None else ""
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: still open, and nobody has acknowledged it",
+        verdict=incident.headline,
+        then=f"{answer}to end these reminders: supervise ack RUN",
+    )
 
 
 def peaks(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

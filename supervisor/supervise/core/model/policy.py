@@ -172,6 +172,7 @@ class Policy:
     blind_after_steps: int = 256  # a rule UNKNOWN for longer is an incident of its own
     blind_after_s: float = 300.0
     hold_reminder_s: float = 4 * 3600.0  # people are reminded of a hold so often
+    repeat_s: float = 4 * 3600.0  # an incident that nobody acknowledged is told again so often
     give_up: str = PAGE  # or STOP, or STOP_SEV0: where nothing can help any more
     journal_bytes: float | None = None  # frames of an older piece are removed above it
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table

@@ -241,6 +241,7 @@ class Incident:
         run: the runbook in progress.
         acknowledged_by: the operator who acknowledged it.
         ordered_by: the operator whose order opened it.
+        reported_ns: when people were last told of it, 0 for never.
         trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
     """
 
@@ -254,6 +255,7 @@ class Incident:
     run: RunbookExecution | None = None
     acknowledged_by: str = ""
     ordered_by: str = ""
+    reported_ns: int = 0
     trigger: Trigger = field(default_factory=Trigger)
     escalation: Escalation = field(default_factory=Escalation)
     case: LossCase = field(default_factory=LossCase)

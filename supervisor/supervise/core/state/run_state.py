@@ -484,6 +484,8 @@ class StepContext:
         kind = kind or (WATCHER if incident is None else UPDATED)
         pending = self.state.approvals.pending if kind == APPROVAL else None
         request = pending.id if pending is not None else ""
+        if incident is not None:
+            incident.reported_ns = self.state.at_ns
         draft = MessageDraft(incident, kind, severity, title, verdict, why, then, request)
         self.messages.add(draft, replace=replace)
 

@@ -82,6 +82,7 @@ class RunMetrics:
         self._newest: dict[int, tuple[int, int]] = {}  # rank -> attempt and step
         self._verbs: dict[str, str] = {}
         self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._troubles: set[str] = set()
         self._frame_ns = 0
         self._snapshot: Sequence[Any] = ()
         self._rendered: dict[Any, tuple[Any, bytes]] = {}
@@ -144,7 +145,7 @@ class RunMetrics:
 
     def _decision(self, decision: Decision) -> None:
         data = decision.data
-        if decision.kind == "incident" and data.get("what") == "opened":
+        if self._is_new_trouble(decision):
             self._counts["supervise_incidents", (str(decision.severity),)] += 1
         elif decision.kind == "intent":
             self._verbs[data["action"]["id"]] = data["action"]["verb"]
@@ -155,6 +156,16 @@ class RunMetrics:
             if result.get("loop") == "keep" and "from_step" in result:
                 lost = int(result["from_step"]) - int(result["step"])
                 self._counts["supervise_steps_lost", ()] += max(0, lost)
+
+    def _is_new_trouble(self, decision: Decision) -> bool:
+        """Return whether an incident begins; an operator's order is none until a rule joins it."""
+        what, name = decision.data.get("what"), str(decision.incident)
+        if decision.kind != "incident" or what not in ("opened", "joined", "raised"):
+            return False
+        if name in self._troubles or (" requested by " in decision.reason and not decision.rule):
+            return False
+        self._troubles.add(name)
+        return True
 
     def _families(
         self, policy: Policy, state: State, now_ns: int, trouble: str | None

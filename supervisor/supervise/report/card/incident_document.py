@@ -18,7 +18,7 @@ from ...core.model.failure import Failure
 from ...core.model.policy import Policy, Rule
 from ...store.hash_chain import decode
 from .. import failure_report
-from ..records import Record, is_of, outcomes, records_of
+from ..records import Record, is_of, order_of, outcomes, records_of
 from . import deeds, facts, sentences, standing
 from .incident_schema import VERSION
 from .series import Tapes, loss_of, moves
@@ -116,7 +116,7 @@ class _Case:
             failure=self.failure,
             standstill=self.standstill,
             diagnosis=self.diagnosis,
-            operator=": ".join(standing.ordered(opened)),
+            operator=": ".join(order_of(opened)),
         )
         self.acted = _acted(mine)
         self.run = shlex.quote(about.directory)
@@ -290,7 +290,7 @@ def _failures(records: Sequence[Record], mine: Sequence[Record], opened: Record)
     closed = next((r for r in reversed(mine) if is_of(r, "incident", "closed")), None)
     by_end = closed is not None and "the job ended" in closed["reason"]
     crash = not opened["rule"] or any(r["data"].get("what") == "failure" for r in mine)
-    if not (crash or by_end) or standing.ordered(opened):
+    if not (crash or by_end) or order_of(opened):
         return []
     until = mine[-1]["seq"] if closed is None else closed["seq"]
     if not opened["rule"]:  # another start may follow, and fail in its own way

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ...core.model.failure import EXIT, Failure
-from ..records import Record, is_of
+from ..records import Record, is_of, order_of
 from .facts import RuleOf
 from .metric_names import named
 from .series import LOSSES
@@ -129,15 +129,9 @@ def _raises(r: Record) -> bool:
 
 
 def _without_rule(chief: Record, failure: Failure | None) -> str:
-    if order := ordered(chief):
+    if order := order_of(chief):
         return _clip(f"Order of {order[0]}: {order[1]}")
     return _clip(f"Crash: {_error(failure) if failure is not None else headline(chief)}")
-
-
-def ordered(opened: Record) -> tuple[str, ...]:
-    """Return the operator whose order opened an incident, and the verb; empty for none."""
-    found = re.fullmatch(r"(\S+) requested by (.+)", headline(opened))
-    return (found[2], found[1]) if found and not opened["rule"] else ()
 
 
 def _error(failure: Failure) -> str:

@@ -16,7 +16,7 @@ from ...core.model.policy import Policy
 from ...store import audit, record_check
 from ...store.recorder import incomplete
 from ...store.run_directory import RunDir
-from ..records import Record
+from ..records import Record, troubles
 from . import frames as journal_frames
 from .frames import Frames, Interval
 from .interventions import actions, drills, interventions, of, unknown
@@ -76,8 +76,9 @@ def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> dict
 
 def _incidents(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
+    known = troubles(records)  # what an operator ordered is an intervention
     for r in records:
-        if r["kind"] != "incident":
+        if r["kind"] != "incident" or str(r["incident"]) not in known:
             continue
         what = r["data"].get("what")
         row = rows.setdefault(
