@@ -60,6 +60,8 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = ctx.state, ctx.state.incident
     verb, keys = VERBS[event.command](event)
+    if verb == "rollback":
+        keys |= action_planning.operator_rollback(state)
     action = _made(ctx.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
@@ -187,11 +189,6 @@ def _lr(event: OperatorCommand) -> tuple[str, dict[str, Any]]:
     return "lr_scale", {"set": _number(event, "value"), "rewarm": count(event, "rewarm", 0)}
 
 
-def _rollback(event: OperatorCommand) -> tuple[str, dict[str, Any]]:
-    keys: dict[str, Any] = {"at_least": 0}
-    return "rollback", keys | ({"rewarm": count(event, "rewarm")} if "rewarm" in event.args else {})
-
-
 VERBS: Mapping[str, Callable[[OperatorCommand], tuple[str, dict[str, Any]]]] = {
     "pause": lambda event: ("pause", {"lease": LONGEST_S}),
     "resume": lambda event: ("resume", {}),
@@ -199,7 +196,10 @@ VERBS: Mapping[str, Callable[[OperatorCommand], tuple[str, dict[str, Any]]]] = {
     "skip": lambda event: ("skip_step", {"count": count(event, "steps", 1)}),
     "stop": lambda event: ("stop", {"requeue": event.args.get("requeue") is True}),
     "lr": _lr,
-    "rollback": _rollback,
+    "rollback": lambda event: (
+        "rollback",
+        {"rewarm": count(event, "rewarm")} if "rewarm" in event.args else {},
+    ),
     "quarantine": lambda event: (
         "quarantine",
         {"shards": _names(event, "shards"), "max_fraction": 0.5},

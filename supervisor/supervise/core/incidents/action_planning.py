@@ -131,6 +131,13 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     return found
 
 
+def operator_rollback(state: State) -> dict[str, Any]:
+    """Return the keys of a rollback that a person orders: where the loop cannot be taken back, the
+    weights are."""
+    keys: dict[str, Any] = {"at_least": 0}
+    return keys | ({"rng": "keep"} if "rewind" in state.job.unavailable else {})
+
+
 def _goes_before(
     state: State, incident: Incident, book: Runbook, run: RunbookExecution | None = None
 ) -> int:

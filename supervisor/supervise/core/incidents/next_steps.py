@@ -20,7 +20,8 @@ def rollback(policy: Policy, state: State, incident: Incident) -> str:
         return ""
     before = incident.breach_step
     try:
-        form(at_least=0).plan(action_planning.basic_context(state, incident, before, "operator"))
+        ordered = form(**action_planning.operator_rollback(state))
+        ordered.plan(action_planning.basic_context(state, incident, before, "operator"))
     except Refused:
         return ""
     return f"supervise rollback RUN --before {before}"
