@@ -43,6 +43,7 @@ from supervise.store import audit, journal
 from ..fuzz.recorded import events
 from ..fuzz.recorded import record as record_run
 from ..report import stories
+from .channels import channels
 from .messages import messages
 
 HERE = Path(__file__).parent
@@ -228,6 +229,7 @@ def write() -> None:
             (HERE / "incidents" / f"{name}{suffix}").write_text(content)
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())
+    (HERE / "channels.txt").write_text(channels())
     (HERE / "help.txt").write_text(helps())
     (HERE / "exit-codes.txt").write_text(exit_codes())
     if (DATA / "logs").is_dir():

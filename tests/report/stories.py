@@ -82,6 +82,13 @@ STORIES = {
         after_rollback={"train_loss_raw": "2.4x60 nanx200", "update_norm": "0.1x260"},
     ),
     "approval": Story("nano", NAN, mode="approve"),
+    "approved": Story(
+        "nano",
+        NAN,
+        (command(203, "approve", id="ask-1"),),
+        mode="approve",
+        after_rollback=LOSSES_AGAIN,
+    ),
     "shadow": Story("nano", SPIKE, mode="shadow"),
     "hang": Story(
         "nano",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from zoneinfo import ZoneInfo
 
 from ..core.model.interfaces import Message
 
@@ -40,6 +39,8 @@ class Route:
         """Return how long it stays quiet, 0 while it is not. `now`: with its zone."""
         if self.quiet is None:
             return 0.0
+        from zoneinfo import ZoneInfo  # as late as httpx: most runs have no quiet hours
+
         first, last, zone = self.quiet
         local = now.astimezone(ZoneInfo(zone))
         minute = local.hour * 60 + local.minute

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ..core.model.interfaces import Message
 from ._route import Route
@@ -92,6 +91,8 @@ def _quiet(text: str) -> tuple[int, int, str]:
     found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)(?: (\S+))?", text)
     if found is None:
         raise ValueError(f"must be hours such as 22:00-07:00 Europe/Berlin, not {text!r}")
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     zone = found[5] or "UTC"
     try:
         ZoneInfo(zone)

@@ -12,41 +12,45 @@ RULE = "rule "  # how the reason of a message about a rule begins
 
 
 def with_document(message: Message, document: Mapping[str, Any]) -> Message:
-    """Return a message with the incident's title in words, its card, and where the evidence is.
-
-    What was done, what that cost and what proves it are told once something was done, or nothing
-    more will be.
-    """
+    """Return a message with the incident's title in words, its card, and where the evidence is."""
     over = message.kind in (CLOSED, FINISHED)
-    names: tuple[str, ...] = ()
-    if message.kind == APPROVAL:
-        names = ("cause",) if document["cause"]["known"] else ()
-    elif over or document["did"]["acted"] is not False:
-        names = ("cause", "did", "cost", "proof")
-    card = [(name.capitalize(), str(document[name]["text"])) for name in names]
+    what = str(document["what"]["text"])
+    verdict = what if message.kind == CLOSED else message.verdict or what
+    card = _card(message, document, f"{verdict} {message.why}")
     if spark := document["loss"]["spark"]:
         card.append(("Loss", str(spark)))
-    what = str(document["what"]["text"])
     then = message.next
-    if over and document["evidence"]["bundles"]:
+    if over and document["evidence"]["bundles"] and "evidence: " not in then:
         evidence = f"evidence: {message.directory}/incidents/{message.incident}/"
         then = f"{then}; {evidence}" if then else evidence
-    return replace(
-        message,
-        title=_title(message, document),
-        verdict=what if message.kind == CLOSED else message.verdict or what,
-        next=then,
-        card=tuple(card),
-    )
+    title = _title(message, document)
+    return replace(message, title=title, verdict=verdict, next=then, card=tuple(card))
+
+
+def _card(message: Message, document: Mapping[str, Any], read: str) -> list[tuple[str, str]]:
+    """Return Cause, Did, Cost and Proof, as far as there is anything to say.
+
+    Before the end an unknown cause is left out, what an action under way will cost and come to, and
+    what people have just read.
+    """
+    if message.kind in (CLOSED, FINISHED):
+        names: tuple[str, ...] = ("cause", "did", "cost", "proof")
+    else:
+        names = ("cause",) if document["cause"]["known"] else ()
+        if message.kind != APPROVAL:
+            names += {True: ("did", "cost", "proof"), None: ("did",), False: ()}[
+                document["did"]["acted"]
+            ]
+    found = [(name.capitalize(), str(document[name]["text"])) for name in names]
+    return [(h, t) for h, t in found if t.removeprefix("not yet: ") not in read]
 
 
 def _title(message: Message, document: Mapping[str, Any]) -> str:
     """Return "inc-1: Loss spike: what is new", or how it ended."""
     incident, words = message.incident, document["title"]
-    if message.kind == FINISHED:
-        return message.title
     if message.kind == CLOSED:
         return f"{incident}: {words} · {document['state']}"
     if message.kind == OPENED and message.why.startswith(RULE):
         return f"{incident}: {words} at step {message.step}"
-    return f"{incident}: {words}: {message.title.removeprefix(f'{incident}: ')}"
+    news = message.title.removeprefix(f"{incident}: ")
+    return f"{incident}: {words}" if news in words else f"{incident}: {words}: {news}"
