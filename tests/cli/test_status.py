@@ -193,10 +193,13 @@ def test_a_channel_that_does_not_deliver_is_told(supervise, recorded):
     """How many messages nobody got, since when, and why."""
     run = recorded()
     how = {"undelivered": 3, "since_wall": "2026-01-05T10:11:12.345Z", "error": "500"}
-    run.write_json("state.json", STATE | {"channels": {"webhook": how}})
+    waiting = {"slack": {"waiting": 2, "held": 3}}
+    changed = {"channels": {"webhook": how}, "messages_waiting": waiting}
+    run.write_json("state.json", STATE | changed)
 
     out = " ".join(supervise("status", run.path)[1].split())
 
     assert (
         "channel webhook: 3 messages not delivered since 2026-01-05T10:11:12.345Z, last error: 500"
     ) in out
+    assert "no trouble with console, slack; slack: 2 waiting, 3 held for a digest" in out

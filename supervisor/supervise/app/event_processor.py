@@ -195,6 +195,10 @@ class EventProcessor:
         """Return which channels do not deliver; people are told of each once, on the others."""
         return self._outbox.check_channels()
 
+    def waiting_messages(self) -> dict[str, dict[str, int]]:
+        """Return `{channel: {"waiting": n, "held": n}}` where any do."""
+        return {name: n for name, n in self._outbox.backlog().items() if any(n.values())}
+
     def relaunch_execution(self) -> RunbookExecution:
         """Return the runbook whose relaunch is under way.
 

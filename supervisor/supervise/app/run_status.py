@@ -149,6 +149,7 @@ class Status:
         policy = self._processor.policy
         found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns)
         found["messages_to"] = list(self._channels)
+        found["messages_waiting"] = self._processor.waiting_messages()
         if self._settings.heartbeat is not None:
             found["heartbeat"] = self._settings.heartbeat.health()
         if self._settings.metrics is not None:

@@ -114,7 +114,11 @@ def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     broken = state.get("channels") or {}
     lines += [("channel", _channel(name, how)) for name, how in broken.items()]
     if fine := [name for name in state.get("messages_to") or () if name not in broken]:
-        lines.append(("channels", f"no trouble with {', '.join(fine)}"))
+        parts = [f"no trouble with {', '.join(fine)}"]
+        for name, n in (state.get("messages_waiting") or {}).items():
+            held = f", {n['held']} held for a digest" if n["held"] else ""
+            parts.append(f"{name}: {n['waiting']} waiting{held}")
+        lines.append(("channels", "; ".join(parts)))
     if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
         lines.append(("heartbeat", _heartbeat(heartbeat)))
     lines.append(("incidents", _count(state.get("incidents") or {})))
