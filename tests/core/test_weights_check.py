@@ -20,13 +20,14 @@ WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 def asked(tell):
     """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
 
-    def begin(*answers, severity="SEV1", job=KEPT, keeps=False, **result):
+    def begin(*answers, severity="SEV1", job=KEPT, keeps=False, unknown=False, **result):
         found = iter(answers)
 
         def answer(key):
             if "check_weights" not in key:
                 return Finished(0, key, True, {"attempt": 1} if "touch" in key else {})
-            return Finished(0, key, True, {"loss": next(found), "was": WAS, **result})
+            found_now = {"why": "2 ranks"} if unknown else {"loss": next(found), "was": WAS}
+            return Finished(0, key, True, {**found_now, **result})
 
         steps = (CheckWeights(again=40), Snapshot(), Touch(), Verify(within=30, clear_for=5))
         story = tell(
@@ -88,6 +89,19 @@ def test_bad_weights_are_taken_back(asked, loss):
 @pytest.mark.parametrize("result", [{"was": []}, {"was": WAS[2:]}, {"loss": NAN}])
 def test_where_nobody_knows_it_goes_on(asked, result):
     assert verbs(asked(GOOD, **result)) == ["check_weights", "snapshot", "touch"]
+
+
+@pytest.mark.parametrize(("keeps", "loss"), [(True, 2.0), (True, 8.0), (False, 8.0)])
+def test_where_nobody_can_say_and_the_loop_goes_on_the_losses_are_waited_for(asked, keeps, loss):
+    """A quarter of the steps, once: what is over by then needs no rollback."""
+    story = asked(keeps=keeps, unknown=True)
+    now = verbs(story)
+    story.frames(loss, times=12)
+
+    once = ["check_weights", "snapshot"]
+    assert now == (once if keeps else [*once, "touch"])
+    assert ("touch" in verbs(story)) is (loss == 8.0)
+    assert verbs(story).count("touch") <= 1
 
 
 @pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": {}}])

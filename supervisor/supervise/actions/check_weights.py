@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, Job, PlanContext
 from ..core.model.interfaces import Steps
@@ -23,9 +23,10 @@ class CheckWeights(Action):
     the loop back, other batches come instead and no progress is lost, so that it is asked after a
     quarter of them, and from then on within half as much more, also than at the last question.
     Beyond it, and where nobody knows (no `job.probe_batch`, several ranks that are not in one
-    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on. It is asked
-    only when a rule about the size of the loss wants the runbook: what is not finite, or SEV0
-    otherwise, needs no second opinion.
+    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on: at once
+    where the loop is taken back, else, with `unknown: wait`, after a quarter of `again` steps, if
+    the losses are out of their band then. It is asked only when a rule about the size of the loss
+    wants the runbook: what is not finite, or SEV0 otherwise, needs no second opinion.
 
     Example:
         - check_weights: {within: 1.1, again: 20}
@@ -43,6 +44,7 @@ class CheckWeights(Action):
 
     within: float = 1.1
     again: Steps = 20
+    unknown: Literal["wait", "proceed"] = "wait"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = []
@@ -53,7 +55,10 @@ class CheckWeights(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
-        args = {"before_step": context.breach_step, "within": self.within, "again": self.again}
+        args: dict[str, Any] = {"before_step": context.breach_step, "within": self.within}
+        args |= {"again": self.again}
+        if self.unknown == "wait" and "rewind" in context.unavailable:
+            args["waits"] = True
         if context.good_loss is not None and "rewind" not in context.unavailable:
             args |= {"within": 1.0 + (self.within - 1.0) / 2.0, "good": context.good_loss}
         return args

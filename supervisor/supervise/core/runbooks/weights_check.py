@@ -3,6 +3,7 @@
 A loss out of its band tells of either. A rollback mends weights; for bad batches it costs the steps
 since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that
 objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
+Where nobody can say, as with shards of several ranks, and the loop goes on, it waits once, as well.
 While the losses stay out of their band it is asked again, each time after twice as many steps.
 Where a rollback takes the loop back, and so ends such a trouble, that is sooner, and once in any
 case: repeated tokens are learned in a few steps, and their loss tells of nothing any more. There
@@ -11,6 +12,10 @@ collected, and weights that had bad batches come back in as few.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 from ..incidents import diagnosis, withdrawal
 from ..model.policy import Policy
@@ -39,18 +44,31 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
 
 
+def waits(incident: Incident, run: RunbookExecution, result: Mapping[str, Any]) -> str:
+    """Return why the runbook waits although nobody objects, "" where it does not.
+
+    Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
+    steps and mends nothing: it waits once, for as long as it takes to see whether they are.
+    """
+    known = "loss" in result or not run.intent.args.get("waits")
+    if known or incident.deferred.weights_check is not None:
+        return ""
+    return f"whether the weights are good is not known ({result.get('why', 'no answer')})"
+
+
 def reduce(
     ctx: StepContext, incident: Incident, run: RunbookExecution, why: str, loss: float
 ) -> None:
     """Leave of the runbook its evidence, or nothing yet, and plan to ask again.
 
     Args:
-        loss: of the probe batch, with weights that are good.
+        loss: of the probe batch, with weights that are good; infinite where that is not known.
     """
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
     waits = int(run.intent.args["again"])
     rewinds = "rewind" not in state.job.unavailable
-    if rewinds:  # other batches would come instead of the bad ones
+    known = loss < math.inf
+    if rewinds or not known:  # other batches would come instead of the bad ones
         waits = max(1, waits // SOONER)
     if old is not None:
         waits = 2 * old.waits
@@ -66,7 +84,8 @@ def reduce(
     run.terms.reduced_reason, run.terms.repeated = why, old is not None
     if incident.deferred.weights_check.surely:
         run.index = len(run.runbook.steps)
-    state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
+    if known:
+        state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
 
 
 def due(state: State, incident: Incident) -> WithdrawnRunbook | None:

@@ -116,7 +116,11 @@ DONE: Mapping[str, Callable[[Part], str]] = {
     ),
     "skip_step": lambda action: f"{action['args'].get('count')} updates skipped",
     "quarantine": _quarantine,
-    "check_weights": lambda action: "weights compared on the probe batch",
+    "check_weights": lambda action: (
+        "weights compared on the probe batch"
+        if "loss" in action["result"]
+        else "the weights could not be judged"
+    ),
     "profile": lambda action: "profile taken",
 }
 
