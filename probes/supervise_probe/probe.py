@@ -203,6 +203,7 @@ class Probe:
         why = parts.no_optimizer()
         if_any = {
             "library": parts.wired.framework.trainer,
+            "planned_steps": parts.wired.framework.planned_steps,
             "steps": why and f"inferred from backward: {why}",
             "shards": parts.wired.shards.newest(),
             "quarantine": parts.wired.quarantine.describe(),

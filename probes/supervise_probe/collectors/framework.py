@@ -99,6 +99,13 @@ class Collector(Base):
         self.total_steps = int(total) if 0 < total < float("inf") else None
         self.steps_before = done - self._position.step
 
+    @property
+    def planned_steps(self) -> Optional[int]:
+        """Steps of the whole training, as the probe counts them; None where nobody says."""
+        if not self.trainer or self.total_steps is None:
+            return None
+        return self.total_steps - self.steps_before
+
     def ended(self, done: Optional[int] = None, stopped: bool = False) -> None:
         """The loop of the library ends, or the process does before it.
 

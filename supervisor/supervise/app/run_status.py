@@ -147,7 +147,7 @@ class Status:
         ) | channels(self._processor.broken_channels(), now_ns)
         found["can"] = can if probe else {}
         policy = self._processor.policy
-        found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns)
+        found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns, probe)
         found["messages_to"] = list(self._channels)
         found["messages_waiting"] = self._processor.waiting_messages()
         if self._settings.heartbeat is not None:

@@ -105,7 +105,9 @@ class TrainingProgress:
             if self._loss is not None and self._loss[1] == names[column]:
                 return  # absent in this step: another metric would bend the curve
 
-    def facts(self, planned: int | None, now_ns: int) -> dict[str, Any]:
+    def facts(
+        self, planned: int | None, now_ns: int, probe: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return loss, speed, time left, the curve, and how far each rank lags.
 
         What is not known is None: `steps_per_s` before two steps, `tokens_per_s` of a job without
@@ -113,8 +115,12 @@ class TrainingProgress:
 
         Args:
             planned: optimizer steps of a whole run, from the policy (`job.steps`).
+            probe: the status of a rank, in which a library may say the same; before the command.
         """
         total, origin = (planned, "job.steps") if planned else self._given
+        reported = (probe or {}).get("planned_steps")
+        if not planned and isinstance(reported, int) and reported > 0:
+            total, origin = reported, str((probe or {}).get("library", ""))
         speed = self._speed()
         step = max(self._steps.values(), default=-1)
         left = None if total is None else max(0, total - 1 - step)
