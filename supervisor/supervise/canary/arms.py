@@ -1,0 +1,141 @@
+"""One run as an arm of a comparison: a value per step and metric, over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LOSS, GRADIENT, UPDATE = "train_loss_raw", "grad_global_norm", "update_norm"
+FINGERPRINT, TOKENS, SKIPPED, LR_SCALE = (
+    *("batch_fingerprint", "tokens_per_update", "update_skipped", "lr_scale"),
+)
+OVERFLOW, PROBE_LOSS = "overflow", "fixed_probe_loss"
+MEMORY = ("gpu_mem_allocated", "gpu_mem_reserved")
+USED = (LOSS, GRADIENT, UPDATE, TOKENS, SKIPPED, LR_SCALE, OVERFLOW, PROBE_LOSS, *MEMORY)
+
+
+def _greatest(values: Sequence[float]) -> float:
+    """Return the greatest value, and NaN if any is: max() would hide it."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# How the values of the ranks become one; a mean where nothing is named.
+OVER_RANKS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    TOKENS: sum,
+    **dict.fromkeys((SKIPPED, OVERFLOW, *MEMORY), _greatest),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run.
+
+    Attributes:
+        name: how reports call it.
+        steps: step -> metric id -> value over all ranks, of the newest attempt at the step. NaN
+            and infinity are values; an absent one has no key.
+        fingerprints: step -> `(rank, batch fingerprint)` of each rank that has one.
+        ranks: how many ranks reported.
+        attempts: how often the run went back and made steps again.
+        exit_code: of the job; None without a record of the end.
+        live: a supervisor is still at work.
+        inputs: file -> digest of the data manifest, tokenizer and evaluation files; None where the
+            run has no identity.
+    """
+
+    name: str
+    steps: Mapping[int, Mapping[str, float]]
+    fingerprints: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    ranks: int = 1
+    attempts: int = 0
+    exit_code: int | None = 0
+    live: bool = False
+    inputs: Mapping[str, str] | None = None
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the job ended with an error."""
+        return self.exit_code is not None and self.exit_code != 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the job is known to have ended well."""
+        return self.exit_code == 0 and not self.live
+
+    @property
+    def first(self) -> int:
+        """The first step; 0 for a run without any."""
+        return min(self.steps, default=0)
+
+    @property
+    def end(self) -> int:
+        """The step after the last one."""
+        return max(self.steps, default=-1) + 1
+
+    def series(self, metric: str, start: int, end: int) -> dict[int, float]:
+        """Return the values of a metric from `start` up to `end` (excluded), by step."""
+        return {
+            step: values[metric]
+            for step, values in sorted(self.steps.items())
+            if start <= step < end and metric in values
+        }
+
+
+@dataclass(slots=True)
+class ArmBuilder:
+    """Makes an arm out of rows in the order of reception.
+
+    Args:
+        metrics: further metrics that are wanted, beside `USED`.
+    """
+
+    metrics: Collection[str] = ()
+    attempts: int = 0
+    _rows: dict[int, dict[int, tuple[int, Mapping[str, float]]]] = field(default_factory=dict)
+
+    def take(self, step: int, rank: int, attempt: int, values: Mapping[str, float]) -> None:
+        """Take one frame; one of an older attempt than what is known of the step is dropped."""
+        self.attempts = max(self.attempts, attempt)
+        ranks = self._rows.setdefault(step, {})
+        if rank not in ranks or attempt >= ranks[rank][0]:
+            wanted = (*USED, FINGERPRINT, *self.metrics)
+            ranks[rank] = attempt, {name: values[name] for name in wanted if name in values}
+
+    def arm(
+        self,
+        name: str,
+        *,
+        exit_code: int | None,
+        live: bool = False,
+        inputs: Mapping[str, str] | None = None,
+    ) -> Arm:
+        """Return the arm."""
+        steps, prints = {}, {}
+        for step, ranks in self._rows.items():
+            found = [(rank, values) for rank, (_, values) in sorted(ranks.items())]
+            steps[step] = _over_ranks([values for _, values in found])
+            prints[step] = tuple((r, v[FINGERPRINT]) for r, v in found if FINGERPRINT in v)
+        return Arm(
+            name=name,
+            steps=steps,
+            fingerprints=prints,
+            ranks=len({rank for ranks in self._rows.values() for rank in ranks}),
+            attempts=self.attempts,
+            exit_code=exit_code,
+            live=live,
+            inputs=inputs,
+        )
+
+
+def _over_ranks(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    together: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name != FINGERPRINT:
+                together.setdefault(name, []).append(value)
+    return {name: OVER_RANKS.get(name, _mean)(values) for name, values in together.items()}

@@ -1,0 +1,238 @@
+"""What must not get worse, whatever the loss does: hard limits, no tests.
+
+The limits are those that leading canary judges and the training literature use in this form; each
+is far outside of what two runs of the same program show. A metric that neither arm has is "not
+measured"; one that the candidate alone lacks is "inconclusive".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median, stdev
+
+from .arms import GRADIENT, LR_SCALE, MEMORY, OVERFLOW, PROBE_LOSS, SKIPPED, UPDATE, Arm
+from .effect import Differences
+from .plan import Check, Plan, Status, shown
+
+NORM_RATIO = 2.0
+BLOCK = 25  # steps
+PERCENTILE = 0.99
+MEMORY_POINTS = 5.0  # of the device's memory, in percent
+SKIP_SHARE = 0.01  # of the updates
+SPIKE = 8.0  # robust standard deviations
+SPIKE_FLOOR = 8.0  # a spike is at least SPIKE / SPIKE_FLOOR margins high
+SPIKE_OF = (3, 5)  # so many of so many steps
+MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
+PROBE_DEVIATIONS = 3.0
+CPU_RATIO = 1.1
+NAMES = (
+    *("crash", "interventions", "non_finite", "loss_spikes", GRADIENT, UPDATE, *MEMORY),
+    *("skipped_updates", PROBE_LOSS, "throughput"),
+)
+IGNORABLE = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
+
+Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
+
+
+def guards(
+    pair: int, baseline: Arm, candidate: Arm, found: Differences, span: tuple[int, int], plan: Plan
+) -> Iterator[Check]:
+    """Yield the check of each guard of NAMES.
+
+    Args:
+        span: the first step after the warm-up, and the end (excluded). Norms, memory, skips and the
+            probe loss are taken from there, what is not finite and crashes from the whole run.
+    """
+    start, end = span
+    arms = (baseline, candidate)
+    checks: list[tuple[str, Callable[[], Found]]] = [
+        ("crash", lambda: _crash(*arms, None if plan.steps is None else end)),
+        ("interventions", lambda: _interventions(*arms)),
+        ("non_finite", lambda: _non_finite(*arms, plan.metric)),
+        ("loss_spikes", lambda: _spikes(found, plan.margin)),
+        (GRADIENT, lambda: _norm(*_series(arms, GRADIENT, start, end), least=0.0)),
+        (UPDATE, lambda: _norm(*_series(arms, UPDATE, start, end), least=1.0 / NORM_RATIO)),
+        (MEMORY[0], lambda: _memory(*_series(arms, MEMORY[0], start, end))),
+        (MEMORY[1], lambda: _memory(*_series(arms, MEMORY[1], start, end))),
+        ("skipped_updates", lambda: _skips(*_series(arms, SKIPPED, start, end))),
+        (PROBE_LOSS, lambda: _probe(*_series(arms, PROBE_LOSS, start, end), plan.margin)),
+        ("throughput", lambda: _throughput(arms, start, end, plan.cpu_time)),
+    ]
+    for name, check in checks:
+        status, before, after, text = check()
+        if name in plan.ignored and name in IGNORABLE and status != "pass":
+            status, text = "ignored", f"{status}: {text}"
+        yield Check("guard", name, pair, status, before, after, text)
+
+
+Series = Mapping[int, float]
+
+
+def _series(arms: Sequence[Arm], metric: str, start: int, end: int) -> tuple[Series, Series]:
+    a, b = (arm.series(metric, start, end) for arm in arms)
+    return a, b
+
+
+def _absent(baseline: Series, candidate: Series) -> Found | None:
+    if baseline and candidate:
+        return None
+    if not baseline and not candidate:
+        return "not measured", "", "", "neither run has this metric"
+    whose = "candidate" if baseline else "baseline"
+    return "inconclusive", "", "", f"the {whose} does not have this metric"
+
+
+def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> Found:
+    """Judge how the runs ended; a baseline with all `planned` steps may go on, or end otherwise."""
+    before, after = _end(baseline), _end(candidate)
+    if candidate.crashed:
+        text = f"the candidate ended with exit code {candidate.exit_code}"
+        return "fail", before, after, text
+    enough = planned is not None and baseline.end >= planned
+    needed = [("candidate", candidate), *([] if enough else [("baseline", baseline)])]
+    for name, arm in needed:
+        if not arm.complete:
+            why = f"ended with {_end(arm)}" if arm.crashed else "has no record of its end"
+            text = f"the {name} {'is still running' if arm.live else why}"
+            return "inconclusive", before, after, text
+    return "pass", before, after, "the candidate ended with exit code 0"
+
+
+def _end(arm: Arm) -> str:
+    if arm.live:
+        return "running"
+    return "unknown" if arm.exit_code is None else f"exit {arm.exit_code}"
+
+
+def _interventions(baseline: Arm, candidate: Arm) -> Found:
+    before, after = _touched(baseline), _touched(candidate)
+    found = before or "none", after or "none"
+    if after:
+        return "fail", found[0], found[1], f"the supervisor had to act on the candidate: {after}"
+    if before:
+        text = f"the supervisor acted on the baseline: {before}"
+        return "inconclusive", found[0], found[1], text
+    return "pass", found[0], found[1], "no step was made again, no learning rate was scaled"
+
+
+def _touched(arm: Arm) -> str:
+    if arm.attempts:
+        return f"{arm.attempts} rollbacks or restarts"
+    scaled = [s for s, values in arm.steps.items() if values.get(LR_SCALE, 1.0) != 1.0]
+    return f"learning rate scaled at step {min(scaled)}" if scaled else ""
+
+
+def _non_finite(baseline: Arm, candidate: Arm, metric: str) -> Found:
+    ours, theirs = _bad_steps(baseline, metric), _bad_steps(candidate, metric)
+    before, after = f"{len(ours)} steps", f"{len(theirs)} steps"
+    if theirs:
+        return "fail", before, after, f"the candidate is not finite at step {theirs[0]}"
+    if ours:
+        return "inconclusive", before, after, f"the baseline is not finite at step {ours[0]}"
+    if not any(metric in values for values in candidate.steps.values()):
+        return "inconclusive", before, after, f"the candidate has no {metric}"
+    return "pass", before, after, "loss, gradient norm and update norm are finite"
+
+
+def _bad_steps(arm: Arm, metric: str) -> list[int]:
+    """Return the steps with a value that is not finite; a caught overflow is fine."""
+    found = []
+    for step, values in sorted(arm.steps.items()):
+        names = (metric,) if values.get(OVERFLOW, 0.0) > 0.0 else (metric, GRADIENT, UPDATE)
+        if not all(math.isfinite(values.get(name, 0.0)) for name in names):
+            found.append(step)
+    return found
+
+
+def _spikes(found: Differences, margin: float) -> Found:
+    if not found.values:
+        return "inconclusive", "", "", "no step has a loss in both runs"
+    middle = median(found.values)
+    spread = MAD * median(abs(value - middle) for value in found.values)
+    scale = max(spread, margin / SPIKE_FLOOR, 1e-12)
+    high = [value - middle > SPIKE * scale for value in found.values]
+    need, of = SPIKE_OF
+    at = [n for n in range(len(high)) if high[n] and sum(high[max(0, n + 1 - of) : n + 1]) >= need]
+    worst = shown((max(found.values) - middle) / scale)
+    if at:
+        text = f"{need} of {of} steps up to step {found.steps[at[0]]} are {SPIKE:g} deviations high"
+        return "fail", "", worst, text
+    return "pass", "", worst, f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {of}"
+
+
+def _norm(baseline: Series, candidate: Series, least: float) -> Found:
+    """Compare the 99th percentile of blocks: their median, as one heavy batch is no regression."""
+    if (absent := _absent(baseline, candidate)) is not None:
+        return absent
+    before, after = (_blocks(list(one.values())) for one in (baseline, candidate))
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
+        return "inconclusive", shown(before), shown(after), "not positive and finite"
+    ratio = after / before
+    text = f"{ratio:.3g} times the baseline; limit {least:g} to {NORM_RATIO:g}"
+    status: Status = "pass" if least <= ratio <= NORM_RATIO else "fail"
+    return status, shown(before), shown(after), text
+
+
+def _blocks(values: Sequence[float]) -> float:
+    values = [value for value in values if math.isfinite(value)]  # `_bad_steps` counts the others
+    highest = [
+        sorted(block)[int(PERCENTILE * (len(block) - 1))]
+        for at in range(0, len(values), BLOCK)
+        if (block := values[at : at + BLOCK])
+    ]
+    return median(highest) if highest else math.nan
+
+
+def _memory(baseline: Series, candidate: Series) -> Found:
+    if (absent := _absent(baseline, candidate)) is not None:
+        return absent
+    before, after = max(baseline.values()), max(candidate.values())
+    text = f"{after - before:+.3g} points; limit {MEMORY_POINTS:+g}"
+    if not (math.isfinite(before) and math.isfinite(after)):
+        return "inconclusive", shown(before), shown(after), "not finite"
+    status: Status = "fail" if after - before > MEMORY_POINTS else "pass"
+    return status, shown(before), shown(after), text
+
+
+def _skips(baseline: Series, candidate: Series) -> Found:
+    if (absent := _absent(baseline, candidate)) is not None:
+        return absent
+    before, after = (fmean(one.values()) for one in (baseline, candidate))
+    text = f"{after:.2%} of the updates against {before:.2%}; limit {SKIP_SHARE:+.0%}"
+    if not (math.isfinite(before) and math.isfinite(after)):
+        return "inconclusive", shown(before), shown(after), "not finite"
+    return "fail" if after - before > SKIP_SHARE else "pass", shown(before), shown(after), text
+
+
+def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
+    """Compare the loss of the pinned batch at the samples of the second half."""
+    if (absent := _absent(baseline, candidate)) is not None:
+        return absent
+    common = [step for step in baseline if step in candidate]
+    common = common[len(common) // 2 :]
+    if not common:
+        return "inconclusive", "", "", "no step has it in both runs"
+    before, after = (fmean(arm[step] for step in common) for arm in (baseline, candidate))
+    if not (math.isfinite(before) and math.isfinite(after)):
+        status: Status = "fail" if math.isfinite(before) else "inconclusive"
+        return status, shown(before), shown(after), "not finite"
+    each = [candidate[step] - baseline[step] for step in common]
+    limit = max(margin, PROBE_DEVIATIONS * stdev(each) if len(each) > 1 else 0.0)
+    text = f"{after - before:+.4g} on the pinned batch; limit {limit:+.4g}"
+    return "fail" if after - before > limit else "pass", shown(before), shown(after), text
+
+
+def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
+    """Compare CPU time per step: on a shared machine the time of day measures the neighbours."""
+    if not metric:
+        text = "no CPU time per step was recorded (--cpu-time METRIC); wall time is not judged"
+        return "not measured", "", "", text
+    a, b = _series(arms, metric, start, end)
+    if not (a and b):
+        return "inconclusive", "", "", f"{metric} is not in both runs"
+    before, after = (median(one.values()) for one in (a, b))
+    if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
+        return "inconclusive", shown(before), shown(after), "not positive and finite"
+    text = f"{after / before:.3g} times the baseline's; limit {CPU_RATIO:g}"
+    return "fail" if after > CPU_RATIO * before else "pass", shown(before), shown(after), text

@@ -1,0 +1,168 @@
+"""The verdict on a candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .arms import Arm
+from .effect import BLOCKS, REPLICATES, Differences, Effect, differences, estimate
+from .guards import guards
+from .invariants import invariants
+from .plan import Check, Plan
+from .significance import look_levels
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VOID"]
+Pair = tuple[Arm, Arm]
+
+MISSING = 0.01  # of the planned steps
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One planned look at the loss.
+
+    Attributes:
+        share: of the planned steps. end: the step it ends before.
+        effect: None where it was not reached, or a pair has no step.
+        fails: the candidate is shown to be worse, and by more than the margin.
+    """
+
+    share: float
+    end: int
+    effect: Effect | None
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The outcome of a comparison.
+
+    Attributes:
+        reasons: why the verdict is no PASS, or why it is, the gravest first.
+        effect: of the look that decided, else of the newest one.
+        pairs: the differences of each pair on all planned steps.
+        noise: the mean differences of the A/A pairs.
+        start, end: the first step that counts, and the end (excluded) as planned.
+    """
+
+    verdict: Verdict
+    reasons: Sequence[str]
+    effect: Effect | None
+    looks: Sequence[Look]
+    checks: Sequence[Check]
+    pairs: Sequence[Differences]
+    noise: Sequence[float]
+    start: int
+    end: int
+    plan: Plan
+
+
+def judge(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -> Judgement:
+    """Judge candidates against baselines.
+
+    The gravest of all findings counts: a crash, a differing invariant (VOID), a failed guard or a
+    shown regression (FAIL), whatever is missing (INCONCLUSIVE). PASS must be shown: the upper end
+    of the interval is below the margin at the last look, with all guards and invariants good. An
+    earlier look can only fail.
+
+    Args:
+        pairs: `(baseline, candidate)`, one per seed.
+        calibration: pairs of runs of one and the same program.
+    """
+    first = pairs[0][0].first
+    planned = plan.steps
+    if planned is None:
+        planned = max(0, pairs[0][0].end - first)
+    start, end = first + plan.warmup, first + planned
+    found = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+    checks: list[Check] = []
+    for number, ((a, b), one) in enumerate(zip(pairs, found, strict=True)):
+        checks += guards(number, a, b, one, (start, end), plan)
+        checks += invariants(number, a, b, start, end, plan)
+    looks = list(_looks(pairs, plan, calibration, start, planned))
+    failed = next((look for look in looks if look.fails), None)
+    reached = [look for look in looks if look.effect is not None]
+    decisive = failed or (reached[-1] if reached else None)
+    verdict, reasons = _verdict(checks, found, looks, failed, plan)
+    aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
+    noise = [sum(one.values) / len(one.values) for one in aa if one.values]
+    return Judgement(
+        verdict=verdict,
+        reasons=reasons,
+        effect=None if decisive is None else decisive.effect,
+        looks=looks,
+        checks=checks,
+        pairs=found,
+        noise=noise,
+        start=start,
+        end=end,
+        plan=plan,
+    )
+
+
+def _looks(
+    pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair], start: int, planned: int
+) -> Iterator[Look]:
+    have = min(min(a.end, b.end) for a, b in pairs)
+    first = start - plan.warmup
+    for share, level in zip(plan.looks, look_levels(plan.looks, plan.alpha), strict=True):
+        end = first + math.ceil(planned * share)
+        found = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+        if end > have or not all(one.values for one in found):
+            yield Look(share, end, None, fails=False)
+            continue
+        aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
+        effect = estimate(found, level, aa)
+        yield Look(share, end, effect, fails=effect.low > 0.0 and effect.mean > plan.margin)
+
+
+def _verdict(
+    checks: Sequence[Check],
+    found: Sequence[Differences],
+    looks: Sequence[Look],
+    failed: Look | None,
+    plan: Plan,
+) -> tuple[Verdict, list[str]]:
+    """Return the verdict and its reasons."""
+    crashed = [c for c in checks if c.name == "crash" and c.status == "fail"]
+    if crashed:
+        return "FAIL", _texts(crashed)
+    void = [c for c in checks if c.status == "void"]
+    if void:
+        return "VOID", _texts(void)
+    bad = _texts([c for c in checks if c.status == "fail"])
+    if failed is not None and failed.effect is not None:
+        text = f"loss: {failed.effect.mean:+.4g}, more than the margin of {plan.margin:g}"
+        bad.insert(0, text)
+    if bad:
+        return "FAIL", bad
+    open_ = [*_missing(found), *_texts([c for c in checks if c.status == "inconclusive"])]
+    last = looks[-1].effect
+    if last is None:
+        open_.insert(0, "loss: the planned steps are not complete")
+    elif last.basis == "insufficient":
+        text = f"loss: {last.blocks} blocks of {last.length} steps, and no variance between pairs"
+        more = f"needs {BLOCKS} blocks, or {REPLICATES + 1} seeds or A/A pairs"
+        open_.insert(0, f"{text}; {more}")
+    elif not last.high < plan.margin:
+        text = f"loss: up to {last.high:+.4g}, not shown to be below the margin of {plan.margin:g}"
+        open_.insert(0, text)
+    if open_ or last is None:
+        return "INCONCLUSIVE", open_
+    return "PASS", [f"loss: at most {last.high:+.4g}, below the margin of {plan.margin:g}"]
+
+
+def _missing(found: Sequence[Differences]) -> list[str]:
+    return [
+        f"loss: {one.missing:.1%} of the steps of pair {number + 1} lack it; limit {MISSING:.0%}"
+        for number, one in enumerate(found)
+        if one.missing > MISSING
+    ]
+
+
+def _texts(checks: Sequence[Check]) -> list[str]:
+    several = len({c.pair for c in checks}) > 1
+    return [f"{c.name}{f' (pair {c.pair + 1})' if several else ''}: {c.text}" for c in checks]

@@ -1,0 +1,222 @@
+"""Verdicts on synthetic arms: what passes, what fails, and what must never pass."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from supervise.canary.arms import ArmBuilder
+from supervise.canary.guards import IGNORABLE, NAMES
+from supervise.canary.judgement import judge
+from supervise.canary.plan import Plan
+from supervise.canary.target import against_target
+
+STEPS = 400
+INPUTS = {"data/manifest.json": "sha256:a", "eval/tasks.json": "sha256:b"}
+
+
+def make_arm(seed=0, *, shift=0.0, batches=1, steps=STEPS, change=None, **about):
+    """Return an arm: a falling loss with the noise of its batches and some of its own.
+
+    Args:
+        change: called with the step and its values, which it may change.
+    """
+    shared, own = random.Random(batches), random.Random(f"{batches} {seed}")
+    builder = ArmBuilder(metrics=("cpu_s",))
+    for step in range(steps):
+        loss = 2.0 + 6.0 * (step + 1) ** -0.5 + shared.gauss(0.0, 0.05) + own.gauss(0.0, 0.02)
+        values = {
+            "train_loss_raw": loss + shift,
+            "grad_global_norm": math.exp(own.gauss(0.0, 0.2)),
+            "update_norm": math.exp(own.gauss(-3.0, 0.1)),
+            "tokens_per_update": 512.0,
+            "update_skipped": 0.0,
+            "batch_fingerprint": float(batches * 10_000 + step),
+            "gpu_mem_allocated": 40.0,
+            "cpu_s": 1.0,
+        }
+        if step % 50 == 0:
+            values["fixed_probe_loss"] = 2.0 + own.gauss(0.0, 0.005)
+        if change is not None:
+            change(step, values)
+        builder.take(step, 0, 0, values)
+    given = {"exit_code": 0, "inputs": INPUTS, **about}
+    return builder.arm(f"seed {seed}", **given)
+
+
+def on(first, **values):
+    """Return a change of the values from a step on; None removes one."""
+
+    def change(step, found):
+        if step >= first:
+            found.update(values)
+            for name in [name for name, value in values.items() if value is None]:
+                del found[name]
+
+    return change
+
+
+def check_of(judgement, name):
+    return next(one for one in judgement.checks if one.name == name)
+
+
+BASELINE = make_arm(0)
+PLAN = Plan()
+
+
+def test_the_same_program_passes_with_an_interval():
+    found = judge([(BASELINE, make_arm(1))], PLAN)
+
+    assert found.verdict == "PASS"
+    assert found.pairs[0].paired
+    assert found.effect.low < 0.002 and -0.002 < found.effect.high < PLAN.margin
+    assert {c.status for c in found.checks} == {"pass", "not measured"}
+
+
+def test_a_regression_fails_at_the_first_planned_look():
+    found = judge([(BASELINE, make_arm(1, shift=0.05))], PLAN)
+
+    assert found.verdict == "FAIL"
+    assert [look.fails for look in found.looks] == [True, True]
+    assert found.effect is found.looks[0].effect
+    assert found.reasons[0].startswith("loss: +0.05")
+
+
+def test_a_regression_at_the_margin_is_not_passed():
+    verdicts = [
+        judge([(BASELINE, make_arm(seed, shift=PLAN.margin))], PLAN).verdict for seed in range(40)
+    ]
+
+    assert verdicts.count("PASS") <= 4, "alpha is 5 %"
+
+
+def test_other_batches_are_unpaired_and_wider():
+    found = judge([(BASELINE, make_arm(1, batches=2))], PLAN)
+    alike = judge([(BASELINE, make_arm(1))], PLAN)
+
+    assert not found.pairs[0].paired
+    assert found.effect.high - found.effect.low > 1.5 * (alike.effect.high - alike.effect.low)
+
+
+def test_noise_that_cancels_without_a_reason_does_not_narrow_the_interval():
+    nameless = on(0, batch_fingerprint=None)
+    found = judge([(make_arm(0, change=nameless), make_arm(1, change=nameless))], PLAN)
+
+    assert not found.pairs[0].paired
+    assert found.pairs[0].excess > 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "verdict", "check"),
+    [
+        (None, {"exit_code": 1}, "FAIL", "crash"),
+        (None, {"exit_code": 137, "steps": 60}, "FAIL", "crash"),
+        (None, {"exit_code": 1, "inputs": {}}, "FAIL", "crash"),
+        (None, {"exit_code": None}, "INCONCLUSIVE", "crash"),
+        (None, {"live": True, "exit_code": None}, "INCONCLUSIVE", "crash"),
+        (on(390, train_loss_raw=math.nan), {}, "FAIL", "non_finite"),
+        (on(10, train_loss_raw=math.inf), {}, "FAIL", "non_finite"),
+        (on(399, grad_global_norm=math.inf), {}, "FAIL", "non_finite"),
+        (on(0, train_loss_raw=None), {}, "INCONCLUSIVE", "non_finite"),
+        (on(0, grad_global_norm=3.0), {}, "FAIL", "grad_global_norm"),
+        (on(0, grad_global_norm=None), {}, "INCONCLUSIVE", "grad_global_norm"),
+        (on(0, update_norm=0.005), {}, "FAIL", "update_norm"),
+        (on(0, gpu_mem_allocated=46.0), {}, "FAIL", "gpu_mem_allocated"),
+        (on(380, update_skipped=1.0), {}, "FAIL", "skipped_updates"),
+        (on(0, fixed_probe_loss=2.3), {}, "FAIL", "fixed_probe_loss"),
+        (on(395, train_loss_raw=4.0), {}, "FAIL", "loss_spikes"),
+        (on(300, lr_scale=0.5), {}, "FAIL", "interventions"),
+        (on(0, tokens_per_update=256.0), {}, "VOID", "tokens_per_update"),
+        (on(0, tokens_per_update=None), {}, "INCONCLUSIVE", "tokens_per_update"),
+        (None, {"inputs": {**INPUTS, "data/manifest.json": "sha256:x"}}, "VOID", "data_manifest"),
+        (None, {"inputs": {"data/manifest.json": "sha256:a"}}, "VOID", "eval_artifact"),
+        (None, {"inputs": None}, "INCONCLUSIVE", "data_manifest"),
+        (on(0, cpu_s=1.2), {}, "FAIL", "throughput"),
+    ],
+)
+def test_guards_and_invariants(change, about, verdict, check):
+    candidate = make_arm(1, change=change, **about)
+    found = judge([(BASELINE, candidate)], replace(PLAN, cpu_time="cpu_s"))
+
+    assert found.verdict == verdict, found.reasons
+    assert check_of(found, check).status == verdict.lower()
+    assert any(reason.startswith(check) for reason in found.reasons)
+
+
+def test_an_overflow_that_a_scaler_caught_is_no_failure():
+    change = on(398, grad_global_norm=math.inf, overflow=1.0)
+
+    assert judge([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "PASS"
+
+
+@pytest.mark.parametrize("candidate", [make_arm(1, steps=300), make_arm(1, steps=0)])
+def test_a_candidate_that_stops_early_is_inconclusive(candidate):
+    found = judge([(BASELINE, candidate)], PLAN)
+
+    assert found.verdict == "INCONCLUSIVE"
+    assert "loss: the planned steps are not complete" in found.reasons
+
+
+def test_missing_steps_never_pass():
+    change = on(393, train_loss_raw=None)
+
+    assert judge([(BASELINE, make_arm(1, change=change))], PLAN).verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("about", [{"exit_code": 1}, {"live": True}, {"exit_code": None}])
+def test_a_baseline_without_its_end_needs_a_planned_length(about):
+    pair = [(make_arm(0, **about), make_arm(1))]
+
+    assert judge(pair, PLAN).verdict == "INCONCLUSIVE"
+    assert judge(pair, replace(PLAN, steps=STEPS)).verdict == "PASS"
+
+
+def test_an_ignored_guard_does_not_count_but_a_crash_does():
+    candidate = make_arm(1, change=on(0, grad_global_norm=3.0))
+    ignoring = replace(PLAN, ignored=frozenset(NAMES))
+
+    assert judge([(BASELINE, candidate)], ignoring).verdict == "PASS"
+    assert judge([(BASELINE, replace(candidate, exit_code=2))], ignoring).verdict == "FAIL"
+    assert not {"crash", "non_finite"} & set(IGNORABLE)
+
+
+def test_seeds_are_combined_and_calibration_widens():
+    pairs = [(make_arm(0, batches=n), make_arm(1, batches=n)) for n in range(3)]
+    found = judge(pairs, PLAN)
+    drifting = [
+        (make_arm(0, batches=9), make_arm(n, batches=9, shift=shift))
+        for n, shift in ((2, 0.05), (3, -0.06))
+    ]
+
+    assert found.verdict == "PASS"
+    assert len(found.pairs) == 3
+    assert judge(pairs[:1], PLAN, drifting).verdict == "INCONCLUSIVE"
+    assert judge(pairs[:1], PLAN, drifting).effect.basis == "seeds"
+
+
+def test_a_step_made_again_counts_once_and_is_an_intervention():
+    builder = ArmBuilder()
+    for attempt, loss in ((0, 9.0), (1, 2.0)):
+        builder.take(5, 0, attempt, {"train_loss_raw": loss, "tokens_per_update": 4.0})
+        builder.take(5, 1, attempt, {"train_loss_raw": loss + 1.0, "tokens_per_update": 4.0})
+    arm = builder.arm("two ranks", exit_code=0)
+
+    assert arm.steps == {5: {"train_loss_raw": 2.5, "tokens_per_update": 8.0}}
+    assert (arm.ranks, arm.attempts) == (2, 1)
+    assert check_of(judge([(BASELINE, arm)], PLAN), "interventions").status == "fail"
+
+
+def test_many_runs_against_a_target():
+    losses = [3.2775, 3.2790, 3.2781, 3.2779]
+
+    assert against_target(losses, 3.28, needed=0.004).score == pytest.approx(0.00375, abs=1e-9)
+    assert not against_target(losses, 3.28, needed=0.004).reached
+    assert against_target([*losses, 3.2770], 3.28, needed=0.004).reached
+    assert against_target([3.270, 3.271, 3.272], 3.28).reached
+    assert not against_target([3.270, 3.271], 3.28).reached, "two give no deviation"
+    assert not against_target([3.2, math.nan, 3.2], 3.28).reached
+    assert not against_target([3.2, math.nan, 3.2], 3.28, needed=0.0).reached
+    assert not against_target([], 3.28, needed=-1.0).reached
