@@ -9,7 +9,14 @@ from statistics import stdev
 
 import pytest
 
-from supervise.inputs.cross_rank_metrics import OWN_STEPS, OwnTimes, Ranks, job_numbers, together
+from supervise.inputs.cross_rank_metrics import (
+    OWN_STEPS,
+    OwnTimes,
+    Ranks,
+    job_numbers,
+    skips_apart,
+    together,
+)
 
 NAN = float("nan")
 
@@ -45,14 +52,31 @@ def test_the_norm_of_the_job_is_that_of_all_shards_or_the_one_that_replicas_agre
     ("skipped", "found"),
     [((0, 0, 0), (0, None)), ((0, 1, 0), (1, 1)), ((1, 0, 1), (1, 1)), ((1, 1, 1), (0, None))],
 )
-def test_a_rank_that_skips_alone_is_named_where_all_held_the_same_weights(skipped, found):
-    ranks = [{"update_skipped": float(s), "weight_square_share": 7.0} for s in skipped]
-
-    seen = together(ranks)
+def test_a_rank_that_skips_alone_is_named_where_all_hold_the_same(skipped, found):
+    seen = skips_apart([{"update_skipped": float(s)} for s in skipped])
     assert (seen["skip_mismatch"], seen.get("skip_mismatch_rank")) == found
-    ranks[2]["weight_square_share"] = 8.0  # as of a stage of its own, or of a shard
-    assert "skip_mismatch" not in together(ranks)
-    assert "skip_mismatch" not in together([*ranks[:2], {"weight_square_share": 7.0}])
+    assert skips_apart([{"update_skipped": 0.0}, {}]) == {}
+
+
+def test_ranks_hold_the_same_where_their_gradients_were_the_same_to_the_bit():
+    """The step that one skips alone has a norm of NaN there: those before it tell."""
+    ranks = Ranks()
+
+    def mismatch(step, norms, skipped=(0, 0)):
+        for rank, (norm, skip) in enumerate(zip(norms, skipped, strict=True)):
+            values = {"grad_global_norm": norm, "update_skipped": float(skip)}
+            ranks.add(0, step, rank, 2, values)
+        return ranks.newest().get("skip_mismatch")
+
+    assert mismatch(0, (0.7, 0.7), (0, 1)) is None  # nothing is known of them yet
+    assert mismatch(1, (NAN, NAN), (1, 1)) == 0.0
+    assert mismatch(2, (0.7, NAN), (0, 1)) == 1.0
+    assert mismatch(3, (0.0, 0.0)) == 0.0
+    assert mismatch(4, (0.7, 0.7 + 1e-9)) == 0.0
+    assert mismatch(5, (0.7, NAN), (0, 1)) is None  # shards, or stages of a pipeline
+    assert mismatch(6, (0.7, 0.7)) is None
+    ranks.forget(1)
+    assert mismatch(7, (0.7, NAN), (0, 1)) is None
 
 
 def spent(step, **parts):

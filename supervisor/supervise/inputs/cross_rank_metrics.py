@@ -20,7 +20,6 @@ from ..core.analysis.job_numbers import TOKENS, Values, adds_up, fold
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM = "grad_global_norm"
 SKIPPED = "update_skipped"
-WEIGHT = "weight_square_share"  # before the step: the same to the bit where weights are the same
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
@@ -50,6 +49,7 @@ class Ranks:
         self._open: dict[tuple[int, int], dict[int, Values]] = {}
         self._own = OwnTimes()
         self._newest: dict[str, float] = {}
+        self._replicas = False  # the newest step whose gradients were all finite said so
 
     def add(self, attempt: int, step: int, rank: int, world_size: int, values: Values) -> None:
         """Take one rank's frame."""
@@ -61,12 +61,16 @@ class Ranks:
         if len(ranks) == world_size:
             complete = [ranks[r] for r in sorted(ranks)]
             self._newest = {**together(complete), **self._own.add(complete)}
+            if self._replicas:
+                self._newest |= skips_apart(complete)
+            self._replicas = hold_the_same(complete, self._replicas)
             self._open = {k: v for k, v in self._open.items() if k > key}
         while len(self._open) > LAG:  # a rank fell silent: its steps never come
             del self._open[min(self._open)]
 
     def forget(self, rank: int) -> None:
         """Another program is the rank now: its steps may have the numbers of those before it."""
+        self._replicas = False
         for ranks in self._open.values():
             ranks.pop(rank, None)
 
@@ -129,8 +133,6 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
-    skip_mismatch: ranks that held the same weights and skipped an update that most of them made, or
-    made one that most skipped. skip_mismatch_rank: the first of them; between two, that skipped.
     """
     found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
@@ -151,12 +153,28 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
         odd = next((rank for rank, digest in enumerate(digests) if digest != usual), None)
         if odd is not None:
             found["param_digest_rank"] = float(odd)
-    if len({values.get(WEIGHT) for values in ranks} - {None}) == 1:
-        found |= _skips_apart([values.get(SKIPPED) for values in ranks])
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _skips_apart(skipped: Sequence[float | None]) -> dict[str, float]:
+def hold_the_same(ranks: Sequence[Values], before: bool) -> bool:
+    """Return whether the ranks are replicas: their gradients are the same, to the bit.
+
+    Not the norms of their weights, which ranks measure on samples of their own where steps are
+    short. A step in which one's are not finite, 0 or not measured says nothing; `before` stands.
+    """
+    norms = [values.get(NORM) for values in ranks]
+    if any(not norm or not math.isfinite(norm) for norm in norms):
+        return before
+    return len(set(norms)) == 1
+
+
+def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
+    """Return the numbers of replicas that did not all do the same with an update.
+
+    skip_mismatch: ranks that skipped an update which most of them made, or made one which most
+    skipped. skip_mismatch_rank: the first of them; between two, the one that skipped.
+    """
+    skipped = [values.get(SKIPPED) for values in ranks]
     if any(each is None for each in skipped):
         return {}
     alone = [rank for rank, each in enumerate(skipped) if each]
