@@ -11,7 +11,7 @@ from .arms import Arm
 from .effect import BLOCKS, REPLICATES, Differences, Effect, differences, estimate
 from .guards import guards
 from .invariants import invariants
-from .plan import Check, Plan
+from .plan import Check, Plan, Status
 from .significance import look_levels
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VOID"]
@@ -42,6 +42,7 @@ class Judgement:
 
     Attributes:
         reasons: why the verdict is no PASS, or why it is, the gravest first.
+        loss: the status of the loss alone, and a sentence about it.
         effect: of the look that decided, else of the newest one.
         pairs: the differences of each pair on all planned steps.
         noise: the mean differences of the A/A pairs.
@@ -50,6 +51,7 @@ class Judgement:
 
     verdict: Verdict
     reasons: Sequence[str]
+    loss: tuple[Status, str]
     effect: Effect | None
     looks: Sequence[Look]
     checks: Sequence[Check]
@@ -86,12 +88,14 @@ def judge(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -
     failed = next((look for look in looks if look.fails), None)
     reached = [look for look in looks if look.effect is not None]
     decisive = failed or (reached[-1] if reached else None)
-    verdict, reasons = _verdict(checks, found, looks, failed, plan)
+    loss = _loss(looks, failed, found, plan)
+    verdict, reasons = _verdict(checks, *loss)
     aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
     noise = [sum(one.values) / len(one.values) for one in aa if one.values]
     return Judgement(
         verdict=verdict,
         reasons=reasons,
+        loss=loss,
         effect=None if decisive is None else decisive.effect,
         looks=looks,
         checks=checks,
@@ -119,48 +123,46 @@ def _looks(
         yield Look(share, end, effect, fails=effect.low > 0.0 and effect.mean > plan.margin)
 
 
-def _verdict(
-    checks: Sequence[Check],
-    found: Sequence[Differences],
-    looks: Sequence[Look],
-    failed: Look | None,
-    plan: Plan,
-) -> tuple[Verdict, list[str]]:
-    """Return the verdict and its reasons."""
+def _loss(
+    looks: Sequence[Look], failed: Look | None, found: Sequence[Differences], plan: Plan
+) -> tuple[Status, str]:
+    """Return the status of the loss, and a sentence about it."""
+    if failed is not None and failed.effect is not None:
+        return "fail", f"{failed.effect.mean:+.4g}, more than the margin of {plan.margin:g}"
+    last = looks[-1].effect
+    if last is None:
+        return "inconclusive", "the planned steps are not complete"
+    if last.basis == "insufficient":
+        have = f"{last.blocks} blocks of {last.length} steps, and no variance between pairs"
+        need = f"{BLOCKS} blocks, or {REPLICATES + 1} seeds or A/A pairs"
+        return "inconclusive", f"{have}; needs {need}"
+    missing = max(one.missing for one in found)
+    if missing > MISSING:
+        return "inconclusive", f"missing at {missing:.1%} of the steps; limit {MISSING:.0%}"
+    if not last.high < plan.margin:
+        text = f"up to {last.high:+.4g}, not shown to be below the margin of {plan.margin:g}"
+        return "inconclusive", text
+    return "pass", f"at most {last.high:+.4g}, below the margin of {plan.margin:g}"
+
+
+def _verdict(checks: Sequence[Check], status: Status, text: str) -> tuple[Verdict, list[str]]:
+    """Return the verdict and its reasons, from the checks and the loss."""
     crashed = [c for c in checks if c.name == "crash" and c.status == "fail"]
     if crashed:
         return "FAIL", _texts(crashed)
     void = [c for c in checks if c.status == "void"]
     if void:
         return "VOID", _texts(void)
-    bad = _texts([c for c in checks if c.status == "fail"])
-    if failed is not None and failed.effect is not None:
-        text = f"loss: {failed.effect.mean:+.4g}, more than the margin of {plan.margin:g}"
-        bad.insert(0, text)
-    if bad:
-        return "FAIL", bad
-    open_ = [*_missing(found), *_texts([c for c in checks if c.status == "inconclusive"])]
-    last = looks[-1].effect
-    if last is None:
-        open_.insert(0, "loss: the planned steps are not complete")
-    elif last.basis == "insufficient":
-        text = f"loss: {last.blocks} blocks of {last.length} steps, and no variance between pairs"
-        more = f"needs {BLOCKS} blocks, or {REPLICATES + 1} seeds or A/A pairs"
-        open_.insert(0, f"{text}; {more}")
-    elif not last.high < plan.margin:
-        text = f"loss: up to {last.high:+.4g}, not shown to be below the margin of {plan.margin:g}"
-        open_.insert(0, text)
-    if open_ or last is None:
-        return "INCONCLUSIVE", open_
-    return "PASS", [f"loss: at most {last.high:+.4g}, below the margin of {plan.margin:g}"]
-
-
-def _missing(found: Sequence[Differences]) -> list[str]:
-    return [
-        f"loss: {one.missing:.1%} of the steps of pair {number + 1} lack it; limit {MISSING:.0%}"
-        for number, one in enumerate(found)
-        if one.missing > MISSING
-    ]
+    grades: tuple[tuple[Status, Verdict], ...] = (
+        ("fail", "FAIL"),
+        ("inconclusive", "INCONCLUSIVE"),
+    )
+    for grade, verdict in grades:
+        reasons = [f"loss: {text}"] if status == grade else []
+        reasons += _texts([c for c in checks if c.status == grade])
+        if reasons:
+            return verdict, reasons
+    return "PASS", [f"loss: {text}"]
 
 
 def _texts(checks: Sequence[Check]) -> list[str]:

@@ -32,7 +32,15 @@ SECTIONS = {
         *("audit", "record", "replay", "outbox", "gc"),
     ),
     "Operate a run": (*OPERATOR_COMMANDS, "reload"),
-    "Policies and metrics": ("policy", "notify", "runbook", "drills", "backtest", "metrics"),
+    "Policies and metrics": (
+        "policy",
+        "notify",
+        "runbook",
+        "drills",
+        "backtest",
+        "canary",
+        "metrics",
+    ),
     "Your shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

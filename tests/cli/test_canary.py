@@ -1,0 +1,131 @@
+"""`supervise canary`: two recorded runs, every report, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import pytest
+import yaml
+
+from supervise.cli import canary
+from supervise.core.model.events import Announced, Exited, Frame, Launched
+from supervise.store import history
+
+STEPS = 260
+NAMES = ("train_loss_raw", "grad_global_norm", "batch_fingerprint", "tokens_per_update")
+WORKFLOW = Path(__file__).parents[2] / "examples" / "ci" / "canary.yml"
+
+
+@pytest.fixture
+def arm(recorded, tmp_path):
+    """A function that records a run of 260 steps with exit code `end` and returns its path."""
+
+    def make(name, *, seed=0, shift=0.0, tokens=512.0, end=0):
+        shared, own = random.Random(1), random.Random(seed)
+        events = [Launched(1, 2**22 + 7, 0), Announced(2, 0, 1, 2**22 + 7, NAMES)]
+        for step in range(STEPS):
+            loss = 3.0 + shift + shared.gauss(0.0, 0.05) + own.gauss(0.0, 0.01)
+            values = (loss, 1.0 + own.gauss(0.0, 0.05), float(1000 + step), tokens)
+            events.append(Frame(10 + step * 1_000_000, 0, 0, step, values))
+        run = recorded([*events, Exited(10**9, end)], end=end)
+        return run.path.rename(tmp_path / name)
+
+    return make
+
+
+def test_a_regression_is_reported_everywhere(supervise, arm, tmp_path, monkeypatch):
+    main, branch = arm("main"), arm("branch<b>", seed=1, shift=0.06)
+    page, xml, summary = (tmp_path / name for name in ("gate.html", "gate.xml", "summary.md"))
+    summary.write_text("# before\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+
+    code, out, err = supervise("canary", "compare", main, branch, "--html", page, "--junit", xml)
+
+    assert code == 1
+    assert out.startswith("FAIL: train_loss_raw +0.0")
+    assert "loss: +0.06, more than the margin of 0.03" in out
+    assert "not measured" in out and "the same" in out
+    assert err.startswith("::error title=supervise canary FAIL::train_loss_raw +0.0")
+    assert err.count("\n") == 1, "a workflow command is one line"
+    assert summary.read_text().startswith("# before\n### supervise canary: FAIL\n")
+    assert "branch&lt;b>" in summary.read_text()
+    suite = ElementTree.parse(xml).getroot().find("testsuite")
+    cases = {case.get("name"): case for case in suite}
+    assert suite.get("failures") == "1"
+    assert cases["loss"].find("failure").get("message").startswith("+0.06")
+    assert cases["update_norm"].find("skipped") is not None
+    assert len(cases["tokens_per_update"]) == 0, "passed"
+    html = page.read_text()
+    assert "<svg" in html and "branch&lt;b&gt;" in html
+    assert "<script" not in html and "http" not in html
+
+
+def test_the_verdict_is_the_exit_code(supervise, arm):
+    main, same = arm("main"), arm("same", seed=1)
+    crashed, other = arm("crashed", seed=2, end=3), arm("other", seed=3, tokens=256.0)
+
+    def verdict(*argv):
+        code, out, _ = supervise("canary", "compare", *argv, "--json")
+        document = json.loads(out)
+        return code, document["verdict"], document["pairs"][0]["paired"]
+
+    assert verdict(main, same) == (0, "PASS", True)
+    assert verdict(main, crashed) == (1, "FAIL", True)
+    assert verdict(main, same, "--steps", 400) == (2, "INCONCLUSIVE", True)
+    assert verdict(main, other) == (3, "VOID", True)
+    assert verdict(main, other, "--fail-on", "fail") == (0, "VOID", True)
+    assert verdict(main, crashed, "--fail-on", "fail") == (1, "FAIL", True)
+    assert supervise("canary", "compare", main, same, main, same)[0] == 0
+    assert (
+        "A/A pairs differ by"
+        in supervise(*("canary", "compare", main, same, "--calibrate", main, same))[1]
+    )
+
+
+def test_usage_and_own_errors_are_no_verdict(supervise, arm, monkeypatch):
+    main, same = arm("main"), arm("same", seed=1)
+    compare = ("canary", "compare", main)
+
+    assert supervise(*compare)[0] == 64
+    assert supervise(*compare, main)[0] == 64
+    assert supervise(*compare, main.with_name("none"))[0] == 64
+    assert supervise(*compare, same, "--fail-on", "void")[0] == 64
+    assert supervise(*compare, same, "--looks", "1,0.5")[0] == 64
+    assert supervise(*compare, same, "--ignore", "crash")[0] == 64
+    log = same / "audit.log"
+    log.write_bytes(log.read_bytes().replace(b"the job was started", b"the job was STARTED"))
+    code, _, err = supervise(*compare, same)
+    assert code == 70, "a changed log has the exit code 1 elsewhere"
+    assert "changed" in err
+    monkeypatch.setattr(history, "rows", lambda run: 1 // 0)
+    assert supervise(*compare, same)[0] == 70
+
+
+def test_runs_against_a_target(supervise, arm):
+    runs = [arm(f"run{seed}", seed=seed) for seed in range(3)]
+    target = ("canary", "target", "--target")
+
+    assert supervise(*target, 3.1, *runs)[0] == 0
+    assert supervise(*target, 2.9, *runs)[0] == 1
+    assert supervise(*target, 3.1, *runs[:2])[0] == 2
+    code, out, _ = supervise(*target, 3.1, "--needed", 0.1, *runs[:2], "--json")
+    assert (code, json.loads(out)["verdict"]) == (0, "PASS")
+    assert supervise(*target, 3.1, *runs, arm("crashed", end=1))[0] == 1
+
+
+def test_the_example_workflow_uses_what_there_is():
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    text = next(s["run"] for s in jobs["canary"]["steps"] if s.get("name") == "Compare")
+    words = shlex.split(text.replace("\\\n", " "))
+    assert words[:3] == ["supervise", "canary", "compare"]
+
+    with canary.compare.make_context("compare", words[3:]) as context:
+        assert isinstance(context, click.Context)
+        assert len(context.params["runs"]) == 6
+        assert context.params["steps"] == 400
