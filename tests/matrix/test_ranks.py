@@ -297,12 +297,14 @@ def test_the_norms_of_shards_add_up(pair, ranks):
 UNLIKE = (
     SCRIPT.partition("model = DistributedDataParallel(whole)")[0]
     + """
-def go(model, optimizer, times, masked=False):
+def go(model, optimizer, times, masked=False, clips=False):
     x, y = batch(2)
     if masked and rank == 1:
         y[:] = -100              # a loss of NaN, and gradients of zero
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
     (loss * (times if rank == 1 else 1.0)).backward()
+    if clips:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     emit(same=hashlib.sha256(b"".join(t.numpy().tobytes() for t in local(whole.parameters())))
@@ -317,6 +319,8 @@ for layer in whole:
     if list(layer.parameters()):
         fully_shard(layer)
 optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+go(whole, optimizer, 1.0, clips=True)
+go(whole, optimizer, 1.0, clips=True)
 go(whole, optimizer, 1.0)
 told.close()
 dist.barrier()
@@ -327,16 +331,17 @@ dist.destroy_process_group()
 
 def test_ranks_skip_what_is_not_finite_together_or_not_at_all(pair, ranks):
     """What only one of them sees makes none of them skip: a batch that is masked to nothing, and an
-    element of a shard."""
+    element of a shard, unless the clip by the norm of all shards brings it to all."""
     order = {"skip_nonfinite": {"max": 3, "per": 128}}
-    drill = {"fault": "nan_grad", "step": 4, "params": {"alone": 1}, "rank": 0}
-    job = pair.probed.run(UNLIKE, safeguards=order, drills=[drill])
+    drill = {"fault": "nan_grad", "params": {"alone": 1}, "rank": 0}
+    drills = [{**drill, "step": 5}, {**drill, "step": 6}]
+    job = pair.probed.run(UNLIKE, safeguards=order, drills=drills)
     both = ranks(job.folder)
 
     skipped = [each.column("update_skipped") for each in both]
-    assert skipped == [[0, 0, 1, 0, 0]] * 2
+    assert skipped == [[0, 0, 1, 0, 0, 1, 0]] * 2
     assert math.isnan(both[1].frames[1]["train_loss_raw"])
     first, second = told(job)
     assert [row["same"] for row in first[:4]] == [row["same"] for row in second[:4]]
-    assert [row["finite"] for row in first] == [True] * 4 + [False]
-    assert [row["finite"] for row in second] == [True] * 5
+    assert [row["finite"] for row in first] == [True] * 6 + [False]
+    assert [row["finite"] for row in second] == [True] * 7

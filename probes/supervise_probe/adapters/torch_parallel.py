@@ -32,7 +32,7 @@ def listen_fsdp(hold: Hold, library: Any) -> None:
             return
         params = list(self.parameters())
         hold.listeners.step.before_clip(params)
-        hold.listeners.step.clipped(params, None, None)
+        hold.listeners.step.clipped(params, None, None, joint=True)
 
     wrapper.clip_grad_norm_ = beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
 

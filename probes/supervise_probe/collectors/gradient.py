@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.grad_scaler import GradScalerState
-    from ..torch_state.records import Step, Update
+    from ..torch_state.records import OptimizerInfo, Step, Update
     from ..torch_state.weight_copies import WeightCopies
 
 METRICS = (
@@ -50,6 +50,7 @@ class Clip:
         norm: of these parameters' gradients before it.
         own: the same of those that no clip before it has changed.
         limit: the norm that the job allows, as it passed it; None where it clips in another way.
+        joint: whether it divides by the norm of all ranks' shards, which is no rank's own.
         counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
@@ -60,12 +61,14 @@ class Clip:
         unscaled: FrozenSet[int],
         backwards: int,
         limit: Any,
+        joint: bool,
     ) -> None:
         self.params = params
         self.norm = self.own = norm
         self.unscaled = unscaled
         self.backwards = backwards
         self.limit = limit
+        self.joint = joint
         self.counted_by = 0
 
     def ids(self) -> FrozenSet[int]:
@@ -101,14 +104,17 @@ class Collector(Base):
             self._squares.clear()
             self._parts.clear()
 
-    def saw_clip(self, params: List[Any], norm: Optional[Any], limit: Any = None) -> None:
+    def saw_clip(
+        self, params: List[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
+    ) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
         fresh = self._fresh(params) if self.clips else params
         if fresh is None:
             return  # clipped twice: the first saw the true norm
         known = type(norm) is self.torch.Tensor
         value = self.scalars.value(norm) if known else self._norm_now(params)
-        self.clips.append(Clip(params, value, self._scaling.unscaled, self._backwards, limit))
+        unscaled = self._scaling.unscaled
+        self.clips.append(Clip(params, value, unscaled, self._backwards, limit, joint))
         if fresh is not params:
             own = self._norm_now(fresh)
             if known:  # the clip has divided all of them by the same number
@@ -136,6 +142,16 @@ class Collector(Base):
         fresh = [p for p in params if id(p) not in covered]
         covered |= ids
         return fresh
+
+    def clipped_jointly(self, known: OptimizerInfo) -> bool:
+        """Return whether a clip divided all gradients of an optimizer by the norm of all ranks'.
+
+        It is of all where no rank of the job holds other weights, as those of another stage do.
+        """
+        if not any(clip.joint and _same(clip.params, known.clipped_as) for clip in self.clips):
+            return False
+        copies = self._copies.uniform(known)
+        return copies == 1 or (copies is not None and hasattr(known.params[0], "_local_tensor"))
 
     def _norm_now(self, params: List[Any]) -> Number:
         with self.torch.no_grad():

@@ -133,10 +133,10 @@ class StepListener:
             before = self._groups.before_clip
             sets.run("gradients", self._gate.without_grad, before, params)
 
-    def clipped(self, params: List[Any], norm: Any, limit: Any) -> None:
-        """They had this norm, None where it is not known, and this limit."""
+    def clipped(self, params: List[Any], norm: Any, limit: Any, joint: bool = False) -> None:
+        """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
         gradient = self._gradient
-        self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit)
+        self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit, joint)
 
     def averaged(self, parts: int) -> None:
         """The gradients were divided by the number of micro-batches, whose losses were not."""

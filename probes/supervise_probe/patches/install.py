@@ -193,7 +193,7 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 listeners.step.clipped(params, norm, limit)
                 return norm
             limit = limit if name == "clip_grads_with_norm_" else None
-            listeners.step.clipped(params, None, limit)
+            listeners.step.clipped(params, None, limit, joint=sharded and tells_norm)
             return original(parameters, *args, **kwargs)
 
         for home in (module, torch.nn.utils):

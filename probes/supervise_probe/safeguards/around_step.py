@@ -44,7 +44,7 @@ class Safeguards:
     ) -> None:
         guard = self._guard = context.guard
         self.in_force = in_force
-        self.orders = NonfiniteGuards(context, in_force, loss)
+        self.orders = NonfiniteGuards(context, in_force, gradient, loss)
         self.outliers = SkipOutliers(context, in_force, loss)
         self.skip = Skip(in_force)
         self.clip = GradientClip(context, in_force, gradient, limits)

@@ -3,8 +3,10 @@
 `skip_nonfinite`: a step whose loss or gradient norm is NaN or Inf does not change the weights. It
 acts only on values that are on the host; on an accelerator it cannot act, and the status says so.
 With several ranks the loss of one, and the norm of a shard, tell only that rank: if it skipped
-alone, the weights would part. So there the norm decides, where DistributedDataParallel has made the
-gradients the same on all ranks; elsewhere it cannot act.
+alone, the weights would part. So there the norm decides, where DistributedDataParallel has made
+the gradients the same on all ranks. Where all are divided by the norm of all ranks' shards, as the
+clips of FSDP do, a NaN in one has made each element of each shard NaN: that decides. Elsewhere it
+cannot act, nor for an Inf in one shard, which makes zeros of the others.
 
 `zero_nonfinite`: NaN and Inf in the gradients are set to zero, and the step is made with the rest.
 It acts on an accelerator too, without waiting for it: one more pass over the gradients in each
@@ -26,12 +28,16 @@ from ..runtime.scalars import Number
 from ..torch_state.replicas import Replicas
 
 if TYPE_CHECKING:
+    from ..collectors.gradient import Collector as GradientCollector
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
     from ..runtime.active_safeguards import InForce
     from ..torch_state.records import Update
 
-APART = "each of {} ranks would decide alone: only under DistributedDataParallel all see the same"
+APART = (
+    "each of {} ranks would decide alone: only under DistributedDataParallel, or behind a clip by "
+    "the norm of all shards, all see the same"
+)
 
 MOST, PER = 3, 128  # skips without supervision, as in the list of actions
 ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
@@ -145,14 +151,20 @@ class ZeroNonfinite:
 class NonfiniteGuards:
     """All orders of one process."""
 
-    def __init__(self, context: ProbeContext, in_force: InForce, loss: LossCollector) -> None:
+    def __init__(
+        self,
+        context: ProbeContext,
+        in_force: InForce,
+        gradient: GradientCollector,
+        loss: LossCollector,
+    ) -> None:
         self._position, self._reporter = context.position, context.reporter
-        self._in_force, self._loss = in_force, loss
+        self._in_force, self._gradient, self._loss = in_force, gradient, loss
         orders = context.config.safeguards
         skip, zero = orders.get("skip_nonfinite"), orders.get("zero_nonfinite")
         self._skip = None if skip is None else SkipNonfinite(skip)
         self._zero = None if zero is None else ZeroNonfinite(context.torch, zero)
-        self._replicas = Replicas(context.registry)
+        self._replicas, self._scalars = Replicas(context.registry), context.scalars
 
     def judge(self, update: Update) -> None:
         """Repair the final gradients of `update`, or skip the update."""
@@ -166,7 +178,9 @@ class NonfiniteGuards:
         ranks = self._position.world_size
         if ranks > 1:
             loss = None  # of this rank alone
-            if not self._replicas.hold(update.known.ids):
+            if self._gradient.clipped_jointly(update.known):
+                norm = self._joint_norm(update)
+            elif not self._replicas.hold(update.known.ids):
                 self._skip.state = f"cannot act: {APART.format(ranks)}"
                 return
         why = self._skip.why_skip((loss, norm))
@@ -178,6 +192,17 @@ class NonfiniteGuards:
                 f"skip_nonfinite skipped the update of step {self._position.step}: {why}",
                 {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
             )
+
+    def _joint_norm(self, update: Update) -> Optional[Number]:
+        """Return NaN where the clip by the norm of all shards has left nothing else, else 0."""
+        grads = (getattr(p.grad, "_local_tensor", p.grad) for p in update.params)
+        own = next((grad for grad in grads if grad.numel()), None)
+        if own is None:
+            return 0.0
+        first = self._scalars.value(own[(0,) * own.dim()])
+        if not isinstance(first, float):
+            return first
+        return first if first != first and bool(own.isnan().all()) else 0.0
 
     def _zeroed(self, order: ZeroNonfinite, update: Update) -> bool:
         norm = update.gradient_norm
