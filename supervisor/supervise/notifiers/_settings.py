@@ -119,16 +119,26 @@ def address(env: Mapping[str, str], name: str, *, allow_http: bool) -> str:
         UnsetError: it is not set, no URL, or plain http to another machine without `allow_http`.
     """
     url = variable(env, name)
-    try:
-        parts = urlsplit(url)
-        scheme, host = parts.scheme, parts.hostname
-    except ValueError:
-        scheme, host = "", None
+    scheme, host = _parts(url)
     if scheme not in ("http", "https") or not host:
         raise UnsetError(f"the environment variable {name} does not hold a URL")
-    if scheme == "http" and host not in _LOOPBACK and not allow_http:
+    if not allow_http and not is_private(url):
         raise UnsetError(f"{name} holds an http URL; use https, or set `allow_http: true`")
     return url
+
+
+def is_private(url: str) -> bool:
+    """Return whether nobody between can read what goes to a URL: https, or this machine."""
+    scheme, host = _parts(url)
+    return bool(host) and (scheme == "https" or (scheme == "http" and host in _LOOPBACK))
+
+
+def _parts(url: str) -> tuple[str, str | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname
+    except ValueError:
+        return "", None
 
 
 def sentences(message: Message) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ mention nor link. Incoming webhooks cannot edit or thread: each change of an inc
 A bot answers in the thread of the first message, which then shows the newest state.
 
 Source: https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks,
-https://docs.slack.dev/reference/methods/chat.postMessage
+https://docs.slack.dev/reference/methods/chat.postMessage,
+https://docs.slack.dev/reference/methods/files.getUploadURLExternal
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from ..core.model.interfaces import Message, NotifyError
 from ._http import TIMEOUT_S, Poster
+from ._plot import png
 from ._settings import (
     ChannelSettings,
     Sender,
@@ -26,6 +29,7 @@ from ._settings import (
     clip,
     fit,
     footer,
+    is_private,
     sentences,
     variable,
 )
@@ -33,6 +37,7 @@ from ._settings import (
 MAX_BYTES = 8000
 MAX_ANSWER = 64_000  # bytes; it repeats the message
 API = "https://slack.com/api"
+JSON_TYPE = "application/json; charset=utf-8"
 KEPT = 256  # threads
 # Errors of the Web API that may pass; the others are of the token, the channel or the message.
 PASSING = (
@@ -47,7 +52,8 @@ class Slack(ChannelSettings):
 
     Attributes:
         url_env: the environment variable that holds the incoming webhook's URL.
-        token_env: in its place, that which holds a bot token (scope `chat:write`).
+        token_env: in its place, that which holds a bot token (scope `chat:write`; with
+            `files:write` and the extra `plots` the end of an incident has a plot of the loss).
         channel: of the bot: the id of the channel, such as `C0123456789`.
         allow_http: accept a plain http URL of another machine.
     """
@@ -114,12 +120,12 @@ class SlackBotSender:
     ) -> None:
         self.min_sev: Severity = min_sev
         self._channel = channel
-        self._headers = {
-            "authorization": f"Bearer {token}",
-            "content-type": "application/json; charset=utf-8",
-        }
+        self._headers = {"authorization": f"Bearer {token}"}
         self._post = Poster(f"{api}/chat.postMessage", timeout_s=timeout_s)
         self._update = Poster(f"{api}/chat.update", timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self._begin_file = Poster(f"{api}/files.getUploadURLExternal", timeout_s=timeout_s)
+        self._end_file = Poster(f"{api}/files.completeUploadExternal", timeout_s=timeout_s)
         self._threads: dict[str, tuple[str, str]] = {}  # incident -> channel, time of the first
 
     def send(self, message: Message, *, key: str) -> str:
@@ -129,27 +135,56 @@ class SlackBotSender:
         further try would say it twice.
         """
         thread = self._threads.get(message.incident or "")
+        picture = None if message.curve is None else png(message.curve)
         more: dict[str, Any] = {"channel": self._channel, "metadata": _metadata(key)}
         if thread is not None:
             more["thread_ts"] = thread[1]
-        answer = self._call(self._post, message, more)
+        answer = self._call(self._post, body(message, more))
+        outcome = "delivered" if thread is None else "delivered in its thread"
         if thread is None:
-            if message.incident is not None:
-                place = str(answer.get("channel", self._channel)), str(answer.get("ts", ""))
-                self._threads[message.incident] = place
-                while len(self._threads) > KEPT:
-                    del self._threads[next(iter(self._threads))]
-            return "delivered"
-        try:
-            self._call(self._update, message, {"channel": thread[0], "ts": thread[1]})
-        except NotifyError as error:
-            return f"delivered in its thread; the first message was not updated: {error}"
-        return "delivered in its thread"
+            thread = str(answer.get("channel", self._channel)), str(answer.get("ts", ""))
+            self._remember(message.incident, thread)
+        else:
+            try:
+                update = {"channel": thread[0], "ts": thread[1]}
+                self._call(self._update, body(message, update))
+            except NotifyError as error:
+                outcome += f"; the first message was not updated: {error}"
+        if picture is not None:
+            try:
+                self._upload(picture, f"{message.incident}: loss", thread)
+            except NotifyError as error:
+                outcome += f"; the plot was not uploaded: {error}"
+        return outcome
 
-    def _call(self, method: Poster, message: Message, more: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _remember(self, incident: str | None, thread: tuple[str, str]) -> None:
+        if incident is not None:
+            self._threads[incident] = thread
+            while len(self._threads) > KEPT:
+                del self._threads[next(iter(self._threads))]
+
+    def _upload(self, picture: bytes, title: str, thread: tuple[str, str]) -> None:
+        """Put a picture into a thread, in the three steps that Slack asks for."""
+        form = urlencode({"filename": "loss.png", "length": len(picture)}).encode()
+        given = self._call(self._begin_file, form, "application/x-www-form-urlencoded")
+        url = str(given.get("upload_url", ""))
+        if not is_private(url):
+            raise NotifyError("Slack gave no https address", retry_after_s=None)
+        where = Poster(url, timeout_s=self._timeout_s)
+        where.exchange(picture, {"content-type": "application/octet-stream"}, 0)
+        done = {
+            "files": [{"id": given.get("file_id"), "title": title}],
+            "channel_id": thread[0],
+            "thread_ts": thread[1],
+        }
+        self._call(self._end_file, json.dumps(done).encode())
+
+    def _call(
+        self, method: Poster, content: bytes, content_type: str = JSON_TYPE
+    ) -> Mapping[str, Any]:
         """Call a method of the Web API, which says in an answer of 200 whether it worked."""
-        content = body(message, more)
-        given = method.exchange(content, self._headers, MAX_ANSWER)
+        headers = {**self._headers, "content-type": content_type}
+        given = method.exchange(content, headers, MAX_ANSWER)
         try:
             answer = json.loads(given)
         except ValueError:

@@ -293,6 +293,7 @@ class Spool:
         return page
 
     def _write(self, page: Page, *, durable: bool) -> None:
+        page = replace(page, message=replace(page.message, curve=None))
         data = json.dumps({"version": VERSION, **asdict(page)}).encode()
         if len(data) > MAX_PAGE_BYTES:
             raise StoreError(f"a page of {len(data)} bytes is too large to be kept")
@@ -368,6 +369,7 @@ def _page(found: Any) -> Page:
     if found.pop("version") != VERSION:
         raise ValueError("of another version")
     message, to = found.pop("message"), found["to"]
+    message.pop("curve", None)  # always None
     for name in PAIRS & message.keys():
         message[name] = tuple((str(key), str(value)) for key, value in message[name])
     message["rules"] = tuple(map(str, message.get("rules", ())))

@@ -90,7 +90,7 @@ _ROWS = (
     (
         "skip_mismatch",
         "ranks",
-        "Ranks with the same weights that skipped an update which most of them made, or the "
+        "Ranks with the same gradients that skipped an update which most of them made, or the "
         "reverse: their weights are apart from then on.",
         SIMPLE,
     ),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, Message
+from ...core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 
 RULE = "rule "  # how the reason of a message about a rule begins
 
@@ -23,8 +24,24 @@ def with_document(message: Message, document: Mapping[str, Any]) -> Message:
     if over and document["evidence"]["bundles"] and "evidence: " not in then:
         evidence = f"evidence: {message.directory}/incidents/{message.incident}/"
         then = f"{then}; {evidence}" if then else evidence
-    title = _title(message, document)
-    return replace(message, title=title, verdict=verdict, next=then, card=tuple(card))
+    return replace(
+        message,
+        title=_title(message, document),
+        verdict=verdict,
+        next=then,
+        card=tuple(card),
+        curve=_curve(document) if over else None,
+    )
+
+
+def _curve(document: Mapping[str, Any]) -> LossCurve | None:
+    series, metric = document["series"] or {}, document["loss"]["metric"]
+    values = series.get("signals", {}).get(metric)
+    if not values:
+        return None
+    known = [float(v) if isinstance(v, (int, float)) else math.nan for v in values]
+    steps, opened = series["steps"], int(series["opened_at"])  # an index
+    return LossCurve(metric, steps[min(opened, len(steps) - 1)], steps, series["attempts"], known)
 
 
 def _card(message: Message, document: Mapping[str, Any], read: str) -> list[tuple[str, str]]:
