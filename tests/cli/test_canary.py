@@ -78,6 +78,7 @@ def test_the_verdict_is_the_exit_code(supervise, arm):
     assert verdict(main, same) == (0, "PASS", True)
     assert verdict(main, crashed) == (1, "FAIL", True)
     assert verdict(main, same, "--steps", 400) == (2, "INCONCLUSIVE", True)
+    assert verdict(main, same, "--steps", 100) == (2, "INCONCLUSIVE", True), "two blocks"
     assert verdict(main, other) == (3, "VOID", True)
     assert verdict(main, other, "--fail-on", "fail") == (0, "VOID", True)
     assert verdict(main, crashed, "--fail-on", "fail") == (1, "FAIL", True)

@@ -16,6 +16,7 @@ OWN_CSS = """
 .line.baseline{stroke:var(--dim)}
 .band{fill:var(--line);opacity:.18}
 line.margin{stroke:var(--red);stroke-width:1.5;vector-effect:non-scaling-stroke}
+@media (min-width:40rem){th,td:nth-child(-n+4){white-space:nowrap}}
 td.fail,td.void{color:var(--red)}td.inconclusive{color:var(--amber)}td.pass{color:var(--green)}
 """
 Point = Sequence[float]

@@ -226,7 +226,7 @@ def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
 def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
     """Compare CPU time per step: on a shared machine the time of day measures the neighbours."""
     if not metric:
-        text = "no CPU time per step was recorded (--cpu-time METRIC); wall time is not judged"
+        text = "inconclusive: no CPU time per step (--cpu-time METRIC); time of day is not judged"
         return "not measured", "", "", text
     a, b = _series(arms, metric, start, end)
     if not (a and b):

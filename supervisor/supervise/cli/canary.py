@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import MISSHAPEN, StoreError, SuperviseError, UsageError, understood
+from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..store import audit, files, history
 from ..store.run_directory import RunDir
 from ._output import document as as_json
@@ -255,7 +255,7 @@ def _own_errors() -> Iterator[None]:
         if error.exit_code not in EXIT.values():
             raise
         raise SuperviseError(str(error), hint=error.hint) from error
-    except (OSError, MemoryError, AssertionError, *MISSHAPEN) as error:
+    except Exception as error:
         traceback.print_exc()
         text = f"the runs could not be judged: {type(error).__name__}: {error}"
         raise SuperviseError(text) from error
