@@ -145,7 +145,7 @@ def read(job: Job, code: int | None, path: Path) -> Result:
     found = RunDir.open(path / "run")
     records = list(audit.read(found.audit_path))
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
-    frames = [values for rank, _, _, _, values in history.frames(found) if rank == 0]
+    frames = [row.values for row in history.rows(found) if row.rank == 0]
     results = [r["data"].get("result") or {} for r in records if r["kind"] == "commit"]
     back = sum(r["from_step"] - r["step"] for r in results if r.get("loop") == "keep")
     skipped = sum(bool(values.get("update_skipped")) for values in frames)

@@ -232,7 +232,7 @@ def gaps(run_dir: Path, seconds: int) -> bool:
     subprocess.run([*under(run_dir, True), *script], env=ENVIRON, check=True)
     run = RunDir.open(run_dir)
     lost = sum(1 for _ in journal.read(run.journal_path, only=(Gap,)))
-    found = [step for _, _, step, _, _ in history.frames(run)]
+    found = [row.step for row in history.rows(run)]
     whole = found == list(range(RATE * seconds))
     print(
         f"\n{len(found)} frames of 32 metrics at {RATE} steps/s: {lost} gaps  "

@@ -58,7 +58,7 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
     reflexes = [r for r in records if (r.get("data") or {}).get("what") == "safeguard"]
-    frames = Counter(rank for rank, *_ in history.frames(found))
+    frames = Counter(row.rank for row in history.rows(found))
     return {
         "program": name,
         "ranks": len(frames),

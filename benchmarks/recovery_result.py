@@ -48,7 +48,7 @@ def read(case: Case, code: int | None, path: Path) -> Result:
     """Read the run directory."""
     found = RunDir.open(path / "run")
     records = list(audit.read(found.audit_path))
-    frames = [(step, values) for rank, _, step, _, values in history.frames(found) if rank == 0]
+    frames = [(row.step, row.values) for row in history.rows(found) if row.rank == 0]
     losses = re.findall(r"^val_loss ([\d.]+)$", (path / "out.txt").read_text(), re.MULTILINE)
     intents = [r["data"]["action"] for r in records if r["kind"] == "intent"]
     touching = [action for action in intents if action["touches_job"]]

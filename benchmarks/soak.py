@@ -97,7 +97,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
     loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
     return {
         "seed": seed,
-        "steps": sum(1 for _ in history.frames(run)),
+        "steps": sum(1 for _ in history.rows(run)),
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},

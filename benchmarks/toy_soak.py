@@ -112,7 +112,7 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
     widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
     for row in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    numbers = [step for _, _, step, _, _ in history.frames(run)]
+    numbers = [row.step for row in history.rows(run)]
     lost = steps - len(numbers) if numbers == list(range(len(numbers))) else steps
     records = list(audit.read(run.audit_path))
     told = Counter(

@@ -90,7 +90,7 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
         rows = []
-        for rank, attempt, step, _, values in history.frames(RunDir.open(run)):
+        for step, rank, attempt, _, values in history.rows(RunDir.open(run)):
             kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
     known = {

@@ -171,7 +171,7 @@ def live(program: Program, fault: str, row: int) -> tuple[int, float]:
             text=True,
             check=True,
         )
-        frames = [values for *_, values in history.frames(RunDir.open(run))]
+        frames = [row.values for row in history.rows(RunDir.open(run))]
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)[-1]
         return sum(bool(values.get("skipped_bad_steps")) for values in frames), float(final)
 
