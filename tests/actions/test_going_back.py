@@ -50,6 +50,8 @@ def test_weights_from_before_suspect_moments_need_be_older_than_the_first_breach
     action = Rollback(rng="keep", moments="suspect")
     args = action.plan(context())
     assert (args["before_step"], args["sign"], "moments" in args) == (140, 150, False)
+    assert "sound" not in args
+    assert action.plan(context(sound=True))["sound"]
     kept = {"step": 149, "attempt": 1, "older_moments": True}
 
     assert action.perform(fake_job(kept), args, key="k") == kept

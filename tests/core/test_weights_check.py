@@ -6,6 +6,7 @@ import pytest
 
 from supervise.actions.check_weights import CheckWeights
 from supervise.actions.snapshot import Snapshot
+from supervise.core.incidents import action_planning
 from supervise.core.model.events import Finished, Notice
 
 from .conftest import NAN, Touch, Verify, messages, one_rule, runbook_of
@@ -135,3 +136,15 @@ def test_the_trouble_counts_as_one_of_the_data(asked):
     (found,) = story.kinds("incident", "classified")
 
     assert found.data["spike"]["class"] == "data event"
+
+
+@pytest.mark.parametrize(("loss", "sound"), [(2.0, True), (8.0, False), (None, False)])
+def test_weights_are_sound_where_they_gave_the_step_of_the_first_breach_a_usual_loss(
+    tell, loss, sound
+):
+    story = tell(**one_rule(threshold("grad_global_norm", 5.0), "SEV1"), healthy=40)
+    story.frames(loss, grad=9.0)
+    story.frames(8.0, grad=9.0)
+
+    found = action_planning.plan_context(story.state, story.state.incident)
+    assert (found.breach_step, found.sound) == (40, sound)

@@ -324,7 +324,7 @@ class RollbackController:
         """Return the `steps` to which one of several ranks can go back.
 
         `undo` are those with the weights of right before damaged moments were used, and that the
-        probe batch found good.
+        probe batch found good; where it tells nothing, those that `args` calls `sound`.
 
         Raises:
             Refused: it can go nowhere, or its loop would have to go back too.
@@ -333,11 +333,11 @@ class RollbackController:
             raise Refused(self.why_not)
         if args.get("rng", "restore") == "restore" or args.get("loop") == "rewind":
             raise Refused(f"the loop cannot be taken back: {self.why_keep}")
-        before = int(args["before_step"])
+        before, sound = int(args["before_step"]), bool(args.get("sound"))
         undo = [
             step
             for step in self._savepoints.with_older_moments
-            if not self._probe_batch.doubt_of(step, before, GOOD)
+            if not self._probe_batch.doubt_of(step, before, GOOD, sound)
         ]
         return {"steps": self.steps, "undo": undo}
 
@@ -345,7 +345,7 @@ class RollbackController:
         """The verb `rollback`.
 
         Args:
-            args: `before_step`, `sign`: see `roll_back`; or `to_step`, that of a savepoint which
+            args: `before_step`, `sign`, `sound`: see `roll_back`; or `to_step`, of a savepoint that
                 all ranks have; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
                 `skip`: the first and the last step whose update is dropped when it is repeated;
                 `moments`: "restore" or "zero"; `loop`: see `Savepoints.restore`.
@@ -362,7 +362,7 @@ class RollbackController:
         before, sign = int(args["before_step"]), int(args.get("sign", 0))
         if "to_step" in args:
             before, sign = int(args["to_step"]) + 1, 0
-        result = self.roll_back(before, rng, loop, sign)
+        result = self.roll_back(before, rng, loop, sign, bool(args.get("sound")))
         if result["step"] >= int(args["before_step"]):
             result["older_moments"] = True
         if zero:
@@ -376,11 +376,14 @@ class RollbackController:
                 result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def roll_back(self, before_step: int, rng: str, loop: str, sign: int = 0) -> Dict[str, Any]:
+    def roll_back(
+        self, before_step: int, rng: str, loop: str, sign: int = 0, sound: bool = False
+    ) -> Dict[str, Any]:
         """Restore the newest savepoint before `before_step`; see `Savepoints.restore`.
 
         One that only `sign` allows has the weights of right before damaged moments were used. Were
-        they damaged as well? Unless the probe batch denies it, it is an older one.
+        they damaged as well? Unless the probe batch denies it, or `sound` where that tells nothing,
+        it is an older one.
 
         Raises:
             Refused: there is none, or it cannot be restored here.
@@ -391,7 +394,8 @@ class RollbackController:
 
         try:
             restored, (state, result) = self._savepoints.restore(before_step, rng, loop, sign)
-            if "older_moments" in restored and self._probe_batch.doubt(before_step, GOOD):
+            doubt = partial(self._probe_batch.doubt, before_step, GOOD, sound)
+            if "older_moments" in restored and doubt():
                 restored, (state, result) = self._savepoints.restore(before_step, rng, loop)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem

@@ -242,17 +242,21 @@ class ReferenceBatch:
         now = float(found[1])
         return {"loss": now, "was": [[step, float(loss)] for step, loss in self._losses]}
 
-    def doubt(self, before_step: int, within: float) -> str:
+    def doubt(self, before_step: int, within: float, sound: bool = False) -> str:
         """Return why the weights may be bad, "" where these rows show that they are good.
+
+        Where these rows tell nothing, `sound` says whether they are.
 
         They are within `within` times the lower one of the losses at the newest two savepoints
         before `before_step`; two, since the newest may be from between a damage and its first sign.
         Only where the host has the loss: it is not waited for.
         """
         found = self._measure() if self._on else None
+        before = [loss for step, loss in self._losses if step < before_step]
+        if sound and not (found and before):
+            return ""
         if found is None or not isinstance(found[1], float):
             return f"the probe batch tells nothing: {self.why_not or NO_LOSS}"
-        before = [loss for step, loss in self._losses if step < before_step]
         if not before:
             return f"no savepoint of before step {before_step} has a loss of the probe batch"
         now, was = found[1], float(min(before[-2:]))
@@ -260,12 +264,12 @@ class ReferenceBatch:
             return ""
         return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
 
-    def doubt_of(self, step: int, before_step: int, within: float) -> str:
+    def doubt_of(self, step: int, before_step: int, within: float, sound: bool) -> str:
         """Return the same for the weights of the savepoint of `step`, by its own loss."""
         now = next((float(loss) for at, loss in self._losses if at == step), None)
         before = [float(loss) for at, loss in self._losses if at < min(before_step, step)]
         if now is None or not before:
-            return f"the probe batch has no loss of step {step}, or none of before"
+            return "" if sound else f"the probe batch has no loss of step {step}, or none of before"
         was = min(before[-2:])
         return "" if now <= within * was else f"the probe batch has a loss of {now:.4g} there"
 

@@ -47,7 +47,8 @@ class Rollback(Action):
     `moments: suspect` is for damaged moments. Where the loop goes on, the probe saves the weights
     right before an update with moments that no optimizer left there, together with the moments of
     the savepoint before. That one need be older than the first breach only, if the probe batch has
-    the loss with its weights that it had; where there is none such, `at_least` counts as ever.
+    the loss with its weights that it had; where it cannot be asked, if the loss of the step of the
+    first breach was in its band; else `at_least` counts as ever.
 
     Example:
         - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 50}
@@ -110,6 +111,8 @@ class Rollback(Action):
             args["moments"] = self.moments
         elif self.moments == "suspect":
             args["sign"] = context.breach_step
+            if context.sound:
+                args["sound"] = True
         if self.loop != "auto":
             args["loop"] = self.loop
         return args

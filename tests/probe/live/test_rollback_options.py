@@ -143,6 +143,15 @@ def test_the_weights_before_moments_that_somebody_wrote_are_kept(probed, job, ba
     assert back != 16 or rows[19]["moments"] == rows[15]["moments"]
 
 
+@pytest.mark.parametrize("sound", [False, True])
+def test_where_the_probe_batch_cannot_be_asked_the_loss_of_that_step_counts(probed, sound):
+    script = MOMENTS.format(first="pass", at="== 17", then="state['exp_avg_sq'].mul_(1e-4)")
+    job = probed.start(script, savepoints=KEEP)
+    ack = job.order("rollback", before_step=12, sign=18, rng="keep", sound=sound)
+    probed.wait(job)
+    assert (ack.ok, ack.result["step"]) == (True, 16 if sound else 10)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "args", "says"),
     [

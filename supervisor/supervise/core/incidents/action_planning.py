@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..detection.rank_monitor import LOSS
 from ..model.action import PlanContext, Refused
 from ..model.checkpoint_registry import Checkpoint
 from ..model.decisions import ACTING_MODES
@@ -23,13 +24,25 @@ def plan_context(
     """Return what an action may know when its arguments are worked out; see `basic_context`."""
     attribution = state.context.attribution
     where = basic_context(state, incident, before, operator)
-    return replace(where, suspects=attribution.suspects(), shards=attribution.shards)
+    sound = _began_with_good_weights(state, incident)
+    return replace(where, sound=sound, suspects=attribution.suspects(), shards=attribution.shards)
+
+
+def _began_with_good_weights(state: State, incident: Incident) -> bool:
+    """Return whether the loss of the first breach's step, which has the weights from before it, was
+    in its band."""
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    if monitor is None or band is None:
+        return False
+    step = incident.breach_step
+    losses = [loss for at, loss in monitor.history.series(LOSS) if at == step]
+    return bool(losses) and losses[0] <= band.limit_at(step)
 
 
 def basic_context(
     state: State, incident: Incident, before: int | None = None, operator: str = ""
 ) -> PlanContext:
-    """Return what an action may know but for shards, which take long to weigh.
+    """Return what an action may know but for shards and losses, which take long to weigh.
 
     Args:
         before: the step that counts as the first breach; None: that of the incident.

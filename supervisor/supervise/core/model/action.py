@@ -65,6 +65,7 @@ class PlanContext:
     shards: int = 0  # how many were seen in all
     batches: tuple[int, ...] = ()  # fingerprints, from 5 steps before the breach on
     operator: str = ""  # who asked for it, when no rule did
+    sound: bool = False  # the weights of before the first breach's step gave it a loss in its band
     good_loss: float | None = None  # of the probe batch, when it was said that the weights are good
 
 
