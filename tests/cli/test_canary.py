@@ -73,6 +73,7 @@ def test_the_verdict_is_the_exit_code(supervise, arm):
     def verdict(*argv):
         code, out, _ = supervise("canary", "compare", *argv, "--json")
         document = json.loads(out)
+        assert document["pairs"][0]["baseline"] == str(argv[0]), "as it was given"
         return code, document["verdict"], document["pairs"][0]["paired"]
 
     assert verdict(main, same) == (0, "PASS", True)

@@ -299,7 +299,7 @@ def _arm(name: str, metrics: Sequence[str]) -> Arm:
             if kind == "identity" and inputs is None:
                 inputs = {str(k): str(v) for k, v in data["identity"].get("inputs", {}).items()}
     live = files.locked(run.audit_path)
-    return builder.arm(run.path.name, exit_code=exit_code, live=live, inputs=inputs)
+    return builder.arm(name, exit_code=exit_code, live=live, inputs=inputs)
 
 
 def _end_text(arm: Arm) -> str:
