@@ -85,6 +85,17 @@ def test_a_regression_fails_at_the_first_planned_look():
     assert found.reasons[0].startswith("loss: +0.05")
 
 
+def test_a_large_regression_that_shrinks_is_established_by_the_loss_alone():
+    def change(step, values):
+        values["train_loss_raw"] += 0.3 + 0.5 * math.exp(-step / 60.0)
+
+    found = judge([(BASELINE, make_arm(1, change=change))], PLAN)
+
+    assert found.loss[0] == "fail"
+    assert found.effect.basis == "steps", "the curve leaves too few blocks"
+    assert found.verdict == "FAIL"
+
+
 def test_a_regression_at_the_margin_is_not_passed():
     verdicts = [
         judge([(BASELINE, make_arm(seed, shift=PLAN.margin))], PLAN).verdict for seed in range(40)
@@ -158,6 +169,14 @@ def test_a_candidate_that_stops_early_is_inconclusive(candidate):
 
     assert found.verdict == "INCONCLUSIVE"
     assert "loss: the planned steps are not complete" in found.reasons
+
+
+def test_a_rough_interval_never_passes():
+    found = judge([(BASELINE, make_arm(1))], replace(PLAN, steps=150))
+
+    assert found.effect.basis == "steps"
+    assert found.effect.high < PLAN.margin
+    assert found.verdict == "INCONCLUSIVE"
 
 
 def test_missing_steps_never_pass():

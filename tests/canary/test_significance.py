@@ -59,6 +59,7 @@ def test_autocorrelation_time_is_that_of_the_process(memory):
 
     assert found == pytest.approx((1 + memory) / (1 - memory), rel=0.15)
     assert autocorrelation_time([2.0] * 50) == autocorrelation_time([]) == 1.0
+    assert autocorrelation_time([0.1 * n for n in range(50)]) == 1.0, "a line is no memory"
 
 
 def test_blocks_are_whole_and_the_newest():
@@ -97,8 +98,13 @@ def test_seeds_count_where_runs_drift_apart():
     assert alarms["alone"] > 90, "one pair alone cannot know"
 
 
-def test_too_few_blocks_give_no_interval():
-    effect = estimate([paired([0.0] * 149)], 0.05)
+def test_too_few_blocks_give_a_rough_interval_or_none():
+    assert estimate([paired([0.0] * 149)], 0.05).basis == "steps"
+    source = random.Random(2)
+    long = [estimate([paired(autoregressive(source, 300, 0.95))], 0.05) for _ in range(200)]
+    rough = [effect for effect in long if effect.basis == "steps"]
 
-    assert effect.basis == "insufficient"
-    assert effect.high == float("inf")
+    assert len(rough) > 80
+    assert sum(effect.low > 0.0 for effect in rough) / len(rough) <= 0.15
+    none = estimate([paired([0.0, 1.0, 0.0])], 0.05)
+    assert (none.basis, none.high) == ("insufficient", float("inf"))

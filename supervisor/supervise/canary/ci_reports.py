@@ -38,9 +38,11 @@ def effect_text(document: Document) -> str:
         return f"{text}, no interval: too few blocks"
     sure = f"{1.0 - 2.0 * effect['level']:.1%}"
     low, high = effect["low"], effect["high"]
-    basis = f"from {effect['basis']}, {effect['freedom']} degrees of freedom"
-    blocks = f"blocks of {effect['length']} steps"
-    return f"{text}, {sure} interval [{low:+.4g}, {high:+.4g}] ({basis}, {blocks})"
+    basis = effect["basis"]
+    if basis == "blocks":
+        basis = f"blocks of {effect['length']} steps"
+    basis = f"from {basis}, {effect['freedom']} degrees of freedom"
+    return f"{text}, {sure} interval [{low:+.4g}, {high:+.4g}] ({basis})"
 
 
 def junit(document: Document) -> bytes:

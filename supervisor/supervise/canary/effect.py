@@ -54,8 +54,8 @@ class Effect:
         blocks: how many blocks per pair; length: their length in steps, the longest.
         tau: integrated autocorrelation time in steps, the longest.
         freedom: degrees of freedom of the interval that counts.
-        basis: "blocks" within the runs, "seeds" (and A/A pairs), or "insufficient": then the ends
-            are infinite.
+        basis: "blocks" within the runs, "seeds" (and A/A pairs), "steps" where a run has too few
+            blocks, or "insufficient": then the ends are infinite.
     """
 
     mean: float
@@ -113,6 +113,9 @@ def estimate(
     the same program drift apart, which no block of one run can show. A/A pairs have the mean zero,
     so each gives one degree of freedom to the pooled variance.
 
+    With too few blocks and no seeds, the steps count as so many independent ones as they have
+    autocorrelation times. That may establish a large regression, and is too rough for a PASS.
+
     Args:
         pairs: one per seed, none of them empty.
         level: one-sided, of each end of the interval.
@@ -138,7 +141,17 @@ def estimate(
         squares = sum((one - mean) ** 2 for one in means) + sum(one * one for one in zeros)
         deviation = math.sqrt(squares / freedom / len(means))
         found.append((student_quantile(1.0 - level, freedom) * deviation, freedom, "seeds"))
+    taus = [autocorrelation_time(pair.values) for pair in pairs]
+    sizes = [len(pair.values) / tau for pair, tau in zip(pairs, taus, strict=True)]
+    if not found and min(sizes) >= BLOCKS:
+        freedom = sum(int(size) - 1 for size in sizes)
+        squares = sum(
+            pair.excess * variance(pair.values) / size
+            for pair, size in zip(pairs, sizes, strict=True)
+        )
+        half = student_quantile(1.0 - level, freedom) * math.sqrt(squares) / len(pairs)
+        found.append((half, freedom, "steps"))
     half, freedom, basis = max(found, default=(math.inf, 0, "insufficient"))
-    tau = max(autocorrelation_time(pair.values) for pair in pairs)
+    tau = max(taus)
     length = max(lengths)
     return Effect(mean, mean - half, mean + half, level, count, length, tau, freedom, basis)

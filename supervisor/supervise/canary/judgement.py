@@ -132,7 +132,7 @@ def _loss(
     last = looks[-1].effect
     if last is None:
         return "inconclusive", "the planned steps are not complete"
-    if last.basis == "insufficient":
+    if last.basis in ("steps", "insufficient"):
         have = f"{last.blocks} blocks of {last.length} steps, and no variance between pairs"
         need = f"{BLOCKS} blocks, or {REPLICATES + 1} seeds or A/A pairs"
         return "inconclusive", f"{have}; needs {need}"

@@ -10,6 +10,7 @@ from operator import mul
 from statistics import NormalDist, fmean
 
 WINDOW = 5.0  # Sokal's c: the sum of autocorrelations ends at so many times its own value
+ROUNDING = 1e-20  # of the squares: what is left of a line or a constant
 BISECTIONS = 80  # of an interval below 1e9: more than a float64 can tell apart
 
 
@@ -69,20 +70,30 @@ def autocorrelation_time(series: Sequence[float]) -> float:
 
     1 + 2 sum(rho_k), up to the first lag beyond `WINDOW` times the sum so far (A. Sokal, Monte
     Carlo Methods in Statistical Mechanics, 1997, section 3). `WINDOW` keeps the noise of high lags
-    out.
+    out. It is that of the residuals of a fitted line: a difference that shrinks steadily is no
+    memory, and would leave too few blocks to establish it.
     """
-    count = len(series)
-    middle = fmean(series) if count else 0.0
-    centred = [value - middle for value in series]
-    variance = sum(map(mul, centred, centred))
-    if variance <= 0.0:
+    rest = _without_line(series)
+    variance = sum(map(mul, rest, rest))
+    if variance <= ROUNDING * sum(map(mul, series, series)):
         return 1.0
     tau = 1.0
-    for lag in range(1, count // 2):
-        tau += 2.0 * sum(map(mul, centred, centred[lag:])) / variance
+    for lag in range(1, len(rest) // 2):
+        tau += 2.0 * sum(map(mul, rest, rest[lag:])) / variance
         if lag >= WINDOW * tau:
             break
     return max(1.0, tau)
+
+
+def _without_line(series: Sequence[float]) -> list[float]:
+    """Return the residuals of the least-squares line."""
+    count = len(series)
+    if count < 2:
+        return [0.0] * count
+    middle, centre = fmean(series), (count - 1) / 2.0
+    at = [n - centre for n in range(count)]
+    slope = sum(map(mul, at, series)) / sum(map(mul, at, at))
+    return [value - middle - slope * x for value, x in zip(series, at, strict=True)]
 
 
 def block_means(series: Sequence[float], length: int) -> list[float]:
