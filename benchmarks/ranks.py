@@ -7,9 +7,9 @@ Jobs of a small GPT on text (`ranks_job.py`) under torchrun, gloo, each hit half
 runs that nothing is injected into and runs that are only observed. `back to`, `at`: the step whose
 state the ranks took back, and the one at whose end they did. `same`: ranks whose weights and
 moments are then, bit by bit, those that they had behind that step; where moments were damaged, the
-weights. `alike`: whether all ranks hold the same bits behind every step; sharded ones do not. The
-loss is the mean of the last 50 steps of all ranks, relative to the undisturbed run of the same
-shape, seed and number of ranks.
+weights. `alike`: whether all ranks hold the same bits behind every step, where a fault parted them
+behind every step since the rollback; sharded ones do not. The loss is the mean of the last 50 steps
+of all ranks, relative to the undisturbed run of the same shape, seed and number of ranks.
 
 Writes `benchmarks/ranks.md`; finished runs are kept in `benchmarks/.ranks/`. Exit code 1: a rank
 has other bits than it had, ranks of one model differ, no rollback came where a rate, weights or
@@ -41,6 +41,7 @@ STEPS, LIMIT_S, NEAR = 400, 300.0, 0.015
 REPLICAS = ("ddp", "accelerate", "Trainer", "Lightning", "Fabric")  # one model on all ranks
 SHAPES = (*REPLICAS, "fsdp1", "fsdp2", "zero", "tensor", "GPipe", "1F1B")
 RATE, MOMENTS = "rate x30", "second moments / 10000"
+APART = "NaN behind the sum on rank 1"  # which parts the ranks until they go back
 FAULTS = {
     RATE: "lr_spike",
     "rate x1000": "lr_spike:factor=1000",
@@ -48,9 +49,9 @@ FAULTS = {
     "three bad batches": "bad_batch:steps=3",
     MOMENTS: "moments",
     "NaN on rank 1": "nan_grad:rank=1",
-    "NaN behind the sum on rank 1": "nan_grad:rank=1,alone=1",
+    APART: "nan_grad:rank=1,alone=1",
 }
-GOES_BACK = (RATE, "rate x1000", MOMENTS)
+GOES_BACK = (RATE, "rate x1000", MOMENTS)  # and replicas that parted
 CLOSE = ("ddp", "fsdp2", "Trainer")  # shapes that meet every fault
 NOBODY, NANO = "nobody", "nano"
 
@@ -67,7 +68,7 @@ class Result:
         actions: verbs that changed the job, in order, other than pauses.
         back: the step that a rollback went to, and that at whose end it did; None without one.
         same: ranks that then held the bits that they had held. alike: all ranks hold the same bits
-            behind every step.
+            behind every step; of ranks that were parted, behind every step since.
     """
 
     code: int | None
@@ -129,6 +130,8 @@ def read(cell: Cell, code: int | None, path: Path) -> Result:
     # The weights of right before an update with damaged moments come back with older moments.
     kept = slice(1 if fault == MOMENTS else 2)
     same = sum(back is not None and held[back[0]][kept] == held[back[1]][kept] for held in bits)
+    since = back[1] if back is not None and fault == APART else 0
+    late = [{step: bits for step, bits in held.items() if step >= since} for held in bits]
     files = [path / f"loss.{rank}" for rank in range(ranks)]
     losses = [float(file.read_text()) for file in files if file.exists()]
     known = [loss for loss in losses if loss]  # the first stage of a pipeline has none
@@ -142,7 +145,7 @@ def read(cell: Cell, code: int | None, path: Path) -> Result:
         ),
         back=back,
         same=same,
-        alike=all(held == bits[0] for held in bits),
+        alike=all(held == late[0] for held in late),
     )
 
 
@@ -170,7 +173,7 @@ Written by `python benchmarks/ranks.py`: torchrun and gloo on CPU, `nano` with n
 {STEPS} steps, the fault at {STEPS // 2}. `loss` is relative to the undisturbed run; bold: more than
 {NEAR:.1%} above it, other bits than before, or no rollback where one was due. `same`: ranks that
 held their own bits again right behind the rollback; `alike`: all ranks hold the same bits behind
-every step (not asked of shards and stages).
+every step, where a fault parted them behind every step since (not asked of shards and stages).
 
 ## Each shape, two ranks, {RATE} for 20 steps
 
@@ -196,7 +199,8 @@ def row(cell: Cell) -> tuple[list[str], bool]:
     assert result is not None
     more = worse(result, calm)
     apart = shape in REPLICAS and not result.alike
-    undone = (fault in GOES_BACK and result.back is None) or (result.back and result.same < ranks)
+    due = fault in GOES_BACK or (fault == APART and shape in REPLICAS)
+    undone = (due and result.back is None) or (result.back and result.same < ranks)
     missed = more > NEAR or apart or bool(undone) or result.code != 0
     loss = f"**{share(more)}**" if missed else share(more)
     back = [str(step) for step in result.back] if result.back else ["-", "-"]

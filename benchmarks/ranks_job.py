@@ -60,14 +60,17 @@ class Ledger:
         self._step += 1
 
     def follow(self, model: Any) -> None:
-        """Look at a model whose loop is a library's: before each forward but the first."""
+        """Look at a model whose loop is a library's: before each forward but the first.
+
+        A step whose update is skipped is one, too.
+        """
         newest: list[Any] = []
         register_optimizer_step_post_hook(lambda optimizer, *_: newest.append(optimizer))
 
         def before(*_: Any) -> None:
             if newest:
-                self.stepped(model, newest.pop())
-                newest.clear()
+                newest[:-1] = []
+                self.stepped(model, newest[0])
 
         model.register_forward_pre_hook(before)
 
