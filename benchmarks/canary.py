@@ -1,6 +1,6 @@
 """How often the canary gate passes and fails candidates that are known; writes `canary.md`.
 
-    python benchmarks/canary.py [--seeds 8] [--steps 300] [--out benchmarks/.canary]
+    python benchmarks/canary.py [--seeds 5] [--steps 300] [--out benchmarks/.canary]
 
 Per seed the example trains a baseline and three candidates on the same batches, from another
 initialization: the same program (A/A), one whose loss is 0.05 nat higher, and one with a tenth of
@@ -16,6 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,12 @@ ARMS = {  # initialization beside the seed, shift in nats, learning rate
 BASELINE, SAME, *_ = ARMS
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "VOID")
 CALIBRATED, SEEDS = 4, 3
+METHOD = (
+    "verdicts of `supervise canary compare` with its defaults (margin 0.03 nat, alpha 5 %, 50 "
+    "steps of warm-up). Both arms of a pair read the same batches and start from different "
+    "weights. A seed is in several of the comparisons of a row, which are not independent where "
+    "A/A pairs or several seeds are used."
+)
 
 
 def folder(out: Path, arm: str, seed: int) -> Path:
@@ -87,16 +94,11 @@ def ways(out: Path, arm: str, seeds: int) -> Iterator[tuple[str, list[list[objec
 
 def table(out: Path, seeds: int, steps: int) -> str:
     """Judge all runs and return the page."""
+    command = f"python benchmarks/canary.py --seeds {seeds} --steps {steps}"
     lines = [
         "# The canary gate on the example",
         "",
-        f"`python benchmarks/canary.py --seeds {seeds} --steps {steps}`: verdicts of `supervise "
-        "canary compare` with its",
-        "defaults (margin 0.03 nat, alpha 5 %, 50 steps of warm-up). Both arms of a pair read the "
-        "same batches",
-        "and start from different weights. A seed is in several of the comparisons of a row, which "
-        "are not",
-        "independent where A/A pairs or several seeds are used.",
+        textwrap.fill(f"`{command}`: {METHOD}", 100, break_on_hyphens=False),
         "",
         f"| candidate | judged from | {' | '.join(VERDICTS)} | effect, nat |",
         f"|---|---|{'---|' * len(VERDICTS)}---|",
@@ -114,7 +116,7 @@ def table(out: Path, seeds: int, steps: int) -> str:
 def main() -> None:
     """Make what runs are missing, and the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=HERE / ".canary")
     args = parser.parse_args()
