@@ -152,7 +152,7 @@ def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
         ("approval", told("approval"), "inc-1: NaN or Inf loss: news", ["Loss"]),
         ("shadow", told("updated"), "inc-1: Loss spike: news", ["Loss"]),
         ("shadow", told("opened", why="rule a: b"), "inc-1: Loss spike at step 7", ["Loss"]),
-        ("rate", told("action"), "inc-1: Learning rate ran away: news", ALL_HEADS),
+        ("rate", told("action"), "inc-1: Learning rate ran away (drill): news", ALL_HEADS),
         ("spike", told("closed"), "inc-1: Loss spike · RECOVERED", ALL_HEADS),
         ("oom", told("finished", "it ended"), "inc-1: Crash: a GPU ran out of memory", ALL_HEADS),
     ],

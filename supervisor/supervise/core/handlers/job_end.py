@@ -175,7 +175,7 @@ def _notify_end(
         title, then = f"stopped by policy at step {step}", closing.NOTHING
         if incident is not None:
             reason = incident.headline
-            then = "good checkpoints: supervise checkpoints RUN; "
+            then = "start it again from a good checkpoint: supervise checkpoints RUN; "
             then += f"evidence: supervise why RUN {incident.id}"
     elif failed:
         title = _caused(job, f"the restarted job {exit_text(job)} before its first step")

@@ -131,8 +131,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     if seen.clear_steps >= needed:
         loss, band = monitor.value(LOSS), incident.case.band
         where = f", loss {loss:.4g}" if loss is not None else ""
-        limit = band.limit_at(frame.step) if band is not None and loss is not None else None
-        where += f" (limit {limit:.4g})" if limit is not None else ""
+        where += f" ({band.level:.4g} before)" if band is not None and where else ""
         why = f"no rule fired for {needed} steps after {run.runbook.name}{where}"
         runner.on_verified(ctx, incident, why)
     elif state.frame_count > seen.deadline_frame:

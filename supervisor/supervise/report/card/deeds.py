@@ -58,7 +58,8 @@ def _succeeded(action: Part) -> str:
 
 def _snapshot(action: Part) -> str:
     missing = len(action["result"].get("missing", ()))
-    return f"evidence saved{f' ({missing} parts missing)' if missing else ''}"
+    parts = "1 part" if missing == 1 else f"{missing} parts"
+    return f"evidence saved{f' ({parts} missing)' if missing else ''}"
 
 
 def _rollback(action: Part) -> str:

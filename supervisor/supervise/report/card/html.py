@@ -72,11 +72,6 @@ def _sections(document: Part) -> Iterator[str]:
         note += "; dotted: below it the loss counts as recovered" if dotted else ""
         plot = f'<div class="plots">{"".join(figures)}</div>'
         yield _section("Signals", plot, note.removeprefix("; "))
-    yield _table(
-        "Conditions",
-        ("", "Detector", "Value", "Limit", "Before"),
-        [_condition(one) for one in document["conditions"]],
-    )
     rows = [(str(one["step"]), _action(one), text.outcome(one)) for one in document["actions"]]
     yield _table("Actions", ("Step", "Action", "Outcome"), rows)
     yield _diagnosis(document["diagnosis"])
@@ -86,6 +81,11 @@ def _sections(document: Part) -> Iterator[str]:
             body += f"<pre>{_safe(failure['traceback'].rstrip())}</pre>"
         yield _section("Error", body)
     yield _commands(document)
+    conditions = [_condition(one) for one in document["conditions"]]
+    head = ("", "Detector", "Value", "Limit", "Before")
+    yield _table(
+        "Conditions", head, conditions, folded=f"{len(conditions)} conditions of its rules"
+    )
     yield _timeline(document["timeline"])
 
 
@@ -111,7 +111,10 @@ def _action(one: Part) -> str:
     return f"{undo}{one['verb']} {text.inline(one['args'])}".rstrip()
 
 
-def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(
+    heading: str, head: Sequence[str], rows: Sequence[Sequence[str]], folded: str = ""
+) -> str:
+    """Return a section with a table, "" without rows; `folded`: the line that unfolds it."""
     if not rows:
         return ""
     top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
@@ -124,7 +127,10 @@ def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         + "</tr>"
         for row in rows
     )
-    return _section(heading, f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>")
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    if folded:
+        table = f"<details><summary>{_safe(folded)}</summary>{table}</details>"
+    return _section(heading, table)
 
 
 def _diagnosis(found: Part | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ...core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 
 RULE = "rule "  # how the reason of a message about a rule begins
+EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
 
 
 def with_document(message: Message, document: Mapping[str, Any]) -> Message:
@@ -28,6 +30,7 @@ def with_document(message: Message, document: Mapping[str, Any]) -> Message:
         message,
         title=_title(message, document),
         verdict=verdict,
+        why=EXPRESSION.sub(r"\1", message.why),
         next=then,
         card=tuple(card),
         curve=_curve(document) if over else None,
@@ -65,6 +68,8 @@ def _card(message: Message, document: Mapping[str, Any], read: str) -> list[tupl
 def _title(message: Message, document: Mapping[str, Any]) -> str:
     """Return "inc-1: Loss spike: what is new", or how it ended."""
     incident, words = message.incident, document["title"]
+    if document["cause"]["kind"] == "drill":
+        words += " (drill)"
     if message.kind == CLOSED:
         return f"{incident}: {words} · {document['state']}"
     if message.kind == OPENED and message.why.startswith(RULE):

@@ -75,13 +75,13 @@ def _figure(name: str, series: Mapping[str, Any], limit: float | None) -> str:
     described = escape(
         f"{named(name)} over steps {steps[0]} to {steps[-1]}: from {number(low)} to {number(high)}"
     )
-    bottom = f'<b class="bottom">{number(low)}</b>' if number(low) != number(high) else ""
+    extent = number(low) if number(low) == number(high) else f"{number(low)} to {number(high)}"
     tall = " tall" if name in LOSSES else ""
     return (
-        f'<figure class="plot{tall}"><figcaption>{title} <small>{escape(name)}</small></figcaption>'
+        f'<figure class="plot{tall}"><figcaption>{title} <small>{escape(name)}</small>'
+        f'<span class="range">{extent}</span></figcaption>'
         f'<div class="frame"><svg role="img" aria-label="{described}" viewBox="0 0 100 100" '
-        f'preserveAspectRatio="none">{where}{verticals}{lines}</svg>{broken}'
-        f'<b class="top">{number(high)}</b>{bottom}</div>'
+        f'preserveAspectRatio="none">{where}{verticals}{lines}</svg>{broken}</div>'
         f'<div class="labels">{labels}</div>'
         f'<div class="axis"><span>step {steps[0]}</span><span>step {steps[-1]}</span></div>'
         "</figure>"
@@ -90,7 +90,7 @@ def _figure(name: str, series: Mapping[str, Any], limit: float | None) -> str:
 
 def _label(mark: tuple[str, float, str]) -> str:
     kind, x, text = mark
-    side = " end" if x > 60.0 else ""
+    side = " end" if x > 45.0 else ""
     return f'<span class="{kind}{side}" style="left:{x:.2f}%">{escape(text)}</span>'
 
 

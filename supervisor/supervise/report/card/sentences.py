@@ -34,6 +34,7 @@ from .standing import (
 )
 
 Part = Mapping[str, Any]
+TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
 
 CAUSES = {  # class of the spike classifier -> what comes into a title behind "after"
     "learning rate jump": "a learning-rate jump",
@@ -76,6 +77,8 @@ def what(
     shown_already |= {one["metric"] for one in ratios} | set(broken)
     moved += [f"{named(name)} NaN or Inf too" for name in broken]
     text = "; ".join(filter(None, (text, ", ".join(moved))))
+    if not judged and loss is None:  # what moved beside it is not what the rule saw
+        return headline(opened)
     if text and judged <= shown_already | set(LOSSES) | {None}:
         return text
     worst = min((one["severity"] for one in conditions if one["breach"]), default="")
@@ -139,7 +142,7 @@ def cause(
     named = CAUSES.get(str((diagnosis or {}).get("class")), "")
     after = named or ("a learning-rate jump" if rate else "")
     if drill is not None:
-        text = f"drill {drill['fault']} at step {drill['step']}"
+        text = f"drill {drill['fault']} at step {drill['step']}, injected on purpose"
         return _cause(f"{text}{f'; {order}' if order else ''}", "drill", after)
     if operator:
         operator_name, _, verb = operator.partition(": ")
@@ -182,6 +185,8 @@ def _rate_jump(moves: Sequence[Part]) -> Part | None:
 
 def _order(moves: Sequence[Part]) -> str:
     """Return what moved first: "lr and update norm moved first (150), then loss (151)"."""
+    # What takes longer on a busy host moves no loss.
+    moves = [one for one in moves if one["metric"] not in TIMINGS] or moves
     if len(moves) < 2:
         return ""
     groups: dict[int, list[str]] = {}
@@ -228,8 +233,13 @@ def did(
         parts.append(f"asked: approve {approval['runbook']}? ({approval['id']}, no answer yet)")
     elif approval is not None and approval["answer"] not in (None, "approved"):
         parts.append(f"{approval['runbook']} not run: {approval['answer_text']}")
-    refused = [one["text"] for one in verification if one["what"] in ("refused", "withdrawn")]
-    parts += list(dict.fromkeys(refused))[-2:]
+    # Of a runbook that was withdrawn twice the newest reason counts.
+    refused = {
+        one["text"].partition(":")[0]: one["text"]
+        for one in verification
+        if one["what"] in ("refused", "withdrawn")
+    }
+    parts += list(refused.values())[-2:]
     if parts and any(action["touches_job"] for action in actions):
         return " · ".join(parts)
     would = deeds.would(suppressed)
@@ -249,7 +259,7 @@ def cost(
     """Return what it cost: repeated steps, pauses, budgets, and the run if that ended."""
     parts = []
     if found["steps_repeated"]:
-        how = "repeated" if state == RECOVERED else "undone"
+        how = "undone" if state in (STOPPED, JOB_ENDED) else "repeated"
         parts.append(f"{found['steps_repeated']} steps {how}")
     if found["steps_lost"]:
         parts.append(f"the progress of {found['steps_lost']} steps lost")
@@ -316,7 +326,7 @@ def proof(
         HELD: f"not recovered: {held.removeprefix('held: ')}",
         CLEARED: "its rules cleared; nothing was done, so nothing was verified",
         NOT_RECOVERED: "its rules took the new level as their baseline",
-        WITHDRAWN: "none is needed: its reason was over before the job was changed",
+        WITHDRAWN: "none is needed: the job was not changed, and the reason to change it is over",
         RELEASED: "a person ended the hold; nothing was verified after it",
         SESSION_ENDED: "the training ended before anything could be verified",
         STOPPED: f"none: the job was stopped; {end}",
@@ -355,7 +365,7 @@ def following(
     text = text.removeprefix("no automatic action yet; ")
     if failure is not None and state in (JOB_ENDED, HELD, OPEN) and failure.then not in text:
         text = "; ".join(filter(None, (failure.then, text)))
-    if state == STOPPED and text.startswith("good checkpoints: "):
+    if state == STOPPED and text.startswith("start it again from a good checkpoint: "):
         text = f"start the job again from a good checkpoint: {text.partition(': ')[2]}"
     if not text:
         return "nothing is asked of you" if state in (CLEARED, WITHDRAWN) else "no advice on record"

@@ -38,6 +38,7 @@ line.back{stroke:var(--green);stroke-width:1.5;stroke-dasharray:5 4}
 .frame b{position:absolute;left:.3rem;font-size:.75rem;font-weight:500;color:var(--dim);
 background:var(--bg);padding:0 .2rem;line-height:1.2;border-radius:.2rem}
 .top{top:.2rem}.bottom{bottom:.2rem}
+.range{color:var(--dim);font-size:.75rem;font-weight:400;float:right}
 .nan{position:absolute;top:0;transform:translateX(-50%);color:var(--red);
 font:700 .8rem/1 sans-serif}
 .labels span{display:block;width:fit-content;position:relative;font-size:.78rem;line-height:1.35;
@@ -51,6 +52,7 @@ th,td{text-align:left;vertical-align:top;padding:.3rem .6rem .3rem 0;
 border-bottom:1px solid var(--edge);
 overflow-wrap:anywhere}
 th{color:var(--dim);font-weight:600}
+td[data-of="Step"],th{white-space:nowrap}
 .times td:nth-child(-n+2){white-space:nowrap;color:var(--dim);font-variant-numeric:tabular-nums}
 pre,code{font:.82rem/1.45 ui-monospace,monospace}
 pre{background:var(--soft);border:1px solid var(--edge);border-radius:.4rem;padding:.6rem .75rem;
