@@ -55,10 +55,11 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
         *run_metrics.METRICS,
     } == set(SUPERVISOR_METRICS)
     one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
-    one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0}
+    one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0, "grad_global_norm": 2.0**0.5}
     ranks = cross_rank_metrics.Ranks()
-    for rank in range(2):
-        ranks.add(0, 7, rank, 2, {**one, "param_digest.0": float(rank)})
+    for step, rank in ((6, 0), (6, 1), (7, 0), (7, 1)):  # replicas, one of which skips alone
+        skipped = float(rank * (step - 6))
+        ranks.add(0, step, rank, 2, {**one, "param_digest.0": rank, "update_skipped": skipped})
     assert set(ranks.newest()) == set(cross_rank_metrics.METRICS)
 
 
