@@ -157,7 +157,7 @@ def run(
                 rng.seed(torch, SEED)
                 saved.seed(SEED)
             args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
-            with autocast, watch or nullcontext(), _alone(context):
+            with autocast, watch or nullcontext(), without_other_ranks(context):
                 output = call(*args, **kwargs)
             taken.append(take(output))
     return taken
@@ -231,7 +231,7 @@ def _ranks(context: ProbeContext) -> int:
     return max(context.position.world_size, int(distributed.get_world_size()))
 
 
-def _alone(context: ProbeContext) -> ContextManager[Any]:
+def without_other_ranks(context: ProbeContext) -> ContextManager[Any]:
     """Where an operator that waits for other ranks is refused before it does.
 
     Collectives are operators of torch, and those of other libraries are not known: any that is not

@@ -275,7 +275,7 @@ def _on_weights_checked(
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
     assert run.intent.action is not None
     why = run.intent.action.objection(run.intent.args, result)
-    if why := why or weights_check.waits(incident, run, result):
+    if why := why or weights_check.reason_to_wait(incident, run, result):
         weights_check.reduce(ctx, incident, run, why, float(result.get("loss", "inf")))
         _untry(ctx, incident, why)
         return

@@ -44,7 +44,7 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
 
 
-def waits(incident: Incident, run: RunbookExecution, result: Mapping[str, Any]) -> str:
+def reason_to_wait(incident: Incident, run: RunbookExecution, result: Mapping[str, Any]) -> str:
     """Return why the runbook waits although nobody objects, "" where it does not.
 
     Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
