@@ -85,11 +85,11 @@ def _figure(
         )
         drawn += f'<polyline class="{kind}" points="{path}"/>' if path else ""
     return (
-        f'<figure class="plot"><figcaption>{_safe(title)}</figcaption><div class="frame">'
+        f'<figure class="plot"><figcaption>{_safe(title)} <span class="range">'
+        f'{scale.low:.4g} to {scale.high:.4g}</span></figcaption><div class="frame">'
         f'<svg role="img" aria-label="{_safe(title)}" viewBox="0 0 100 100" '
-        f'preserveAspectRatio="none">{drawn}</svg><b class="top">{scale.high:.4g}</b>'
-        f'<b class="bottom">{scale.low:.4g}</b></div><div class="axis"><span>step {first:g}</span>'
-        f"<span>step {last:g}</span></div></figure>"
+        f'preserveAspectRatio="none">{drawn}</svg></div><div class="axis">'
+        f"<span>step {first:g}</span><span>step {last:g}</span></div></figure>"
     )
 
 

@@ -35,9 +35,6 @@ margin:.2rem 0 0}
 line.opened{stroke:var(--red);stroke-width:1.5}
 line.back{stroke:var(--green);stroke-width:1.5;stroke-dasharray:5 4}
 .limit{stroke:var(--dim);stroke-width:1;stroke-dasharray:2 4}
-.frame b{position:absolute;left:.3rem;font-size:.75rem;font-weight:500;color:var(--dim);
-background:var(--bg);padding:0 .2rem;line-height:1.2;border-radius:.2rem}
-.top{top:.2rem}.bottom{bottom:.2rem}
 .range{color:var(--dim);font-size:.75rem;font-weight:400;float:right}
 .nan{position:absolute;top:0;transform:translateX(-50%);color:var(--red);
 font:700 .8rem/1 sans-serif}
