@@ -57,6 +57,11 @@ LAYERS = {
     "store": ("supervise.core",),
     "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
+    "canary": ("supervise.report",),
+    "trials": (
+        *(f"supervise.{name}" for name in ("canary", "children", "store")),
+        "supervise.inputs.clock",
+    ),
     "health": ("supervise.core", "supervise.children", "supervise.inputs"),
     "recordings": ("supervise.core",),
     "policytest": ("supervise.core", "supervise.catalog"),

@@ -43,7 +43,10 @@ class Arm:
         ranks: how many ranks reported.
         attempts: how often the run went back and made steps again.
         exit_code: of the job; None without a record of the end.
+        stopped: it was ended by a signal that its supervisor passed on.
         live: a supervisor is still at work.
+        cpu_s: CPU seconds per step of all its processes, as the gate measured them beside it; None
+            where nobody did.
         inputs: file -> digest of the data manifest, tokenizer and evaluation files; None where the
             run has no identity.
     """
@@ -54,8 +57,10 @@ class Arm:
     ranks: int = 1
     attempts: int = 0
     exit_code: int | None = 0
+    stopped: bool = False
     live: bool = False
     inputs: Mapping[str, str] | None = None
+    cpu_s: float | None = None
 
     @property
     def crashed(self) -> bool:
@@ -111,8 +116,10 @@ class ArmBuilder:
         name: str,
         *,
         exit_code: int | None,
+        stopped: bool = False,
         live: bool = False,
         inputs: Mapping[str, str] | None = None,
+        cpu_s: float | None = None,
     ) -> Arm:
         """Return the arm."""
         steps, prints = {}, {}
@@ -127,8 +134,10 @@ class ArmBuilder:
             ranks=len({rank for ranks in self._rows.values() for rank in ranks}),
             attempts=self.attempts,
             exit_code=exit_code,
+            stopped=stopped,
             live=live,
             inputs=inputs,
+            cpu_s=cpu_s,
         )
 
 

@@ -88,6 +88,7 @@ def summary(document: Document) -> str:
         *_table(("pair", "baseline", "candidate", "difference", "batches"), _pairs(document)),
         "",
         *_table(("check", "result", "baseline", "candidate", ""), rows(document)),
+        *(line for note in document["notes"] for line in ("", _cell(note))),
     ]
     return "\n".join([*lines, ""])
 

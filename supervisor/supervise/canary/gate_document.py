@@ -15,11 +15,14 @@ SCHEMA = "supervise/canary/v1"
 POINTS = 200  # of a plotted series; each is the mean of the steps around it
 
 
-def gate_document(found: Judgement, pairs: Sequence[Pair]) -> dict[str, Any]:
+def gate_document(
+    found: Judgement, pairs: Sequence[Pair], notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a judgement as plain data; numbers may be infinite or NaN.
 
     Args:
         pairs: the runs that were judged.
+        notes: sentences about how they were made.
     """
     plan = found.plan
     status, text = found.loss
@@ -27,6 +30,7 @@ def gate_document(found: Judgement, pairs: Sequence[Pair]) -> dict[str, Any]:
         "schema": SCHEMA,
         "verdict": found.verdict,
         "reasons": list(found.reasons),
+        "notes": list(notes),
         "metric": plan.metric,
         "margin": plan.margin,
         "alpha": plan.alpha,

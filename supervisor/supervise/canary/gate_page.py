@@ -25,7 +25,8 @@ Point = Sequence[float]
 def gate_page(document: Mapping[str, Any]) -> str:
     """Return the page: verdict, effect, both losses, their difference with margin, all checks."""
     verdict = document["verdict"]
-    reasons = "".join(f"<li>{_safe(reason)}</li>" for reason in document["reasons"])
+    texts = [*document["reasons"], *document["notes"]]
+    reasons = "".join(f"<li>{_safe(text)}</li>" for text in texts)
     steps = document["steps"]
     figures = "".join(_figures(document))
     return (

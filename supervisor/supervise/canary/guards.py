@@ -84,8 +84,17 @@ def _absent(baseline: Series, candidate: Series) -> Found | None:
 
 
 def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> Found:
-    """Judge how the runs ended; a baseline with all `planned` steps may go on, or end otherwise."""
+    """Judge how the runs ended.
+
+    A baseline with all `planned` steps may go on, or end otherwise; a candidate may then be stopped
+    by a signal to its supervisor.
+    """
     before, after = _end(baseline), _end(candidate)
+    if candidate.crashed and candidate.stopped:
+        if planned is not None and candidate.end >= planned:
+            return "pass", before, after, "the candidate was stopped after all planned steps"
+        text = "the candidate was stopped by a signal before all planned steps"
+        return "inconclusive", before, after, text
     if candidate.crashed:
         text = f"the candidate ended with exit code {candidate.exit_code}"
         return "fail", before, after, text
@@ -225,13 +234,19 @@ def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
 
 def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
     """Compare CPU time per step: on a shared machine the time of day measures the neighbours."""
+    measured = [arm.cpu_s for arm in arms if arm.cpu_s is not None]
+    if not metric and len(measured) == len(arms):
+        return _cpu_time(*measured)
     if not metric:
         text = "inconclusive: no CPU time per step (--cpu-time METRIC); time of day is not judged"
         return "not measured", "", "", text
     a, b = _series(arms, metric, start, end)
     if not (a and b):
         return "inconclusive", "", "", f"{metric} is not in both runs"
-    before, after = (median(one.values()) for one in (a, b))
+    return _cpu_time(*(median(one.values()) for one in (a, b)))
+
+
+def _cpu_time(before: float, after: float) -> Found:
     if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
         return "inconclusive", shown(before), shown(after), "not positive and finite"
     text = f"{after / before:.3g} times the baseline's; limit {CPU_RATIO:g}"

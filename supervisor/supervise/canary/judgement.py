@@ -112,7 +112,8 @@ def _looks(
 ) -> Iterator[Look]:
     have = min(min(a.end, b.end) for a, b in pairs)
     first = start - plan.warmup
-    for share, level in zip(plan.looks, look_levels(plan.looks, plan.alpha), strict=True):
+    planned_looks = list(zip(plan.looks, look_levels(plan.looks, plan.alpha), strict=True))
+    for share, level in planned_looks if plan.level is None else [(1.0, plan.level)]:
         end = first + math.ceil(planned * share)
         found = [differences(a, b, plan.metric, start, end) for a, b in pairs]
         if end > have or not all(one.values for one in found):

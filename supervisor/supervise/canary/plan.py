@@ -24,6 +24,7 @@ class Plan:
         margin: in its unit; the candidate must be shown to be worse by less.
         alpha: of a wrong PASS, and of a wrong FAIL over all looks; one-sided.
         looks: shares of the steps after which the data may be judged, the last one 1.
+        level: of the only look, where looks are planned over seeds; None: by `looks` and `alpha`.
         steps: planned length in steps, None: that of the first baseline, once it has ended.
         warmup: steps left out.
         cpu_time: metric of the job, CPU seconds per step; "" for none.
@@ -35,6 +36,7 @@ class Plan:
     margin: float = MARGIN
     alpha: float = ALPHA
     looks: tuple[float, ...] = LOOKS
+    level: float | None = None
     steps: int | None = None
     warmup: int = WARMUP
     cpu_time: str = ""

@@ -1,0 +1,257 @@
+"""What the commands of the gate share: their options, what they read, how a verdict is reported."""
+
+from __future__ import annotations
+
+import math
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import StoreError, SuperviseError, UsageError
+from ..store import files
+from ..store.run_directory import RunDir
+from ._output import document as as_json
+from ._output import print_table, printable
+from ._runs import find
+
+if TYPE_CHECKING:
+    from ..canary.arms import Arm
+    from ..canary.judgement import Pair
+    from ..canary.plan import Plan
+    from ..trials.gate_log import GateLog
+
+Option = Callable[[Any], Any]
+
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2, "VOID": 3}
+BAD = tuple(name.lower() for name in EXIT if name != "PASS")
+
+
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Return a finite number. Raises click.BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("must be a finite number")
+    return value
+
+
+def _fail_on(ctx: click.Context, param: click.Parameter, value: str) -> frozenset[str]:
+    found = frozenset(one.strip().lower() for one in value.split(","))
+    if not found <= set(BAD) or "fail" not in found:
+        raise click.BadParameter(f"some of {', '.join(BAD)}, and fail among them")
+    return found
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+ALPHA = click.FloatRange(0.0, 0.5, min_open=True, max_open=True)
+
+
+def _together(*options: Option) -> Option:
+    """Return a decorator that adds options, shown in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+# How arms are judged.
+JUDGING = _together(
+    click.option("--metric", default="train_loss_raw", help="Loss per step; lower is better."),
+    click.option(
+        "--margin",
+        type=click.FloatRange(0.0, min_open=True),
+        default=0.03,
+        show_default=True,
+        callback=finite,
+        help="A PASS shows that the candidate is worse by less than this, in the metric's unit.",
+    ),
+    click.option("--alpha", type=ALPHA, default=0.05, show_default=True, help="Level, one-sided."),
+    click.option(
+        "--warmup", type=click.IntRange(0), default=50, show_default=True, help="Steps left out."
+    ),
+    click.option(
+        "--calibrate",
+        nargs=2,
+        multiple=True,
+        metavar="RUN RUN",
+        help="Two runs of one program (A/A): their difference is noise. Repeatable.",
+    ),
+    click.option("--ignore", multiple=True, metavar="GUARD", help="A guard that does not count."),
+    click.option(
+        "--cpu-time", default="", metavar="METRIC", help="CPU time per step, for throughput."
+    ),
+)
+
+# Where a verdict is reported.
+REPORTING = _together(
+    click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document."),
+    click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML."),
+    click.option("--html", type=FILE, metavar="FILE", help="Write one HTML file with plots."),
+    click.option(
+        "--github/--no-github",
+        default=None,
+        help="Annotation and summary for GitHub. Default: in its actions.",
+    ),
+    click.option(
+        "--fail-on",
+        default=",".join(BAD),
+        show_default=True,
+        callback=_fail_on,
+        metavar="VERDICTS",
+        help="Verdicts with an exit code other than 0; fail is always one.",
+    ),
+)
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Give errors an exit code that is no verdict; a broken gate must not look like one."""
+    try:
+        yield
+    except SuperviseError as error:
+        if error.exit_code not in EXIT.values():
+            raise
+        raise SuperviseError(str(error), hint=error.hint) from error
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # standard output, see `Commands`
+            raise
+        traceback.print_exc()
+        text = f"the runs could not be judged: {type(error).__name__}: {error}"
+        raise SuperviseError(text) from error
+
+
+def plan_of(options: Mapping[str, Any]) -> Plan:
+    """Return the plan that options ask for. Raises UsageError."""
+    from ..canary.guards import IGNORABLE
+    from ..canary.plan import Plan
+
+    unknown = [name for name in options["ignore"] if name not in IGNORABLE]
+    if unknown:
+        hint = f"it is one of: {', '.join(IGNORABLE)}"
+        raise UsageError(f"no guard {unknown[0]!r} that can be ignored", hint=hint)
+    names = ("metric", "margin", "alpha", "looks", "steps", "warmup", "cpu_time")
+    chosen = {name: options[name] for name in names if name in options}
+    return Plan(**chosen, ignored=frozenset(options["ignore"]))
+
+
+def metrics_of(plan: Plan) -> tuple[str, ...]:
+    """Return the metrics that a plan needs, beside those of guards."""
+    return (plan.metric, *filter(None, (plan.cpu_time,)))
+
+
+def open_pairs(names: Sequence[tuple[str, str]]) -> list[tuple[RunDir, RunDir]]:
+    """Open the runs of pairs. Raises StoreError, UsageError."""
+    for a, b in names:
+        if find(a).resolve() == find(b).resolve():
+            raise UsageError(f"{a} is compared with itself", hint="name a run of each program")
+    return [(RunDir.open(find(a)), RunDir.open(find(b))) for a, b in names]
+
+
+def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
+    """Read the runs of pairs. Raises StoreError."""
+    from ..trials.recorded_arm import read_arm
+
+    metrics = metrics_of(plan)
+    return [(read_arm(a, metrics), read_arm(b, metrics)) for a, b in runs]
+
+
+def write_verdict(
+    document: Mapping[str, Any], runs: Sequence[tuple[RunDir, RunDir]], log: GateLog
+) -> None:
+    """Add the verdict to the audit log of the comparison. Raises StoreError."""
+    from ..trials.gate_log import VERDICT
+    from ..trials.recorded_arm import cite
+
+    kept = {name: value for name, value in document.items() if name not in ("pairs", "schema")}
+    pairs = [
+        {name: value for name, value in pair.items() if name != "series"}
+        for pair in document["pairs"]
+    ]
+    cited = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
+    reason = f"{document['verdict']}: {'; '.join(document['reasons'])}"
+    log.note(VERDICT, reason, {**kept, "pairs": pairs, "runs": cited})
+
+
+def report(document: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+    """Write the reports that options ask for, print the verdict, and return the exit code."""
+    from ..canary.ci_reports import annotation, junit, summary
+    from ..canary.gate_page import gate_page
+
+    outputs: tuple[tuple[str, Callable[[Mapping[str, Any]], bytes]], ...] = (
+        ("junit", junit),
+        ("html", lambda whole: gate_page(whole).encode()),
+    )
+    for name, render in outputs:
+        if options[name] is not None:
+            _write(options[name], render(document))
+    github = options["github"]
+    if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
+        click.echo(annotation(document), err=True)
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if page and github is not False:
+        _append(Path(page), summary(document))
+    if options["json_wanted"]:
+        click.echo(as_json(document))
+    else:
+        _print(document)
+    counts = document["verdict"].lower() in options["fail_on"]
+    return EXIT[document["verdict"]] if counts else 0
+
+
+def end_text(arm: Arm) -> str:
+    """Return how a run ended, for a table."""
+    if arm.live:
+        return "running"
+    return "unknown" if arm.exit_code is None else f"exit {arm.exit_code}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with files.replacing(path, shared=True) as file:
+            file.write(data)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(f"cannot write GITHUB_STEP_SUMMARY: {error.strerror}") from error
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    from ..canary.ci_reports import effect_text, rows
+
+    click.echo(f"{document['verdict']}: {effect_text(document)}")
+    for reason in document["reasons"]:
+        click.echo(printable(f"  {reason}"))
+    noise = document["calibration"]
+    if noise:
+        shown = ", ".join(f"{value:+.4g}" for value in noise)
+        click.echo(f"  A/A pairs differ by {shown}")
+    for note in document["notes"]:
+        click.echo(printable(f"  note: {note}"))
+    click.echo("")
+    pairs = [
+        (
+            str(number),
+            pair["baseline"],
+            pair["candidate"],
+            "" if pair["mean"] is None else f"{pair['mean']:+.4g}",
+            "the same" if pair["paired"] else "not shown to be the same",
+        )
+        for number, pair in enumerate(document["pairs"], 1)
+    ]
+    print_table(pairs, ("pair", "baseline", "candidate", "difference", "batches"))
+    click.echo("")
+    print_table(list(rows(document)), ("check", "result", "baseline", "candidate", ""))

@@ -1,0 +1,215 @@
+"""One arm: a job of some hundred steps under `supervise`, started, followed, and ended.
+
+It runs under a reaper (`children.Child`), so that none of its processes outlives the gate.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..children import Child
+from ..errors import StoreError, UsageError
+from ..store import history
+from ..store.run_directory import RunDir
+from . import outside_writes
+from .scratch import arm_environment
+
+POLL_S = 0.2
+LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
+GRACE_S = 20.0  # between two signals that ask for the end; the third one kills
+TAIL = 12  # lines of an arm's output that are shown where it failed
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """What is to be run.
+
+    Attributes:
+        name: of the arm, "candidate-2"; its files are called so.
+        argv: without placeholders.
+        cwd: its working directory. out: where it writes, removed at its end unless `keep`.
+        steps, warmup: planned length, and the steps before CPU time is measured.
+        policy: under which it runs.
+    """
+
+    name: str
+    argv: Sequence[str]
+    cwd: Path
+    out: Path
+    steps: int
+    warmup: int
+    policy: str
+    keep: bool = False
+
+
+@dataclass(slots=True)
+class ArmOutcome:
+    """What came of an arm.
+
+    Attributes:
+        run: its run directory.
+        code: exit code of its supervisor, which is the job's.
+        seconds: from start to end.
+        cpu_s: CPU seconds per step after the warm-up, None where that is too short to tell.
+        outside: files that it wrote elsewhere, as far as that was seen.
+    """
+
+    run: RunDir
+    code: int
+    seconds: float
+    cpu_s: float | None
+    outside: list[str] = field(default_factory=list)
+
+
+def run_arm(spec: ArmSpec, directory: Path, environ: Mapping[str, str]) -> ArmOutcome:
+    """Run an arm to its end, or until it goes on after its steps.
+
+    Args:
+        directory: gets the run directory `NAME` and the output `NAME.log`.
+
+    Raises:
+        UsageError: the job could not be started.
+        OSError: no process can be started, or a directory not be made.
+    """
+    path = directory / spec.name
+    spec.out.mkdir(parents=True)
+    env = arm_environment(environ, spec.out)
+    fine = outside_writes.harmless(env, directory, spec.out)
+    before = outside_writes.fingerprint(spec.cwd, fine)
+    start = time.monotonic()
+    watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q", "--"]
+    log = directory / f"{spec.name}.log"
+    with log.open("wb") as output:
+        child = Child(
+            [sys.executable, *watch, *spec.argv],
+            env=env,
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            follower = _Follower(spec, path, fine)
+            code = follower.follow(child)
+        finally:
+            child.end()
+    after = outside_writes.fingerprint(spec.cwd, fine)
+    outside = sorted({*follower.outside, *outside_writes.changed(before, after)})
+    if not spec.keep:
+        shutil.rmtree(spec.out, ignore_errors=True)
+    try:
+        run = RunDir.open(path)
+    except StoreError:
+        raise UsageError(f"{spec.name} could not be started: {last_lines(log, 1)}") from None
+    return ArmOutcome(run, code, time.monotonic() - start, follower.cpu_s, outside)
+
+
+def last_lines(log: Path, count: int = TAIL) -> str:
+    """Return the last lines of what an arm printed."""
+    lines = log.read_bytes()[-10_000:].decode("utf-8", "replace").rstrip().splitlines()
+    return "\n".join(lines[-count:])
+
+
+class _Follower:
+    """Looks at an arm again and again: its step, its CPU time, its open files."""
+
+    def __init__(self, spec: ArmSpec, path: Path, fine: Sequence[str]) -> None:
+        self.outside: set[str] = set()
+        self._spec = spec
+        self._path = path
+        self._fine = fine
+        self._first_step: int | None = None
+        self._step = -1
+        self._samples: list[tuple[int, float, float]] = []  # step, CPU seconds, time: two at most
+        self._asked_at = -math.inf
+
+    @property
+    def cpu_s(self) -> float | None:
+        """CPU seconds per step between the first and the last sample."""
+        if len(self._samples) < 2 or self._samples[1][2] - self._samples[0][2] < LEAST_S:
+            return None
+        (step, cpu, _), (last, end, _) = self._samples
+        return (end - cpu) / (last - step)
+
+    def follow(self, child: Child) -> int:
+        """Return the exit code once the arm has ended."""
+        while True:
+            try:
+                code = child.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                self._look(child)
+                continue
+            return code if code >= 0 else 128 - code
+
+    def _look(self, child: Child) -> None:
+        job = self._job()
+        if job is None:
+            return
+        pids = [one.pid for one in job]
+        for path in outside_writes.open_for_writing(pids):
+            if not outside_writes.is_inside(os.path.realpath(path), self._fine):
+                self.outside.add(path)
+        step = self._newest_step()
+        if step is None:
+            return
+        made = self._made(step)
+        if step != self._step and made >= self._spec.warmup:
+            sample = step, _cpu_seconds(job), time.monotonic()
+            self._samples = [*self._samples[:1], sample]
+        self._step = step
+        if made > self._spec.steps:  # not sooner: one that ends there may still crash
+            self._stop(child)
+
+    def _job(self) -> list[psutil.Process] | None:
+        """Return the processes of the job, None before there are any."""
+        with suppress(OSError, ValueError, KeyError, StoreError, psutil.Error):
+            launch = RunDir.open(self._path).read_json("launch.json")
+            first = psutil.Process(int(launch["pid"]))
+            return [first, *first.children(recursive=True)]
+        return None
+
+    def _newest_step(self) -> int | None:
+        with suppress(OSError, ValueError, TypeError, StoreError):
+            state: Any = RunDir.open(self._path).read_json("state.json")
+            step = state.get("step")
+            return None if step is None or step < 0 else int(step)
+        return None
+
+    def _made(self, step: int) -> int:
+        """Return how many steps were made; the first one is read once."""
+        if self._first_step is None:
+            with suppress(StoreError):
+                row = next(history.rows(RunDir.open(self._path)), None)
+                self._first_step = None if row is None else row.step
+        return 0 if self._first_step is None else step + 1 - self._first_step
+
+    def _stop(self, child: Child) -> None:
+        """Ask for the end: a job without an own limit has made the steps that are needed."""
+        if time.monotonic() - self._asked_at < GRACE_S:
+            return
+        self._asked_at = time.monotonic()
+        with suppress(psutil.Error):
+            for supervisor in psutil.Process(child.pid).children():
+                supervisor.send_signal(signal.SIGTERM)
+
+
+def _cpu_seconds(job: Sequence[psutil.Process]) -> float:
+    total = 0.0
+    for process in job:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

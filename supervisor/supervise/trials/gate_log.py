@@ -1,0 +1,86 @@
+"""The audit log of a comparison: its plan, its runs, each look, and the verdict.
+
+It is a log as that of a run: hash-chained, so that a verdict can be cited by the number of its
+records and their root, and `supervise audit verify FILE` shows a change.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError
+from ..inputs import clock
+from ..store import audit
+from ..store.audit import Audit
+
+VERDICT = "canary_verdict"
+
+
+class GateLog:
+    """The writer; get one from `opened`."""
+
+    def __init__(self, log: Audit, comparison: str) -> None:
+        self.comparison = comparison
+        self._log = log
+
+    def note(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
+        """Add a record, which is on disk before this returns. Raises StoreError."""
+        now = clock.monotonic_ns(), clock.wall()
+        self._log.append(
+            kind,
+            actor="gate",
+            at_ns=now[0],
+            wall=now[1],
+            step=-1,
+            body={"reason": reason, "data": dict(data)},
+            sync=True,
+        )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[GateLog]:
+    """Yield the log at a path, a new one or one that further comparisons are added to.
+
+    Raises:
+        StoreError: it cannot be written, or is the log of a run; TamperError: it was changed.
+    """
+    wall = clock.wall()
+    comparison = f"canary-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
+    comparison += f"-{secrets.token_hex(3)}"
+    if path.exists() and (first := next(iter(audit.read(path)), None)) is not None:
+        if not str(first["kind"]).startswith("canary_"):
+            raise StoreError(f"{path} is the log of a run", hint="name another file")
+        comparison = str(first["run"])
+    log = Audit.open(path, comparison, at_ns=clock.monotonic_ns(), wall=wall)
+    try:
+        yield GateLog(log, comparison)
+    finally:
+        log.close()
+
+
+def verdicts(path: Path) -> list[dict[str, Any]]:
+    """Return each verdict in a log as a citation.
+
+    Raises:
+        StoreError: the log cannot be read; TamperError: it was changed.
+    """
+    found = []
+    for record in audit.read(path):
+        if record["kind"] == VERDICT:
+            data = record["data"]
+            found.append(
+                {
+                    "comparison": str(record["run"]),
+                    "record": record["seq"],
+                    "made": str(record["wall"]),
+                    "verdict": str(data["verdict"]),
+                    "effect": data["effect"],
+                    "margin": data["margin"],
+                    "runs": data["runs"],
+                }
+            )
+    return found

@@ -1,0 +1,81 @@
+"""What a trial does to the machine: environment, files elsewhere, the log of verdicts."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from supervise.errors import StoreError, TamperError
+from supervise.trials import gate_log, outside_writes
+from supervise.trials.scratch import arm_environment
+
+
+def test_an_arm_is_offline_and_goes_on_with_nothing(tmp_path):
+    before = {"PATH": "/bin", "WANDB_RUN_ID": "abc", "WANDB_MODE": "online", "WANDB_RESUME": "must"}
+
+    found = arm_environment(before, tmp_path)
+
+    assert found["PATH"] == "/bin"
+    assert found["WANDB_MODE"] == "offline" and found["HF_HUB_OFFLINE"] == "1"
+    assert found["WANDB_DIR"] == str(tmp_path)
+    assert not {"WANDB_RUN_ID", "WANDB_RESUME"} & found.keys()
+
+
+def test_files_that_are_open_for_writing_are_seen(tmp_path):
+    written, read = tmp_path / "written", tmp_path / "read"
+    read.touch()
+    with written.open("w"), read.open():
+        found = set(outside_writes.open_for_writing([os.getpid()]))
+
+    assert str(written) in found
+    assert str(read) not in found
+    assert list(outside_writes.open_for_writing([2**22 + 7])) == []
+
+
+def test_files_that_changed_are_named(tmp_path):
+    for name in ("same", "other", "own/x", ".git/x", "__pycache__/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    own = [str(tmp_path / "own")]
+    before = outside_writes.fingerprint(tmp_path, own)
+    for name in ("other", "own/x", ".git/x", "__pycache__/x", "new"):
+        (tmp_path / name).write_text("22")
+
+    found = outside_writes.changed(before, outside_writes.fingerprint(tmp_path, own))
+
+    assert found == [str(tmp_path / "new"), str(tmp_path / "other")]
+
+
+def test_too_many_files_are_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(outside_writes, "MAX_FILES", 1)
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+
+    assert outside_writes.fingerprint(tmp_path, []) == {}
+    assert outside_writes.changed({}, {"a": (1, 1)}) == []
+
+
+VERDICT = {"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []}
+
+
+def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
+    path = tmp_path / "audit.log"
+    for verdict in ("PASS", "FAIL"):
+        with gate_log.opened(path) as log:
+            log.note(gate_log.VERDICT, verdict, VERDICT | {"verdict": verdict})
+
+    found = gate_log.verdicts(path)
+
+    assert [one["verdict"] for one in found] == ["PASS", "FAIL"]
+    assert len({one["comparison"] for one in found}) == 1
+    path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
+    with pytest.raises(TamperError), gate_log.opened(path):
+        pass
+
+
+def test_the_log_of_a_run_is_left_alone(tmp_path, keep_run, make_frames):
+    run = keep_run(make_frames(0, 1.0))
+
+    with pytest.raises(StoreError, match="is the log of a run"), gate_log.opened(run.audit_path):
+        pass
