@@ -108,8 +108,10 @@ class FaultInjector:
         self._end(over)
 
     def _end(self, over: Sequence[Active]) -> None:
-        for fault, _, _ in over:
-            self._guard.run(self._part, fault.end)
+        for fault, name, _ in over:
+            missed = self._guard.run(self._part, _ended, fault)
+            if missed:
+                self._refuse(name, missed)
 
     def names(self) -> List[str]:
         """Return what still acts or is to come, for the status."""
@@ -134,6 +136,16 @@ class FaultInjector:
         self._called = True
         for entry in self._active:
             changed = self._call(entry, entry[0].forward, root, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        return args, kwargs
+
+    def evaluation(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """Return the arguments that the model shall get for an evaluation."""
+        for entry in self._active:
+            changed = self._call(entry, entry[0].evaluation, root, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         return args, kwargs
@@ -207,3 +219,12 @@ class FaultInjector:
         except OSError:  # no mark can be left: this process still fires it only once
             pass
         return True
+
+
+def _ended(fault: faults.Fault) -> str:
+    """End a fault; return what it waited for in vain."""
+    try:
+        fault.end()
+    except faults.CannotActError as error:
+        return str(error)
+    return ""

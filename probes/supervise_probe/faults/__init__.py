@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from types import ModuleType
 from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
@@ -17,6 +18,7 @@ Params = Mapping[str, Tuple[Value, str]]  # name -> (default, meaning)
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]
 Call = Tuple[Args, Kwargs]
+REST = sys.maxsize  # steps: what `steps=0` means, the rest of the run
 
 
 class CannotActError(Exception):
@@ -42,7 +44,7 @@ class Fault:
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
         self.torch = torch
         self.params = params
-        self.steps = int(params.get("steps", 1))
+        self.steps = int(params.get("steps", 1)) or REST
 
     @classmethod
     def moves(cls, params: Mapping[str, Value]) -> str:
@@ -55,6 +57,10 @@ class Fault:
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments for the outermost module."""
+        return args, kwargs
+
+    def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        """Return the arguments for the trained model where it is called for an evaluation."""
         return args, kwargs
 
     def before_update(self, params: List[Any]) -> None:
@@ -73,7 +79,7 @@ class Fault:
         """Act on a file that the job has written and that looks like a checkpoint."""
 
     def end(self) -> None:
-        """Undo what the fault installed."""
+        """Undo what the fault installed; a refusal says what it waited for in vain."""
 
 
 def catalog() -> Dict[str, Type[Fault]]:

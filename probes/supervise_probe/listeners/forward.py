@@ -23,6 +23,7 @@ class ForwardListener:
 
     Attributes:
         sets: which of them wait for a forward. evaluation: what is evaluated between two steps.
+        drills: for what a call asks each time.
         onlooker: sees the logits of losses that are taken without gradients, else None.
     """
 
@@ -40,7 +41,7 @@ class ForwardListener:
         self._context, self._guard = context, context.guard
         self._inferred, self._tracker = inferred, tracker
         self.evaluation = evaluation
-        self._drills, self._batches = drills, batches
+        self.drills, self._batches = drills, batches
         self.sets, self._sampler = sets, sampler
         self._keep: Optional[Keep] = None
         self._keep_targets: Optional[KeepTargets] = None
@@ -65,6 +66,14 @@ class ForwardListener:
         self._context.reporter.beat("eval")
         self.evaluation.called(root)
 
+    def before_evaluation(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """A drill is on in a call without gradients; return the arguments to use."""
+        if self.evaluation.evaluates(root):
+            return self.drills.evaluation(root, args, kwargs)
+        return args, kwargs
+
     def before_forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
@@ -74,8 +83,8 @@ class ForwardListener:
             reporter.beat("step")
         if self._inferred.pending:
             self._inferred.sign()
-        if self._drills.active:
-            args, kwargs = self._drills.forward(root, args, kwargs)
+        if self.drills.active:
+            args, kwargs = self.drills.forward(root, args, kwargs)
         if not self._tracker.repeats:
             self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
         return args, kwargs

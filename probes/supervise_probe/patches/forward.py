@@ -33,6 +33,7 @@ class Around(NamedTuple):
             arguments to use.
         enter: given `(root, compiled, args, kwargs)` in front of one that is sampled. leave: given
             its result behind it.
+        evaluation: as `before`, in front of a call without gradients while a drill is on.
     """
 
     torch: Any
@@ -42,6 +43,7 @@ class Around(NamedTuple):
     before: Callable[..., Any]
     enter: Callable[..., Any]
     leave: Callable[..., Any]
+    evaluation: Callable[..., Any]
 
 
 def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around:
@@ -56,7 +58,10 @@ def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around
     def leave(result: Any) -> None:
         listeners.forward.leave(result)
 
-    calls = (hidden(torch, each) for each in (before, enter, leave))
+    def evaluation(*args: Any) -> Any:
+        return listeners.forward.before_evaluation(*args)
+
+    calls = (hidden(torch, each) for each in (before, enter, leave, evaluation))
     return Around(torch, gate, times, listeners, *calls)
 
 
@@ -81,6 +86,8 @@ class RootCall:
         listener = around.listeners.forward
         if not around.torch.is_grad_enabled():
             listener.evaluates(root)
+            if listener.drills.active:
+                args, kwargs = around.evaluation(root, args, kwargs)
             return call(*args, **kwargs)
         args, kwargs = around.before(root, args, kwargs)
         sampled = listener.sets.waiting

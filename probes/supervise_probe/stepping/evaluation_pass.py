@@ -62,9 +62,13 @@ class EvaluationPass:
         """The model is called without gradients."""
         self.waiting = bool(self._guard.run(self._part, self._evaluates, root))
 
-    def _evaluates(self, root: Any) -> bool:
+    def evaluates(self, root: Any) -> bool:
+        """Whether a call of the model without gradients is made for an evaluation, or looks so."""
         self._root = weakref.ref(root)
-        return not self._framework.trainer and self._evaluates_now()
+        return self._evaluates_now()
+
+    def _evaluates(self, root: Any) -> bool:
+        return self.evaluates(root) and not self._framework.trainer
 
     def _evaluates_now(self) -> bool:
         """Whether it is between two steps, and the model in eval mode."""

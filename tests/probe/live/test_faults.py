@@ -78,6 +78,62 @@ def test_shuffled_labels_keep_their_tokens_and_lose_their_order(probed):
     assert all(row["inputs"] and row["sorted_targets"] for row in job.output[:-1])
 
 
+EVALUATING = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, x, mask=None, y=None):
+        self.saw = (x, mask, y)
+        logits = self.head(self.table(x))
+        return F.cross_entropy(logits.reshape(-1, 50), y.reshape(-1))
+
+model = Words()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+def batch():
+    text = torch.randint(0, 9, (4, 17))
+    return text[:, :-1], text[:, 1:], torch.ones(4, 16, dtype=torch.long)
+
+for step in range(12):
+    x, y, mask = batch()
+    model(x, mask=mask, y=y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    given = torch.equal(model.saw[0], x) and torch.equal(model.saw[2], y)
+    if step % 3 == 2:
+        x, y, mask = batch()
+        model.eval()
+        with torch.no_grad():
+            model(x, mask=mask, y=y)
+        model.train()
+        ids, after, targets = x.unique(), model.saw[0], model.saw[2]
+        becomes = [int(after[x == i].unique()) for i in ids]
+        emit(step=step, given=given, moved=[int(i) for i, j in zip(ids, becomes) if i != j],
+             same=sorted(becomes) == ids.tolist() and torch.equal(after[:, 1:], targets[:, :-1]),
+             mask=torch.equal(model.saw[1], mask))
+finish(model)
+"""
+
+
+def test_eval_mismatch_permutes_the_tokens_of_evaluations_alone(probed, bare):
+    """Targets as their inputs; the evaluation behind step 5 is in its time."""
+    job = probed.run(EVALUATING, drills=[drill("eval_mismatch", step=4, steps=3, tokens=4)])
+    assert [len(row["moved"]) for row in job.output[:-1]] == [0, 4, 0, 0]
+    assert all(row["given"] and row["same"] and row["mask"] for row in job.output[:-1])
+    assert job.output[-1] == bare.run(EVALUATING).output[-1]
+    losses = {frame["step"]: frame["val_loss"] for frame in job.frames if "val_loss" in frame}
+    assert losses.keys() == {3, 6, 9} and job.kinds() == ["drill"]
+
+
+def test_eval_mismatch_that_saw_no_evaluation_says_so(probed):
+    job = probed.run(loop(), drills=[drill("eval_mismatch", steps=3)])
+    assert [n.message for n in job.notices if n.step == 11] == [
+        "drill eval_mismatch is refused: the trained model was not evaluated while it was on"
+    ]
+
+
 def test_batch_cut_keeps_an_eighth_of_the_rows_of_all_inputs(probed):
     job = probed.run(loop(), drills=[drill("batch_cut", steps=3)])
     assert [row["rows"] for row in job.output[6:13]] == [8, 8, 1, 1, 1, 8, 8]
