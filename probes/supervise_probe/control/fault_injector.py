@@ -31,6 +31,13 @@ class ScheduledFault:
         self.index = index
         self.rank = order.get("rank")  # None: every rank
         self.params = faults.complete(self.name, order.get("params") or {})
+        self.kind = faults.catalog()[self.name]
+        self.fault: Optional[faults.Fault] = None
+
+    def make(self, torch: Any) -> faults.Fault:
+        """Return the fault, which is made once."""
+        self.fault = self.fault or self.kind(torch, self.params)
+        return self.fault
 
 
 class FaultInjector:
@@ -38,6 +45,7 @@ class FaultInjector:
 
     Attributes:
         active: whether any fault acts in this step.
+        follows: whether `schedule_factor` is to be asked at each step of an optimizer.
     """
 
     def __init__(self, context: ProbeContext, optimizers: Optimizers) -> None:
@@ -45,7 +53,7 @@ class FaultInjector:
         self._guard = context.guard
         self._part = context.guard.part("drills", share=1.0)
         self._publisher: Optional[Publisher] = None
-        self.active = False
+        self.active = self.follows = False
         self._waiting: List[ScheduledFault] = []
         self._active: List[Active] = []
         self._lacking: Dict[Tuple[Active, str], str] = {}  # what a call of a fault did not find
@@ -66,7 +74,10 @@ class FaultInjector:
 
     def _plan(self, order: Mapping[str, Any], index: int) -> None:
         try:
-            self._waiting.append(ScheduledFault(order, index))
+            drill = ScheduledFault(order, index)
+            if drill.kind.FOLLOWS:
+                drill.make(self._context.torch)
+            self._waiting.append(drill)
         except (KeyError, TypeError, ValueError) as error:
             self._context.reporter.notice("drill", f"drill {order} cannot run: {error}")
 
@@ -88,7 +99,7 @@ class FaultInjector:
                     ranks = self._context.position.world_size
                     self._refuse(drill.name, f"there is no rank {drill.rank} in {ranks}")
             elif self._first_time(drill):
-                fault = faults.catalog()[drill.name](self._context.torch, drill.params)
+                fault = drill.make(self._context.torch)
                 self._active.append((fault, drill.name, step + fault.steps))
                 params = ", ".join(f"{key}={value}" for key, value in drill.params.items())
                 self._context.reporter.notice(
@@ -96,7 +107,7 @@ class FaultInjector:
                     f"drill {drill.name} begins at step {step} ({params or 'no parameters'})",
                     {"fault": drill.name, "params": drill.params, "steps": fault.steps},
                 )
-        self.active = bool(self._active)
+        self.active, self.follows = bool(self._active), bool(self._following())
         self._called = False
         if self._publisher is not None:
             self._publisher.muted = any(fault.silent for fault, _, _ in self._active)
@@ -105,6 +116,7 @@ class FaultInjector:
         """The run was rolled back: what acts now is over, what has not begun still comes."""
         over, self._active, self.active = self._active, [], False
         self._lacking = {}
+        self.follows = bool(self._following())
         self._end(over)
 
     def _end(self, over: Sequence[Active]) -> None:
@@ -128,6 +140,21 @@ class FaultInjector:
         for fault, _, _ in self._active:
             factor *= fault.lr_factor()
         return factor
+
+    def schedule_factor(self, optimizer: Any, step: int) -> float:
+        """Return the product for an optimizer that is about to step; those that wait look on."""
+        for fault in self._following():
+            self._guard.run(self._part, fault.follow, optimizer, step)
+        factor = 1.0
+        for entry in self._active:
+            if entry[0].FOLLOWS:
+                found = self._call(entry, entry[0].schedule_factor, optimizer, step)
+                factor *= 1.0 if found is None else found
+        return factor
+
+    def _following(self) -> List[faults.Fault]:
+        waiting = [drill.fault for drill in self._waiting if drill.fault is not None]
+        return waiting + [fault for fault, _, _ in self._active if fault.FOLLOWS]
 
     def forward(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]

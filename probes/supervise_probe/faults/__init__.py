@@ -32,6 +32,7 @@ class Fault:
         MEANING: one sentence for the table in `probes/README.md`.
         MOVES: the metric that it moves at its default size; empty where it has no size.
         PARAMS: name -> (default, meaning).
+        FOLLOWS: whether it is made as soon as it is ordered, and told of all rates from then on.
         silent: whether no frame is published while it acts.
         steps: for how many steps it acts.
     """
@@ -39,6 +40,7 @@ class Fault:
     MEANING: ClassVar[str] = ""
     MOVES: ClassVar[str] = ""
     PARAMS: ClassVar[Params] = {}
+    FOLLOWS: ClassVar[bool] = False
     silent: ClassVar[bool] = False
 
     def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
@@ -53,6 +55,13 @@ class Fault:
 
     def lr_factor(self) -> float:
         """Return the factor of the learning rate."""
+        return 1.0
+
+    def follow(self, optimizer: Any, step: int) -> None:
+        """An optimizer is about to step, with the rates that the job has set."""
+
+    def schedule_factor(self, optimizer: Any, step: int) -> float:
+        """Return the factor of those, as if the job had set others; of one that FOLLOWS."""
         return 1.0
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:

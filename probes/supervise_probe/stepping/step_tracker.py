@@ -158,6 +158,8 @@ class StepTracker:
             self.close(on_time=False)
         started, before = self._round.members, self._round.before
         late = before and not started and not self.accumulates and key not in before
+        if self._drills.follows:
+            self._reschedule(optimizer)
         update.scheduled = rate_of(self._torch, optimizer)
         if not started:
             self._commands.before_update()
@@ -203,6 +205,11 @@ class StepTracker:
         self._undecided = False
         self._round.joins_late(id(update.optimizer))
         return False
+
+    def _reschedule(self, optimizer: Any) -> None:
+        factor = self._drills.schedule_factor(optimizer, self._position.step)
+        if factor != 1.0:
+            self._rate.reschedule(optimizer, factor)
 
     def _scale_rate(self, optimizer: Any, known: OptimizerInfo) -> None:
         rate, drills, everyone = self._rate, self._drills, self._optimizers.known

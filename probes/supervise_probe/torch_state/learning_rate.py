@@ -189,14 +189,24 @@ class LearningRate:
                 limit = min((each for each in (limit, held) if each is not None), default=asked)
                 if asked > limit:
                     factor = limit * ours / own
-            if isinstance(rate, self._torch.Tensor):
-                self._changed.append((group, rate.clone(), rate, factor))
-                with self._torch.no_grad():
-                    rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
-            elif rate is not None:
-                used = rate * factor
-                self._changed.append((group, rate, used, factor))
-                group["lr"] = used
+            if rate is not None:
+                self._set(group, rate, factor)
+
+    def _set(self, group: Dict[str, Any], rate: Any, factor: float) -> None:
+        if isinstance(rate, self._torch.Tensor):
+            self._changed.append((group, rate.clone(), rate, factor))
+            with self._torch.no_grad():
+                rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
+        else:
+            used = rate * factor
+            self._changed.append((group, rate, used, factor))
+            group["lr"] = used
+
+    def reschedule(self, optimizer: Any, factor: float) -> None:
+        """Multiply the rate of every group until `restore`, as if the job's schedule had."""
+        for group in optimizer.param_groups:
+            if group.get("lr") is not None:
+                self._set(group, group["lr"], factor)
 
     @property
     def changed(self) -> bool:

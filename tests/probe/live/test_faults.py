@@ -312,6 +312,7 @@ def test_a_checkpoint_is_damaged_once(probed):
         ("attention_bias", "the model calls no scaled_dot_product_attention without mask and"),
         ("weight_noise:target=vector", "no vector of floats is trained"),
         ("lr_spike:rank=1", "there is no rank 1 in 1"),
+        ("schedule_restart", "the learning rate has been the same since the run began"),
     ],
 )
 def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why):
@@ -370,6 +371,17 @@ def test_lr_spike_multiplies_the_rate_for_some_steps(probed):
     assert set(job.column("lr_scale")) == {1.0}
     assert {row.get("lr", 1e-2) for row in job.output} == {1e-2}
     assert job.kinds() == ["drill"] and "lr_spike begins at step 8" in job.notices[0].message
+
+
+def test_schedule_restart_sets_the_rates_of_the_beginning_again(probed):
+    """As the job's own: what it has set itself is untouched, and counts again afterwards."""
+    warm = "optimizer.param_groups[0]['lr'] = 1e-2 * min(step + 1, 5) / 5 * 0.99**step"
+    job = probed.run(loop(warm), drills=[drill("schedule_restart", steps=9)])
+    own = [row["lr"] for row in job.output[:-1]]
+    for name in ("learning_rate", "learning_rate_scheduled"):
+        assert job.column(name) == pytest.approx(own[:8] + own[:9] + own[17:])
+    assert own == [1e-2 * min(step + 1, 5) / 5 * 0.99**step for step in range(20)]
+    assert set(job.column("lr_scale")) == {1.0} and job.kinds() == ["drill"]
 
 
 def test_nan_grad_strikes_once(probed):
