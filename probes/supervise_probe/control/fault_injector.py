@@ -167,6 +167,11 @@ class FaultInjector:
                 args, kwargs = changed
         return args, kwargs
 
+    def output(self, result: Any) -> None:
+        """The outermost module has returned `result`."""
+        for entry in self._active:
+            self._call(entry, entry[0].output, result)
+
     def evaluation(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:

@@ -68,6 +68,9 @@ class Fault:
         """Return the arguments for the outermost module."""
         return args, kwargs
 
+    def output(self, result: Any) -> None:
+        """Look at what the outermost module has returned."""
+
     def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments for the trained model where it is called for an evaluation."""
         return args, kwargs

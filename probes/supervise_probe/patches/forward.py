@@ -33,7 +33,8 @@ class Around(NamedTuple):
             arguments to use.
         enter: given `(root, compiled, args, kwargs)` in front of one that is sampled. leave: given
             its result behind it.
-        evaluation: as `before`, in front of a call without gradients while a drill is on.
+        output, evaluation: while a drill is on: given the result behind a call with gradients on;
+            as `before`, in front of one without.
     """
 
     torch: Any
@@ -43,6 +44,7 @@ class Around(NamedTuple):
     before: Callable[..., Any]
     enter: Callable[..., Any]
     leave: Callable[..., Any]
+    output: Callable[..., Any]
     evaluation: Callable[..., Any]
 
 
@@ -58,10 +60,13 @@ def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around
     def leave(result: Any) -> None:
         listeners.forward.leave(result)
 
+    def output(result: Any) -> None:
+        listeners.forward.drills.output(result)
+
     def evaluation(*args: Any) -> Any:
         return listeners.forward.before_evaluation(*args)
 
-    calls = (hidden(torch, each) for each in (before, enter, leave, evaluation))
+    calls = (hidden(torch, each) for each in (before, enter, leave, output, evaluation))
     return Around(torch, gate, times, listeners, *calls)
 
 
@@ -98,6 +103,8 @@ class RootCall:
         began = monotonic_ns()
         try:
             result = call(*args, **kwargs)
+            if listener.drills.active:
+                around.output(result)
             return result
         finally:
             gate.in_forward = False

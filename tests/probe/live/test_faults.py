@@ -140,6 +140,20 @@ def test_batch_cut_keeps_an_eighth_of_the_rows_of_all_inputs(probed):
     assert job.column("tokens_per_update")[7:9] == [128, 16]
 
 
+def test_data_order_feeds_blocks_of_batches_again_with_their_targets(probed):
+    """Two batches three times, then the next two; what the job draws stays as it is."""
+    script = loop().replace(
+        "emit(step=step,",
+        "emit(step=step, fed=float((seen[0] * 7 + seen[1]"
+        ").double().std()), own=float((x * 7 + y).double().std()),",
+    )
+    job = probed.run(script, drills=[drill("data_order", block=2, passes=3, steps=10)])
+    own, fed = ([row[name] for row in job.output[:-1]] for name in ("own", "fed"))
+    order = [*range(8), *[8, 9] * 3, *[14, 15] * 2, 18, 19]
+    assert fed == [own[step] for step in order] and len({*own}) == 20
+    assert job.kinds() == ["drill"]
+
+
 @pytest.mark.parametrize(("how", "shrinks", "age"), [("variance", 0.99, 9), ("restart", 0.2, 1)])
 def test_moments_are_damaged_once(probed, how, shrinks, age):
     """beta2 0.999 lets second moments fall by a thousandth a step, and no faster."""
@@ -342,7 +356,7 @@ for step in range(6):
     assert refused == ["drill bad_batch is refused: no call of the outermost module is seen"]
 
 
-def test_a_batch_whose_targets_are_elsewhere_is_not_cut(probed):
+def test_a_batch_whose_targets_are_elsewhere_is_not_cut_nor_fed_again(probed):
     """Eight targets and the logits of one row: the job would die of it."""
     script = """
 model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
@@ -353,9 +367,10 @@ for step in range(6):
     optimizer.step()
     emit(step=step)
 """
-    job = probed.run(script, drills=[drill("batch_cut", step=3)])
+    job = probed.run(script, drills=[drill("batch_cut", step=3), drill("data_order", step=3)])
     assert len(job.output) == 6
-    assert "drill batch_cut is refused: no targets" in job.notices[-1].message
+    assert "drill batch_cut is refused: no targets" in job.notices[-2].message
+    assert "drill data_order is refused: the model returns no loss" in job.notices[-1].message
 
 
 def test_a_drill_may_strike_one_rank(probed):
