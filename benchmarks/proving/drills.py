@@ -38,7 +38,7 @@ HEAD = """# What drills move
 Written by `python benchmarks/proving/drills.py` from the recordings of seed 0; its docstring says
 what counts as moved. `memory_creep` is not judged: growth of memory is measured over a minute, and
 these programs are shorter. `same_batch`, `hang`, `crash`, `blackout` and `bad_checkpoint` have no
-size. `data_order`, `eval_mismatch` and `schedule_restart` came after these recordings.
+size. `data_order`, `eval_mismatch`, `guard_off` and `schedule_restart` came after these recordings.
 
 | drill | metric | moved in | not in |
 | --- | --- | --- | --- |

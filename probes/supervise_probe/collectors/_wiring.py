@@ -89,6 +89,7 @@ def make(
     For the two callables see `batch` and `framework`.
     """
     gradients = gradient.Collector(context, sources.scaling, sources.copies)
+    clips = clipping.Collector(context, gradients)
     losses = loss.Collector(context)
     batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
     wired = Wired(
@@ -100,7 +101,7 @@ def make(
         gradient=gradients,
         groups=groups.Collector(context, sources.scaling, gradients),
         framework=framework.Collector(context, sources.extra, step_is_over),
-        limits=limits.Collector(context, sources.in_force),
+        limits=limits.Collector(context, sources.in_force, clips),
         loss=losses,
         quarantine=quarantine.Collector(context, batches, origins),
         shards=origins,
@@ -110,7 +111,7 @@ def make(
     sketches = sketch.Collector(context, sources.optimizers, sources.sets)
     return wired, {
         **wired._asdict(),
-        "clipping": clipping.Collector(context, wired.gradient),
+        "clipping": clips,
         "loss_scale": loss_scale.Collector(context, sources.scaling),
         "noise": noise.Collector(
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches

@@ -53,7 +53,12 @@ EXCESS = "_clip_excess"  # norm over limit on its way to the host; never publish
 
 
 class Collector(Base):
-    """Looks at the clips that the collector `gradient` keeps anyway."""
+    """Looks at the clips that the collector `gradient` keeps anyway.
+
+    Attributes:
+        limited: whether the job clipped in the step that is collected, to a finite limit if that is
+            known; None until this was looked at.
+    """
 
     def __init__(self, context: ProbeContext, gradient: GradientCollector) -> None:
         super().__init__(context)
@@ -61,6 +66,7 @@ class Collector(Base):
         self._clipped = Window("grad_clip_rate", CLIPS)
         self._clips = False
         self._reason = 0.0
+        self.limited: Optional[bool] = None
 
     def after_update(self, update: Update) -> None:
         if update.skip:
@@ -69,12 +75,16 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         values["skip_reason"], self._reason = self._reason, 0.0
         excess: Optional[Number] = None
+        self.limited = False
         for clip in self._gradient.clips:
             limit = clip.limit
             if limit is None:
+                self.limited = True
                 continue
             if type(limit) is not float:
                 limit = self._number(limit)
+            if type(limit) is not float or limit < inf:  # without one a job takes the norm only
+                self.limited = True
             values.setdefault("clip_threshold", limit)
             over = clip.norm - limit
             excess = over if excess is None else self.scalars.larger(excess, over)

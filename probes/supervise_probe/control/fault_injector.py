@@ -182,6 +182,11 @@ class FaultInjector:
                 args, kwargs = changed
         return args, kwargs
 
+    def clips(self) -> bool:
+        """Return whether a clip that the job calls is made."""
+        found = [self._call(entry, entry[0].clips) for entry in self._active]
+        return False not in found
+
     def before_update(self, params: List[Any], stepping: Optional[Any] = None) -> None:
         """The gradients of `params` are final, in the optimizer `stepping` if there is one."""
         optimizers = self._optimizers.living()

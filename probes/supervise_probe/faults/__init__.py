@@ -75,6 +75,10 @@ class Fault:
         """Return the arguments for the trained model where it is called for an evaluation."""
         return args, kwargs
 
+    def clips(self) -> bool:
+        """Return whether a clip that the job calls is made."""
+        return True
+
     def before_update(self, params: List[Any]) -> None:
         """Act on final gradients, where `after_backward` had no parameters."""
 

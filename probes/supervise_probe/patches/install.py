@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import types
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping
 
 from ..runtime.compiler_exclusion import Hidden, as_it_is
 from ..runtime.compiler_exclusion import hidden as hide
@@ -184,8 +184,11 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 params = list(parameters)
                 if params:  # torch warns of an empty generator
                     parameters = params
-            listeners.step.before_clip(params)
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            drills = listeners.step.drills
+            if drills.active and not drills.clips():
+                return _total_norm(torch, params, float(norm_type)) if tells_norm else None
+            listeners.step.before_clip(params)
             limit = args[0] if args else kwargs.get("max_norm")
             sharded = bool(params) and hasattr(params[0], "_local_tensor")
             if tells_norm and not sharded and float(norm_type) == 2.0:
@@ -203,6 +206,15 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
     wrap("clip_grad_norm_", tells_norm=True)
     wrap("clip_grad_value_", tells_norm=False)
     wrap("clip_grads_with_norm_", tells_norm=False)
+
+
+def _total_norm(torch: Any, params: List[Any], kind: float) -> Any:
+    """Return what `clip_grad_norm_` would; as `get_total_norm` of torch 2.6, no gradient: 0."""
+    norms = [torch.linalg.vector_norm(p.grad.detach(), kind) for p in params if p.grad is not None]
+    if not norms:
+        return torch.tensor(0.0)
+    norms = [norm.to(norms[0].device) for norm in norms]
+    return torch.linalg.vector_norm(torch.stack(norms), kind)
 
 
 def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:

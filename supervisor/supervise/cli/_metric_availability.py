@@ -62,6 +62,7 @@ CONDITIONS = (
     ("clip_bound", "while `clip` is active", False),
     ("lr_hold", "while `hold_rate` is in force", False),
     ("lr_rewarm", "during the re-warm after a rollback or a relaunch", False),
+    ("guard_active", "where the job clips, or the policy orders guards", False),
     ("update_clip_rate", "while `update_clip` is active", False),
     ("gradients_zeroed", "while `zero_nonfinite` is armed", False),
     ("adam_rms_ratio", "with an optimizer of the Adam family", True),

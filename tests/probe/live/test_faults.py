@@ -326,6 +326,7 @@ def test_a_checkpoint_is_damaged_once(probed):
         ("attention_bias", "the model calls no scaled_dot_product_attention without mask and"),
         ("weight_noise:target=vector", "no vector of floats is trained"),
         ("lr_spike:rank=1", "there is no rank 1 in 1"),
+        ("guard_off", "the job clips no gradients by torch.nn.utils before its step"),
         ("schedule_restart", "the learning rate has been the same since the run began"),
     ],
 )
@@ -397,6 +398,28 @@ def test_schedule_restart_sets_the_rates_of_the_beginning_again(probed):
         assert job.column(name) == pytest.approx(own[:8] + own[:9] + own[17:])
     assert own == [1e-2 * min(step + 1, 5) / 5 * 0.99**step for step in range(20)]
     assert set(job.column("lr_scale")) == {1.0} and job.kinds() == ["drill"]
+
+
+def test_guard_off_leaves_gradients_as_they_are_and_tells_their_norm(probed):
+    """The job has clipped in 32 steps in a row: then the guard misses in a step without."""
+    clip = """params = [*model.parameters()]
+    before = norm(p.grad for p in params)
+    told = float(nn.utils.clip_grad_norm_(params, 0.05))
+    nn.utils.clip_grad_value_(params, 1.0)
+    after = norm(p.grad for p in params)"""
+    script = loop(clip).replace("step < 20", "step < 44")
+    script = script.replace("emit(step=step,", "emit(step=step, norms=[before, told, after],")
+    job = probed.run(script, drills=[drill("guard_off", step=36, steps=4)])
+    off = range(36, 40)
+    for row in job.output[:-1]:
+        before, told, after = row["norms"]
+        assert told == pytest.approx(before, rel=1e-5) and before > 0.06
+        assert after == pytest.approx(before if row["step"] in off else 0.05, rel=1e-3)
+    assert job.column("guard_active")[31:] == [float(step not in off) for step in range(31, 44)]
+    assert not any("guard_active" in frame for frame in job.frames[:31])
+    assert [f["step"] for f in job.frames if "clip_threshold" not in f] == [*off]
+    norms = [row["norms"][0] for row in job.output[:-1]]
+    assert job.column("grad_global_norm") == pytest.approx(norms, rel=1e-5)
 
 
 def test_nan_grad_strikes_once(probed):
