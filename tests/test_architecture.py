@@ -58,8 +58,9 @@ LAYERS = {
     "outputs": ("supervise.core", "supervise.children", "supervise.store.files"),
     "report": ("supervise.core", "supervise.store"),
     "canary": ("supervise.report",),
+    "fault_suite": ("supervise.canary", "supervise.core", "supervise.report"),
     "trials": (
-        *(f"supervise.{name}" for name in ("canary", "children", "store")),
+        *(f"supervise.{name}" for name in ("canary", "children", "fault_suite", "report", "store")),
         "supervise.inputs.clock",
     ),
     "health": ("supervise.core", "supervise.children", "supervise.inputs"),

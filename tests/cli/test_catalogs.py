@@ -39,12 +39,12 @@ def test_runbooks_are_listed_those_that_act_first(supervise):
 
 def test_drills_are_listed_and_their_example_can_be_given(supervise):
     """The command line that is shown is one that `run` takes."""
-    names = [row["drill"] for row in json.loads(supervise("drills", "--json")[1])]
-    assert len(supervise("drills")[1].splitlines()) == len(names) + 1
+    names = [row["drill"] for row in json.loads(supervise("drill", "list", "--json")[1])]
+    assert len(supervise("drill", "list")[1].splitlines()) == len(names) + 1
     for name in names:
-        shown = supervise("drills", name)[1].splitlines()[-1]
+        shown = supervise("drill", "show", name)[1].splitlines()[-1]
         assert drills.parse(shown.split(" --drill ")[1].split(" -- ")[0])["fault"] == name
-    code, _, err = supervise("drills", "lr_spyke")
+    code, _, err = supervise("drill", "show", "lr_spyke")
     assert (code, "did you mean 'lr_spike'?" in err) == (64, True)
 
 

@@ -49,7 +49,7 @@ def test_a_candidate_that_crashes_fails(supervise):
     assert invoke(["audit", "verify", str(trial / "audit.log")]) == 0
 
 
-def test_commands_that_are_not_safe_are_refused(capsys, tmp_path, monkeypatch, comes_back):
+def test_commands_that_are_not_safe_are_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def refused(*argv):
@@ -62,9 +62,6 @@ def test_commands_that_are_not_safe_are_refused(capsys, tmp_path, monkeypatch, c
     assert "try: supervise canary run --baseline" in err
     code, err = refused(*run, "runs/mian", "--", "python", "a.py", "{out}", "{seed}")
     assert (code, "runs/mian is not a run" in err) == (64, True)
-    both = ("x {out} {seed}", "--policy", str(comes_back))
-    code, err = refused(*run, *both, "--", "y", "{out}", "{seed}")
-    assert (code, "a run of a trial is never started again" in err) == (64, True)
     assert refused(*run, "x {out} {seed}")[0] == 64, "no command"
     assert refused("--steps", "100", "--baseline", "x {out}", "--", "y", "{out}")[0] == 64
-    assert list(tmp_path.iterdir()) == [comes_back], "nothing was made"
+    assert not any(tmp_path.iterdir()), "nothing was made"

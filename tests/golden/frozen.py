@@ -128,7 +128,7 @@ READING = (
 MISTAKES = (
     *(("status",), ("status", "nix"), ("watch", "PATH"), ("runs", "--runs", "nowhere")),
     *(("pause",), ("adopt",), ("events", "--since", "yesterday", "PATH"), ("completion", "tcsh")),
-    *(("runbook", "loss-spke"), ("drills", "lr_spyke"), ("export", "-o", "run.xls", "PATH")),
+    *(("runbook", "loss-spke"), ("drill", "show", "lr_spyke"), ("export", "-o", "run.xls", "PATH")),
     ("export", "--csv", "--metrics", "loss", "PATH"),
 )
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from supervise.errors import StoreError, TamperError
-from supervise.trials import gate_log, outside_writes
+from supervise.trials import outside_writes, trial_log
 from supervise.trials.scratch import arm_environment
 
 
@@ -62,20 +62,20 @@ VERDICT = {"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs":
 def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
     path = tmp_path / "audit.log"
     for verdict in ("PASS", "FAIL"):
-        with gate_log.opened(path) as log:
-            log.note(gate_log.VERDICT, verdict, VERDICT | {"verdict": verdict})
+        with trial_log.opened(path) as log:
+            log.note(trial_log.VERDICT, verdict, VERDICT | {"verdict": verdict})
 
-    found = gate_log.verdicts(path)
+    found = trial_log.verdicts(path)
 
     assert [one["verdict"] for one in found] == ["PASS", "FAIL"]
     assert len({one["comparison"] for one in found}) == 1
     path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
-    with pytest.raises(TamperError), gate_log.opened(path):
+    with pytest.raises(TamperError), trial_log.opened(path):
         pass
 
 
 def test_the_log_of_a_run_is_left_alone(tmp_path, keep_run, make_frames):
     run = keep_run(make_frames(0, 1.0))
 
-    with pytest.raises(StoreError, match="is the log of a run"), gate_log.opened(run.audit_path):
+    with pytest.raises(StoreError, match="is the log of a run"), trial_log.opened(run.audit_path):
         pass

@@ -36,7 +36,7 @@ SECTIONS = {
         "policy",
         "notify",
         "runbook",
-        "drills",
+        "drill",
         "backtest",
         "canary",
         "metrics",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import StoreError, UsageError
-from ..inputs import clock
+from ..errors import UsageError
 from ..store import files
-from ..store.run_directory import RUNS, RunDir
+from ..store.run_directory import RunDir
 from ._canary_verdict import (
     JUDGING,
     REPORTING,
@@ -31,12 +29,13 @@ from ._output import document as as_json
 from ._output import printable
 from ._params import JobCommand
 from ._runs import exactly
+from ._trials import LOG, SCRATCH, make_empty, place_of, write_policy
 
 if TYPE_CHECKING:
     from ..canary.arms import Arm
     from ..canary.judgement import Judgement, Pair
     from ..canary.plan import Plan
-    from ..trials.gate_log import GateLog
+    from ..trials.trial_log import TrialLog
 
 SEEDS = 3  # the fewest that show how far two runs of one program drift apart
 LEAST, MOST = 200, 2000  # steps: six blocks after the warm-up; more is no short run
@@ -44,7 +43,7 @@ EXAMPLE = (
     "supervise canary run --baseline 'python train.py --out {out} --seed {seed}' --steps 400 -- "
     "python train.py --lr 1e-3 --out {out} --seed {seed}"
 )
-LOG, DOCUMENT, SCRATCH = "audit.log", "gate.json", "scratch"
+DOCUMENT = "gate.json"
 SHOWN = 3  # files outside that are named
 
 
@@ -90,8 +89,9 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     a guard, a loss that is higher beyond what seeds explain. A PASS needs all pairs.
 
     Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
-    never repairs it. W&B and the hubs are offline, and no tracked run is resumed. What a run writes
-    elsewhere is reported, as far as that can be seen.
+    never repairs it. Another policy sends no messages here, and starts no job again. W&B and the
+    hubs are offline, and no tracked run is resumed. What a run writes elsewhere is reported, as far
+    as that can be seen.
 
     \b
     Examples:
@@ -108,10 +108,10 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors():
         from ..canary.gate_document import gate_document
-        from ..trials import gate_log
+        from ..trials import trial_log
 
         trial = _trial(list(argv), options)
-        with gate_log.opened(trial.directory / LOG) as log:
+        with trial_log.opened(trial.directory / LOG) as log:
             found, pairs, runs = _made(trial, log, open_pairs(options["calibrate"]))
             whole = gate_document(found, pairs, trial.notes(len(pairs)))
             write_verdict(whole, runs, log)
@@ -125,6 +125,7 @@ class _Trial:
     """What is to be made.
 
     Attributes:
+        policy: file of the policy that watches the runs. about: what the log keeps of it.
         recorded: runs of the baseline; empty where its command makes them.
         commands: of each arm that is made, with placeholders. cwd: where they are started.
         outside: arm -> files that it wrote elsewhere.
@@ -133,7 +134,8 @@ class _Trial:
     plan: Plan
     steps: int
     seeds: int
-    policy: str
+    policy: Path
+    about: Mapping[str, Any]
     directory: Path
     recorded: Sequence[Path]
     commands: Mapping[str, Sequence[str]]
@@ -153,6 +155,7 @@ class _Trial:
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
     from ..canary.trial_plan import BASELINE, CANDIDATE, missing
+    from ..catalog.assembly.isolated import isolated
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
     texts = [text for text in options["baseline"] if exactly(text) is None]
@@ -171,16 +174,16 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
             if name == BASELINE and len(template) == 1:
                 text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
             raise UsageError(text, hint=EXAMPLE)
-    _check_policy(options["policy"])
-    stamp = clock.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    place = options["directory"] or RUNS / f"canary-{stamp}-{secrets.token_hex(3)}"
+    found = isolated(options["policy"])
+    directory = make_empty(place_of(options["directory"], "canary"))
     here = Path.cwd()
     return _Trial(
         plan=replace(plan_of(options), looks=(1.0,)),
         steps=options["steps"],
         seeds=seeds,
-        policy=options["policy"],
-        directory=_empty(place.absolute()),
+        policy=write_policy(directory, found),
+        about={"name": found.policy.name, "digest": found.policy.digest, "without": found.left_out},
+        directory=directory,
         recorded=recorded,
         commands=commands,
         cwd={CANDIDATE: here, BASELINE: (options["baseline_dir"] or here).absolute()},
@@ -195,30 +198,8 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"--baseline {text!r}: {error}", hint=EXAMPLE) from error
 
 
-def _check_policy(name: str) -> None:
-    """Refuse a policy that would start a job again: an arm is one launch. Raises UsageError."""
-    from ..catalog import load_policy
-
-    policy = load_policy(name)
-    for key in ("relaunch", "on_crash"):
-        if policy.job.get(key):
-            text = f"the policy {name} has job.{key}, and a run of a trial is never started again"
-            raise UsageError(text, hint="use --policy canary, or observe")
-
-
-def _empty(path: Path) -> Path:
-    try:
-        if path.exists() and any(path.iterdir()):
-            raise UsageError(f"{path} is not empty", hint="choose another one with --dir DIR")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.make_directory(path)
-    except OSError as error:
-        raise StoreError(f"cannot make {path}: {error.strerror}") from error
-    return path
-
-
 def _made(
-    trial: _Trial, log: GateLog, calibration: Sequence[tuple[RunDir, RunDir]]
+    trial: _Trial, log: TrialLog, calibration: Sequence[tuple[RunDir, RunDir]]
 ) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
     from ..canary.judgement import judge
@@ -227,7 +208,7 @@ def _made(
 
     plan = replace(trial.plan, steps=trial.steps)
     noise = read_pairs(calibration, plan)
-    shown = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.policy}
+    shown = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.about}
     shown |= {"margin": plan.margin, "alpha": plan.alpha, "warmup": plan.warmup}
     log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", shown)
     runs: list[tuple[RunDir, RunDir]] = []
@@ -252,7 +233,7 @@ def _made(
         click.echo(f"pair {len(pairs)} of {trial.seeds}{shown_effect}, not decided", err=True)
 
 
-def _run(trial: _Trial, name: str, number: int, log: GateLog) -> tuple[RunDir, Arm]:
+def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
     from ..canary.trial_plan import filled
     from ..trials.arm_run import ArmSpec, last_lines, run_arm
@@ -267,7 +248,7 @@ def _run(trial: _Trial, name: str, number: int, log: GateLog) -> tuple[RunDir, A
         out=out,
         steps=trial.steps,
         warmup=trial.plan.warmup,
-        policy=trial.policy,
+        policy=str(trial.policy),
         keep=trial.keep,
     )
     outcome = run_arm(spec, trial.directory, os.environ)

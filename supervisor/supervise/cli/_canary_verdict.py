@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..canary.arms import Arm
     from ..canary.judgement import Pair
     from ..canary.plan import Plan
-    from ..trials.gate_log import GateLog
+    from ..trials.trial_log import TrialLog
 
 Option = Callable[[Any], Any]
 
@@ -164,11 +164,11 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 
 
 def write_verdict(
-    document: Mapping[str, Any], runs: Sequence[tuple[RunDir, RunDir]], log: GateLog
+    document: Mapping[str, Any], runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog
 ) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
-    from ..trials.gate_log import VERDICT
     from ..trials.recorded_arm import cite
+    from ..trials.trial_log import VERDICT
 
     kept = {name: value for name, value in document.items() if name not in ("pairs", "schema")}
     pairs = [

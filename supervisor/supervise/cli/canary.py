@@ -109,7 +109,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     with own_errors():
         from ..canary.gate_document import gate_document
         from ..canary.judgement import judge
-        from ..trials import gate_log
+        from ..trials import trial_log
 
         plan = plan_of(options)
         opened = open_pairs(list(zip(runs[::2], runs[1::2], strict=True)))
@@ -117,7 +117,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         found = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
         whole = gate_document(found, pairs)
         if options["audit"] is not None:
-            with gate_log.opened(options["audit"]) as log:
+            with trial_log.opened(options["audit"]) as log:
                 write_verdict(whole, opened, log)
         ctx.exit(report(whole, options))
 

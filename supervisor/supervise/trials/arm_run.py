@@ -42,7 +42,9 @@ class ArmSpec:
         argv: without placeholders.
         cwd: its working directory. out: where it writes, removed at its end unless `keep`.
         steps, warmup: planned length, and the steps before CPU time is measured.
-        policy: under which it runs.
+        policy: file of the policy under which it runs.
+        options: more options of `supervise run`, as a mode and a drill.
+        limit_s: after which it is asked to end; None: never.
     """
 
     name: str
@@ -53,6 +55,8 @@ class ArmSpec:
     warmup: int
     policy: str
     keep: bool = False
+    options: Sequence[str] = ()
+    limit_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -90,11 +94,11 @@ def run_arm(spec: ArmSpec, directory: Path, environ: Mapping[str, str]) -> ArmOu
     fine = outside_writes.harmless(env, directory, spec.out)
     before = outside_writes.fingerprint(spec.cwd, fine)
     start = time.monotonic()
-    watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q", "--"]
+    watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
     log = directory / f"{spec.name}.log"
     with log.open("wb") as output:
         child = Child(
-            [sys.executable, *watch, *spec.argv],
+            [sys.executable, *watch, *spec.options, "--", *spec.argv],
             env=env,
             cwd=spec.cwd,
             stdin=subprocess.DEVNULL,
@@ -135,6 +139,7 @@ class _Follower:
         self._step = -1
         self._samples: list[tuple[int, float, float]] = []  # step, CPU seconds, time: two at most
         self._asked_at = -math.inf
+        self._end = math.inf if spec.limit_s is None else time.monotonic() + spec.limit_s
 
     @property
     def cpu_s(self) -> float | None:
@@ -150,6 +155,8 @@ class _Follower:
             try:
                 code = child.wait(POLL_S)
             except subprocess.TimeoutExpired:
+                if time.monotonic() > self._end:
+                    self._stop(child)
                 self._look(child)
                 continue
             return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""`supervise drills`: the faults that `--drill` can inject."""
+"""`supervise drill`: the faults that `--drill` can inject, and a suite of them on a job."""
 
 from __future__ import annotations
 
@@ -6,25 +6,56 @@ from typing import Any
 
 import click
 
+from . import _drill_suite
 from ._output import document, print_table
 
 HEADER = ("drill", "moves", "what it does")
 
 
-@click.command(name="drills")
-@click.argument("name", required=False, metavar="[NAME]")
+@click.group(name="drill", no_args_is_help=True)
+def command() -> None:
+    """Try faults on a job: list them, or run a suite of them.
+
+    One fault at a time is `supervise --policy P --drill FAULT@STEP -- COMMAND`.
+    """
+
+
+command.add_command(_drill_suite.command)
+
+
+@command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(name: str | None, as_json: bool) -> None:
-    """List the faults that `--drill FAULT@STEP` injects, or explain one.
+def list_(as_json: bool) -> None:
+    """List the faults that `--drill FAULT@STEP` injects.
 
     A drill breaks your own job on purpose, at one step, to see what the policy does about it. A
     parameter goes before the step; `rank=K` strikes one rank only.
 
     \b
     Examples:
-      supervise drills
-      supervise drills lr_spike
+      supervise drill list
       supervise --policy nano --drill lr_spike:factor=10,steps=5@150 -- python train.py
+
+    Exit codes: 0.
+    """
+    from ..catalog.inventory import drills
+
+    found = drills.describe()
+    if as_json:
+        click.echo(document(found))
+    else:
+        print_table([(one["drill"], one["moves"] or "-", one["does"]) for one in found], HEADER)
+
+
+@command.command()
+@click.argument("name", metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def show(name: str, as_json: bool) -> None:
+    """Explain a fault and its parameters.
+
+    \b
+    Examples:
+      supervise drill show lr_spike
 
     Exit codes: 0; 64 no such fault.
     """
@@ -33,13 +64,10 @@ def command(name: str | None, as_json: bool) -> None:
     from ..errors import UsageError
 
     found = {each["drill"]: each for each in drills.describe()}
-    if name is not None and name not in found:
+    if name not in found:
         raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, found))
     if as_json:
-        click.echo(document(list(found.values()) if name is None else found[name]))
-    elif name is None:
-        rows = [(each["drill"], each["moves"] or "-", each["does"]) for each in found.values()]
-        print_table(rows, HEADER)
+        click.echo(document(found[name]))
     else:
         print_table(_lines(found[name]))
 

@@ -1,4 +1,4 @@
-"""The audit log of a comparison: its plan, its runs, each look, and the verdict.
+"""The audit log of a trial: its plan, its runs, each look, and what came of it.
 
 It is a log as that of a run: hash-chained, so that a verdict can be cited by the number of its
 records and their root, and `supervise audit verify FILE` shows a change.
@@ -17,14 +17,15 @@ from ..inputs import clock
 from ..store import audit
 from ..store.audit import Audit
 
-VERDICT = "canary_verdict"
+VERDICT, RESULT = "canary_verdict", "suite_result"
+CANARY, SUITE = "canary", "suite"  # what a trial is for; its records are called so
 
 
-class GateLog:
+class TrialLog:
     """The writer; get one from `opened`."""
 
-    def __init__(self, log: Audit, comparison: str) -> None:
-        self.comparison = comparison
+    def __init__(self, log: Audit, trial: str) -> None:
+        self.trial = trial
         self._log = log
 
     def note(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
@@ -32,7 +33,7 @@ class GateLog:
         now = clock.monotonic_ns(), clock.wall()
         self._log.append(
             kind,
-            actor="gate",
+            actor="trial",
             at_ns=now[0],
             wall=now[1],
             step=-1,
@@ -42,22 +43,22 @@ class GateLog:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[GateLog]:
-    """Yield the log at a path, a new one or one that further comparisons are added to.
+def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
+    """Yield the log at a path, a new one or one that further trials are added to.
 
     Raises:
         StoreError: it cannot be written, or is the log of a run; TamperError: it was changed.
     """
     wall = clock.wall()
-    comparison = f"canary-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
-    comparison += f"-{secrets.token_hex(3)}"
+    trial = f"{sort}-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
+    trial += f"-{secrets.token_hex(3)}"
     if path.exists() and (first := next(iter(audit.read(path)), None)) is not None:
-        if not str(first["kind"]).startswith("canary_"):
+        if not str(first["kind"]).startswith((f"{CANARY}_", f"{SUITE}_")):
             raise StoreError(f"{path} is the log of a run", hint="name another file")
-        comparison = str(first["run"])
-    log = Audit.open(path, comparison, at_ns=clock.monotonic_ns(), wall=wall)
+        trial = str(first["run"])
+    log = Audit.open(path, trial, at_ns=clock.monotonic_ns(), wall=wall)
     try:
-        yield GateLog(log, comparison)
+        yield TrialLog(log, trial)
     finally:
         log.close()
 
@@ -84,3 +85,12 @@ def verdicts(path: Path) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def suites(path: Path) -> list[dict[str, Any]]:
+    """Return the result of each suite in a log: its document, with digest, and the rules' digests.
+
+    Raises:
+        StoreError: the log cannot be read; TamperError: it was changed.
+    """
+    return [dict(record["data"]) for record in audit.read(path) if record["kind"] == RESULT]

@@ -1,0 +1,77 @@
+"""`supervise drill suite` on a real job: a fault, a healthy run, and a suite that goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from supervise.cli import invoke
+from supervise.trials import trial_log
+from tests.support.supervised_run import JOBS
+
+TINY = str(JOBS / "tiny.py")
+JOB = ("env", "OUT={out}", sys.executable, TINY, "--steps", "{steps}", "--seed", "{seed}")
+POLICY = """\
+version: supervise/v1
+policy: drilled
+extends: nano
+notify: {webhook: {url_env: NOBODY_MAY_CALL}}
+job: {relaunch: {args: ["--resume"]}, on_crash: restart}
+"""
+
+
+def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(supervise):
+    """The rate alarm leads; a fault without routers is refused; nothing is made twice."""
+    path, mine = supervise.home / "suite", supervise.home / "p.yaml"
+    mine.write_text(POLICY)
+    options = ("--policy", mine, "--seeds", 1, "--steps", 200, "--jobs", 2, "--dir", path)
+    faults = ("--fault", "lr_spike", "--fault", "router")
+
+    def suite():
+        done = supervise.start("drill", "suite", *options, *faults, "--json", "--", *JOB)
+        out, err = done.communicate(timeout=240)
+        assert done.returncode == 0, err
+        return json.loads(out), err
+
+    whole, _ = suite()
+
+    spike, router = whole["faults"]
+    assert spike["detected"] == spike["runs"] == 1
+    assert spike["trusted"][0]["rule"].startswith("update_scale.rate_")
+    assert spike["after"]["median"] == 0.0
+    assert spike["seeds"][0]["acts"] and spike["kept"]["median"] < spike["lost"]["median"]
+    assert router["refused"].startswith("no matrix of the model")
+    assert whole["healthy"][0]["acts"] == [] and whole["healthy"][0]["end"] == ""
+    assert whole["policy"]["without"] == ["notify", "job.relaunch", "job.on_crash"]
+    assert list((path / "scratch").iterdir()) == []
+    assert (path / "suite.html").read_text().startswith("<!doctype html>")
+    assert invoke(["audit", "verify", str(path / "audit.log")]) == 0
+
+    kept = path / "outcomes" / "lr_spike-1-unattended.json"
+    kept.unlink()  # as if it had been interrupted in the middle of this run
+    before = (path / "outcomes" / "healthy-1.json").stat().st_mtime_ns
+    again, err = suite()
+
+    assert kept.exists()
+    assert (path / "outcomes" / "healthy-1.json").stat().st_mtime_ns == before
+    assert again["faults"][0]["trusted"][0] == spike["trusted"][0]
+    assert "router-1-unattended" in err, "what was kept is counted, too"
+    cited = trial_log.suites(path / "audit.log")
+    assert [one["rules"] == whole["rules"] for one in cited] == [True, True]
+
+
+def test_a_suite_that_cannot_be_made_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*argv):
+        code = invoke(["drill", "suite", *argv])
+        return code, capsys.readouterr().err
+
+    code, err = refused("--steps", "200", "--", "python", "a.py", "{out}")
+    assert (code, "the command has no {seed}" in err) == (64, True)
+    code, err = refused("--steps", "200", "--fault", "lr_spyke", "--", "a", "{out}", "{seed}")
+    assert (code, "lr_spike" in err) == (64, True)
+    code, err = refused("--steps", "200", "--at", "200", "--", "a", "{out}", "{seed}")
+    assert (code, "comes after the 200 steps" in err) == (64, True)
+    assert refused("--steps", "200")[0] == 64, "no command"
+    assert not any(tmp_path.iterdir()), "nothing was made"

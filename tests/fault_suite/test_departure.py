@@ -1,0 +1,77 @@
+"""When a loss leaves the band of its healthy control, and what is lost against it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from supervise.fault_suite import departure as of_loss
+
+ONSET, END = 200, 400
+
+
+def healthy(seed=0, noise=0.05):
+    """Return a falling loss with noise of its batches."""
+    rng = random.Random(seed)
+    return {s: 2.0 + 3.0 / (1.0 + s / 20.0) + rng.gauss(0.0, noise) for s in range(END)}
+
+
+def with_fault(control, change):
+    return {s: v + (change(s - ONSET) if s >= ONSET else 0.0) for s, v in control.items()}
+
+
+def test_a_spread_is_that_of_the_noise_and_not_of_the_trend():
+    assert of_loss.spread_of(healthy(), ONSET) == pytest.approx(0.05, rel=0.3)
+    assert of_loss.spread_of(healthy(), 30) == pytest.approx(0.05, rel=1.0), "in a steep fall"
+    assert math.isnan(of_loss.spread_of(healthy(), 5)), "too few"
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        (lambda after: 0.0, None),
+        (lambda after: 0.06, None),  # within 4 spreads of a median of 20
+        (lambda after: 1.0 if after == 7 else 0.0, 7),
+        (lambda after: -1.0 if after == 7 else 0.0, 7),  # a loss that falls has left it, too
+        (lambda after: 0.2, 19),  # a level, once there are 20 of it
+        (lambda after: 0.01 * after, 20),
+        (lambda after: math.nan if after == 3 else 0.0, 3),
+    ],
+)
+def test_a_loss_leaves_its_band(change, step):
+    control = healthy()
+
+    found = of_loss.departure(with_fault(control, change), control, ONSET)
+
+    if step is None:
+        assert found is None
+    else:
+        assert found is not None and abs(found.step - ONSET - step) <= 3
+
+
+def test_another_run_of_the_same_program_stays_in_the_band():
+    for seed in range(20):
+        assert of_loss.departure(healthy(seed + 1), healthy(0), ONSET) is None
+
+
+def test_what_is_lost_is_the_sum_over_the_steps_that_both_have():
+    control = healthy()
+    run = with_fault(control, lambda after: 0.5 if after < 10 else 0.0)
+
+    assert of_loss.lost(run, control, ONSET) == pytest.approx(5.0)
+    assert of_loss.lost({**run, END: 9.0}, control, ONSET) == pytest.approx(5.0)
+    assert of_loss.lost({**run, 300: math.nan}, control, ONSET) == math.inf
+    assert of_loss.lost(control, control, ONSET) == 0.0
+
+
+def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
+    rate = {s: 1e-3 * min(1.0, (s + 1) / 50) for s in range(END)}
+    tokens = dict.fromkeys(range(END), 768.0)
+
+    assert of_loss.moved(rate, rate, ONSET, END) is None
+    assert of_loss.moved({**rate, 250: 2e-3}, rate, ONSET, END) == 250
+    assert of_loss.moved({**tokens, 201: 767.0}, tokens, ONSET, END) == 201
+    assert of_loss.moved({**tokens, 150: 1.0, 390: 1.0}, tokens, ONSET, 380) is None
+    assert of_loss.moved(tokens, {ONSET: 1.0}, ONSET, END) is None, "nothing to compare with"
