@@ -26,6 +26,11 @@ def test_dispersion_is_the_deviation_over_ranks_and_names_the_odd_one():
 
     assert found["loss_dispersion"] == pytest.approx(stdev([2.0, 2.1, 9.0, 2.2]), rel=1e-12)
     assert found["loss_outlier_rank"] == 2
+    two = [{"train_loss_raw": x, "batch_token_entropy": e} for x, e in ((2.0, 3.0), (3.4, 5.4))]
+    found = together(two)
+    assert found["loss_outlier_rank"] == 1, "between two, the one with the higher loss"
+    assert found["batch_dispersion"] == pytest.approx(2.4 / 2**0.5)
+    assert "batch_dispersion" not in together([two[0], {"train_loss_raw": 3.4}])
 
 
 def test_the_loss_of_the_job_weighs_each_rank_by_its_targets():

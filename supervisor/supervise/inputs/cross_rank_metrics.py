@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from statistics import median, median_low
+from statistics import median, median_low, stdev
 
 from ..core.analysis.job_numbers import TOKENS, Values, adds_up, fold
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
-NORM = "grad_global_norm"
+NORM, ENTROPY = "grad_global_norm", "batch_token_entropy"
 SKIPPED = "update_skipped"
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
@@ -30,6 +30,7 @@ METRICS = (
     "job_tokens",
     "job_grad_norm",
     "loss_dispersion",
+    "batch_dispersion",
     "loss_outlier_rank",
     "straggler_ratio",
     "straggler_rank",
@@ -129,18 +130,21 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     """Return the numbers of one step of which every rank's values are there.
 
     loss_dispersion: standard deviation of the raw losses. loss_outlier_rank: the rank whose loss
-    is furthest from the median.
+    is furthest from the median; between two, the one with the higher loss.
+    batch_dispersion: standard deviation of the entropies of the ranks' own tokens.
     grad_direction_consistency: mean pairwise cosine of the ranks' gradient sketches.
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
     """
     found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
-    if all(loss is not None and math.isfinite(loss) for loss in losses):
-        known = [loss for loss in losses if loss is not None]
-        mean, middle = sum(known) / len(known), median(known)
-        found["loss_dispersion"] = math.sqrt(sum((x - mean) ** 2 for x in known) / (len(known) - 1))
-        found["loss_outlier_rank"] = float(_furthest(known, middle))
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(known) == len(ranks):
+        found["loss_dispersion"] = stdev(known)
+        found["loss_outlier_rank"] = float(_furthest(known, median_low(known)))
+    entropies = [e for values in ranks if (e := values.get(ENTROPY)) is not None]
+    if len(entropies) == len(ranks):
+        found["batch_dispersion"] = stdev(entropies)
     sketches = [_sketch(values) for values in ranks]
     if all(sketches):
         found["grad_direction_consistency"] = _mean_cosine(sketches)

@@ -72,7 +72,13 @@ _ROWS = (
         SIMPLE,
     ),
     ("loss_dispersion", "loss", "Standard deviation of train_loss_raw over ranks.", SEEDS),
-    ("loss_outlier_rank", "1", "The rank whose loss is furthest from the median.", SIMPLE),
+    (
+        "loss_outlier_rank",
+        "1",
+        "The rank whose loss is furthest from the median; of two, the higher.",
+        SIMPLE,
+    ),
+    ("batch_dispersion", "nat", "Standard deviation of batch_token_entropy over ranks.", SIMPLE),
     ("rank_probe_dispersion", "nat", "The same on one identical batch: 0 in a sound run.", SEEDS),
     (
         "param_digest_mismatch",

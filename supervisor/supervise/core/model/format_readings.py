@@ -46,7 +46,7 @@ METRICS = {
 # Which metric names the rank that another one is about, and what `straggler_part` counts.
 RANK_OF = {
     "straggler_ratio": "straggler_rank",
-    "loss_dispersion": "loss_outlier_rank",
+    **dict.fromkeys(("loss_dispersion", "batch_dispersion"), "loss_outlier_rank"),
     "param_digest_mismatch": "param_digest_rank",
     "skip_mismatch": "skip_mismatch_rank",
     **dict.fromkeys(("train_loss_raw", "grad_global_norm", "update_norm"), "nonfinite_rank"),

@@ -19,6 +19,7 @@ NAMES: Mapping[str, str] = {
     "rerun_mismatch": "steps that did not repeat",
     "straggler_ratio": "step time of the slowest rank over the median",
     "loss_dispersion": "spread of the loss over ranks",
+    "batch_dispersion": "spread of the token entropy over ranks",
     "gpu_util": "GPU utilization",
     "tokens_per_second": "tokens per second",
     "ckpt_verified": "checkpoint verified (1 is yes)",
