@@ -190,7 +190,10 @@ def test_a_job_that_ends_closes_everything(tell):
     story.send(Exited(story.at_ns, -9))
 
     assert story.state.machine == "halted"
-    assert story.kinds("incident", "closed")[0].reason == "closed: the job ended with signal 9"
+    assert (
+        story.kinds("incident", "closed")[0].reason
+        == "closed: the job ended with signal 9 (SIGKILL)"
+    )
     assert "signal 9" in story.kinds("notify_intent")[-1].data["message"]["title"]
 
 

@@ -28,7 +28,7 @@ def test_a_crash_is_answered_and_the_run_goes_on(tell):
     story = crashing(tell)
     story.send(Exited(story.at_ns, -9))
     assert story.kinds("incident", "opened")[0].reason.startswith(
-        "SEV1 the job ended with signal 9 at step 49"
+        "SEV1 the job ended with signal 9 (SIGKILL) at step 49"
     )
     assert story.actions() == ["inc-1/1/0-snapshot", "inc-1/1/1-relaunch"]
     assert (story.state.job.over, story.state.machine) == (False, "acting")
@@ -365,7 +365,7 @@ def test_a_crash_in_the_middle_of_an_action_is_answered_when_that_is_over(tell, 
         (True, -2, "INFO interrupted at step 49"),
         (True, 130, "INFO interrupted at step 49"),
         (True, 1, "SEV1 the job ended with code 1 at step 49"),
-        (False, -2, "SEV1 the job ended with signal 2 at step 49"),
+        (False, -2, "SEV1 the job ended with signal 2 (SIGINT) at step 49"),
     ],
 )
 def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):

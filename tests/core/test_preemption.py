@@ -103,7 +103,7 @@ def test_the_terms_of_a_policy(given, terms):
     [
         ("saved", "INFO", "ended at step 49 after SIGTERM, with a checkpoint"),
         ("failed", "INFO", "ended at step 49 after SIGTERM, without a checkpoint"),
-        ("requested", "SEV1", "the job ended with signal 12 at step 49"),
+        ("requested", "SEV1", "the job ended with signal 12 (SIGUSR2) at step 49"),
     ],
 )
 def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):

@@ -10,7 +10,9 @@ import pytest
 
 from supervise.catalog.assembly.failure_catalog import classes
 from supervise.core import engine
+from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.events import Exited, Launched
+from supervise.core.model.failure import Failure
 from supervise.core.model.policy import Policy
 from supervise.inputs.failure_records import FailureRecords
 from supervise.inputs.oom_counters import OomCounters
@@ -19,6 +21,7 @@ from supervise.notifiers.webhook import body
 from supervise.outputs.evidence import Evidence
 from supervise.outputs.outbox import message_of
 from supervise.report import failure_report
+from supervise_probe.runtime import failure
 
 LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"
 POOL = """
@@ -63,6 +66,7 @@ WAYS = {
     "import": ("import no_such", 1, "Error: No module named 'no_such' at train.py:1", "import"),
     "syntax": ("x = = 1", 1, "SyntaxError: invalid syntax.* at train.py:1", "syntax"),
     "argument": (PARSES, 2, "argparse refused the arguments at train.py:2", "arguments"),
+    "code": (LOOP.format("__import__('sys').exit(3)"), 3, r"^sys.exit\(3\) at train.py:4$", ""),
     "exit": (LOOP.format("__import__('sys').exit('no data')"), 1, "no data at train.py:4", ""),
     "pool": (POOL, 1, r"KeyError: 'record 7' at train.py:4 \(another process\)", "data-error"),
     "full disk": (FULL, 1, "OSError: .Errno 28. No space left .* at train.py:4", "disk-full"),
@@ -176,6 +180,84 @@ def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
 
     assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"
     assert notice.data["cls"] == "disk-full"
+
+    (notice,) = records.ended(1, -2, 1, {4243: (0, -2, "KeyboardInterrupt (train.py:41)")})
+    assert notice.message == "KeyboardInterrupt at train.py:41"
+
+
+FULL_DISK = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "links", "text", "cls"),
+    [
+        (RuntimeError("gone"), {"__cause__": KeyError("killed")}, "gone (from KeyError: 'kill", ""),
+        (
+            ValueError("pos 7"),
+            {"__context__": FULL_DISK},
+            "7 (from OSError: [Errno 28",
+            "disk-full",
+        ),
+        (OSError("pos 7"), {"__context__": FULL_DISK}, "7 (from OSError: [Errno 28", "disk-full"),
+        (OSError("x"), {"__context__": FULL_DISK, "__suppress_context__": True}, "OSError: x", ""),
+        (OSError("x"), {"__context__": KeyError("row")}, "OSError: x", ""),
+    ],
+)
+def test_the_error_behind_an_error_is_named(error, links, text, cls):
+    """Torch's end of a file on a full disk hides why. What was handled on purpose explains none."""
+    for name, value in links.items():
+        setattr(error, name, value)
+    record = failure.of_error(error)
+    found = Failure(type=record["type"], message=record["message"])
+
+    assert text in found.text and ("from" in text or found.text == text)
+    assert classify(found, classes()).cls == cls
+
+
+@pytest.mark.parametrize(("bytes_", "text"), [(1 << 62, ": 'ckpt.pt'"), (0, "pos 7")])
+def test_a_full_disk_that_torch_hides_is_named(monkeypatch, bytes_, text):
+    monkeypatch.setattr(failure, "FULL_BYTES", bytes_)
+    module = {"__name__": "torch.serialization"}
+    exec("def save(f):\n    raise RuntimeError('inline_container.cc: pos 7')\n", module)
+    with pytest.raises(RuntimeError) as caught:
+        module["save"]("ckpt.pt")
+    found = failure.of_error(caught.value)["message"]
+
+    assert found.endswith(text) and ("No space left on device" in found) == bool(bytes_)
+
+
+@pytest.fixture
+def records(tmp_path):
+    return FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
+
+
+def test_a_signal_that_a_shell_reports_is_one(records):
+    """Of the rank that recorded no end; a code of the job's own is none, nor is one above 192."""
+    (notice,) = records.ended(77, 137, 1, {4242: (0, None, ""), 4243: (1, 0, "")})
+    assert (notice.data["type"], notice.data["pid"], notice.data["cls"]) == (
+        "SIGKILL",
+        4242,
+        "killed",
+    )
+    assert notice.message == "SIGKILL (rank 0)"
+    assert [records.ended(77, code, 1, {}) for code in (130, 143, 255, 3)] == [[], [], [], []]
+    records.launched()
+    (notice,) = records.ended(78, 139, 1, {})
+    assert notice.message == "SIGSEGV"
+
+
+def test_a_rank_that_crashed_is_shown_with_its_place(records, tmp_path):
+    """What Python wrote of the signal goes before what the launcher knows."""
+    rank = {"rank": 1, "pid": 4243, "code": -11}
+    record = {"kind": "launcher", "type": "ChildFailedError", "pid": 7, "ranks": [rank]}
+    (tmp_path / "failure.7.1.json").write_text(json.dumps(record))
+    dump = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    )
+    (tmp_path / "boot.4243").write_text(f'{dump}  File "train.py", line 7 in step\n')
+    texts = [notice.message for notice in records.ended(7, 1, 1, {})]
+
+    assert texts == ["ChildFailedError", "SIGSEGV at train.py:7 (rank 1)"]
 
 
 def test_an_end_without_a_record_is_what_it_was(died):

@@ -11,8 +11,9 @@ import sys
 from threading import get_ident
 from typing import Any, Dict, Sequence, Tuple
 
-from .guard import describe
+from . import failure
 
+MESSAGE_CHARS = 200
 # thread -> status, frames
 _asked: Dict[int, Tuple[Any, Sequence[Any]]] = {}
 
@@ -37,7 +38,15 @@ def last_words() -> Tuple[int, str]:
     if error is None:
         status, _ = asked()
         return _code(status), (status if isinstance(status, str) else "")
-    return (-2 if isinstance(error, KeyboardInterrupt) else 1), describe(error)
+    return (-2 if isinstance(error, KeyboardInterrupt) else 1), _line(error)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error in one line, with the innermost place of the job's own code."""
+    first = (str(error).strip().splitlines() or [""])[0][:MESSAGE_CHARS]
+    place = failure.place_of(error)
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"{text} ({place})" if place else text
 
 
 def _code(status: Any) -> int:

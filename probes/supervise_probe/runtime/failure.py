@@ -28,6 +28,7 @@ TRACE_FRAMES = 30  # innermost ones of each error of a chain
 THREADS = 4  # that ended with an error and are recorded, of one process
 RANKS = 64  # of a launcher
 ERROR_FILE_BYTES = 65536
+FULL_BYTES = 1 << 20  # free on a disk that counts as full; project default
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -43,6 +44,7 @@ _TOKEN = re.compile(
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,})"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
+_TORCH_WRITER = re.compile(r"inline_container|iostream error")  # hides why it could not write
 _SHORTEST = 6  # a shorter value would be found everywhere by chance
 
 Place = Tuple[str, int, str]  # file, line, function
@@ -132,6 +134,10 @@ def of_error(error: BaseException) -> Dict[str, Any]:
     remote = _remote(found["message"]) or _remote(_text(error.__cause__))
     if remote:
         found.update(remote)
+    else:
+        found["message"] = _with_origin(error, found["message"])
+        if _TORCH_WRITER.search(found["message"]):
+            found["message"] += _full_disk(error)
     ranks = _ranks(error)
     if ranks:
         text = ", ".join(f"rank {rank['rank']} with code {rank['code']}" for rank in ranks)
@@ -139,10 +145,59 @@ def of_error(error: BaseException) -> Dict[str, Any]:
     return found
 
 
+def _with_origin(error: BaseException, message: str) -> str:
+    """Return the message of an error with that of the first one behind it, if there is one.
+
+    The data loader's error says that a worker is gone, the one behind it by which signal; the end
+    of a file that could not be written fails as well, and hides why. An error that was handled
+    before one of another type explains nothing, unless it is the system's and has no own class.
+    """
+    first = error
+    for _ in range(TRACE_FRAMES):
+        handled = None if first.__suppress_context__ else first.__context__
+        related = type(handled) in (type(first), OSError)
+        behind = first.__cause__ or (handled if related else None)
+        if behind is None:
+            break
+        first = behind
+    origin = f"{_name(type(first))}: {_first_line(_text(first))}"
+    if first is error or _first_line(_text(first)) in message:
+        return message
+    line, end, rest = message.partition("\n")
+    return f"{line} (from {origin}){end}{rest}"
+
+
+def _full_disk(error: BaseException) -> str:
+    """Return that the disk is full which torch could not save to, "" otherwise.
+
+    Source: `save(obj, f)` of torch/serialization.py.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = frame.f_locals.get("f")
+        module = frame.f_globals.get("__name__")
+        if (module, frame.f_code.co_name) != ("torch.serialization", "save"):
+            continue
+        if isinstance(path, (str, os.PathLike)):
+            try:
+                disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+            except OSError:
+                return ""
+            free = disk.f_bavail * disk.f_frsize
+            return f": {os.strerror(errno.ENOSPC)}: '{path}'" if free < FULL_BYTES else ""
+    return ""
+
+
+def place_of(error: BaseException) -> str:
+    """Return "file:line" of the innermost place of the job's own code, "" without one."""
+    trace = traceback.extract_tb(error.__traceback__, limit=-200)
+    at = _at([(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)])
+    return f"{at['file']}:{at['line']}" if at else ""
+
+
 def of_exit(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
     """Return the record of a process that called `sys.exit` with something else than 0."""
     code = status & 0xFF if isinstance(status, int) else 1
-    text = "" if isinstance(status, int) else _text(status)
+    text = f"sys.exit({status})" if isinstance(status, int) else _text(status)
     found = {"kind": "exit", "type": "SystemExit", "message": text, "code": code, **_at(frames)}
     if any(name.rpartition(os.sep)[2] == "argparse.py" for name, _, _ in frames):
         found["message"] = "argparse refused the arguments"
@@ -279,6 +334,10 @@ def _text(value: Any) -> str:
         return "" if value is None else str(value)
     except Exception as error:  # of the job's own class
         return f"<no text: {type(error).__name__}>"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _cut(text: str, room: int) -> str:

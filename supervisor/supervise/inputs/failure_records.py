@@ -45,6 +45,17 @@ _SIGNALS = {  # as faulthandler calls them
 ASKED = frozenset(
     -number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 )
+FATAL = frozenset(  # they end a process that does nothing about them, and nobody sends them kindly
+    -number
+    for number in (
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+    )
+)
 MOST = 64  # ranks, and of other programs of the job, whose ends one launch reports
 MAX_BYTES = 65536
 TEXT_CHARS, TRACE_CHARS = 2100, 6100
@@ -80,11 +91,15 @@ class FailureRecords:
         self._leading = leading
         self._known = set(known)
         self._pids: set[int] = set()  # of this launch, whose end is known
+        self._ranks: dict[int, int] = {}  # of this launch, by pid, as far as known
+        self._world = 1  # of this launch, at least
         self._others = 0  # of them, those that are no rank
 
     def launched(self) -> None:
         """Another process is the job: what is there already is of an earlier one."""
         self._pids.clear()
+        self._ranks.clear()
+        self._world = 1
         self._others = 0
 
     def poll(self, now_ns: int) -> list[Notice]:
@@ -99,15 +114,23 @@ class FailureRecords:
         Args:
             pid, returncode: of its first process. ends: what those that trained recorded, by pid.
         """
-        ranks = {each: end[0] for each, end in ends.items()}
-        found = [*self._records(now_ns), *self._fatal(now_ns, ranks)]
+        self._ranks = {each: end[0] for each, end in ends.items()}
+        found = [*self._records(now_ns), *self._fatal(now_ns)]
         for each, (rank, code, text) in ends.items():
             if code and text and each not in self._pids:  # its record could not be written
                 found += self._report(f"end.{each}", _last_message(rank, each, code, text), now_ns)
         if returncode < 0 and returncode not in ASKED and pid not in self._pids:
-            failure = Failure(SIGNAL, rank=ranks.get(pid), pid=pid, returncode=returncode)
-            found += self._report(f"exit.{pid}", failure, now_ns)
+            found += self._signalled(pid, returncode, now_ns)
+        elif 128 - returncode in FATAL and self._pids.isdisjoint(self._leading()):
+            # So a shell reports a signal that ended what it waited for.
+            silent = [each for each, (_, code, _) in ends.items() if code is None]
+            who = silent[0] if len(silent) == 1 else pid
+            found += self._signalled(who, 128 - returncode, now_ns)
         return found
+
+    def _signalled(self, pid: int, returncode: int, now_ns: int) -> list[Notice]:
+        failure = Failure(SIGNAL, rank=self._ranks.get(pid), pid=pid, returncode=returncode)
+        return self._report(f"exit.{pid}", failure, now_ns)
 
     def _records(self, now_ns: int) -> list[Notice]:
         found: list[Notice] = []
@@ -121,12 +144,16 @@ class FailureRecords:
             ranks = list(_ranks(data))
             children = tuple(rank.pid for rank in ranks)
             found += self._report(name, replace(_failure(data), children=children), now_ns)
+            self._ranks.update({each.pid: each.rank for each in ranks if each.rank is not None})
+            self._world = max([self._world, *(each.world_size for each in ranks)])
+            if any((rank.returncode or 0) < 0 for rank in ranks):
+                found += self._fatal(now_ns)  # what Python wrote of a signal says more
             for rank in ranks:
                 if rank.pid not in self._pids and rank.returncode not in ASKED:
                     found += self._report(f"{name}:{rank.pid}", rank, now_ns)
         return found
 
-    def _fatal(self, now_ns: int, ranks: Mapping[int, int]) -> Iterator[Notice]:
+    def _fatal(self, now_ns: int) -> Iterator[Notice]:
         for name in sorted(_names(self._marks)):
             match = _BOOT.fullmatch(name)
             if match is None or name in self._known:
@@ -146,7 +173,7 @@ class FailureRecords:
                 file=_shown(file),
                 line=int(line),
                 function=function,
-                rank=ranks.get(pid),
+                rank=self._ranks.get(pid),
                 pid=pid,
                 at_ns=now_ns,
                 traceback=text[:TRACE_CHARS].replace(f"{Path.home()}/", "~/"),
@@ -167,7 +194,9 @@ class FailureRecords:
         if killed and (oom := self._counters.killed()):
             message = f"{failure.message.splitlines()[0]}; {oom}" if failure.message else oom
             failure = replace(failure, message=message)
-        failure = classify(replace(failure, leading=leading), self._classes())
+        world_size = max(failure.world_size, self._world, len(self._ranks))
+        failure = replace(failure, leading=leading, world_size=world_size)
+        failure = classify(failure, self._classes())
         data = {**asdict(failure), "record": name}
         return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=data)]
 
@@ -179,7 +208,9 @@ def _last_message(rank: int, pid: int, code: int, text: str) -> Failure:
     name, _, message = (clean[: place.start()] if place else clean).partition(": ")
     file, line = (place[1], int(place[2])) if place else ("", 0)
     failure = Failure(EXCEPTION, name, message, file, line, rank=rank, pid=pid, returncode=code)
-    return failure if message else replace(failure, kind=EXIT, type="SystemExit", message=clean)
+    if message or place:
+        return failure
+    return replace(failure, kind=EXIT, type="SystemExit", message=clean)
 
 
 def _failure(data: Mapping[str, Any]) -> Failure:

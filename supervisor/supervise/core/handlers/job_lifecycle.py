@@ -26,6 +26,10 @@ from . import early_end, host_outcome, preempt_outcome
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
 ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
+SIGNALS = (  # from 1 on; source: signal(7), x86 and ARM
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP "
+    "TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+).split()
 UNMONITORED = {  # kind of notice -> what it means
     "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
     "probe-off": "no metrics of this process from here on; the job keeps training",
@@ -280,9 +284,12 @@ def _on_job_ended(ctx: StepContext) -> None:
 
 
 def exit_text(job: JobLife) -> str:
-    """Return "ended with code 1", or "ended with signal 9"."""
+    """Return "ended with code 1", or "ended with signal 9 (SIGKILL)"."""
     code = job.returncode or 0
-    return f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    name = f" (SIG{SIGNALS[-code - 1]})" if -code <= len(SIGNALS) else ""
+    return f"ended with signal {-code}{name}"
 
 
 def has_crashed(job: JobLife) -> bool:

@@ -148,9 +148,8 @@ def cause(
         operator_name, _, verb = operator.partition(": ")
         return _cause(f"{operator_name} ordered {verb}", "operator")
     if failure is not None:
-        rank = "" if failure.rank is None else f"rank {failure.rank}"
-        text = failure.text if not rank or rank in failure.text else f"{failure.text} ({rank})"
-        return _cause(f"{text}{f': {failure.title}' if failure.title else ''}", "error")
+        meaning = f": {failure.title}" if failure.title else ""
+        return _cause(f"{failure.text}{meaning}", "error")
     if standstill:
         return _cause(standstill, "standstill")
     if named:

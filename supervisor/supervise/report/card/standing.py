@@ -135,12 +135,12 @@ def _without_rule(chief: Record, failure: Failure | None) -> str:
 
 
 def _error(failure: Failure) -> str:
-    """Return an error as a title: its class in words, else its name and place."""
+    """Return an error as a title: its class in words, else what it says, and where."""
     name = "" if failure.kind == EXIT else failure.type
     rank = f" on rank {failure.rank}" if failure.rank is not None and failure.world_size > 1 else ""
     if failure.title:
         return f"{failure.title}{f' ({name})' if name else ''}{rank}"
-    return f"{name or failure.text}{rank}"
+    return failure.text
 
 
 def _of_readings(mine: Sequence[Record], rule: str) -> str:
