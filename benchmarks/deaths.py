@@ -2,13 +2,13 @@
 
     python benchmarks/deaths.py [--only TEXT] [--keep FOLDER]
 
-Each row is a job of `deaths_job.py` under `nano` with `job.on_crash`, one at a time, with a webhook
-on this machine. What must be said of the cause, and what `on_crash` must make of it, stands beside
-the job and was written before it ran. Four places are read: the first SEV0 or SEV1 on the console;
-the first in the webhook; in the evidence bundle the first of `failures.json`, and `incident.json`.
-Each says all of the words, or the row is a no. `os._exit` leaves nothing that `failures.json` could
-have. An end that was asked for is no incident: there is no bundle of it. Of a secret nothing may be
-left in the messages and the run directory.
+Each row is a job of `deaths_job.py` or `deaths_system.py` under `nano` with `job.on_crash`, one at
+a time, with a webhook on this machine. What must be said of the cause, and what `on_crash` must
+make of it, stands beside the job and was written before it ran. Four places are read: the first
+SEV0 or SEV1 on the console; the first in the webhook; in the evidence bundle the first of
+`failures.json`, and `incident.json`. Each says all of the words, or the row is a no. `os._exit`
+leaves nothing that `failures.json` could have. An end that was asked for is no incident: there is
+no bundle of it. Of a secret nothing may be left in the messages and the run directory.
 
 Exit code 1: a cause is not named, a class or a start is not the expected one.
 """
@@ -34,8 +34,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import deaths_job
-from deaths_job import ASKED, NOT, SECRET, TOKEN, UNSAVED, WAYS, Way
+import deaths_job  # noqa: F401  enters its ways
+import deaths_system  # noqa: F401
+from deaths_way import AGAIN, ASKED, NOT, SECRET, TOKEN, UNSAVED, WAYS, Way
 
 from supervise.store import audit
 
@@ -168,7 +169,8 @@ def die(name: str, way: Way, home: Path) -> Found:
     """Let one job die in `home`, and read what was said of it."""
     home.mkdir()
     (home / "policy.yaml").write_text(POLICY)
-    shutil.copy(HERE.with_name(JOB), home)
+    for part in (JOB, "deaths_system.py", "deaths_way.py"):
+        shutil.copy(HERE.with_name(part), home)
     inherited = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     words = ["--policy", "policy.yaml", "--run-dir", "run", "--", *command(name, way)]
     with (
@@ -234,7 +236,7 @@ def read(home: Path, received: list[dict[str, Any]], code: int) -> Found:
     again = [r for r in records if r["data"].get("what") == "launched"]
     incident = any(r["kind"] == "incident" for r in records)
     if again:
-        found.then = deaths_job.AGAIN if code == 0 else f"started again, then code {code}"
+        found.then = AGAIN if code == 0 else f"started again, then code {code}"
     elif not incident:
         found.then = ASKED
     else:

@@ -52,6 +52,18 @@ def test_an_end_that_somebody_meant_is_the_end(tell, code):
     assert story.actions() == []
 
 
+def test_a_launcher_that_was_asked_to_end_has_not_crashed(tell):
+    """torchrun makes an error of SIGTERM, and ends with code 1."""
+    story = crashing(tell)
+    error = {"kind": "exception", "type": "SignalException", "message": "Process 7 got signal: 15"}
+    story.send(Notice(story.at_ns, "failure", "", data={**error, "leading": True}))
+    story.send(Exited(story.at_ns, 1))
+
+    assert (story.state.job.over, story.actions()) == (True, [])
+    (message,) = [d.data["message"] for d in story.kinds("notify_intent")]
+    assert message["title"].endswith("SignalException: Process 7 got signal: 15")
+
+
 def test_the_end_of_a_gang_that_is_started_again_is_no_end(tell):
     story = crashing(tell, answer=lambda key: None if "relaunch" in key else Finished(0, key, True))
     story.send(Exited(story.at_ns, -9))

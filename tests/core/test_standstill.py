@@ -52,6 +52,20 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
             (1,),
             "rank 1 waits at a place that is not known, after step 57; the others made step 59",
         ),
+        (
+            REDUCES,
+            BACKWARD,
+            (1,),
+            "different paths: rank 1 in all_reduce (call 121) at train.py:30 in step, ranks 0, 2 "
+            "in the backward",
+        ),
+        (BACKWARD, REDUCES, (1,), "different paths: rank 1 in the backward at train.py:28 in step"),
+        (
+            BACKWARD._replace(cpu=0.9),
+            REDUCES,
+            (1,),
+            "rank 1 computes at train.py:28 in step",
+        ),
         (IDLE, IDLE, (), "which of 3 ranks the others wait for is unknown"),
         (IDLE, BACKWARD, (), "which of 3 ranks the others wait for is unknown"),
     ],
@@ -59,6 +73,12 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
 def test_the_rank_that_the_others_wait_for_is_named(second, others, ranks, text):
     found = explain({0: others, 1: second, 2: others}, {0: 70, 1: 71, 2: 72})
     assert found.ranks == ranks and text in found.text
+
+
+def test_of_two_ranks_that_wait_for_each_other_none_is_blamed():
+    found = explain({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
+
+    assert (found.ranks, "different paths" in found.text) == ((), True)
 
 
 def test_of_one_rank_the_place_is_said():

@@ -1,5 +1,7 @@
 """What is sent when, to whom, and as how many messages."""
 
+from dataclasses import replace
+
 from supervise.core.model.interfaces import NotifyError
 from supervise.outputs.outbox import Result, with_run
 from tests.support.waiting import wait_until
@@ -107,6 +109,22 @@ def test_a_merged_message_keeps_the_rule_and_the_kind_of_the_opening(outbox):
     assert sender.titles == ["started", "approve?", "relapse", "over", "the job ended"]
     first = sender.sent[0][1]
     assert (first.kind, first.why) == ("opened", "rule jump: high; harm")
+
+
+def test_a_merged_message_keeps_what_the_graver_rule_found(outbox):
+    """Also where less joins it in these seconds; what ends it replaces it."""
+    sender = FakeSender(group_s=1000.0)
+    box = outbox(sender)
+    found = {"inc-1": [("SEV1", "rank 2 is slow"), ("SEV2", "it waits for input")]}
+    found["inc-2"] = [*found["inc-1"], ("SEV1", "over")]
+    for incident, messages in found.items():
+        for number, (severity, verdict) in enumerate(messages):
+            each = message("slow", severity, incident, kind="updated")
+            box.post(replace(each, verdict=verdict), key=f"{incident}-{number}")
+    box.close()
+
+    verdicts = [sent.verdict for _, sent in sender.sent]
+    assert verdicts == ["rank 2 is slow; it waits for input", "over"]
 
 
 def test_nothing_overtakes_a_message_on_its_incident(outbox):

@@ -16,6 +16,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
+from supervise.core.model.failure import Failure
 from supervise.core.model.interfaces import Message
 from supervise.report import reading, receipt
 from supervise.report.card import deeds, html, sentences, text, views
@@ -49,6 +50,18 @@ def made(keep_run, make_frames, small):
         return found, "\n".join(text.full(found)), records
 
     return make
+
+
+def test_a_standstill_explains_what_ends_it():
+    """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""
+    known = {"drill": None, "diagnosis": None, "operator": ""}
+    error = Failure("exception", "SignalException", "got signal: 15")
+    opened = {"rule": "hang.stuck"}
+    texts = [
+        sentences.cause(opened, [], failure=error, standstill=still, **known)["text"]
+        for still in ("rank 2 waits", "")
+    ]
+    assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
 
 
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)

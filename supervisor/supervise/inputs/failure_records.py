@@ -124,8 +124,8 @@ class FailureRecords:
         elif 128 - returncode in FATAL and self._pids.isdisjoint(self._leading()):
             # So a shell reports a signal that ended what it waited for.
             silent = [each for each, (_, code, _) in ends.items() if code is None]
-            who = silent[0] if len(silent) == 1 else pid
-            found += self._signalled(who, 128 - returncode, now_ns)
+            ended = silent[0] if len(silent) == 1 else pid
+            found += self._signalled(ended, 128 - returncode, now_ns)
         return found
 
     def _signalled(self, pid: int, returncode: int, now_ns: int) -> list[Notice]:

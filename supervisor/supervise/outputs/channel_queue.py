@@ -28,6 +28,7 @@ from ..core.model.interfaces import (
     CLOSED,
     FINISHED,
     OPENED,
+    UPDATED,
     WATCHER,
     Message,
     NotifyError,
@@ -128,15 +129,19 @@ class Item:
     def merge(self, message: Message, key: str) -> None:
         """Take the newer message, and keep what the receiver needs of this one.
 
-        That is the worst severity, the kind of an opening message, and the rule that fired.
+        That is the worst severity, the kind of an opening message, the rule that fired, and what
+        it found where the newer one is about less.
         """
         old = self.message
+        graver = RANKS[old.severity] < RANKS[message.severity] and message.kind == UPDATED
+        verdicts = (old.verdict if graver else "", message.verdict)
         self.earlier.append(old.title)
         self.keys.append(key)
         self.message = replace(
             message,
             kind=old.kind if old.kind == OPENED else message.kind,
             severity=min(old.severity, message.severity, key=RANKS.__getitem__),
+            verdict="; ".join(dict.fromkeys(filter(None, verdicts))),
             why="; ".join(dict.fromkeys(filter(None, (old.why, message.why)))),
         )
 

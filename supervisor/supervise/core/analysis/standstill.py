@@ -96,6 +96,9 @@ def _by_collective(ranks: Mapping[int, RankStand]) -> Standstill | None:
         if rank not in inside or inside[rank].number < furthest
     ]
     if late:
+        if all(_waits_in_backward(ranks[rank]) for rank in late):
+            calls = {rank: f"{seen.name} (call {seen.number})" for rank, seen in inside.items()}
+            return _parted(ranks, calls | dict.fromkeys(late, "the backward"))
         waiting = sorted(set(ranks) - set(late))
         where = ranks[waiting[0]].collective
         assert where is not None
@@ -104,19 +107,27 @@ def _by_collective(ranks: Mapping[int, RankStand]) -> Standstill | None:
         return Standstill(tuple(late), text)
     names = {rank: seen.name for rank, seen in inside.items()}
     if len(set(names.values())) > 1:
-        common, count = Counter(names.values()).most_common(1)[0]
-        apart = [rank for rank, name in names.items() if name != common]
-        which = ", ".join(f"rank {rank} in {names[rank]}" for rank in apart)
-        place = f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
-        rest = sorted(set(names) - set(apart))
-        text = (
-            f"the ranks took different paths: {which}{place}, {_named(rest)} in {common} "
-            f"(call {furthest})"
-        )
-        return Standstill(tuple(apart) if count > len(apart) else (), text)
+        return _parted(ranks, names, f" (call {furthest})")
     name = next(iter(names.values()))
     text = f"all {len(ranks)} ranks wait in {name} (call {furthest}): no rank is late, so "
     return Standstill((), text + "the network or the collective library does not get it done")
+
+
+def _waits_in_backward(stand: RankStand) -> bool:
+    return stand.in_backward and stand.cpu is not None and stand.cpu < RUNS
+
+
+def _parted(
+    ranks: Mapping[int, RankStand], places: Mapping[int, str], after: str = ""
+) -> Standstill:
+    """Return that ranks wait for each other in different places; fewer ones are those to name."""
+    common, count = Counter(places.values()).most_common(1)[0]
+    apart = [rank for rank, place in sorted(places.items()) if place != common]
+    which = ", ".join(f"rank {rank} in {places[rank]}" for rank in apart)
+    at = f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
+    rest = sorted(set(places) - set(apart))
+    text = f"the ranks took different paths: {which}{at}, {_named(rest)} in {common}{after}"
+    return Standstill(tuple(apart) if count > len(apart) else (), text)
 
 
 def _by_steps(ranks: Mapping[int, RankStand]) -> Standstill | None:

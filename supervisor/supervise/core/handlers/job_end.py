@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..incidents import closing, opening
 from ..model import escalation
 from ..model.decisions import ACTING_MODES
-from ..model.failure import LAUNCHER, NEVER, ONCE, Failure
+from ..model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
 from ..model.interfaces import FINISHED
 from ..model.policy import Runbook
 from ..runbooks import runner
@@ -18,7 +18,7 @@ from ..state.incident import ACTING, HELD, Incident
 from ..state.run_state import JobLife, Restarts, StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import early_end, host_outcome
-from .job_lifecycle import ASKED, exit_text, has_crashed, start_failed
+from .job_lifecycle import ASKED, has_crashed, start_failed
 
 INTERRUPTED = (-2, 130)
 KILLED = (-9, 137)
@@ -36,7 +36,7 @@ def conclude(ctx: StepContext) -> None:
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
     failed = start_failed(state)
-    how = f"the job {exit_text(job)}"
+    how = f"the job {exit_text(job.returncode)}"
     where = f" at step {state.step}" if state.step >= 0 else " before its first step"
     if failed:
         how, where = (
@@ -161,16 +161,17 @@ def _notify_end(
         failed: the newest start ended before its first step.
     """
     job, step = ctx.state.job, ctx.state.step
+    ended = f"the job {exit_text(job.returncode)}"
     if good := _good_end(job, step):
         if incident is not None and incident.is_order:  # that is no trouble
             ctx.messages.drop(incident)
-        ctx.notify("INFO", good, verdict=f"the job {exit_text(job)}", replace=True, kind=FINISHED)
+        ctx.notify("INFO", good, verdict=ended, replace=True, kind=FINISHED)
         return
     if job.returncode == 0 and not job.stopping:
         if not early_end.notify(ctx, incident):
             ctx.notify("INFO", f"finished at step {step}", replace=True, kind=FINISHED)
         return
-    verdict, reason, then = f"the job {exit_text(job)}", "", ""
+    verdict, reason, then = ended, "", ""
     if job.stopping:
         title, then = f"stopped by policy at step {step}", closing.NOTHING
         if incident is not None:
@@ -178,7 +179,7 @@ def _notify_end(
             then = "start it again from a good checkpoint: supervise checkpoints RUN; "
             then += f"evidence: supervise why RUN {incident.id}"
     elif failed:
-        title = _caused(job, f"the restarted job {exit_text(job)} before its first step")
+        title = _caused(job, f"the restarted job {exit_text(job.returncode)} before its first step")
         verdict, reason = why, f"it was started with {job.restarted_with}"
         then = f"check job.relaunch in the policy; {OUTPUT}"
     elif job.unfit_host:

@@ -13,8 +13,8 @@ from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
+from ..model.failure import ASKED_TYPE, LOG, THREAD, Failure, exit_text
 from ..model.failure import KIND as FAILURE
-from ..model.failure import LOG, THREAD, Failure
 from ..model.interfaces import ACTION, WATCHER
 from ..model.policy import HOLD, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
@@ -26,10 +26,6 @@ from . import early_end, host_outcome, preempt_outcome
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
 ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
-SIGNALS = (  # from 1 on; source: signal(7), x86 and ARM
-    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP "
-    "TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
-).split()
 UNMONITORED = {  # kind of notice -> what it means
     "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
     "probe-off": "no metrics of this process from here on; the job keeps training",
@@ -248,7 +244,11 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     run = state.run()
     started = run is not None and run.intent.args.get("attempt") == state.job.launched
     if _relaunch_id(state) is not None and not (state.job.end_requested or started):
-        ctx.record("note", f"the job {exit_text(state.job)}, to be restarted", what="relaunching")
+        ctx.record(
+            "note",
+            f"the job {exit_text(state.job.returncode)}, to be restarted",
+            what="relaunching",
+        )
     else:
         _on_job_ended(ctx)
 
@@ -279,22 +279,14 @@ def _on_job_ended(ctx: StepContext) -> None:
             f"{relaunch} failed: a request to end the job came first",
             action={"id": relaunch},
         )
-    approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job)}")
+    approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
     state.job.ended = True
-
-
-def exit_text(job: JobLife) -> str:
-    """Return "ended with code 1", or "ended with signal 9 (SIGKILL)"."""
-    code = job.returncode or 0
-    if code >= 0:
-        return f"ended with code {code}"
-    name = f" (SIG{SIGNALS[-code - 1]})" if -code <= len(SIGNALS) else ""
-    return f"ended with signal {-code}{name}"
 
 
 def has_crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
-    return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested)
+    asked = job.cause is not None and job.cause.type == ASKED_TYPE
+    return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested or asked)
 
 
 def is_crash(returncode: int) -> bool:

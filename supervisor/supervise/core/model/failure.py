@@ -18,7 +18,29 @@ EXCEPTION, SIGNAL, EXIT, THREAD, LAUNCHER = "exception", "signal", "exit", "thre
 LOG = "log"
 _RANKING = (EXCEPTION, LOG, SIGNAL, EXIT, THREAD, LAUNCHER)  # which kind explains an end best
 RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one explains nothing
+# The type of the error that torchrun's launcher ends with when it gets SIGTERM or the like; source:
+# torch.distributed.elastic.multiprocessing.api.
+ASKED_TYPE = "SignalException"
 SHOWN_CHARS = 200  # of a message, in one line
+# Those that end jobs, by their number on x86 and ARM; source: signal(7).
+SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    14: "SIGALRM",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +107,14 @@ class Failure:
             of.append(f"rank {self.rank}")
         origin = ", ".join(filter(None, of))
         return f"{what}{where}" + (f" ({origin})" if origin else "")
+
+
+def exit_text(returncode: int | None) -> str:
+    """Return "ended with code 1", or "ended with signal 9 (SIGKILL)"."""
+    number = -(returncode or 0)
+    if number <= 0:
+        return f"ended with code {-number}"
+    return f"ended with signal {number}" + (f" ({SIGNALS[number]})" if number in SIGNALS else "")
 
 
 def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:

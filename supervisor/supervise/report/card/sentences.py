@@ -147,11 +147,11 @@ def cause(
     if operator:
         operator_name, _, verb = operator.partition(": ")
         return _cause(f"{operator_name} ordered {verb}", "operator")
+    if standstill:  # what ended the job then is a consequence, such as a timeout or our own stop
+        return _cause(standstill, "standstill")
     if failure is not None:
         meaning = f": {failure.title}" if failure.title else ""
         return _cause(f"{failure.text}{meaning}", "error")
-    if standstill:
-        return _cause(standstill, "standstill")
     if named:
         events = _events(diagnosis)
         text = events or f"class {diagnosis['class']}" if diagnosis else ""
