@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -88,8 +89,9 @@ def train(out: Path, program: Program, arm: str, seed: int) -> None:
     job += ["--seed", str(seed), "--steps", str(STEPS), option, str(rate * factor)]
     job += ["--out", str(run.with_suffix(".out")), *program.options]
     watch = [sys.executable, "-m", "supervise", "--policy", "observe", "--run-dir", str(run), "--"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # `jobs` at a time, each on a core of its own
     with run.with_suffix(".log").open("wb") as log:
-        subprocess.run([*watch, *job], stdout=log, stderr=log, check=True)
+        subprocess.run([*watch, *job], stdout=log, stderr=log, check=True, env=env)
     shutil.rmtree(run.with_suffix(".out"), ignore_errors=True)
     print(run, flush=True)
 
