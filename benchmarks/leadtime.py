@@ -50,8 +50,9 @@ JOBS = {
         (*EVERY, "router:how=sharp", "router:how=flat"),
     ),
 }
-METHOD = """`python benchmarks/leadtime.py`: `supervise drill suite` under `leadtime.yaml`, {steps} steps, the fault at step {at}, {seeds} seeds, {healthy} healthy runs. A monitor is a rule of
-the policy. What counts as leaving the band, harm and `lost` is in `supervise/fault_suite`."""
+METHOD = """`python benchmarks/leadtime.py`: `supervise drill suite` under `leadtime.yaml`, {steps}
+steps, the fault at step {at}, {seeds} seeds, {healthy} healthy runs. A monitor is a rule of the
+policy. What counts as leaving the band, harm and `lost` is in `supervise/fault_suite`."""
 
 
 def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> dict[str, Any]:

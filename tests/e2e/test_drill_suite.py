@@ -6,7 +6,6 @@ import json
 import sys
 
 from supervise.cli import invoke
-from supervise.trials import trial_log
 from tests.support.supervised_run import JOBS
 
 TINY = str(JOBS / "tiny.py")
@@ -56,8 +55,22 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
     assert (path / "outcomes" / "healthy-1.json").stat().st_mtime_ns == before
     assert again["faults"][0]["trusted"][0] == spike["trusted"][0]
     assert "router-1-unattended" in err, "what was kept is counted, too"
-    cited = trial_log.suites(path / "audit.log")
-    assert [one["rules"] == whole["rules"] for one in cited] == [True, True]
+
+    mine.write_text(f"{POLICY}cites: [suite]\n")
+    done = supervise(
+        *("--policy", mine, "--mode", "observe", "--run-dir", "run", "--cite", path),
+        *("--", sys.executable, TINY, "--steps", 20),
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(supervise("record", "run", "--format", "json").stdout)
+    assert [one["trial"] for one in record["citations"]] == [whole["suite"]] * 2
+    first = spike["trusted"][0]["rule"]
+    (rule,) = (one for one in record["rules"] if one["rule"] == first)
+    assert rule["lead_time"]["suites"][0]["delays"]["lr_spike"] == [0]
+    assert "cites" not in supervise("policy", "check", mine).stdout
+    mine.write_text(f"{POLICY}cites: [suite]\noverride: {{{first}: {{for: 2}}}}\n")
+    checked = supervise("policy", "check", mine).stdout
+    assert f"cites {path}: rules that changed since: {first}" in checked
 
 
 def test_a_suite_that_cannot_be_made_is_refused(capsys, tmp_path, monkeypatch):

@@ -65,13 +65,24 @@ def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
         with trial_log.opened(path) as log:
             log.note(trial_log.VERDICT, verdict, VERDICT | {"verdict": verdict})
 
-    found = trial_log.verdicts(path)
+    found = trial_log.citation(path)
 
-    assert [one["verdict"] for one in found] == ["PASS", "FAIL"]
-    assert len({one["comparison"] for one in found}) == 1
+    assert (found["verdict"], found["record"], found["records"]) == ("FAIL", 1, 2)
+    assert trial_log.citation(tmp_path) == found, "a directory stands for its log"
+    assert found["trial"].startswith("canary-") and len(found["root"]) == 64
     path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
     with pytest.raises(TamperError), trial_log.opened(path):
         pass
+    with pytest.raises(TamperError):
+        trial_log.citation(path)
+
+
+def test_a_trial_without_a_result_cannot_be_cited(tmp_path):
+    with trial_log.opened(tmp_path / "audit.log", trial_log.SUITE) as log:
+        log.note("suite_plan", "1 fault", {})
+
+    with pytest.raises(StoreError, match="has no result of a trial"):
+        trial_log.citation(tmp_path)
 
 
 def test_the_log_of_a_run_is_left_alone(tmp_path, keep_run, make_frames):

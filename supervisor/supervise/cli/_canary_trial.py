@@ -29,7 +29,7 @@ from ._output import document as as_json
 from ._output import printable
 from ._params import JobCommand
 from ._runs import exactly
-from ._trials import LOG, SCRATCH, make_empty, place_of, write_policy
+from ._trials import SCRATCH, make_empty, place_of, write_policy
 
 if TYPE_CHECKING:
     from ..canary.arms import Arm
@@ -111,7 +111,7 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
         from ..trials import trial_log
 
         trial = _trial(list(argv), options)
-        with trial_log.opened(trial.directory / LOG) as log:
+        with trial_log.opened(trial.directory / trial_log.LOG) as log:
             found, pairs, runs = _made(trial, log, open_pairs(options["calibrate"]))
             whole = gate_document(found, pairs, trial.notes(len(pairs)))
             write_verdict(whole, runs, log)

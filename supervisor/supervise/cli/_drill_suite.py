@@ -16,7 +16,7 @@ from ..store import files
 from ._output import document as as_json
 from ._output import print_table
 from ._params import JobCommand
-from ._trials import LOG, SCRATCH, make_empty, place_of, write_policy
+from ._trials import SCRATCH, make_empty, place_of, write_policy
 
 if TYPE_CHECKING:
     from ..catalog.assembly.isolated import Isolated
@@ -110,13 +110,15 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
 
     policy = isolated(options["policy"])
     suite = _suite(list(argv), options, policy)
-    with trial_log.opened(suite.shop.directory / LOG, trial_log.SUITE) as log:
+    with trial_log.opened(suite.shop.directory / trial_log.LOG, trial_log.SUITE) as log:
         log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
         whole = _made(suite, policy, log)
         data = as_json(whole).encode()
-        cited = {"document": DOCUMENT, "sha256": hashlib.sha256(data).hexdigest()}
+        digest = hashlib.sha256(data).hexdigest()
+        cited: dict[str, Any] = {"document": DOCUMENT, "sha256": digest}
+        cited |= {"policy": whole["policy"], "monitors": _by_digest(whole)}
         _keep(suite.shop.directory, whole, data)
-        log.note(trial_log.RESULT, whole["summary"], {**cited, "rules": whole["rules"]})
+        log.note(trial_log.RESULT, whole["summary"], cited)
     click.echo(f"kept in {suite.shop.directory}", err=True)
     if options["json_wanted"]:
         click.echo(as_json(whole))
@@ -311,6 +313,16 @@ def _document(
     monitors = findings.monitors(suite.drills, found, controls, reads)
     made = suite_document(about, suite.drills, found, controls, monitors, plots)
     return {**made, "summary": summary(made)}
+
+
+def _by_digest(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each rule has shown, with its digest; of a rule without an alarm, nothing."""
+    shown = {one["rule"]: one for one in whole["monitors"]}
+    none = {"delays": {}, "leads": {}, "false_alarms": 0}
+    return {
+        rule: {"digest": digest, **{name: shown.get(rule, none)[name] for name in none}}
+        for rule, digest in whole["rules"].items()
+    }
 
 
 def _keep(directory: Path, whole: Mapping[str, Any], data: bytes) -> None:

@@ -30,6 +30,7 @@ class Options:
         metrics: where the numbers of the run are served, `{"port", "host", "per_rank"}`, or None.
         previous: directory of the run that this one follows, None: it follows none.
         quiet: only errors, and messages of SEV0, are printed.
+        cites: what the record cites of trials, see `trial_log.citation`.
     """
 
     watch_policy: bool = False
@@ -37,6 +38,7 @@ class Options:
     metrics: Mapping[str, Any] | None = None
     previous: Path | None = None
     quiet: bool = False
+    cites: tuple[Mapping[str, Any], ...] = ()
 
     def kept(self) -> dict[str, Any]:
         """Return what run.json keeps of them, for a supervisor that takes over."""

@@ -14,7 +14,7 @@ from ..store.run_directory import RUNS
 if TYPE_CHECKING:
     from ..catalog.assembly.isolated import Isolated
 
-LOG, SCRATCH, POLICY = "audit.log", "scratch", "policy.yaml"
+SCRATCH, POLICY = "scratch", "policy.yaml"
 
 
 def place_of(given: Path | None, sort: str) -> Path:

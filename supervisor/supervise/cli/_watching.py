@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,10 +83,12 @@ def watch_started(
     senders, unset = build(channels_of(policy.notify, quiet=started.options.quiet), os.environ)
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
         print_line(f"supervise: warning: {warning}")
+    cites = [*started.options.cites, *_citations(policy, print_line)]
     facts: Mapping[str, Any] = {
         "previous": None if started.options.previous is None else str(started.options.previous),
         "drills": list(started.faults),
         "channels": [sender.name for sender in senders],
+        **({"cites": cites} if cites else {}),
     }
     settings = Settings(
         started.redactor.command(started.argv),
@@ -108,6 +110,18 @@ def watch_started(
     outbox = Outbox(senders, app.processor.on_result, routes=routes(policy.notify))
     print_line(receipt.opening(run, policy, started.tier, started.tier_reason))
     return watch(app, process, outbox, forwarder, print_line)
+
+
+def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Mapping[str, Any]]:
+    """Yield what the record cites of the trials that a policy names; a job never waits for one."""
+    if policy.cites:
+        from ..trials.trial_log import citation
+
+        for path in policy.cites:
+            try:
+                yield citation(Path(path))
+            except (SuperviseError, OSError, KeyError) as error:
+                print_line(f"supervise: warning: cites: {error}")
 
 
 def _load_whole(kept: Policy, started: Started) -> Policy:

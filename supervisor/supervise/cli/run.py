@@ -35,6 +35,16 @@ Channels = Mapping[str, Mapping[str, str]]
 _log = logging.getLogger(__name__)
 
 
+def _citations(
+    ctx: click.Context, param: click.Parameter, paths: Sequence[Path]
+) -> tuple[Mapping[str, Any], ...]:
+    if not paths:
+        return ()
+    from ..trials.trial_log import citation
+
+    return tuple(citation(path) for path in paths)
+
+
 @click.command(
     name="run",
     cls=JobCommand,
@@ -61,6 +71,15 @@ _log = logging.getLogger(__name__)
     multiple=True,
     metavar="KIND:VARIABLE",
     help="Add a channel: slack or webhook, and the environment variable that holds its URL.",
+)
+@click.option(
+    "--cite",
+    "cites",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    callback=_citations,
+    metavar="TRIAL",
+    help="Name a canary trial or drill suite in the stability record: its directory or audit log.",
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
@@ -91,6 +110,7 @@ def command(
     mode: str | None,
     drill: tuple[str, ...],
     notify: tuple[str, ...],
+    cites: tuple[Mapping[str, Any], ...],
     logs: bool,
     resume_run: bool,
     watch_policy: bool,
@@ -139,11 +159,10 @@ def command(
     reload_from = str(locate(name).absolute()), mode, channels
     previous = None
     if resume_run and run_dir is not None:
-        first = run_dir.absolute()
-        run_dir, previous, code = _resume(first, argv, chosen, faults, print_line, quiet=quiet)
+        run_dir, previous, code = _resume(run_dir, argv, chosen, faults, print_line, quiet=quiet)
         if code is not None:
             return code
-    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), previous, quiet)
+    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), previous, quiet, cites)
     return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
 
 
@@ -153,7 +172,7 @@ def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] 
 
 
 def _resume(
-    first: Path,
+    given: Path,
     argv: Sequence[str],
     policy: Policy,
     faults: Sequence[Any],
@@ -164,6 +183,7 @@ def _resume(
     """Return where the next run starts, the run before it, and the exit code of an adopted one."""
     from ._resuming import resume, run_before
 
+    first = given.absolute()
     path, code = resume(first, argv, policy, faults, print_line, quiet=quiet)
     return path, run_before(first, path), code
 

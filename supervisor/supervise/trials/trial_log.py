@@ -19,6 +19,11 @@ from ..store.audit import Audit
 
 VERDICT, RESULT = "canary_verdict", "suite_result"
 CANARY, SUITE = "canary", "suite"  # what a trial is for; its records are called so
+LOG = "audit.log"
+CITED = {  # what a citation takes of a result
+    VERDICT: ("verdict", "effect", "margin", "runs"),
+    RESULT: ("document", "sha256", "policy", "monitors"),
+}
 
 
 class TrialLog:
@@ -63,34 +68,29 @@ def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
         log.close()
 
 
-def verdicts(path: Path) -> list[dict[str, Any]]:
-    """Return each verdict in a log as a citation.
+def citation(path: Path) -> dict[str, Any]:
+    """Return what a record may cite of the newest trial in a log, or in the directory of one.
 
     Raises:
-        StoreError: the log cannot be read; TamperError: it was changed.
+        StoreError: the log cannot be read, or has no result; TamperError: it was changed.
     """
-    found = []
-    for record in audit.read(path):
-        if record["kind"] == VERDICT:
-            data = record["data"]
-            found.append(
-                {
-                    "comparison": str(record["run"]),
-                    "record": record["seq"],
-                    "made": str(record["wall"]),
-                    "verdict": str(data["verdict"]),
-                    "effect": data["effect"],
-                    "margin": data["margin"],
-                    "runs": data["runs"],
-                }
-            )
-    return found
-
-
-def suites(path: Path) -> list[dict[str, Any]]:
-    """Return the result of each suite in a log: its document, with digest, and the rules' digests.
-
-    Raises:
-        StoreError: the log cannot be read; TamperError: it was changed.
-    """
-    return [dict(record["data"]) for record in audit.read(path) if record["kind"] == RESULT]
+    log = path / LOG if path.is_dir() else path
+    newest = None
+    for record in audit.read(log):
+        if record["kind"] in (VERDICT, RESULT):
+            newest = record
+    if newest is None:
+        hint = "name the audit.log of a drill suite or a canary trial"
+        raise StoreError(f"{log} has no result of a trial", hint=hint)
+    report = audit.verify(log)
+    named = CITED[newest["kind"]]
+    return {
+        "file": str(log.absolute()),
+        "trial": str(newest["run"]),
+        "record": newest["seq"],
+        "made": str(newest["wall"]),
+        "result": str(newest["reason"]),
+        **{name: newest["data"][name] for name in named},
+        "records": report.records,
+        "root": report.root,
+    }

@@ -20,7 +20,7 @@ from . import pack
 from .pack import Entry, Parts
 
 ADDED = ("use", "rules", "inhibit", "planned", "remove")
-OWN = ("version", "policy", "summary", "extends")  # a base's say nothing about the policy
+OWN = ("version", "policy", "summary", "extends", "cites")  # a base's say nothing about the policy
 
 
 def chain(root: Mapping, path: Path, problems: Problems) -> list[tuple[Mapping, Path]]:

@@ -24,6 +24,7 @@ from .runbook_library import Opened
 
 # Sections that are built from packs and other files, or that name these.
 _ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "extends", "remove", "use")
+_ASSEMBLED += ("cites",)  # what is known of a policy changes nothing that it does
 _ASSEMBLED += ("override", "baseline", "detectors", "rules", "inhibit", "runbooks")
 
 
@@ -117,6 +118,7 @@ def policy(draft: Draft) -> Policy:
         safeguards=written(form.safeguards) if draft.mode == "enforce" else {},
         notify={"console": {}, **form.notify},
         job=asdict(form.job),
+        cites=tuple(str(draft.parts.folders[0] / name) for name in form.cites),
         verbs=discover.actions(),
         resolved=text,
     )

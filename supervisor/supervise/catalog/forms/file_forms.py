@@ -289,6 +289,10 @@ class PolicyFile:
         tuple[Name, ...], Doc("rules, and of a base also packs and detectors, that are taken out")
     ] = ()
     mode: Annotated[Mode, Doc("what it may do; new policies start in shadow")] = "shadow"
+    cites: Annotated[
+        tuple[str, ...],
+        Doc("audit logs of drill suites and canary trials of it; paths from this file on"),
+    ] = ()
     use: Annotated[tuple[Local, ...], Doc("packs to use")] = ()
     override: Annotated[
         Mapping[Name, Annotated[Node, Deferred("override")]],

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ...errors import SuperviseError
+
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
+    from ...core.model.policy import Policy
 
 INVALID = 65
+NAMED = 3  # rules in a note
 
 
 @click.command(name="check")
@@ -73,21 +78,48 @@ def command(
     else:
         _text(errors, warnings, len(found))
         for each in found if not errors else ():
-            if each.sort == "policy" and (note := _checkpoints(each.file)):
+            for note in _notes(each.file) if each.sort == "policy" else ():
                 click.echo(f"{each.file}: note: {note}")
     if failed:
         ctx.exit(INVALID)
 
 
-def _checkpoints(file: str) -> str:
-    """Return what is to be known of a policy's checkpoints where it is now, "" for nothing."""
+def _notes(file: str) -> Iterator[str]:
+    """Yield what is to be known of a policy where it is now: its checkpoints, what it cites."""
     from ...catalog import load_policy
     from ...catalog.scenario_subject import STDIN
     from ...checkpoints import discovery
 
-    patterns = () if file == STDIN else load_policy(file).job["checkpoints"]["glob"]
-    why = discovery.unusable(patterns, Path.cwd()) if patterns else ""
-    return why and f"job.checkpoints.glob finds nothing here to resume from; {why}"
+    if file == STDIN:
+        return
+    policy = load_policy(file)
+    patterns = policy.job["checkpoints"]["glob"]
+    if why := discovery.unusable(patterns, Path.cwd()) if patterns else "":
+        yield f"job.checkpoints.glob finds nothing here to resume from; {why}"
+    for path in policy.cites:
+        yield from _cited(policy, path)
+
+
+def _cited(policy: Policy, path: str) -> Iterator[str]:
+    """Yield why a trial that a policy cites does not show what it does today."""
+    from ...trials.trial_log import citation
+
+    try:
+        found = citation(Path(path))
+    except (SuperviseError, OSError) as error:
+        yield f"cites: {error}"
+        return
+    shown = found.get("monitors", {})
+    changed = [
+        rule.id
+        for rule in policy.rules
+        if rule.id in shown and shown[rule.id]["digest"] != policy.digest_of(rule)
+    ]
+    new = [rule.id for rule in policy.rules if shown and rule.id not in shown]
+    for names, what in ((changed, "changed since"), (new, "are not in it")):
+        if names:
+            more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+            yield f"cites {path}: rules that {what}: {', '.join(names[:NAMED])}{more}"
 
 
 def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:

@@ -182,6 +182,7 @@ class Policy:
     safeguards: Mapping[str, Any] = field(default_factory=dict)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
+    cites: tuple[str, ...] = ()  # files with the results of trials of this policy
     verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators
     resolved: str = ""  # the resolved policy as YAML text, kept in the run directory
 

@@ -46,6 +46,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> dict
     ]
     digest = str(reloads[-1]["digest"] if reloads else start.get("policy_digest", ""))
     policy = policies.get(digest)
+    cites = list(start.get("cites") or ())
     missing_policy = unknown(f"the policy {digest or 'of the run'} cannot be read")
     made = actions(records)
     whole = {
@@ -60,8 +61,9 @@ def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> dict
         },
         "identity": _identity(records),
         "monitors": missing_policy if policy is None else monitors(policy, seen, known, records),
-        "rules": missing_policy if policy is None else rules(policy, seen, known, records),
+        "rules": missing_policy if policy is None else rules(policy, seen, known, records, cites),
         "fault_injection": {"in_this_run": drills(records), "design": known.design()},
+        "citations": cites,
         "incidents": _incidents(records),
         "interventions": interventions(records, made),
         "recovery": missing_policy if policy is None else _recovery(policy, records, known),

@@ -18,6 +18,7 @@ from .interventions import drills
 NOT_SHOWN = "not shown: no drill in this run, and no recording of a fault that it reported"
 CHANGED = "not shown: its thresholds are not those that were recorded"
 STOPPING = frozenset(("stop",))
+SHOWN_IN_SUITE = ("delays", "leads", "false_alarms")
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,17 @@ def _formulas(records: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def rules(
-    policy: Policy, seen: Frames, known: Knowledge, records: Sequence[Mapping[str, Any]]
+    policy: Policy,
+    seen: Frames,
+    known: Knowledge,
+    records: Sequence[Mapping[str, Any]],
+    cites: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return each rule of a policy."""
+    """Return each rule of a policy.
+
+    Args:
+        cites: trials that the run cites; what a drill suite has shown of the rule as it is now.
+    """
     fired = Counter(
         r["rule"]
         for r in records
@@ -168,7 +177,7 @@ def rules(
                 or (book is not None and not STOPPING.isdisjoint(book.verbs)),
                 "fired": fired[rule.id],
                 "state": _state(policy, behind, seen),
-                "lead_time": _lead_time(policy, rule, known, records, injected),
+                "lead_time": _lead_time(policy, rule, known, records, injected, cites),
                 "blind_to": [known.blind_to[kind] for kind in kinds if kind in known.blind_to],
             }
         )
@@ -206,6 +215,7 @@ def _lead_time(
     known: Knowledge,
     records: Sequence[Mapping[str, Any]],
     injected: Sequence[Mapping[str, Any]],
+    cites: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     in_run = []
@@ -227,6 +237,14 @@ def _lead_time(
             in_run.append({**about, "reported_after": max(0, hit)})
     if in_run:
         found["in_this_run"] = in_run
+    suites = [
+        {"trial": one["trial"], **{name: of_rule[name] for name in SHOWN_IN_SUITE}}
+        for one in cites
+        if (of_rule := one.get("monitors", {}).get(rule.id)) is not None
+        and of_rule["digest"] == policy.digest_of(rule)
+    ]
+    if suites:
+        found["suites"] = suites
     recorded = known.shown.get("recordings", {})
     shown = recorded.get("rules", {}).get(rule.id)
     if shown is not None and shown["digest"] == policy.digest_of(rule) and shown["faults"]:

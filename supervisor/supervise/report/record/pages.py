@@ -72,6 +72,7 @@ def blocks(record: Fields) -> Iterator[Block]:
     yield _table("Monitored signals", record["monitors"])
     yield _table("Rules, thresholds and lead times", record["rules"])
     yield _table("Faults injected in this run", record["fault_injection"]["in_this_run"])
+    yield _table("Trials cited", [_cited(one) for one in record["citations"]])
     yield _table("Fault-injection design", record["fault_injection"]["design"])
     yield _table("Incidents", record["incidents"])
     done = record["interventions"]
@@ -86,6 +87,11 @@ def blocks(record: Fields) -> Iterator[Block]:
     yield _pairs("Audit", {k: v for k, v in record["audit"].items() if k != "parts"})
     yield _table("Audited parts", record["audit"]["parts"])
     yield _pairs("Written by", record["made_by"])
+
+
+def _cited(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a citation less what its rules have shown, which is with the rules."""
+    return {name: value for name, value in trial.items() if name not in ("monitors", "runs")}
 
 
 def _packages(found: Any) -> Any:

@@ -160,6 +160,10 @@ def _watching() -> dict[str, Any]:
             in_this_run=_list(ANY_OBJECT),
             design=_list(ANY_OBJECT),
         ),
+        "citations": {
+            **_list(ANY_OBJECT),
+            "description": "drill suites and canary trials that the run or its policy names",
+        },
         "incidents": _list(_incident()),
         "interventions": _form(
             "what changed the job",
