@@ -91,12 +91,13 @@ class Found:
 
 @contextlib.contextmanager
 def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the address of a webhook, and what it has received."""
+    """Yield the address of a webhook, and what it has received, with `received`: seconds, Unix."""
     received: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            received.append({**body, "received": time.time()})
             self.send_response(204)
             self.end_headers()
 
