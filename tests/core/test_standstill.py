@@ -34,7 +34,7 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
             BARRIER,
             REDUCES,
             (1,),
-            "the ranks took different paths: rank 1 in barrier at train.py:40 in save, ranks 0, 2 "
+            "rank 1 took another path: it waits in barrier at train.py:40 in save; ranks 0, 2 wait "
             "in all_reduce (call 121)",
         ),
         (
@@ -56,10 +56,10 @@ WAIT = "ranks 0, 2 wait in all_reduce (call 121)"
             REDUCES,
             BACKWARD,
             (1,),
-            "different paths: rank 1 in all_reduce (call 121) at train.py:30 in step, ranks 0, 2 "
-            "in the backward",
+            "rank 1 took another path: it waits in all_reduce (call 121) at train.py:30 in step; "
+            "ranks 0, 2 wait in the backward",
         ),
-        (BACKWARD, REDUCES, (1,), "different paths: rank 1 in the backward at train.py:28 in step"),
+        (BACKWARD, REDUCES, (1,), "path: it waits in the backward at train.py:28 in step; ranks 0"),
         (
             BACKWARD._replace(cpu=0.9),
             REDUCES,
@@ -79,6 +79,17 @@ def test_of_two_ranks_that_wait_for_each_other_none_is_blamed():
     found = explain({0: BACKWARD, 1: REDUCES}, {0: 70, 1: 71})
 
     assert (found.ranks, "different paths" in found.text) == ((), True)
+
+
+def test_several_ranks_that_took_other_paths_are_named():
+    ranks = {0: REDUCES, 1: BARRIER, 2: REDUCES, 3: BARRIER, 4: REDUCES}
+    found = explain(ranks, {rank: 70 + rank for rank in ranks})
+
+    assert found == (
+        (1, 3),
+        "ranks 1, 3 took other paths: rank 1 in barrier, rank 3 in barrier; ranks 0, 2, 4 wait in "
+        "all_reduce (call 121)",
+    )
 
 
 def test_of_one_rank_the_place_is_said():

@@ -124,10 +124,15 @@ def _parted(
     common, count = Counter(places.values()).most_common(1)[0]
     apart = [rank for rank, place in sorted(places.items()) if place != common]
     which = ", ".join(f"rank {rank} in {places[rank]}" for rank in apart)
-    at = f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
+    which += f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
     rest = sorted(set(places) - set(apart))
-    text = f"the ranks took different paths: {which}{at}, {_named(rest)} in {common}{after}"
-    return Standstill(tuple(apart) if count > len(apart) else (), text)
+    if count <= len(apart):
+        text = f"the ranks took different paths: {which}, {_named(rest)} in {common}{after}"
+        return Standstill((), text)
+    other = f"another path: it waits{which.removeprefix(f'rank {apart[0]}')}"
+    path = other if len(apart) == 1 else f"other paths: {which}"
+    text = f"{_named(apart)} took {path}; {_named(rest)} {_verb(rest)} in {common}{after}"
+    return Standstill(tuple(apart), text)
 
 
 def _by_steps(ranks: Mapping[int, RankStand]) -> Standstill | None:
