@@ -31,11 +31,12 @@ EVERY = (
 
 @dataclass(frozen=True)
 class Job:
-    """A job with its faults. `argv`: after `python`."""
+    """A job with its faults. `argv`: after `python`. `acts`: the runs are made with actions, too."""
 
     title: str
     argv: tuple[str, ...]
     faults: tuple[str, ...]
+    acts: bool = True
 
 
 JOBS = {
@@ -48,6 +49,7 @@ JOBS = {
         "A mixture of experts: four, two a token (`proving/programs/moe_gpt.py`)",
         (str(HERE / "proving" / "programs" / "moe_gpt.py"), "--rows", "8"),
         (*EVERY, "router:how=sharp", "router:how=flat"),
+        acts=False,
     ),
 }
 METHOD = """`python benchmarks/leadtime.py`: `supervise drill suite` under `leadtime.yaml`, {steps}
@@ -62,6 +64,7 @@ def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> dict[str,
     size += ["--healthy", str(healthy), "--jobs", str(jobs), "--fail-on", "nothing"]
     places = ["--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"]
     command = ["env", "OMP_NUM_THREADS=1", sys.executable, *job.argv, *places]
+    size += ["--act" if job.acts else "--no-act"]
     ours = [sys.executable, "-m", "supervise", "drill", "suite"]
     policy = ["--policy", str(HERE / "leadtime.yaml"), "--dir", str(out)]
     subprocess.run([*ours, *policy, *size, *faults, "--", *command], check=True, cwd=HERE)
