@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supervise.fault_suite.suite_document import summary
 from supervise.fault_suite.suite_markdown import markdown
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +30,7 @@ EVERY = (
 
 @dataclass(frozen=True)
 class Job:
-    """A job with its faults. `argv`: after `python`. `acts`: the runs are made with actions, too."""
+    """A job with its faults. `argv`: after `python`. `acts`: it runs with actions, too."""
 
     title: str
     argv: tuple[str, ...]
@@ -77,9 +76,7 @@ def page(found: Mapping[str, dict[str, Any]], seeds: int, healthy: int) -> str:
     about = METHOD.format(steps=STEPS, at=AT, seeds=seeds, healthy=healthy)
     lines = ["# Lead time of monitors", "", textwrap.fill(about, 100, break_on_hyphens=False), ""]
     for name, document in found.items():
-        first = summary(document)
-        lines += [f"## {JOBS[name].title}", "", textwrap.fill(f"{first}.", 100), ""]
-        lines += [markdown(document)]
+        lines += [f"## {JOBS[name].title}", "", markdown(document)]
     return "\n".join(lines)
 
 

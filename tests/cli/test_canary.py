@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import shlex
-from pathlib import Path
 from xml.etree import ElementTree
 
-import click
 import pytest
-import yaml
 
-from supervise.cli import canary
 from supervise.core.model.events import Announced, Exited, Frame, Launched
 from supervise.store import history
 
 STEPS = 260
 NAMES = ("train_loss_raw", "grad_global_norm", "batch_fingerprint", "tokens_per_update")
-WORKFLOW = Path(__file__).parents[2] / "examples" / "ci" / "canary.yml"
 
 
 @pytest.fixture
@@ -119,15 +113,3 @@ def test_runs_against_a_target(supervise, arm):
     code, out, _ = supervise(*target, 3.1, "--needed", 0.1, *runs[:2], "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "PASS")
     assert supervise(*target, 3.1, *runs, arm("crashed", end=1))[0] == 1
-
-
-def test_the_example_workflow_uses_what_there_is():
-    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    text = next(s["run"] for s in jobs["canary"]["steps"] if s.get("name") == "Compare")
-    words = shlex.split(text.replace("\\\n", " "))
-    assert words[:3] == ["supervise", "canary", "compare"]
-
-    with canary.compare.make_context("compare", words[3:]) as context:
-        assert isinstance(context, click.Context)
-        assert len(context.params["runs"]) == 6
-        assert context.params["steps"] == 400

@@ -36,11 +36,11 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
 
     spike, router = whole["faults"]
     assert spike["detected"] == spike["runs"] == 1
-    assert spike["trusted"][0]["rule"].startswith("update_scale.rate_")
-    assert spike["after"]["median"] == 0.0
-    assert spike["seeds"][0]["acts"] and spike["kept"]["median"] < spike["lost"]["median"]
-    assert router["refused"].startswith("no matrix of the model")
-    assert whole["healthy"][0]["acts"] == [] and whole["healthy"][0]["end"] == ""
+    assert spike["monitors"][0]["rule"].startswith("update_scale.rate_")
+    assert spike["monitors"][0]["delay"]["median"] == 0.0
+    assert spike["seeds"][0]["acts"] and spike["lost_acting"]["runs"] == 1
+    assert router["excluded"].startswith("no matrix of the model")
+    assert whole["healthy"][0]["acts"] == []
     assert whole["policy"]["without"] == ["notify", "job.relaunch", "job.on_crash"]
     assert list((path / "scratch").iterdir()) == []
     assert (path / "suite.html").read_text().startswith("<!doctype html>")
@@ -53,7 +53,7 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
 
     assert kept.exists()
     assert (path / "outcomes" / "healthy-1.json").stat().st_mtime_ns == before
-    assert again["faults"][0]["trusted"][0] == spike["trusted"][0]
+    assert again["faults"][0]["monitors"][0] == spike["monitors"][0]
     assert "router-1-unattended" in err, "what was kept is counted, too"
 
     mine.write_text(f"{POLICY}cites: [suite]\n")
@@ -64,10 +64,11 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
     assert done.returncode == 0, done.stderr
     record = json.loads(supervise("record", "run", "--format", "json").stdout)
     assert [one["trial"] for one in record["citations"]] == [whole["suite"]] * 2
-    first = spike["trusted"][0]["rule"]
+    first = spike["monitors"][0]["rule"]
     (rule,) = (one for one in record["rules"] if one["rule"] == first)
     assert rule["lead_time"]["suites"][0]["delays"]["lr_spike"] == [0]
-    assert "cites" not in supervise("policy", "check", mine).stdout
+    checked = supervise("policy", "check", mine).stdout
+    assert "1 file: good" in checked and "cites" not in checked
     mine.write_text(f"{POLICY}cites: [suite]\noverride: {{{first}: {{for: 2}}}}\n")
     checked = supervise("policy", "check", mine).stdout
     assert f"cites {path}: rules that changed since: {first}" in checked

@@ -69,9 +69,20 @@ def test_what_is_lost_is_the_sum_over_the_steps_that_both_have():
 def test_a_metric_that_must_stand_still_is_compared_with_its_twin():
     rate = {s: 1e-3 * min(1.0, (s + 1) / 50) for s in range(END)}
     tokens = dict.fromkeys(range(END), 768.0)
+    falling = {s: 1e-3 * (1.0 + math.cos(math.pi * s / END)) for s in range(END)}
 
     assert of_loss.moved(rate, rate, ONSET, END) is None
     assert of_loss.moved({**rate, 250: 2e-3}, rate, ONSET, END) == 250
     assert of_loss.moved({**tokens, 201: 767.0}, tokens, ONSET, END) == 201
     assert of_loss.moved({**tokens, 150: 1.0, 390: 1.0}, tokens, ONSET, 380) is None
     assert of_loss.moved(tokens, {ONSET: 1.0}, ONSET, END) is None, "nothing to compare with"
+    doubled = {s: v * (2.0 if s == 250 else 1.0) for s, v in falling.items()}
+    assert of_loss.moved(doubled, falling, ONSET, END) == 250, "a schedule is no noise"
+
+
+def test_steps_at_which_the_control_is_not_finite_tell_nothing():
+    control = {**healthy(), 250: math.nan}
+    run = {**healthy(), 250: math.nan, 260: 9.0}
+
+    assert of_loss.departure(run, control, ONSET).step == 260
+    assert of_loss.lost(run, control, ONSET) == pytest.approx(9.0 - control[260])

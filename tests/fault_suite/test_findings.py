@@ -21,7 +21,7 @@ SPIKE, BATCH = Drill("lr_spike:factor=10", "lr_spike"), Drill("bad_batch", "bad_
 READS = {"rate": {"learning_rate"}, "loss": {LOSS}, "speed": {"step_time"}}
 
 
-def arm(seed, change=None, *, alarms=(), acts=(), made=STEPS, refused="", tokens=64.0, code=0):
+def arm(seed, change=None, *, alarms=(), acts=(), made=STEPS, tokens=64.0, refused="", **more):
     """Return a run; `change` is what the fault adds to the loss, by the steps since."""
     rng = random.Random(seed)
     rows = {}
@@ -30,65 +30,129 @@ def arm(seed, change=None, *, alarms=(), acts=(), made=STEPS, refused="", tokens
         loss += change(step - ONSET) if change and step >= ONSET else 0.0
         rows[step] = {LOSS: loss, "tokens_per_update": 64.0 if step < ONSET else tokens}
     return FaultArm(
-        Arm("a", rows, exit_code=code),
-        made=made,
-        injected=ONSET if change and not refused else None,
+        Arm("a", rows, exit_code=more.get("code", 0), stopped=more.get("stopped", False)),
+        repeated=more.get("repeated", 0),
+        injected=ONSET if change and not refused and made > ONSET else None,
         refused=refused,
         alarms=tuple(Alarm(*one) for one in alarms),
         acts=tuple(Act(verb, step, done=True) for verb, step in acts),
     )
 
 
+ACTED_ON = arm(1, acts=[("pause", 60)])
+
+
+def judged(unattended, acting=None, control=None, fault=SPIKE):
+    """Return the finding of one fault and seed."""
+    control = arm(1) if control is None else control
+    return findings.finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
+
+
 def climbs(after):
     return 0.02 * after
 
 
-def test_the_lead_is_counted_to_the_loss_leaving_its_band():
-    alarms = [("loss", "SEV1", 125), ("rate", "SEV2", 100), ("loss", "SEV0", 126)]
-    acting = arm(1, lambda after: 0.0, acts=[("hold_rate", 101)])
-    runs = Runs(SPIKE, 1, arm(1, climbs, alarms=alarms), acting, arm(1))
+def nothing(after):
+    return 0.0
 
-    found = findings.finding(runs, LOSS, STEPS)
+
+def test_alarms_and_the_loss_are_dated_from_the_fault_on():
+    alarms = [("loss", "SEV1", 125), ("rate", "SEV2", 100), ("loss", "SEV0", 126)]
+    acting = arm(1, nothing, acts=[("hold_rate", 101)], repeated=7)
+
+    found = judged(arm(1, climbs, alarms=[*alarms, ("late", "SEV1", STEPS)]), acting)
 
     assert [(one.rule, one.delay) for one in found.detections] == [("rate", 0), ("loss", 25)]
-    assert found.first.rule == "rate" and found.page.rule == "loss"
-    assert found.lead == found.departed and 4 <= found.departed <= 12
+    assert found.page.rule == "loss"
+    assert 4 <= found.departed <= 12
     assert found.harmed and not found.end
     assert found.lost == pytest.approx(sum(map(climbs, range(100))))
-    assert found.kept == pytest.approx(0.0)
+    assert (found.lost_acting, found.repeated) == (pytest.approx(0.0), 7)
     assert found.acts == (("hold_rate", 1),)
-    assert not found.moved and not found.apart
+    assert not found.moved and not found.not_repeatable
 
 
 def test_an_alarm_that_the_control_has_too_is_not_counted():
-    control = arm(1, alarms=[("speed", "SEV2", 104), ("loss", "SEV2", 190)])
-    alarms = [("speed", "SEV2", 105), ("loss", "SEV2", 110)]
+    control = arm(1, alarms=[("rate", "SEV2", 104), ("loss", "SEV2", 190)])
+    alarms = [("rate", "SEV2", 105), ("loss", "SEV2", 110)]
 
-    found = findings.finding(
-        Runs(BATCH, 1, arm(1, climbs, alarms=alarms), None, control), LOSS, STEPS
-    )
+    found = judged(arm(1, climbs, alarms=alarms), control=control)
 
     assert [one.rule for one in found.detections] == ["loss"], "earlier than in the control"
 
 
-def test_a_fault_that_moves_what_it_must_leave_alone_is_noticed():
-    silent = arm(1, lambda after: 0.0, tokens=32.0)
+def test_a_monitor_of_what_a_fault_leaves_alone_does_not_detect_it():
+    found = judged(arm(1, climbs, alarms=[("speed", "SEV1", 103)]))
 
-    found = findings.finding(Runs(SPIKE, 1, silent, None, arm(1)), LOSS, STEPS)
+    assert (found.detections, found.misattributed) == ((), ("speed",))
+    assert row_of(found)[0]["best monitor"] == "none"
+
+
+def test_a_fault_that_moves_what_it_must_leave_alone_is_noticed():
+    found = judged(arm(1, nothing, tokens=32.0))
 
     assert found.moved == (("tokens_per_update", 0),)
-    assert not found.harmed and found.first is None and found.lead is None
+    assert not found.harmed and found.detections == ()
 
 
-def test_runs_that_end_early_are_harmed_and_runs_that_never_repeat_are_doubted():
-    ended = arm(1, lambda after: 0.0, made=150, code=1)
-    found = findings.finding(Runs(SPIKE, 1, ended, None, arm(2)), LOSS, STEPS)
+def test_a_run_that_ends_early_is_harmed_and_has_no_sum():
+    ended = arm(1, nothing, made=150, code=1)
+    stopped = arm(1, nothing, made=103, code=143, stopped=True)
 
-    assert found.end == "ended after 150 steps with code 1"
-    assert found.harmed and found.apart
-    never = arm(1, made=50)
-    found = findings.finding(Runs(SPIKE, 1, never, None, arm(2)), LOSS, STEPS)
-    assert found.refused == "the job ended before the step of the fault"
+    found = judged(ended, stopped)
+
+    assert (found.end, found.harmed) == ("ended after 150 steps with code 1", True)
+    assert found.end_acting == "stood still and was stopped after 103 steps"
+    assert found.lost is None and found.lost_acting is None
+
+
+def test_a_fault_that_never_came_with_actions_saves_nothing():
+    assert judged(arm(1, climbs), arm(1)).lost_acting is None
+    cells, _, _ = row_of(judged(arm(1, climbs), arm(1, nothing)))
+    assert (cells["with actions"], cells["actions"]) == ("0", "none")
+
+
+@pytest.mark.parametrize(
+    ("unattended", "control", "why"),
+    [
+        (arm(1, made=50), None, "the job ended before the step of the fault"),
+        (arm(1, nothing, refused="no router"), None, "no router"),
+        (
+            arm(1, nothing),
+            arm(1, acts=[("pause", 60)]),
+            "the healthy run of this seed was acted on",
+        ),
+        (arm(1, nothing), arm(1, made=5), "too few values of train_loss_raw"),
+    ],
+)
+def test_what_cannot_be_judged_is_excluded(unattended, control, why):
+    found = judged(unattended, control=control)
+
+    assert found.excluded == why
+    assert not found.harmed and found.lost is None
+
+
+def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
+    assert judged(arm(2, climbs)).not_repeatable
+
+
+@pytest.mark.parametrize(
+    ("control", "why"),
+    [
+        (arm(1), ""),
+        (arm(1, made=0, code=127), "ended after 0 steps with code 127"),
+        (arm(1, made=150, code=1), "ended after 150 steps with code 1"),
+        (arm(1, lambda after: math.nan), "has a train_loss_raw that is not finite"),
+    ],
+)
+def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
+    assert findings.unhealthy(control, LOSS, STEPS, ONSET) == why
+
+
+def test_a_control_needs_losses_before_the_fault():
+    assert findings.unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
+    few = findings.unhealthy(arm(1), LOSS, STEPS, 60)
+    assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
 
 
 @pytest.fixture
@@ -98,19 +162,19 @@ def document():
     runs = []
     for seed in (1, 2):
         rate = [("rate", "SEV2", 100), ("loss", "SEV1", 125), ("speed", "SEV2", 103)]
-        acting = arm(seed, lambda after: 0.0, acts=[("hold_rate", 100)])
+        acting = arm(seed, nothing, acts=[("hold_rate", 100)], repeated=7)
         runs.append(Runs(SPIKE, seed, arm(seed, climbs, alarms=rate), acting, arm(seed)))
         alarms = [("loss", "SEV1", 100)] if seed == 1 else []
         jump = arm(seed, lambda after: 3.0 * (after < 5), alarms=alarms)
         runs.append(Runs(BATCH, seed, jump, None, arm(seed)))
     lacking = arm(1, climbs, refused="no router")
     runs.append(Runs(drills[2], 1, lacking, None, arm(1)))
-    found = [findings.finding(one, LOSS, STEPS) for one in runs]
+    found = [findings.finding(one, LOSS, STEPS, READS) for one in runs]
     controls = [
         findings.healthy(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
-        findings.healthy(2, arm(2, acts=[("pause", 60)]), LOSS, STEPS),
+        findings.healthy(2, arm(2), LOSS, STEPS),
     ]
-    monitors = findings.monitors(drills, found, controls, READS)
+    monitors = findings.monitors(found, controls)
     plots = {SPIKE.text: suite_document.plot_of(runs[0], found[0], LOSS)}
     about = {
         "suite": "suite-x",
@@ -131,26 +195,83 @@ def test_monitors_are_ranked_by_what_they_are_worth(document):
     rows = {row[0]: row for row in suite_document.monitor_rows(document)}
 
     assert ranked == ["rate", "loss", "speed"], "false alarms last"
-    assert rows["rate"][2].startswith("lr_spike:factor=10 (by ")
+    assert rows["rate"][2].endswith(" ahead)")
     assert rows["loss"][3].endswith("bad_batch (with it)")
     assert rows["speed"][5] == "1"
-    (spike, batch, router) = suite_document.fault_rows(document)
-    assert spike[1:3] == ("SEV2 rate", "0") and spike[-1] == "hold_rate"
-    assert batch[1] == "SEV1 loss (1 of 2 runs)"
-    assert router[1] == "not injected: no router"
 
 
-def test_undetected_faults_and_doubts_are_listed(document):
-    (missed,) = suite_document.undetected(document)
-    assert missed.startswith("bad_batch: no alarm in 1 of 2 runs; the loss leaves its band and")
-    doubts = suite_document.doubts(document)
-    assert "the healthy run of seed 2 was acted on: pause" in doubts
-    misattributed = "speed has alarms for lr_spike:factor=10, and reads only what these leave alone"
-    assert misattributed in doubts
-    assert suite_document.summary(document) == (
-        "2 faults: 1 harm the run, 1 of these are paged in every run; a monitor leads the loss in "
-        "1; 1 have a run without an alarm; 1 alarms in 400 healthy steps"
+def test_the_columns_of_a_fault_are_those_of_its_best_monitor(document):
+    names = suite_document.FAULTS
+    spike, batch, router = (
+        dict(zip(names, row, strict=True)) for row in suite_document.fault_rows(document)
     )
+
+    assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
+    assert spike["lead"].endswith(" ahead") and spike["harm"] == "2 of 2"
+    assert spike["with actions"] == "0, 7 steps again" and spike["actions"] == "hold_rate"
+    assert (batch["best monitor"], batch["alarm"]) == ("SEV1 loss", "0 (1 of 2)")
+    assert router["best monitor"] == "not judged: no router"
+
+
+def test_undetected_faults_and_limits_are_listed(document):
+    (missed,) = suite_document.undetected(document)
+    assert missed == (
+        "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
+    )
+    found = suite_document.limits(document)
+    assert "speed has alarms for lr_spike:factor=10, and reads only what these leave alone" in found
+    assert suite_document.summary(document) == (
+        "faults: 2, with harm: 1, of these paged in every run: 1, with a monitor ahead of the "
+        "loss: 1, with a run without an alarm: 1; false alarms: 1 in 2 healthy runs of 400 steps "
+        "in all"
+    )
+
+
+def row_of(*found):
+    """Return the cells of a fault by column, undetected faults, and the limits of the suite."""
+    whole = suite_document.suite_document({"notes": []}, [SPIKE], found, [], [], {})
+    (row,) = suite_document.fault_rows(whole)
+    cells = dict(zip(suite_document.FAULTS, row, strict=True))
+    return cells, suite_document.undetected(whole), suite_document.limits(whole)
+
+
+def test_the_best_monitor_is_not_dated_by_another_one():
+    early = [("early", "SEV1", 100), ("late", "SEV1", 130)]
+    found = [judged(arm(1, climbs, alarms=alarms)) for alarms in (early, early, early[1:])]
+
+    cells, _, _ = row_of(*found)
+
+    assert (cells["best monitor"], cells["alarm"]) == ("SEV1 late", "30")
+    assert cells["lead"].endswith(" behind")
+
+
+def test_a_run_that_died_without_an_alarm_is_named_and_costs_no_number():
+    cells, missed, _ = row_of(judged(arm(1, nothing, made=150, code=1)))
+
+    assert (cells["lost"], cells["best monitor"]) == ("ended after 150 steps with code 1", "none")
+    assert missed == [
+        "lr_spike:factor=10: no alarm; harm, the run ended after 150 steps with code 1"
+    ]
+
+
+def test_a_loss_that_falls_for_good_is_no_recovery():
+    _, missed, _ = row_of(judged(arm(1, lambda after: -1.0)))
+
+    assert missed == [
+        "lr_spike:factor=10: no alarm; the loss ends lower, so it does not measure what this fault "
+        "does"
+    ]
+
+
+def test_a_seed_that_was_not_judged_is_a_limit():
+    acted = judged(arm(1, climbs), control=ACTED_ON)
+
+    cells, _, found = row_of(judged(arm(1, climbs)), acted)
+
+    assert cells["harm"] == "1 of 1"
+    assert found == [
+        "lr_spike:factor=10, seed 1: not judged: the healthy run of this seed was acted on"
+    ]
 
 
 class Reader(HTMLParser):
@@ -179,10 +300,10 @@ def test_the_page_and_the_tables_hold_it_all(document):
     reader.feed(suite_page(document))
 
     assert reader.open == []
-    for text in ("python <train.py>", "SEV2 rate", "not injected: no router", "no alarm in 1 of 2"):
+    for text in ("python <train.py>", "SEV2 rate", "not judged: no router", "no alarm in 1 of 2"):
         assert text in reader.text
     table = markdown(document)
-    assert "| lr\\_spike" not in table and "| lr_spike:factor=10 | SEV2 rate | 0 |" in table
+    assert "| lr_spike:factor=10 | SEV2 rate | 0 | 25 |" in table
     assert "Undetected faults:" in table and "Limits of this suite:" in table
     assert not math.isnan(json.loads(json.dumps(document))["faults"][0]["lost"]["median"])
 
@@ -196,8 +317,10 @@ def test_runs_come_in_waves_with_names_of_their_own():
         "bad_batch-1-unattended",
     ]
     assert len(third) == 6
-    left = choice.refusing({BATCH.text: "no"}, third)
+    left = choice.without_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
     assert len(choice.waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
+    assert choice.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
     assert choice.by_default(known) == ["bad_batch", "lr_spike"]

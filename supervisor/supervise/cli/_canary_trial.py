@@ -15,11 +15,11 @@ from ..errors import UsageError
 from ..store import files
 from ..store.run_directory import RunDir
 from ._canary_verdict import (
+    EXIT,
     JUDGING,
     REPORTING,
     metrics_of,
     open_pairs,
-    own_errors,
     plan_of,
     read_pairs,
     report,
@@ -29,7 +29,7 @@ from ._output import document as as_json
 from ._output import printable
 from ._params import JobCommand
 from ._runs import exactly
-from ._trials import SCRATCH, make_empty, place_of, write_policy
+from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
     from ..canary.arms import Arm
@@ -44,7 +44,6 @@ EXAMPLE = (
     "python train.py --lr 1e-3 --out {out} --seed {seed}"
 )
 DOCUMENT = "gate.json"
-SHOWN = 3  # files outside that are named
 
 
 @click.command(name="run", cls=JobCommand, context_settings={"allow_interspersed_args": False})
@@ -106,7 +105,7 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     """
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
-    with own_errors():
+    with own_errors(EXIT.values()):
         from ..canary.gate_document import gate_document
         from ..trials import trial_log
 
@@ -146,10 +145,7 @@ class _Trial:
     def notes(self, made: int) -> list[str]:
         """Return sentences about the trial for its reports."""
         found = [f"decided after {made} of {self.seeds} pairs"] if made < self.seeds else []
-        for name, paths in self.outside.items():
-            more = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
-            found.append(f"{name} wrote outside of its directory: {', '.join(paths[:SHOWN])}{more}")
-        return found
+        return [*found, *outside_notes(self.outside)]
 
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:

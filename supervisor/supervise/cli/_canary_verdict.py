@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import StoreError, SuperviseError, UsageError
+from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
 from ._output import document as as_json
@@ -107,25 +105,6 @@ REPORTING = _together(
         help="Verdicts with an exit code other than 0; fail is always one.",
     ),
 )
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Give errors an exit code that is no verdict; a broken gate must not look like one."""
-    try:
-        yield
-    except SuperviseError as error:
-        if error.exit_code not in EXIT.values():
-            raise
-        raise SuperviseError(str(error), hint=error.hint) from error
-    except (click.exceptions.Exit, click.Abort):
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is None:  # standard output, see `Commands`
-            raise
-        traceback.print_exc()
-        text = f"the runs could not be judged: {type(error).__name__}: {error}"
-        raise SuperviseError(text) from error
 
 
 def plan_of(options: Mapping[str, Any]) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import __version__
 from ..errors import StoreError, UsageError
 from ..store import files
 from ._output import document as as_json
-from ._output import print_table
+from ._output import print_table, printable
 from ._params import JobCommand
-from ._trials import SCRATCH, make_empty, place_of, write_policy
+from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
     from ..catalog.assembly.isolated import Isolated
-    from ..fault_suite.choice import Wanted
+    from ..fault_suite.choice import PlannedRun
     from ..fault_suite.fault_arm import FaultArm
     from ..fault_suite.findings import Drill
-    from ..trials.suite_run import Workshop
+    from ..store.run_directory import RunDir
+    from ..trials.suite_run import SuiteSettings
     from ..trials.trial_log import TrialLog
 
 LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
 EXAMPLE = "supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}"
-PLAN, DOCUMENT, PAGE = "plan.json", "suite.json", "suite.html"
-OUTSIDE = 3  # files written elsewhere that are named
+PLAN, DOCUMENT, PAGE, TABLES = "plan.json", "suite.json", "suite.html", "suite.md"
+VERDICTS = (0, 1)  # exit codes
 
 
 @click.command(name="suite", cls=JobCommand, context_settings={"allow_interspersed_args": False})
@@ -92,7 +95,8 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     No message is sent, the job is started once each, W&B and the hubs are offline. A suite that was
     interrupted goes on with the same --dir.
 
-    DIR has suite.json, suite.html, the runs, and an audit log.
+    DIR has suite.html, suite.md, suite.json, the runs, and an audit log. A policy that asks for
+    approval acts at once here.
 
     \b
     Examples:
@@ -100,38 +104,35 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
       supervise drill suite --policy my.yaml --fault lr_spike:factor=10 --fault bad_batch \\
         --seeds 5 --steps 400 --jobs 2 -- python train.py --out {out} --seed {seed}
 
-    Exit codes: 0; 1 as --fail-on says; 64 wrong usage, or a run that cannot be started; 65 invalid
-    policy.
+    Exit codes: 0; 1 as --fail-on says; 64 wrong usage, a run that cannot be started, a healthy run
+    that fails, or no fault that can be injected; 65 invalid policy; 70 an error of our own.
     """
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
-    from ..catalog.assembly.isolated import isolated
-    from ..trials import trial_log
+    with own_errors(VERDICTS):
+        from ..catalog.assembly.isolated import isolated
+        from ..trials import trial_log
 
-    policy = isolated(options["policy"])
-    suite = _suite(list(argv), options, policy)
-    with trial_log.opened(suite.shop.directory / trial_log.LOG, trial_log.SUITE) as log:
-        log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
-        whole = _made(suite, policy, log)
-        data = as_json(whole).encode()
-        digest = hashlib.sha256(data).hexdigest()
-        cited: dict[str, Any] = {"document": DOCUMENT, "sha256": digest}
-        cited |= {"policy": whole["policy"], "monitors": _by_digest(whole)}
-        _keep(suite.shop.directory, whole, data)
-        log.note(trial_log.RESULT, whole["summary"], cited)
-    click.echo(f"kept in {suite.shop.directory}", err=True)
-    if options["json_wanted"]:
-        click.echo(as_json(whole))
-    else:
-        _print(whole)
-    ctx.exit(1 if _fails(whole, options["fail_on"]) else 0)
+        policy = isolated(options["policy"])
+        suite = _suite(list(argv), options, policy)
+        directory = suite.settings.directory
+        with trial_log.opened(directory / trial_log.LOG, trial_log.SUITE) as log:
+            log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
+            whole = _made(suite, policy, log)
+            _keep(directory, whole, log)
+        click.echo(f"kept in {directory}", err=True)
+        if options["json_wanted"]:
+            click.echo(as_json(whole))
+        else:
+            _print(whole)
+        ctx.exit(1 if _fails(whole, options["fail_on"]) else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Suite:
     """What is to be made. `plan`: what must be the same where a suite goes on."""
 
-    shop: Workshop
+    settings: SuiteSettings
     drills: Sequence[Drill]
     seeds: int
     healthy: int
@@ -145,9 +146,9 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..canary.trial_plan import missing
     from ..catalog.inventory import drills as inventory
     from ..core.model.decisions import ACTING_MODES
-    from ..fault_suite.choice import by_default
+    from ..fault_suite.choice import by_default, clashes
     from ..fault_suite.findings import Drill
-    from ..trials.suite_run import Workshop
+    from ..trials.suite_run import SuiteSettings
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
@@ -160,8 +161,11 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     names = [each["drill"] for each in inventory.describe()]
     texts = list(dict.fromkeys(options["faults"] or by_default(names)))
     drills = [Drill(text, inventory.parse(f"{text}@{at}")["fault"]) for text in texts]
+    if alike := clashes(drills):
+        raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
     acts = options["act"]
     plan = {
+        "supervise": __version__,
         "command": argv,
         "cwd": str(Path.cwd()),
         "policy": policy.policy.digest,
@@ -174,7 +178,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         "acts": policy.policy.mode in ACTING_MODES if acts is None else acts,
     }
     directory = _opened(place_of(options["directory"], "suite"), plan)
-    shop = Workshop(
+    settings = SuiteSettings(
         directory=directory,
         scratch=directory / SCRATCH,
         argv=argv,
@@ -185,7 +189,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         jobs=options["jobs"],
         keep=options["keep"],
     )
-    return _Suite(shop, drills, seeds, healthy, plan["acts"], options["metric"], plan)
+    return _Suite(settings, drills, seeds, healthy, plan["acts"], options["metric"], plan)
 
 
 def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
@@ -208,109 +212,114 @@ def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
 
 def _made(suite: _Suite, policy: Isolated, log: TrialLog) -> dict[str, Any]:
     """Make the runs, and return the document."""
-    from ..fault_suite.choice import refusing, waves
+    from ..fault_suite.choice import waves, without_refused
     from ..trials import suite_run
+    from ..trials.recorded_arm import cite
 
-    first, second, third = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
-    count = _Count(len(first) + len(second) + len(third))
-    arms: dict[Wanted, FaultArm] = {}
+    settings = suite.settings
+    planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
+    count, whole = 0, sum(map(len, planned))
+    arms: dict[PlannedRun, FaultArm] = {}
     refused: dict[str, str] = {}
     outside: dict[str, list[str]] = {}
     limit: float | None = None
-    for wave in (first, second, third):
+    for wave in planned:
         seconds = []
-        for wanted, outcome, new in suite_run.made(suite.shop, refusing(refused, wave), limit):
-            arm = _read(suite, wanted, outcome.run)
-            arms[wanted] = arm
+        for one, outcome, new in suite_run.make(settings, without_refused(refused, wave), limit):
+            arm = arms[one] = _read(suite, one, outcome.run)
             seconds.append(outcome.seconds)
-            if wanted.drill is not None and arm.refused:
-                refused[wanted.drill.text] = arm.refused
+            if one.drill is not None and arm.refused:
+                refused[one.drill.text] = arm.refused
             if outcome.outside:
-                outside[wanted.name] = outcome.outside
-            text = f"{wanted.name}: {arm.made} steps in {outcome.seconds:.0f} s"
+                outside[one.name] = outcome.outside
+            text = f"{one.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
             text = f"{text}, not injected: {arm.refused}" if arm.refused else text
-            click.echo(f"[{count.next()}] {text}", err=True)
+            count += 1
+            click.echo(f"[{count}/{whole}] {text}", err=True)
             if new:
                 about = {"exit_code": outcome.code, "seconds": round(outcome.seconds, 1)}
-                cited = _cite(outcome.run)
-                log.note("suite_run", text, {**about, "outside": outcome.outside, **cited})
-        limit = limit or suite_run.limit_of(seconds)
+                log.note(
+                    "suite_run", text, {**about, "outside": outcome.outside, **cite(outcome.run)}
+                )
+                suite_run.keep(settings, one, outcome)
+        if limit is None:
+            _check_healthy(suite, arms)
+            limit = suite_run.limit_of(seconds)
+    if len(refused) == len(suite.drills):
+        name, why = next(iter(refused.items()))
+        raise UsageError(f"no fault can be injected into this job; {name}: {why}")
     return _document(suite, policy, arms, outside, log.trial)
 
 
-class _Count:
-    """Counts runs for the progress on stderr."""
+def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
+    """Refuse a job whose healthy runs are no controls. Raises UsageError."""
+    from ..fault_suite.findings import unhealthy
+    from ..trials.arm_run import last_lines
 
-    def __init__(self, whole: int) -> None:
-        self._whole = whole
-        self._ended = 0
-
-    def next(self) -> str:
-        """Count one more, and return "3/12"."""
-        self._ended += 1
-        return f"{self._ended}/{self._whole}"
-
-
-def _cite(run: Any) -> dict[str, Any]:
-    from ..trials.recorded_arm import cite
-
-    return cite(run)
+    settings = suite.settings
+    for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
+        at = arm.arm.first + settings.at if arm.arm.first > settings.at else settings.at
+        if why := unhealthy(arm, suite.metric, settings.steps, at):
+            output = settings.directory / f"{one.name}.log"
+            shown = last_lines(output, 3)
+            text = f"the healthy run of seed {one.seed} {why}" + (f"; {shown}" if shown else "")
+            raise UsageError(text, hint=f"less {output}")
 
 
-def _read(suite: _Suite, wanted: Wanted, run: Any) -> FaultArm:
+def _read(suite: _Suite, one: PlannedRun, run: RunDir) -> FaultArm:
     from ..fault_suite.unaffected import METRICS
     from ..trials.recorded_fault import read_fault
 
-    return read_fault(run, (suite.metric, *METRICS), wanted.name)
+    return read_fault(run, (suite.metric, *METRICS), one.name)
 
 
 def _document(
     suite: _Suite,
     policy: Isolated,
-    arms: Mapping[Wanted, FaultArm],
+    arms: Mapping[PlannedRun, FaultArm],
     outside: Mapping[str, Sequence[str]],
     name: str,
 ) -> dict[str, Any]:
     from ..fault_suite import findings
-    from ..fault_suite.choice import Wanted
+    from ..fault_suite.choice import PlannedRun
     from ..fault_suite.suite_document import plot_of, suite_document, summary
 
-    whole, metric = policy.policy, suite.metric
-    healthy = {seed: arms[Wanted(None, seed, suite.acts)] for seed in range(1, suite.healthy + 1)}
+    whole, metric, settings = policy.policy, suite.metric, suite.settings
+    healthy = {
+        seed: arms[PlannedRun(None, seed, suite.acts)] for seed in range(1, suite.healthy + 1)
+    }
     runs = [
-        findings.Runs(drill, seed, arms[silent], arms.get(Wanted(drill, seed, True)), healthy[seed])
+        findings.Runs(
+            drill, seed, arms[alone], arms.get(PlannedRun(drill, seed, True)), healthy[seed]
+        )
         for drill in suite.drills
         for seed in range(1, suite.seeds + 1)
-        if (silent := Wanted(drill, seed, False)) in arms
+        if (alone := PlannedRun(drill, seed, False)) in arms
     ]
-    found = [findings.finding(one, metric, suite.shop.steps) for one in runs]
-    controls = [findings.healthy(s, arm, metric, suite.shop.steps) for s, arm in healthy.items()]
-    plots: dict[str, Any] = {}
-    for one, shown in zip(runs, found, strict=True):
-        if one.drill.text not in plots and (plot := plot_of(one, shown, metric)) is not None:
-            plots[one.drill.text] = plot
     reads = {
         rule.id: {m for n in whole.detectors_of(rule) for m in whole.detectors[n].metrics}
         for rule in whole.rules
     }
-    notes = [
-        f"{run} wrote outside of its directory: {', '.join(list(paths)[:OUTSIDE])}"
-        for run, paths in outside.items()
-    ]
+    found = [findings.finding(one, metric, settings.steps, reads) for one in runs]
+    controls = [findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()]
+    plots: dict[str, Any] = {}
+    for one, shown in zip(runs, found, strict=True):
+        if one.drill.text not in plots and (plot := plot_of(one, shown, metric)) is not None:
+            plots[one.drill.text] = plot
     left = [f"the policy ran without its {', '.join(policy.left_out)}"] if policy.left_out else []
     about = {
         "suite": name,
-        "command": list(suite.shop.argv),
+        "command": list(settings.argv),
         "policy": {"name": whole.name, "digest": whole.digest, "without": policy.left_out},
         "metric": metric,
-        "steps": suite.shop.steps,
-        "at": suite.shop.at,
+        "steps": settings.steps,
+        "at": settings.at,
         "seeds": list(range(1, suite.seeds + 1)),
         "acts": suite.acts,
-        "notes": [*left, *notes],
+        "notes": [*left, *outside_notes(outside)],
         "rules": {rule.id: whole.digest_of(rule) for rule in whole.rules},
     }
-    monitors = findings.monitors(suite.drills, found, controls, reads)
+    monitors = findings.monitors(found, controls)
     made = suite_document(about, suite.drills, found, controls, monitors, plots)
     return {**made, "summary": summary(made)}
 
@@ -325,37 +334,50 @@ def _by_digest(whole: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _keep(directory: Path, whole: Mapping[str, Any], data: bytes) -> None:
+def _keep(directory: Path, whole: Mapping[str, Any], log: TrialLog) -> None:
+    """Write the reports, and the result to the log. Raises StoreError."""
+    from ..fault_suite.suite_markdown import markdown
     from ..fault_suite.suite_page import suite_page
+    from ..trials.trial_log import RESULT
 
+    data = as_json(whole).encode()
     try:
         files.replace(directory / DOCUMENT, data, durable=True)
         files.replace(directory / PAGE, suite_page(whole).encode(), durable=False)
+        files.replace(directory / TABLES, markdown(whole).encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
+    cited = {
+        "document": DOCUMENT,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "policy": whole["policy"],
+        "healthy": len(whole["healthy"]),
+        "faults": {one["fault"]: one["runs"] for one in whole["faults"]},
+        "monitors": _by_digest(whole),
+    }
+    log.note(RESULT, whole["summary"], cited)
 
 
 def _print(whole: Mapping[str, Any]) -> None:
     from ..fault_suite.suite_document import (
         FAULTS,
         MONITORS,
-        doubts,
+        READING,
         fault_rows,
+        limits,
         monitor_rows,
         undetected,
     )
 
     click.echo(f"{whole['summary']}\n")
     print_table(list(fault_rows(whole)), FAULTS)
-    click.echo("\nUndetected faults:")
-    for text in undetected(whole) or ["nothing that was tried"]:
-        click.echo(f"  {text}")
-    click.echo("")
+    click.echo("\n" + "\n".join(textwrap.wrap(READING, 100)) + "\n")
     print_table(list(monitor_rows(whole)), MONITORS)
-    if texts := doubts(whole):
-        click.echo("\nLimits of this suite:")
+    for title, texts in (("Undetected faults", undetected(whole)), ("Limits", limits(whole))):
+        if texts:
+            click.echo(f"\n{title}:")
         for text in texts:
-            click.echo(f"  {text}")
+            click.echo(printable(f"  {text}"))
 
 
 def _fails(whole: Mapping[str, Any], on: str) -> bool:
@@ -365,7 +387,5 @@ def _fails(whole: Mapping[str, Any], on: str) -> bool:
         one["acts"] or any(alarm["severity"] in PAGES for alarm in one["alarms"])
         for one in whole["healthy"]
     )
-    missed = any(
-        seed["harmed"] and seed["page"] is None for one in whole["faults"] for seed in one["seeds"]
-    )
+    missed = any(one["harmed"] and one["paged"] < one["runs"] for one in whole["faults"])
     return on != "nothing" and (wrong or (on == "undetected" and missed))

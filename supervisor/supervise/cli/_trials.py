@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError, UsageError
+import click
+
+from ..errors import StoreError, SuperviseError, UsageError
 from ..inputs import clock
 from ..store import files
 from ..store.run_directory import RUNS
@@ -15,6 +20,40 @@ if TYPE_CHECKING:
     from ..catalog.assembly.isolated import Isolated
 
 SCRATCH, POLICY = "scratch", "policy.yaml"
+
+SHOWN = 3  # files outside that are named
+
+
+@contextmanager
+def own_errors(verdicts: Collection[int]) -> Iterator[None]:
+    """Give errors an exit code that is no verdict; a broken gate must not look like one.
+
+    Args:
+        verdicts: exit codes that mean something else.
+    """
+    try:
+        yield
+    except SuperviseError as error:
+        if error.exit_code not in verdicts:
+            raise
+        raise SuperviseError(str(error), hint=error.hint) from error
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # standard output, see `Commands`
+            raise
+        traceback.print_exc()
+        text = f"the runs could not be judged: {type(error).__name__}: {error}"
+        raise SuperviseError(text) from error
+
+
+def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each run while which files elsewhere were written."""
+    found = []
+    for name, paths in outside.items():
+        more = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
+        found.append(f"{name} wrote outside of its directory: {', '.join(paths[:SHOWN])}{more}")
+    return found
 
 
 def place_of(given: Path | None, sort: str) -> Path:

@@ -21,7 +21,6 @@ from ._canary_verdict import (
     end_text,
     finite,
     open_pairs,
-    own_errors,
     plan_of,
     read_pairs,
     report,
@@ -30,6 +29,7 @@ from ._canary_verdict import (
 from ._output import document as as_json
 from ._output import print_table
 from ._runs import complete, find
+from ._trials import own_errors
 
 
 @click.group(name="canary", no_args_is_help=True)
@@ -106,7 +106,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     if len(runs) % 2:
         text = f"runs are compared in pairs, and {len(runs)} are given"
         raise UsageError(text, hint="supervise canary compare BASELINE CANDIDATE")
-    with own_errors():
+    with own_errors(EXIT.values()):
         from ..canary.gate_document import gate_document
         from ..canary.judgement import judge
         from ..trials import trial_log
@@ -157,7 +157,7 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     Exit codes: 0 PASS; 1 FAIL, also where a run crashed; 2 INCONCLUSIVE: a run has not ended, or
     too few have a finite value; 64 no such run; 70 an error of our own.
     """
-    with own_errors():
+    with own_errors(EXIT.values()):
         from ..canary.target import RUNS, against_target
         from ..trials.recorded_arm import read_arm
 

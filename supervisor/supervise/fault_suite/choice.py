@@ -21,7 +21,7 @@ UNATTENDED, ACTING, HEALTHY = "unattended", "acting", "healthy"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedRun:
     """A run of a suite. `drill` is None for a healthy one; `acting`: the policy may act."""
 
     drill: Drill | None
@@ -44,7 +44,7 @@ def by_default(known: Iterable[str]) -> list[str]:
 
 def waves(
     drills: Iterable[Drill], seeds: int, healthy: int, acts: bool
-) -> tuple[list[Wanted], list[Wanted], list[Wanted]]:
+) -> tuple[list[PlannedRun], list[PlannedRun], list[PlannedRun]]:
     """Return the runs in three waves.
 
     The healthy ones show how long a run takes, the first seed which faults cannot act on the job.
@@ -54,16 +54,27 @@ def waves(
         acts: whether the policy may act; then a healthy run shows false actions, too.
     """
     drills = list(drills)
-    first = [Wanted(None, seed, acts) for seed in range(1, max(seeds, healthy) + 1)]
-    second = [Wanted(drill, 1, False) for drill in drills]
-    third = [Wanted(drill, 1, True) for drill in drills] if acts else []
+    first = [PlannedRun(None, seed, acts) for seed in range(1, max(seeds, healthy) + 1)]
+    second = [PlannedRun(drill, 1, False) for drill in drills]
+    third = [PlannedRun(drill, 1, True) for drill in drills] if acts else []
     for seed in range(2, seeds + 1):
         for drill in drills:
-            third.append(Wanted(drill, seed, False))
-            third += [Wanted(drill, seed, True)] if acts else []
+            third.append(PlannedRun(drill, seed, False))
+            third += [PlannedRun(drill, seed, True)] if acts else []
     return first, second, third
 
 
-def refusing(refused: Mapping[str, str], wanted: Iterable[Wanted]) -> list[Wanted]:
+def without_refused(refused: Mapping[str, str], planned: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the runs whose fault was not refused."""
-    return [one for one in wanted if one.drill is None or one.drill.text not in refused]
+    return [one for one in planned if one.drill is None or one.drill.text not in refused]
+
+
+def clashes(drills: Iterable[Drill]) -> list[str]:
+    """Return the faults whose files would be called like those of one before them."""
+    names: dict[str, str] = {}
+    found = []
+    for drill in drills:
+        name = PlannedRun(drill, 1, acting=False).name
+        if names.setdefault(name, drill.text) != drill.text:
+            found.append(drill.text)
+    return found

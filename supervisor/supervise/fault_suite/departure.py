@@ -3,6 +3,7 @@
 The control is the healthy run of the same seed: it reads the same batches, so most of the noise of
 a batch is in both. The band around its loss is as wide as that of one run around its own trend
 (`core.analysis.loss_band`): 6 spreads and 5 % for one loss, 4 spreads and 1 % for the median of 20.
+Steps at which the control is not finite tell nothing and are left out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..core.analysis.loss_band import (
 Series = Mapping[int, float]
 
 TOGETHER = 20  # steps of a median
-RECENT = 64  # healthy losses before a fault that tell how wide the band is
-LEAST = 8  # healthy values that give a spread
+RECENT = 64  # healthy values before a fault that tell how wide a band is
+LEAST = 8  # of these, to tell at all
 STILL_MADS = 6.0  # of a metric that a fault should leave alone: as for one loss
 # A metric that never varies has no spread; rounding on another path of the program is no move.
 STILL_SHARE = 1e-6
@@ -44,15 +45,14 @@ class Departure:
     size: float
 
 
-def spread_of(control: Series, onset: int) -> float:
-    """Return the spread of a loss around its trend before `onset`; NaN: too few of them.
+def spread_of(series: Series, onset: int) -> float:
+    """Return the spread of a series around its trend before `onset`; NaN: too few values.
 
     By successive differences, which a trend hardly touches (von Neumann, 1941): 1.4826 x the median
     deviation of those, over the root of 2.
     """
-    values = [control[s] for s in sorted(control) if s < onset and math.isfinite(control[s])][
-        -RECENT:
-    ]
+    before = [series[step] for step in sorted(series) if step < onset]
+    values = [value for value in before if math.isfinite(value)][-RECENT:]
     if len(values) < LEAST:
         return math.nan
     steps = [b - a for a, b in pairwise(values)]
@@ -69,12 +69,10 @@ def departure(run: Series, control: Series, onset: int) -> Departure | None:
         return None
     recent: list[float] = []
     for step in sorted(run):
-        if step < onset:
+        if step < onset or not math.isfinite(control.get(step, math.nan)):
             continue
         if not math.isfinite(run[step]):
             return Departure(step, math.nan)
-        if step not in control or not math.isfinite(control[step]):
-            continue
         level, away = abs(control[step]), run[step] - control[step]
         recent = [*recent[1 - TOGETHER :], away]
         if abs(away) > max(STEP_MADS * noise, STEP_SHARE * level):
@@ -92,7 +90,7 @@ def lost(run: Series, control: Series, onset: int) -> float:
     """
     total = 0.0
     for step, value in run.items():
-        if step < onset or step not in control:
+        if step < onset or not math.isfinite(control.get(step, math.nan)):
             continue
         if not math.isfinite(value):
             return math.inf
@@ -103,18 +101,18 @@ def lost(run: Series, control: Series, onset: int) -> float:
 def moved(run: Series, control: Series, onset: int, until: int) -> int | None:
     """Return the first step from `onset` to `until` (excluded) at which a metric left its control.
 
-    None: it did not, or the control has too few values before the onset to tell.
+    By more than 6 spreads of the control around its trend, and of the difference before the onset.
+    None: it did not, or there are too few values before the onset to tell.
     """
-    before = [value for step, value in control.items() if step < onset and math.isfinite(value)]
-    if len(before) < LEAST:
+    differences = {step: run[step] - control[step] for step in run if step in control}
+    own, apart = spread_of(control, onset), spread_of(differences, onset)
+    if math.isnan(own) or math.isnan(apart):
         return None
-    middle = median(before)
-    limit = max(STILL_MADS * spread(before, middle), STILL_SHARE * abs(middle))
-    for step in sorted(run):
-        if onset <= step < until and step in control:
-            away = run[step] - control[step]
-            if not abs(away) <= limit:
-                return step
+    noise = STILL_MADS * max(own, apart)
+    for step in sorted(differences):
+        limit = max(noise, STILL_SHARE * abs(control[step]))
+        if onset <= step < until and not abs(differences[step]) <= limit:
+            return step
     return None
 
 

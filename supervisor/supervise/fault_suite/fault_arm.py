@@ -1,4 +1,4 @@
-"""One run of a drill suite: its series, what its rules detections, what was done to the job."""
+"""One run of a drill suite: its series, the alarms of its rules, and the actions on the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGES = ("SEV0", "SEV1")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A rule fired for a frame. `step`: of that frame, 0-based."""
+    """A rule fired for a frame, and nothing muted it. `step`: of that frame, 0-based."""
 
     rule: str
     severity: str
@@ -20,7 +20,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """An action on the job was ordered after step `step`; `done`: it was carried out."""
+    """An action on the job, ordered after step `step`; `done`: it was carried out."""
 
     verb: str
     step: int
@@ -33,21 +33,15 @@ class FaultArm:
 
     Attributes:
         arm: its series; of a step made again, the newest values.
-        made: steps that were made, those made again included.
+        repeated: steps that were made more than once.
         injected: the first step with the fault; None: it did not come.
         refused: why the fault cannot act on this job, "" if it can.
-        alarms: from the fault on; of a healthy run all. Oldest first.
-        acts: likewise.
+        alarms: oldest first, one of a rule and step. acts: likewise.
     """
 
     arm: Arm
-    made: int
+    repeated: int = 0
     injected: int | None = None
     refused: str = ""
     alarms: tuple[Alarm, ...] = ()
     acts: tuple[Act, ...] = ()
-
-    @property
-    def repeated(self) -> int:
-        """How many steps were made more than once."""
-        return self.made - len(self.arm.steps)

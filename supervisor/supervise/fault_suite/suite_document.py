@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
@@ -14,19 +14,18 @@ Document = Mapping[str, Any]
 
 SCHEMA = "supervise/drill-suite/v1"
 POINTS = 200  # of a plotted series; each is the mean of the steps around it
-SHOWN = 3  # monitors of a fault that a table names
 FAULTS = (
-    "fault",
-    "first monitor",
-    "after",
-    "loss leaves",
-    "lead",
-    "harm",
-    "lost",
-    "with actions",
-    "actions",
+    *("fault", "best monitor", "alarm", "page", "loss leaves", "lead"),
+    *("harm", "lost", "with actions", "actions"),
 )
 MONITORS = ("monitor", "sev", "leads the loss", "with or behind it", "loss stays", "false alarms")
+READING = (
+    "best monitor: has an alarm in the most runs, then the earliest. alarm, page: steps from the "
+    "fault to its first alarm, and to the first page of any monitor. loss leaves: steps until the "
+    "loss left the band around the healthy run of its seed. lead: of the best monitor before "
+    "that. harm: runs that ended worse. lost: nats x steps against the healthy run, without "
+    "actions and with them. A range is over the seeds, one number is their median."
+)
 
 
 def suite_document(
@@ -54,15 +53,17 @@ def suite_document(
 
 
 def plot_of(runs: Runs, one: Finding, metric: str) -> dict[str, Any] | None:
-    """Return the series of a fault for a plot, None where it did not come."""
+    """Return the series of a fault for a plot, None where nothing was judged."""
     if one.injected is None:
         return None
-    arms = {"healthy": runs.control, "unattended": runs.silent, "acting": runs.acting}
+    arms = {"healthy": runs.control, "unattended": runs.unattended, "acting": runs.acting}
+    first = one.detections[0] if one.detections else None
     return {
         "seed": one.seed,
         "injected": one.injected,
         "departed": None if one.departed is None else one.injected + one.departed,
-        "alarm": None if one.first is None else one.injected + one.first.delay,
+        "alarm": None if first is None else one.injected + first.delay,
+        "ends": [text for text in (one.end, one.end_acting) if text],
         "series": {
             name: thinned(arm.arm.series(metric, 0, arm.arm.end))
             for name, arm in arms.items()
@@ -80,49 +81,53 @@ def thinned(series: Mapping[int, float]) -> list[tuple[int, float]]:
 
 
 def _fault(drill: Drill, seeds: Sequence[Finding]) -> dict[str, Any]:
-    came = [one for one in seeds if not one.refused]
+    judged = [one for one in seeds if not one.excluded]
+    pages = [one.page for one in judged]
     return {
         "fault": drill.text,
         "kind": drill.name,
-        "refused": next((one.refused for one in seeds if one.refused), "") if not came else "",
-        "runs": len(came),
-        "detected": sum(one.first is not None for one in came),
-        "paged": sum(one.page is not None for one in came),
-        "harmed": sum(one.harmed for one in came),
-        "acted": sum(bool(one.acts) for one in came),
-        "after": _medians(one.first.delay for one in came if one.first is not None),
-        "departed": _medians(one.departed for one in came if one.departed is not None),
-        "lead": _medians(one.lead for one in came if one.lead is not None),
-        "lost": _medians(one.lost for one in came),
-        "kept": _medians(one.kept for one in came if one.kept is not None),
-        "trusted": _trusted(came),
-        "seeds": [{**asdict(one), "lead": one.lead} for one in seeds],
+        "excluded": "" if judged else next((one.excluded for one in seeds), "not tried"),
+        "runs": len(judged),
+        "detected": sum(bool(one.detections) for one in judged),
+        "paged": sum(page is not None for page in pages),
+        "harmed": sum(one.harmed for one in judged),
+        "acted": sum(bool(one.acts) for one in judged),
+        "page": _span(page.delay for page in pages if page is not None),
+        "departed": _span(one.departed for one in judged if one.departed is not None),
+        "lost": _span(one.lost for one in judged if one.lost is not None),
+        "lost_acting": _span(one.lost_acting for one in judged if one.lost_acting is not None),
+        "repeated": _span(one.repeated for one in judged if one.acts),
+        "monitors": _monitors(judged),
+        "seeds": [asdict(one) for one in seeds],
     }
 
 
-def _medians(values: Iterator[Any]) -> dict[str, float] | None:
-    """Return median, least and most; None without a value."""
+def _span(values: Iterable[float]) -> dict[str, float] | None:
+    """Return number, median, least and most; None without a value."""
     known = sorted(values)
     if not known:
         return None
-    return {"median": median(known), "least": known[0], "most": known[-1]}
+    return {"runs": len(known), "median": median(known), "least": known[0], "most": known[-1]}
 
 
-def _trusted(came: Sequence[Finding]) -> list[dict[str, Any]]:
+def _monitors(judged: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return the monitors of a fault: those with an alarm in most runs first, then the earliest."""
     delays: dict[str, list[int]] = {}
+    leads: dict[str, list[int]] = {}
     severity: dict[str, str] = {}
-    for one in came:
+    for one in judged:
         for alarm in one.detections:
             delays.setdefault(alarm.rule, []).append(alarm.delay)
             severity[alarm.rule] = min(severity.get(alarm.rule, alarm.severity), alarm.severity)
+            if one.departed is not None:
+                leads.setdefault(alarm.rule, []).append(one.departed - alarm.delay)
     ranked = sorted(delays, key=lambda r: (-len(delays[r]), median(delays[r]), severity[r], r))
     return [
         {
             "rule": rule,
             "severity": severity[rule],
-            "runs": len(delays[rule]),
-            "after": median(delays[rule]),
+            "delay": _span(delays[rule]),
+            "lead": _span(leads.get(rule, ())),
         }
         for rule in ranked
     ]
@@ -131,64 +136,64 @@ def _trusted(came: Sequence[Finding]) -> list[dict[str, Any]]:
 def fault_rows(document: Document) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each fault, under `FAULTS`."""
     for one in document["faults"]:
-        if one["refused"]:
-            yield one["fault"], f"not injected: {one['refused']}", *([""] * (len(FAULTS) - 2))
+        if one["excluded"]:
+            yield one["fault"], f"not judged: {one['excluded']}", *([""] * (len(FAULTS) - 2))
             continue
-        runs = one["runs"]
+        best = one["monitors"][0] if one["monitors"] else None
         yield (
             one["fault"],
-            _first(one),
-            _steps(one["after"]),
-            _steps(one["departed"]) or "never",
-            _lead(one),
-            f"{one['harmed']}/{runs}",
-            nats(one["lost"]),
-            nats(one["kept"]),
-            did(one),
+            "none" if best is None else f"{best['severity']} {best['rule']}",
+            "" if best is None else _steps(best["delay"], one["runs"]),
+            _steps(one["page"], one["runs"]) or "none",
+            _steps(one["departed"], one["runs"]) or "never",
+            "" if best is None else _lead(best["lead"]),
+            f"{one['harmed']} of {one['runs']}",
+            _lost(one, "lost", "end"),
+            _lost(one, "lost_acting", "end_acting"),
+            actions_text(one),
         )
 
 
-def _first(one: Document) -> str:
-    if not one["trusted"]:
-        return "unattended"
-    best = one["trusted"][0]
-    share = "" if best["runs"] == one["runs"] else f" ({best['runs']} of {one['runs']} runs)"
-    return f"{best['severity']} {best['rule']}{share}"
-
-
-def _steps(found: Mapping[str, float] | None) -> str:
+def _steps(found: Mapping[str, float] | None, runs: int) -> str:
     if found is None:
         return ""
     low, high = found["least"], found["most"]
-    return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+    share = "" if found["runs"] == runs else f" ({found['runs']} of {runs})"
+    return f"{f'{low:g}' if low == high else f'{low:g}-{high:g}'}{share}"
 
 
-def _lead(one: Document) -> str:
-    """Return by how much the first alarm leads; without one, or a departure, there is none."""
-    if one["lead"] is None:
-        return "-"
-    if one["lead"]["median"] > 0:
-        return f"{one['lead']['median']:g} ahead"
-    behind = -one["lead"]["median"]
-    return f"{behind:g} behind" if behind else "with it"
-
-
-def nats(found: Mapping[str, float] | None) -> str:
-    """Return nats x steps, the median; "" where it was not measured."""
+def _lead(found: Mapping[str, float] | None) -> str:
     if found is None:
         return ""
+    middle = found["median"]
+    return f"{middle:g} ahead" if middle > 0 else f"{-middle:g} behind" if middle else "with it"
+
+
+def _lost(one: Document, name: str, end: str) -> str:
+    """Return nats x steps, the median; of a run that ended early, how it ended."""
+    found = one[name]
+    ends = [seed[end] for seed in one["seeds"] if seed[end]]
+    if found is None:
+        return ends[0] if ends else ""
+    made = one["repeated"] if name == "lost_acting" else None
+    again = f", {made['median']:g} steps again" if made and made["median"] else ""
+    return f"{nats(found)}{again}{f' ({len(ends)} ended early)' if ends else ''}"
+
+
+def nats(found: Mapping[str, float]) -> str:
+    """Return a median of nats x steps."""
     middle = found["median"]
     return "not finite" if math.isinf(middle) else f"{middle:.3g}"
 
 
-def did(one: Document) -> str:
-    """Return what the policy did about a fault, in the order of the first run that it acted in."""
+def actions_text(one: Document) -> str:
+    """Return what the policy did about a fault, in the order of the first run with actions."""
     for seed in one["seeds"]:
         if seed["acts"]:
             verbs = ", ".join(dict.fromkeys(verb for verb, _ in seed["acts"]))
             rest = f" ({one['acted']} of {one['runs']} runs)" if one["acted"] < one["runs"] else ""
             return f"{verbs}{rest}"
-    return "nothing"
+    return "none"
 
 
 def monitor_rows(document: Document) -> Iterator[tuple[str, ...]]:
@@ -200,9 +205,9 @@ def monitor_rows(document: Document) -> Iterator[tuple[str, ...]]:
             if not leads:
                 alone.append(f"{fault} (after {median(delays):g})")
             elif (lead := median(leads)) > 0:
-                ahead.append(f"{fault} (by {lead:g})")
+                ahead.append(f"{fault} ({lead:g} ahead)")
             else:
-                behind.append(f"{fault} ({f'by {-lead:g}' if lead else 'with it'})")
+                behind.append(f"{fault} ({f'{-lead:g} behind' if lead else 'with it'})")
         yield (
             one["rule"],
             one["severity"],
@@ -217,31 +222,45 @@ def undetected(document: Document) -> list[str]:
     """Return a sentence for each fault without an alarm in some run, the harmful ones first."""
     found = []
     for one in document["faults"]:
-        missed = one["runs"] - one["detected"]
-        if not missed or one["refused"]:
+        silent = [s for s in one["seeds"] if not s["excluded"] and not s["detections"]]
+        if not silent:
             continue
-        alarm = "no alarm" if not one["detected"] else f"no alarm in {missed} of {one['runs']} runs"
-        lost = nats(one["lost"])
-        if one["harmed"]:
-            cost = f"it harms {one['harmed']} of {one['runs']} runs, {lost} nats x steps lost"
-        elif one["departed"] is None:
-            cost = f"the loss never leaves its band, {lost} nats x steps lost"
+        runs = one["runs"]
+        which = "no alarm" if len(silent) == runs else f"no alarm in {len(silent)} of {runs} runs"
+        harmed = [seed for seed in silent if seed["harmed"]]
+        if harmed:
+            ends = [seed["end"] for seed in harmed if seed["end"]]
+            what = (
+                f"the run {ends[0]}" if ends else f"{_lost(one, 'lost', 'end')} nats x steps lost"
+            )
+            text = f"harm, {what}"
+        elif any(seed["lower"] for seed in silent):
+            text = "the loss ends lower, so it does not measure what this fault does"
+        elif all(seed["departed"] is None for seed in silent):
+            text = "the loss stays in its band"
         else:
-            cost = f"the loss leaves its band and comes back, {lost} nats x steps lost"
-        found.append((not one["harmed"], f"{one['fault']}: {alarm}; {cost}"))
+            text = "the loss leaves its band, and ends no worse"
+        found.append((not harmed, f"{one['fault']}: {which}; {text}"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
 
-def doubts(document: Document) -> list[str]:
+def limits(document: Document) -> list[str]:
     """Return a sentence for each thing that makes the suite say less than it seems to."""
     found = list(document["notes"])
+    finals: dict[float, int] = {}
     for one in document["healthy"]:
         if one["acts"]:
             verbs = ", ".join(dict.fromkeys(verb for verb, _ in one["acts"]))
             found.append(f"the healthy run of seed {one['seed']} was acted on: {verbs}")
-        if one["end"]:
-            found.append(f"the healthy run of seed {one['seed']} {one['end']}")
+        if (other := finals.setdefault(one["final"], one["seed"])) != one["seed"]:
+            found.append(
+                f"seeds {other} and {one['seed']} end with the same loss: {{seed}} is lost"
+            )
     for fault in document["faults"]:
+        for seed in fault["seeds"]:
+            if seed["excluded"] and not fault["excluded"]:
+                text = f"{fault['fault']}, seed {seed['seed']}: not judged: {seed['excluded']}"
+                found.append(text)
         for metric in dict.fromkeys(m for seed in fault["seeds"] for m, _ in seed["moved"]):
             text = f"moves {metric}, which this fault leaves alone: another one may be at work"
             found.append(f"{fault['fault']} {text}")
@@ -249,7 +268,7 @@ def doubts(document: Document) -> list[str]:
         if monitor["misattributed"]:
             text = f"{monitor['rule']} has alarms for {', '.join(monitor['misattributed'])}"
             found.append(f"{text}, and reads only what these leave alone")
-    if any(seed["apart"] for fault in document["faults"] for seed in fault["seeds"]):
+    if any(seed["not_repeatable"] for fault in document["faults"] for seed in fault["seeds"]):
         text = "two runs of one seed differ before the fault: the job does not repeat itself, and "
         found.append(f"{text}what was lost is rough")
     return found
@@ -257,15 +276,18 @@ def doubts(document: Document) -> list[str]:
 
 def summary(document: Document) -> str:
     """Return one sentence about the whole."""
-    came = [one for one in document["faults"] if not one["refused"]]
-    ahead = sum(one["lead"] is not None and one["lead"]["median"] > 0 for one in came)
-    silent = sum(one["detected"] < one["runs"] for one in came)
-    harmful = [one for one in came if one["harmed"]]
+    judged = [one for one in document["faults"] if not one["excluded"]]
+    harmful = [one for one in judged if one["harmed"]]
     paged = sum(one["paged"] == one["runs"] for one in harmful)
+    ahead = sum(
+        any(m["lead"] is not None and m["lead"]["median"] > 0 for m in one["monitors"])
+        for one in judged
+    )
+    missed = sum(one["detected"] < one["runs"] for one in judged)
     alarms = sum(len(one["alarms"]) for one in document["healthy"])
-    steps = sum(one["steps"] for one in document["healthy"])
+    runs, steps = len(document["healthy"]), sum(one["steps"] for one in document["healthy"])
     return (
-        f"{len(came)} faults: {len(harmful)} harm the run, {paged} of these are paged in every "
-        f"run; a monitor leads the loss in {ahead}; {silent} have a run without an alarm; "
-        f"{alarms} alarms in {steps} healthy steps"
+        f"faults: {len(judged)}, with harm: {len(harmful)}, of these paged in every run: {paged}, "
+        f"with a monitor ahead of the loss: {ahead}, with a run without an alarm: {missed}; "
+        f"false alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
     )

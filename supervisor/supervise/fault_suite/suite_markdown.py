@@ -1,30 +1,42 @@
-"""A suite as Markdown, for a repository or the summary of a pipeline."""
+"""A suite as Markdown, for a repository or the page of a pipeline."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from .suite_document import FAULTS, MONITORS, Document, doubts, fault_rows, monitor_rows, undetected
-
-READING = """`after`: steps from the fault to the first alarm, of all seeds.
-`loss leaves`: steps until the loss left the band around the healthy run of its seed. `lead`: of
-the first alarm before that. `harm`: runs that ended worse, without actions. `lost`: nats x steps
-against the healthy run, without actions; `with actions`: under the policy. All are medians."""
+from .suite_document import (
+    FAULTS,
+    MONITORS,
+    READING,
+    Document,
+    fault_rows,
+    limits,
+    monitor_rows,
+    summary,
+    undetected,
+)
 
 
 def markdown(document: Document) -> str:
-    """Return the tables, undetected faults, and limits of the suite."""
+    """Return a summary, the tables, undetected faults, and the limits of the suite."""
     lines = [
+        *_wrapped(f"{summary(document)}."),
+        "",
         *_table(FAULTS, fault_rows(document)),
         "",
-        *READING.splitlines(),
+        *_wrapped(READING),
         "",
         *_table(MONITORS, monitor_rows(document)),
         "",
-        *_listed("Undetected faults", undetected(document), "Nothing that was tried."),
-        *_listed("Limits of this suite", doubts(document), ""),
+        *_listed("Undetected faults", undetected(document), "None of those that were tried."),
+        *_listed("Limits of this suite", limits(document), ""),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, break_on_hyphens=False)
 
 
 def _listed(title: str, texts: Sequence[str], none: str) -> Iterator[str]:

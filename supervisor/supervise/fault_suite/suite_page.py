@@ -13,9 +13,10 @@ from ..report.card.style import CSS
 from .suite_document import (
     FAULTS,
     MONITORS,
+    READING,
     Document,
-    doubts,
     fault_rows,
+    limits,
     monitor_rows,
     summary,
     undetected,
@@ -63,25 +64,19 @@ def suite_page(document: Document) -> str:
         f"{_section('Monitors', 'best first', _table(MONITORS, monitor_rows(document)))}"
         f"{_section('Monitors by fault', MATRIX, _matrix(document))}"
         f"{_section('Losses', KEY, _plots(document))}"
-        f"{_section('Limits of this suite', '', _list(doubts(document), 'Nothing was noticed.'))}"
+        f"{_section('Limits of this suite', '', _list(limits(document), 'Nothing was noticed.'))}"
         f"<footer>{_safe(document['schema'])} · {_safe(document['suite'])}</footer>\n"
         "</main></body></html>\n"
     )
 
 
-READING = (
-    "after: steps from the fault to the first alarm; loss leaves: steps until the loss left the "
-    "band around the healthy run of its seed; lead: of the first alarm before that; "
-    "harm: runs that ended worse, without actions; lost: nats × steps, nobody acting; acting: with "
-    "the policy"
-)
 MATRIX = (
     "steps from the fault to the alarm, the median; green: ahead of the loss, amber: with or "
     "behind it, blue: the loss stays in its band; red: false alarms in healthy runs"
 )
 KEY = (
-    "gray: healthy; red: without actions; green: with actions. Lines: black the fault, amber the "
-    "first alarm, dotted red the loss leaves its band"
+    "of the first seed that was judged. Gray: healthy; red: without actions; green: with actions. "
+    "Vertical lines: the fault, amber the first alarm, dotted red the loss leaves its band"
 )
 
 
@@ -114,7 +109,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _matrix(document: Document) -> str:
-    faults = [one["fault"] for one in document["faults"] if not one["refused"]]
+    faults = [one["fault"] for one in document["faults"] if not one["excluded"]]
     runs = {one["fault"]: one["runs"] for one in document["faults"]}
     head = "".join(f"<th>{_safe(name)}</th>" for name in ("", "healthy", *faults))
     body = ""
@@ -163,7 +158,8 @@ def _figures(document: Document) -> Iterator[str]:
                 if math.isfinite(value)
             )
             drawn += f'<polyline class="line {name}" points="{path}"/>' if path else ""
-        title = f"{fault}, seed {plot['seed']}{', log scale' if scale.is_log else ''}"
+        ends = "".join(f"; a run {text}" for text in plot["ends"])
+        title = f"{fault}, seed {plot['seed']}{', log scale' if scale.is_log else ''}{ends}"
         yield (
             f'<figure class="plot"><figcaption>{_safe(title)} <span class="range">'
             f'{low:.4g} to {high:.4g}</span></figcaption><div class="frame">'

@@ -16,7 +16,7 @@ DATA = (TOKENS, UNIQUE)
 UNAFFECTED: Mapping[str, tuple[str, ...]] = {
     "attention_bias": (RATE, *DATA),
     "bad_batch": (RATE, TOKENS),
-    "batch_cut": (RATE, UNIQUE),
+    "batch_cut": (RATE,),
     "bit_flip": (RATE, *DATA),
     "data_order": (RATE, TOKENS),
     "eval_mismatch": (RATE, *DATA, GRADIENT, UPDATE),

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from .scratch import arm_environment
 POLL_S = 0.2
 LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
 GRACE_S = 20.0  # between two signals that ask for the end; the third one kills
+FIRST_S = 1800.0  # for a job to make its first step; then it is asked to end
 TAIL = 12  # lines of an arm's output that are shown where it failed
 
 
@@ -78,11 +79,17 @@ class ArmOutcome:
     outside: list[str] = field(default_factory=list)
 
 
-def run_arm(spec: ArmSpec, directory: Path, environ: Mapping[str, str]) -> ArmOutcome:
+def run_arm(
+    spec: ArmSpec,
+    directory: Path,
+    environ: Mapping[str, str],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> ArmOutcome:
     """Run an arm to its end, or until it goes on after its steps.
 
     Args:
         directory: gets the run directory `NAME` and the output `NAME.log`.
+        cancelled: asked again and again; once it says so, all processes are killed.
 
     Raises:
         UsageError: the job could not be started.
@@ -106,7 +113,7 @@ def run_arm(spec: ArmSpec, directory: Path, environ: Mapping[str, str]) -> ArmOu
             stderr=subprocess.STDOUT,
         )
         try:
-            follower = _Follower(spec, path, fine)
+            follower = _Follower(spec, path, fine, cancelled)
             code = follower.follow(child)
         finally:
             child.end()
@@ -130,11 +137,15 @@ def last_lines(log: Path, count: int = TAIL) -> str:
 class _Follower:
     """Looks at an arm again and again: its step, its CPU time, its open files."""
 
-    def __init__(self, spec: ArmSpec, path: Path, fine: Sequence[str]) -> None:
+    def __init__(
+        self, spec: ArmSpec, path: Path, fine: Sequence[str], cancelled: Callable[[], bool]
+    ) -> None:
         self.outside: set[str] = set()
         self._spec = spec
         self._path = path
         self._fine = fine
+        self._cancelled = cancelled
+        self._started = time.monotonic()
         self._first_step: int | None = None
         self._step = -1
         self._samples: list[tuple[int, float, float]] = []  # step, CPU seconds, time: two at most
@@ -155,11 +166,18 @@ class _Follower:
             try:
                 code = child.wait(POLL_S)
             except subprocess.TimeoutExpired:
-                if time.monotonic() > self._end:
+                if self._cancelled():
+                    child.end()
+                    continue
+                if time.monotonic() > self._end or self._is_mute():
                     self._stop(child)
                 self._look(child)
                 continue
             return code if code >= 0 else 128 - code
+
+    def _is_mute(self) -> bool:
+        """Whether the job runs for long and has made no step that was seen."""
+        return self._step < 0 and time.monotonic() - self._started > FIRST_S
 
     def _look(self, child: Child) -> None:
         job = self._job()

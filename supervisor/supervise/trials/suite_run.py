@@ -1,4 +1,4 @@
-"""Makes the runs of a drill suite; what has ended is not made again."""
+"""Makes the runs of a drill suite; what was kept of an interrupted one is not made again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import children
 from ..canary.trial_plan import filled
-from ..fault_suite.choice import Wanted
+from ..errors import StoreError
+from ..fault_suite.choice import PlannedRun
 from ..store import files
 from ..store.run_directory import RunDir
 from .arm_run import ArmOutcome, ArmSpec, run_arm
@@ -23,7 +25,7 @@ SLOWER, AT_LEAST_S = 4.0, 120.0  # than the slowest healthy run; a pause or a ha
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class SuiteSettings:
     """Where and how the runs are made.
 
     Attributes:
@@ -45,10 +47,12 @@ class Workshop:
     keep: bool
 
 
-def made(
-    shop: Workshop, wanted: Iterable[Wanted], limit_s: float | None
-) -> Iterator[tuple[Wanted, ArmOutcome, bool]]:
-    """Yield each run with its outcome as it ends, and whether it was made now.
+def make(
+    settings: SuiteSettings, planned: Iterable[PlannedRun], limit_s: float | None
+) -> Iterator[tuple[PlannedRun, ArmOutcome, bool]]:
+    """Yield each run with its outcome as it ends, and whether it is a new one.
+
+    A new one is made again by a suite that goes on, unless its outcome was kept: see `keep`.
 
     Args:
         limit_s: after which a run is asked to end; None: never.
@@ -57,8 +61,8 @@ def made(
         UsageError: the job could not be started; OSError: no process or file can be made.
     """
     stopping = threading.Event()
-    with ThreadPoolExecutor(shop.jobs) as pool:
-        waiting = {pool.submit(_one, shop, one, limit_s, stopping): one for one in wanted}
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        waiting = {pool.submit(_one, settings, one, limit_s, stopping): one for one in planned}
         try:
             for future in as_completed(waiting):
                 found = future.result()
@@ -71,44 +75,51 @@ def made(
                 children.end_all()
 
 
-def _one(
-    shop: Workshop, wanted: Wanted, limit_s: float | None, stopping: threading.Event
-) -> tuple[ArmOutcome, bool] | None:
-    """Make a run, or read what came of it before; None where the suite is stopping."""
-    path = shop.directory / wanted.name
-    kept = shop.directory / OUTCOMES / f"{wanted.name}.json"
-    if kept.exists():
-        known = json.loads(kept.read_bytes())
-        outcome = ArmOutcome(RunDir.open(path), known["code"], known["seconds"], None)
-        outcome.outside += known["outside"]
-        return outcome, False
-    if stopping.is_set():
-        return None
-    for left in (path, shop.scratch / wanted.name):  # of a suite that was interrupted
-        shutil.rmtree(left, ignore_errors=True)
-    out = shop.scratch / wanted.name
-    drill = [] if wanted.drill is None else ["--drill", f"{wanted.drill.text}@{shop.at}"]
-    spec = ArmSpec(
-        name=wanted.name,
-        argv=filled(shop.argv, str(out), wanted.seed, shop.steps),
-        cwd=shop.cwd,
-        out=out,
-        steps=shop.steps,
-        warmup=0,
-        policy=str(shop.policy),
-        keep=shop.keep,
-        options=["--mode", "enforce" if wanted.acting else "observe", *drill],
-        limit_s=limit_s,
-    )
-    outcome = run_arm(spec, shop.directory, os.environ)
-    if stopping.is_set():
-        return None
+def keep(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
+    """Keep the outcome of a run: it is not made again. Raises StoreError."""
     about = {"code": outcome.code, "seconds": outcome.seconds, "outside": outcome.outside}
-    kept.parent.mkdir(exist_ok=True)
-    files.replace(kept, json.dumps(about).encode(), durable=False)
-    return outcome, True
+    path = _kept(settings, run)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        files.replace(path, json.dumps(about).encode(), durable=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
 
 def limit_of(seconds: Iterable[float]) -> float:
     """Return after how long a run with a fault is asked to end, by the times of healthy ones."""
     return max(AT_LEAST_S, SLOWER * max(seconds, default=0.0))
+
+
+def _kept(settings: SuiteSettings, run: PlannedRun) -> Path:
+    return settings.directory / OUTCOMES / f"{run.name}.json"
+
+
+def _one(
+    settings: SuiteSettings, run: PlannedRun, limit_s: float | None, stopping: threading.Event
+) -> tuple[ArmOutcome, bool] | None:
+    """Make a run, or read what was kept of it; None where the suite is stopping."""
+    path = settings.directory / run.name
+    with suppress(OSError, ValueError, KeyError, StoreError):  # else it is made again
+        known = json.loads(_kept(settings, run).read_bytes())
+        outcome = ArmOutcome(RunDir.open(path), known["code"], known["seconds"], None)
+        outcome.outside += known["outside"]
+        return outcome, False
+    out = settings.scratch / run.name
+    for left in (path, out):  # of a suite that was interrupted
+        shutil.rmtree(left, ignore_errors=True)
+    drill = [] if run.drill is None else ["--drill", f"{run.drill.text}@{settings.at}"]
+    spec = ArmSpec(
+        name=run.name,
+        argv=filled(settings.argv, str(out), run.seed, settings.steps),
+        cwd=settings.cwd,
+        out=out,
+        steps=settings.steps,
+        warmup=0,
+        policy=str(settings.policy),
+        keep=settings.keep,
+        options=["--mode", "enforce" if run.acting else "observe", *drill],
+        limit_s=limit_s,
+    )
+    outcome = run_arm(spec, settings.directory, os.environ, stopping.is_set)
+    return None if stopping.is_set() else (outcome, True)

@@ -6,6 +6,7 @@ records and their root, and `supervise audit verify FILE` shows a change.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ CANARY, SUITE = "canary", "suite"  # what a trial is for; its records are called
 LOG = "audit.log"
 CITED = {  # what a citation takes of a result
     VERDICT: ("verdict", "effect", "margin", "runs"),
-    RESULT: ("document", "sha256", "policy", "monitors"),
+    RESULT: ("document", "sha256", "policy", "healthy", "faults", "monitors"),
 }
 
 
@@ -72,7 +73,8 @@ def citation(path: Path) -> dict[str, Any]:
     """Return what a record may cite of the newest trial in a log, or in the directory of one.
 
     Raises:
-        StoreError: the log cannot be read, or has no result; TamperError: it was changed.
+        StoreError: the log cannot be read, or has no result, or the document beside it was
+            changed; TamperError: the log was changed.
     """
     log = path / LOG if path.is_dir() else path
     newest = None
@@ -83,14 +85,20 @@ def citation(path: Path) -> dict[str, Any]:
         hint = "name the audit.log of a drill suite or a canary trial"
         raise StoreError(f"{log} has no result of a trial", hint=hint)
     report = audit.verify(log)
-    named = CITED[newest["kind"]]
+    data = newest["data"]
+    lacking = [name for name in CITED[newest["kind"]] if name not in data]
+    if lacking:
+        raise StoreError(f"{log} is of another version: its result has no {lacking[0]}")
+    document = log.parent / str(data.get("document", ""))
+    if document.is_file() and hashlib.sha256(document.read_bytes()).hexdigest() != data["sha256"]:
+        raise StoreError(f"{document} is not the one that {log} names")
     return {
         "file": str(log.absolute()),
         "trial": str(newest["run"]),
         "record": newest["seq"],
         "made": str(newest["wall"]),
         "result": str(newest["reason"]),
-        **{name: newest["data"][name] for name in named},
+        **{name: data[name] for name in CITED[newest["kind"]]},
         "records": report.records,
         "root": report.root,
     }

@@ -37,9 +37,9 @@ def isolated(name_or_path: str) -> Isolated:
     """
     draft = compose(name_or_path)
     whole = document(draft)
-    console = whole["notify"].keys() <= {"console"}
+    console = whole.get("notify", {}).keys() <= {"console"}
     left_out = [name for name in LEFT_OUT if whole.pop(name, None)]
-    if console:
+    if console and "notify" in left_out:
         left_out.remove("notify")
     left_out += [f"job.{name}" for name in LEFT_OUT_OF_JOB if whole["job"].pop(name, None)]
     return Isolated(policy(draft), yaml_writer.dump(whole), tuple(left_out))

@@ -242,6 +242,7 @@ def _lead_time(
         for one in cites
         if (of_rule := one.get("monitors", {}).get(rule.id)) is not None
         and of_rule["digest"] == policy.digest_of(rule)
+        and of_rule["delays"]
     ]
     if suites:
         found["suites"] = suites

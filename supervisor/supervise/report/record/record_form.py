@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SCHEMA_ID = "supervise/record/v1"
+LATER = ("citations",)  # records of the first versions do not have them
 UNKNOWN = {"$ref": "#/definitions/unknown"}
 TEXT, NUMBER, COUNT = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 ANY_OBJECT = {"type": "object"}
@@ -22,7 +23,7 @@ def _form(about: str, **fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": about,
         "type": "object",
-        "required": list(fields),
+        "required": [name for name in fields if name not in LATER],
         "properties": fields,
         "additionalProperties": False,
     }
