@@ -24,7 +24,8 @@ HERE = Path(__file__).resolve().parent
 STEPS, AT = 320, 120
 EVERY = (
     *("lr_spike:factor=10", "bad_batch", "repeated_tokens", "shuffled_labels", "batch_cut"),
-    *("moments", "attention_bias", "data_order"),
+    *("moments", "attention_bias", "data_order", "weight_noise", "bit_flip:target=weight"),
+    *("schedule_restart", "guard_off"),
 )
 
 
@@ -42,7 +43,7 @@ JOBS = {
     "dense": Job(
         "The example: a dense GPT, 0.8 M parameters",
         (str(HERE.parent / "examples" / "nano" / "train.py"), "--threads", "1"),
-        (*EVERY, "weight_noise", "bit_flip:target=weight", "schedule_restart", "guard_off"),
+        EVERY,
     ),
     "moe": Job(
         "A mixture of experts: four, two a token (`proving/programs/moe_gpt.py`)",
