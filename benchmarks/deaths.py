@@ -4,8 +4,8 @@
 
 Each row is a job of `deaths_job.py` or `deaths_system.py` under `nano` with `job.on_crash`, one at
 a time, with a webhook on this machine. What must be said of the cause, and what `on_crash` must
-make of it, stands beside the job and was written before it ran. Four places are read: the first
-SEV0 or SEV1 on the console; the first in the webhook; in the evidence bundle the first of
+make of it, stands beside the job, and none of it is read from its output. Four places are read: the
+first SEV0 or SEV1 on the console; the first in the webhook; in the evidence bundle the first of
 `failures.json`, and `incident.json`. Each says all of the words, or the row is a no. `os._exit`
 leaves nothing that `failures.json` could have. An end that was asked for is no incident: there is
 no bundle of it. Of a secret nothing may be left in the messages and the run directory.

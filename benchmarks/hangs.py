@@ -4,9 +4,9 @@
 
 Each row is a job of `hangs_job.py` under torchrun, gloo and the policy `large`, one at a time, with
 a webhook on this machine. What must be said stands beside the job. A message counts whose first
-rank is the one in trouble and that says what it does and where, or what it is slow at; `after` is
-the time, or the steps, from the trouble to that message, `first` to the first of all. Exit code 1:
-no such message before the deadline.
+rank is the one in trouble and that says what it does and where, or what it is slow at; of a stopped
+process, how to let it go on; `after` is the time, or the steps, from the trouble to that message,
+`first` to the first of all. Exit code 1: no such message before the deadline.
 """
 
 from __future__ import annotations
