@@ -9,16 +9,12 @@ of experts of the proving ground. An interrupted suite goes on.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from supervise.fault_suite.suite_markdown import markdown
 
 HERE = Path(__file__).resolve().parent
 STEPS, AT = 320, 120
@@ -57,8 +53,8 @@ steps, the fault at step {at}, {seeds} seeds, {healthy} healthy runs. A monitor 
 policy. What counts as leaving the band, harm and `lost` is in `supervise/fault_suite`."""
 
 
-def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> dict[str, Any]:
-    """Make the runs that are missing, and return the document."""
+def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> str:
+    """Make the runs that are missing, and return the tables."""
     faults = [text for fault in job.faults for text in ("--fault", fault)]
     size = ["--steps", str(STEPS), "--at", str(AT), "--seeds", str(seeds)]
     size += ["--healthy", str(healthy), "--jobs", str(jobs), "--fail-on", "nothing"]
@@ -68,16 +64,15 @@ def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> dict[str,
     ours = [sys.executable, "-m", "supervise", "drill", "suite"]
     policy = ["--policy", str(HERE / "leadtime.yaml"), "--dir", str(out)]
     subprocess.run([*ours, *policy, *size, *faults, "--", *command], check=True, cwd=HERE)
-    whole: dict[str, Any] = json.loads((out / "suite.json").read_text())
-    return whole
+    return (out / "suite.md").read_text()
 
 
-def page(found: Mapping[str, dict[str, Any]], seeds: int, healthy: int) -> str:
+def page(found: Mapping[str, str], seeds: int, healthy: int) -> str:
     """Return the page."""
     about = METHOD.format(steps=STEPS, at=AT, seeds=seeds, healthy=healthy)
     lines = ["# Lead time of monitors", "", textwrap.fill(about, 100, break_on_hyphens=False), ""]
-    for name, document in found.items():
-        lines += [f"## {JOBS[name].title}", "", markdown(document)]
+    for name, tables in found.items():
+        lines += [f"## {JOBS[name].title}", "", tables]
     return "\n".join(lines)
 
 
