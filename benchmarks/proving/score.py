@@ -1,4 +1,4 @@
-"""Score policies on the recordings of the proving ground; writes `table.md`.
+"""Score policies on the recordings of the proving ground; writes `table.md` or `kept_aside.md`.
 
     python benchmarks/proving/score.py [--policy FILE ...] [--programs NAME ...] [--jobs 2]
 
@@ -41,6 +41,7 @@ from supervise.backtest.score import Outcome
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
+KEPT_ASIDE = HERE / "kept_aside.md"  # the same for programs that no rule was tuned on
 PEERS = HERE.parents[1] / "policies" / "peers"
 OURS = ("nano", "medium", "large", "moe")
 AT_ONCE = 3  # rows; an answer as fast as that is in time whatever was lost
@@ -228,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", action="append", help="default: all shipped ones and peers")
     parser.add_argument("--programs", nargs="*")
-    parser.add_argument("--kept-aside", action="store_true", help="open what is kept aside")
+    parser.add_argument("--kept-aside", action="store_true", help="only what is kept aside")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--missed", action="store_true", help="name the harmed runs left alone")
     options = parser.parse_args()
@@ -240,7 +241,7 @@ def main() -> int:
         program
         for program in PROGRAMS
         if (RECORDINGS / f"{program.name}.parquet").exists()
-        and (options.kept_aside or not program.kept_aside)
+        and program.kept_aside == options.kept_aside
         and (not options.programs or program.name in options.programs)
     ]
     tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
@@ -253,10 +254,11 @@ def main() -> int:
     names = list(dict.fromkeys(policy for _, policy in tallies))
     text = "\n".join(lines(tallies, names))
     print(text)
-    if not (options.policy or options.programs or options.kept_aside):
+    if not (options.policy or options.programs):
         first = [t for (_, policy), t in tallies.items() if policy == names[0]]
         runs = sum(t.harmed + t.healthy + t.spared for t in first)
-        TABLE.write_text(HEAD.format(runs=runs, programs=len(programs)) + text)
+        table = KEPT_ASIDE if options.kept_aside else TABLE
+        table.write_text(HEAD.format(runs=runs, programs=len(programs)) + text)
     if options.missed:
         for (program_name, policy), tally in tallies.items():
             print(f"{program_name} {policy} left alone: {', '.join(tally.missed) or '-'}")
