@@ -42,7 +42,9 @@ def test_a_candidate_that_crashes_fails(supervise):
     assert document["reasons"] == ["crash: the candidate ended with exit code 3"]
     assert document["pairs"][0]["paired"] and document["pairs"][0]["mean"] == 0.0
     (note,) = document["notes"]
-    assert note == f"candidate-1 wrote outside of its directory: {work / 'result.txt'}"
+    assert note == (
+        f"while candidate-1 ran, files outside of its directory changed: {work / 'result.txt'}"
+    )
     assert "exit code 143" in err, "the baseline does not end by itself"
     assert list((trial / "scratch").iterdir()) == []
     assert json.loads((trial / "gate.json").read_text()) == document

@@ -109,7 +109,7 @@ def test_a_run_that_ends_early_is_harmed_and_has_no_sum():
 def test_a_fault_that_never_came_with_actions_saves_nothing():
     assert judged(arm(1, climbs), arm(1)).lost_acting is None
     cells, _, _ = row_of(judged(arm(1, climbs), arm(1, nothing)))
-    assert (cells["with actions"], cells["actions"]) == ("0", "none")
+    assert (cells["with actions"], cells["actions"]) == ("", "none")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,7 @@ def document():
         "seeds": [1, 2],
         "notes": [],
         "rules": {},
+        "means": {SPIKE.text: "multiply the learning rate"},
     }
     return suite_document.suite_document(about, drills, found, controls, monitors, plots)
 
@@ -196,7 +197,7 @@ def test_monitors_are_ranked_by_what_they_are_worth(document):
 
     assert ranked == ["rate", "loss", "speed"], "false alarms last"
     assert rows["rate"][2].endswith(" ahead)")
-    assert rows["loss"][3].endswith("bad_batch (with it)")
+    assert rows["loss"][3].endswith("bad_batch (with it, 1 of 2)")
     assert rows["speed"][5] == "1"
 
 
@@ -219,11 +220,13 @@ def test_undetected_faults_and_limits_are_listed(document):
         "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
     )
     found = suite_document.limits(document)
-    assert "speed has alarms for lr_spike:factor=10, and reads only what these leave alone" in found
+    assert (
+        "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
+        "counted above"
+    ) in found
     assert suite_document.summary(document) == (
-        "faults: 2, with harm: 1, of these paged in every run: 1, with a monitor ahead of the "
-        "loss: 1, with a run without an alarm: 1; false alarms: 1 in 2 healthy runs of 400 steps "
-        "in all"
+        "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
+        "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
     )
 
 

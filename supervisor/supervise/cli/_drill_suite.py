@@ -311,6 +311,7 @@ def _document(
         "suite": name,
         "command": list(settings.argv),
         "policy": {"name": whole.name, "digest": whole.digest, "without": policy.left_out},
+        "means": _meanings(suite.drills),
         "metric": metric,
         "steps": settings.steps,
         "at": settings.at,
@@ -322,6 +323,19 @@ def _document(
     monitors = findings.monitors(found, controls)
     made = suite_document(about, suite.drills, found, controls, monitors, plots)
     return {**made, "summary": summary(made)}
+
+
+def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
+    """Return what each fault does, with all its parameters."""
+    from ..catalog.inventory import drills as inventory
+
+    found = {}
+    known = {each["drill"]: each["does"] for each in inventory.describe()}
+    for drill in drills:
+        params = inventory.parse(f"{drill.text}@0")["params"]
+        shown = ", ".join(f"{name}={value}" for name, value in params.items())
+        found[drill.text] = f"{known[drill.name]} ({shown})" if shown else known[drill.name]
+    return found
 
 
 def _by_digest(whole: Mapping[str, Any]) -> dict[str, Any]:

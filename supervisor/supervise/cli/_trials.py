@@ -52,7 +52,8 @@ def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
     found = []
     for name, paths in outside.items():
         more = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
-        found.append(f"{name} wrote outside of its directory: {', '.join(paths[:SHOWN])}{more}")
+        text = f"while {name} ran, files outside of its directory changed"
+        found.append(f"{text}: {', '.join(paths[:SHOWN])}{more}")
     return found
 
 

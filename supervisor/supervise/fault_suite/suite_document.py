@@ -21,10 +21,12 @@ FAULTS = (
 MONITORS = ("monitor", "sev", "leads the loss", "with or behind it", "loss stays", "false alarms")
 READING = (
     "best monitor: has an alarm in the most runs, then the earliest. alarm, page: steps from the "
-    "fault to its first alarm, and to the first page of any monitor. loss leaves: steps until the "
-    "loss left the band around the healthy run of its seed. lead: of the best monitor before "
-    "that. harm: runs that ended worse. lost: nats x steps against the healthy run, without "
-    "actions and with them. A range is over the seeds, one number is their median."
+    "fault to its first alarm, and to the first page (SEV0, SEV1) of any monitor. loss leaves: "
+    "steps until the training loss left the band around the healthy run of its seed. lead: of the "
+    "best monitor before that. harm: runs that ended early, not finite, or worse by more than 1.5 "
+    "% and two spreads of the loss. lost: nats x steps against the healthy run, without actions and "
+    "with them; steps again: made again after a rollback. A range is over the seeds, one number "
+    "is their median."
 )
 
 
@@ -39,7 +41,8 @@ def suite_document(
     """Return a suite as plain data; numbers may be infinite or NaN.
 
     Args:
-        about: `suite`, `command`, `policy`, `metric`, `steps`, `at`, `seeds`, `notes`, `rules`.
+        about: `suite`, `command`, `policy`, `metric`, `steps`, `at`, `seeds`, `notes`, `rules`, and
+            `means`: fault -> what it does.
         plots: fault -> what `plot_of` returned for one of its seeds.
     """
     return {
@@ -103,11 +106,17 @@ def _fault(drill: Drill, seeds: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _span(values: Iterable[float]) -> dict[str, float] | None:
-    """Return number, median, least and most; None without a value."""
+    """Return number, how many are above 0, median, least and most; None without a value."""
     known = sorted(values)
     if not known:
         return None
-    return {"runs": len(known), "median": median(known), "least": known[0], "most": known[-1]}
+    return {
+        "runs": len(known),
+        "ahead": sum(value > 0 for value in known),
+        "median": median(known),
+        "least": known[0],
+        "most": known[-1],
+    }
 
 
 def _monitors(judged: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -146,10 +155,10 @@ def fault_rows(document: Document) -> Iterator[tuple[str, ...]]:
             "" if best is None else _steps(best["delay"], one["runs"]),
             _steps(one["page"], one["runs"]) or "none",
             _steps(one["departed"], one["runs"]) or "never",
-            "" if best is None else _lead(best["lead"]),
+            "" if best is None else _lead(best["lead"], one["runs"]),
             f"{one['harmed']} of {one['runs']}",
             _lost(one, "lost", "end"),
-            _lost(one, "lost_acting", "end_acting"),
+            _lost(one, "lost_acting", "end_acting") if one["acted"] else "",
             actions_text(one),
         )
 
@@ -162,11 +171,15 @@ def _steps(found: Mapping[str, float] | None, runs: int) -> str:
     return f"{f'{low:g}' if low == high else f'{low:g}-{high:g}'}{share}"
 
 
-def _lead(found: Mapping[str, float] | None) -> str:
+def _lead(found: Mapping[str, float] | None, runs: int) -> str:
+    """Return the median lead, and in how many runs there is one where that is not all."""
     if found is None:
         return ""
     middle = found["median"]
-    return f"{middle:g} ahead" if middle > 0 else f"{-middle:g} behind" if middle else "with it"
+    if middle <= 0:
+        return f"{-middle:g} behind" if middle else "with it"
+    share = f" ({found['ahead']} of {runs} runs)" if found["ahead"] < runs else ""
+    return f"{middle:g} ahead{share}"
 
 
 def _lost(one: Document, name: str, end: str) -> str:
@@ -183,7 +196,9 @@ def _lost(one: Document, name: str, end: str) -> str:
 def nats(found: Mapping[str, float]) -> str:
     """Return a median of nats x steps."""
     middle = found["median"]
-    return "not finite" if math.isinf(middle) else f"{middle:.3g}"
+    if math.isinf(middle):
+        return "not finite"
+    return f"{middle:.3g}{' (a run is not finite)' if math.isinf(found['most']) else ''}"
 
 
 def actions_text(one: Document) -> str:
@@ -198,16 +213,18 @@ def actions_text(one: Document) -> str:
 
 def monitor_rows(document: Document) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each monitor, under `MONITORS`."""
+    runs = {one["fault"]: one["runs"] for one in document["faults"]}
     for one in document["monitors"]:
         ahead, behind, alone = [], [], []
         for fault, delays in one["delays"].items():
             leads = one["leads"].get(fault)
+            few = f", {len(delays)} of {runs[fault]}" if len(delays) < runs[fault] else ""
             if not leads:
-                alone.append(f"{fault} (after {median(delays):g})")
+                alone.append(f"{fault} (after {median(delays):g}{few})")
             elif (lead := median(leads)) > 0:
-                ahead.append(f"{fault} ({lead:g} ahead)")
+                ahead.append(f"{fault} ({lead:g} ahead{few})")
             else:
-                behind.append(f"{fault} ({f'{-lead:g} behind' if lead else 'with it'})")
+                behind.append(f"{fault} ({f'{-lead:g} behind' if lead else 'with it'}{few})")
         yield (
             one["rule"],
             one["severity"],
@@ -266,8 +283,8 @@ def limits(document: Document) -> list[str]:
             found.append(f"{fault['fault']} {text}")
     for monitor in document["monitors"]:
         if monitor["misattributed"]:
-            text = f"{monitor['rule']} has alarms for {', '.join(monitor['misattributed'])}"
-            found.append(f"{text}, and reads only what these leave alone")
+            text = f"{monitor['rule']} has alarms during {', '.join(monitor['misattributed'])}"
+            found.append(f"{text}, which change nothing that it measures: not counted above")
     if any(seed["not_repeatable"] for fault in document["faults"] for seed in fault["seeds"]):
         text = "two runs of one seed differ before the fault: the job does not repeat itself, and "
         found.append(f"{text}what was lost is rough")
@@ -287,7 +304,7 @@ def summary(document: Document) -> str:
     alarms = sum(len(one["alarms"]) for one in document["healthy"])
     runs, steps = len(document["healthy"]), sum(one["steps"] for one in document["healthy"])
     return (
-        f"faults: {len(judged)}, with harm: {len(harmful)}, of these paged in every run: {paged}, "
-        f"with a monitor ahead of the loss: {ahead}, with a run without an alarm: {missed}; "
-        f"false alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
+        f"{len(judged)} faults. Harmful: {len(harmful)}, {paged} of them paged in every run. With "
+        f"a monitor ahead of the loss: {ahead}. With a run without an alarm: {missed}. False "
+        f"alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
     )

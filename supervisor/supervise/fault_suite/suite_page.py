@@ -30,6 +30,7 @@ line.injected{stroke:var(--fg);stroke-width:1}line.departed{stroke:var(--red);st
 stroke-dasharray:2 4}line.alarm{stroke:var(--amber);stroke-width:1.5}
 line.injected,line.departed,line.alarm{vector-effect:non-scaling-stroke}
 .matrix td,.matrix th{padding:.2rem .45rem;text-align:center;white-space:nowrap}
+.matrix th:not(:first-child){writing-mode:vertical-rl;transform:rotate(180deg);text-align:left}
 .matrix th:first-child,.matrix td:first-child{text-align:left}
 .scroll{overflow-x:auto}
 td.ahead{background:color-mix(in srgb,var(--green) 25%,transparent)}
@@ -60,6 +61,7 @@ def suite_page(document: Document) -> str:
         f'<header><h1>{_safe(summary(document))}</h1>\n<p class="sub">{_safe(sub)}</p>'
         f'<p class="sub"><code>{_safe(" ".join(document["command"]))}</code></p></header>\n'
         f"{_section('Faults', READING, _table(FAULTS, fault_rows(document)))}"
+        f"{_section('What was injected', '', _list(_meanings(document), ''))}"
         f"{_section('Undetected faults', '', _list(undetected(document), 'None.'))}"
         f"{_section('Monitors', 'best first', _table(MONITORS, monitor_rows(document)))}"
         f"{_section('Monitors by fault', MATRIX, _matrix(document))}"
@@ -72,12 +74,16 @@ def suite_page(document: Document) -> str:
 
 MATRIX = (
     "steps from the fault to the alarm, the median; green: ahead of the loss, amber: with or "
-    "behind it, blue: the loss stays in its band; red: false alarms in healthy runs"
+    "behind it, blue: the loss stays in its band; red: how many false alarms in healthy runs"
 )
 KEY = (
     "of the first seed that was judged. Gray: healthy; red: without actions; green: with actions. "
     "Vertical lines: the fault, amber the first alarm, dotted red the loss leaves its band"
 )
+
+
+def _meanings(document: Document) -> list[str]:
+    return [f"{fault}: {text}" for fault, text in document["means"].items()]
 
 
 def _safe(value: Any) -> str:
@@ -128,7 +134,7 @@ def _cell(monitor: Document, fault: str, runs: int) -> str:
         return "<td></td>"
     leads = monitor["leads"].get(fault)
     kind = "alone" if not leads else "ahead" if median(leads) > 0 else "behind"
-    share = "" if len(delays) == runs else f" <small>{len(delays)}/{runs}</small>"
+    share = "" if len(delays) == runs else f" <small>({len(delays)} of {runs})</small>"
     return f'<td class="{kind}">{median(delays):g}{share}</td>'
 
 
