@@ -20,13 +20,13 @@ FAULTS = (
 )
 MONITORS = ("monitor", "sev", "leads the loss", "with or behind it", "loss stays", "false alarms")
 READING = (
-    "best monitor: has an alarm in the most runs, then the earliest. alarm, page: steps from the "
-    "fault to its first alarm, and to the first page (SEV0, SEV1) of any monitor. loss leaves: "
-    "steps until the training loss left the band around the healthy run of its seed. lead: of the "
-    "best monitor before that. harm: runs that ended early, not finite, or worse by more than 1.5 "
-    "% and two spreads of the loss. lost: nats x steps against the healthy run, without actions and "
-    "with them; steps again: made again after a rollback. A range is over the seeds, one number "
-    "is their median."
+    "best monitor: has an alarm in the most runs, then the earliest. alarm, page: steps from "
+    "the fault to its first alarm, and to the first page (SEV0, SEV1) of any monitor. loss "
+    "leaves: steps until the training loss left the band around the healthy run of its seed. "
+    "lead: of the best monitor before that. harm: runs that ended early, not finite, or worse "
+    "by more than 1.5 % and two spreads of the loss. lost: nats x steps against the healthy "
+    "run, without actions and with them; steps again: made again after a rollback. A range is "
+    "over the seeds, one number is their median."
 )
 
 
