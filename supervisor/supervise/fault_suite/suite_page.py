@@ -33,6 +33,8 @@ line.injected,line.departed,line.alarm{vector-effect:non-scaling-stroke}
 .matrix th:not(:first-child){writing-mode:vertical-rl;transform:rotate(180deg);text-align:left}
 .matrix th:first-child,.matrix td:first-child{text-align:left}
 .scroll{overflow-x:auto}
+@media (min-width:40rem){td[data-of="fault"],td[data-of="monitor"],td[data-of="sev"],
+td[data-of="best monitor"]{white-space:nowrap;overflow-wrap:normal}}
 td.ahead{background:color-mix(in srgb,var(--green) 25%,transparent)}
 td.behind{background:color-mix(in srgb,var(--amber) 25%,transparent)}
 td.alone{background:color-mix(in srgb,var(--line) 15%,transparent)}
