@@ -223,7 +223,7 @@ def read(home: Path, received: list[dict[str, Any]], code: int) -> Found:
     grave = [body["data"] for body in received if body["data"]["severity"] in ("SEV0", "SEV1")]
     if grave:
         found.texts["webhook"] = " ".join(map(str, leaves(grave[0])))
-        found.words = grave[0]["title"]
+        found.words = grave[0]["title"].replace(f"{sys.prefix}/", "")
     for path in sorted(run.glob("incidents/*/snapshot-*/failures.json")):
         failures = json.loads(path.read_text())
         found.texts["failures.json"] = BUNDLE.format(**failures[0])
