@@ -1,8 +1,8 @@
 """What must not get worse, whatever the loss does: hard limits, no tests.
 
 The limits are those that leading canary judges and the training literature use in this form; each
-is far outside of what two runs of the same program show. A metric that neither arm has is "not
-measured"; one that the candidate alone lacks is "inconclusive".
+is far outside of what two runs of the same program show at the same steps. A metric that neither
+arm has is "not measured"; one that the candidate alone lacks is "inconclusive".
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SKIP_SHARE = 0.01  # of the updates
 SPIKE = 8.0  # robust standard deviations
 SPIKE_FLOOR = 8.0  # a spike is at least SPIKE / SPIKE_FLOOR margins high
 SPIKE_OF = (3, 5)  # so many of so many steps
+AROUND = 25  # steps on either side, whose differences are the noise
 MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
 PROBE_DEVIATIONS = 3.0
 CPU_RATIO = 1.1
@@ -157,40 +158,52 @@ def _bad_steps(arm: Arm, metric: str) -> list[int]:
 def _spikes(found: Differences, margin: float) -> Found:
     if not found.values:
         return "inconclusive", "", "", "no step has a loss in both runs"
-    middle = median(found.values)
-    spread = MAD * median(abs(value - middle) for value in found.values)
-    scale = max(spread, margin / SPIKE_FLOOR, 1e-12)
-    high = [value - middle > SPIKE * scale for value in found.values]
+    away = [_deviations(found.values, at, margin) for at in range(len(found.values))]
+    high = [value > SPIKE for value in away]
     need, of = SPIKE_OF
     at = [n for n in range(len(high)) if high[n] and sum(high[max(0, n + 1 - of) : n + 1]) >= need]
-    worst = shown((max(found.values) - middle) / scale)
+    worst = shown(max(away))
     if at:
         text = f"{need} of {of} steps up to step {found.steps[at[0]]} are {SPIKE:g} deviations high"
         return "fail", "", worst, text
     return "pass", "", worst, f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {of}"
 
 
+def _deviations(values: Sequence[float], at: int, margin: float) -> float:
+    """Return how far a difference is above those around it: their noise falls with the loss."""
+    near = values[max(0, at - AROUND) : at + AROUND + 1]
+    middle = median(near)
+    spread = MAD * median(abs(value - middle) for value in near)
+    return (values[at] - middle) / max(spread, margin / SPIKE_FLOOR, 1e-12)
+
+
 def _norm(baseline: Series, candidate: Series, least: float) -> Found:
-    """Compare the 99th percentile of blocks: their median, as one heavy batch is no regression."""
+    """Compare the 99th percentile of blocks, block by block; the median of the ratios counts.
+
+    One heavy batch is no regression, and neither is the end of a run that has learned its data by
+    heart: there two runs of one program have norms that differ by factors.
+    """
     if (absent := _absent(baseline, candidate)) is not None:
         return absent
-    before, after = (_blocks(list(one.values())) for one in (baseline, candidate))
-    if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
+    first = min([*baseline, *candidate])
+    ours, theirs = (_blocks(one, first) for one in (baseline, candidate))
+    before, after = (median(one.values()) if one else math.nan for one in (ours, theirs))
+    ratios = [theirs[at] / ours[at] for at in ours if at in theirs and ours[at] > 0.0]
+    if not ratios:
         return "inconclusive", shown(before), shown(after), "not positive and finite"
-    ratio = after / before
+    ratio = median(ratios)
     text = f"{ratio:.3g} times the baseline; limit {least:g} to {NORM_RATIO:g}"
     status: Status = "pass" if least <= ratio <= NORM_RATIO else "fail"
     return status, shown(before), shown(after), text
 
 
-def _blocks(values: Sequence[float]) -> float:
-    values = [value for value in values if math.isfinite(value)]  # `_bad_steps` counts the others
-    highest = [
-        sorted(block)[int(PERCENTILE * (len(block) - 1))]
-        for at in range(0, len(values), BLOCK)
-        if (block := values[at : at + BLOCK])
-    ]
-    return median(highest) if highest else math.nan
+def _blocks(series: Series, first: int) -> dict[int, float]:
+    """Return the 99th percentile of each block; `_bad_steps` counts what is not finite."""
+    blocks: dict[int, list[float]] = {}
+    for step, value in series.items():
+        if math.isfinite(value):
+            blocks.setdefault((step - first) // BLOCK, []).append(value)
+    return {at: sorted(block)[int(PERCENTILE * (len(block) - 1))] for at, block in blocks.items()}
 
 
 def _memory(baseline: Series, candidate: Series) -> Found:
