@@ -56,6 +56,7 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     } == set(SUPERVISOR_METRICS)
     one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
     one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0, "grad_global_norm": 2.0**0.5}
+    one["batch_token_entropy"] = 3.0
     ranks = cross_rank_metrics.Ranks()
     for step, rank in ((6, 0), (6, 1), (7, 0), (7, 1)):  # replicas, one of which skips alone
         skipped = float(rank * (step - 6))
