@@ -38,7 +38,10 @@ def test_a_suite_shows_which_alarm_leads_the_loss_and_goes_on_where_it_was(super
     assert spike["detected"] == spike["runs"] == 1
     assert spike["monitors"][0]["rule"].startswith("update_scale.rate_")
     assert spike["monitors"][0]["delay"]["median"] == 0.0
-    assert spike["seeds"][0]["acts"] and spike["lost_acting"]["runs"] == 1
+    assert spike["lost"]["runs"] == spike["lost_acting"]["runs"] == 1
+    runs = ("healthy-1", "lr_spike-1-unattended", "lr_spike-1-acting")
+    modes = [json.loads((path / run / "run.json").read_text())["mode"] for run in runs]
+    assert modes == ["enforce", "observe", "enforce"]
     assert router["excluded"].startswith("no matrix of the model")
     assert whole["healthy"][0]["acts"] == []
     assert whole["policy"]["without"] == ["notify", "job.relaunch", "job.on_crash"]
