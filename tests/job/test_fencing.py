@@ -148,7 +148,8 @@ def test_a_rank_that_does_not_promise_is_named_and_blocks_nobody(gang):
     """One after the other is late, evaluates, and is stopped when the command has just come: the
     others are on their way again as soon as it is back, and none has done anything."""
     ranks = gang(world=4, rank1=("sleeps", 1), rank2=("evaluates", 2), rank3=("stops", 3))
-    reasons = ("rank 1 did not promise", "rank 2 is in eval", "rank 3 is stopped by a signal")
+    late = r"rank (\d, )*1(, \d)* did not promise"  # on a busy machine others may be late as well
+    reasons = (late, "rank 2 is in eval", "rank 3 is stopped by a signal")
 
     for number, reason in enumerate(reasons):
         began, before = time.monotonic(), min(ranks.steps().values())
