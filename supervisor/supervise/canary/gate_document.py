@@ -58,14 +58,14 @@ def _pair(
         "compared": one.compared,
         "missing": one.missing,
         "series": {
-            "baseline": _thinned(baseline.series(metric, start, end)),
-            "candidate": _thinned(candidate.series(metric, start, end)),
-            "difference": _thinned(dict(zip(one.steps, one.values, strict=True))),
+            "baseline": thinned(baseline.series(metric, start, end)),
+            "candidate": thinned(candidate.series(metric, start, end)),
+            "difference": thinned(dict(zip(one.steps, one.values, strict=True))),
         },
     }
 
 
-def _thinned(series: dict[int, float]) -> list[tuple[int, float]]:
+def thinned(series: dict[int, float]) -> list[tuple[int, float]]:
     """Return at most `POINTS` points `(step, mean)`."""
     points = list(series.items())
     size = max(1, -(-len(points) // POINTS))

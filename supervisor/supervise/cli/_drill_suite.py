@@ -258,8 +258,7 @@ def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
 
     settings = suite.settings
     for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
-        at = arm.arm.first + settings.at if arm.arm.first > settings.at else settings.at
-        if why := unhealthy(arm, suite.metric, settings.steps, at):
+        if why := unhealthy(arm, suite.metric, settings.steps, settings.at):
             output = settings.directory / f"{one.name}.log"
             shown = last_lines(output, 3)
             text = f"the healthy run of seed {one.seed} {why}" + (f"; {shown}" if shown else "")
@@ -401,5 +400,9 @@ def _fails(whole: Mapping[str, Any], on: str) -> bool:
         one["acts"] or any(alarm["severity"] in PAGES for alarm in one["alarms"])
         for one in whole["healthy"]
     )
-    missed = any(one["harmed"] and one["paged"] < one["runs"] for one in whole["faults"])
+    missed = any(
+        seed["harmed"] and not any(one["severity"] in PAGES for one in seed["detections"])
+        for fault in whole["faults"]
+        for seed in fault["seeds"]
+    )
     return on != "nothing" and (wrong or (on == "undetected" and missed))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
+from ..canary.gate_document import thinned
 from .findings import Drill, Finding, Healthy, Monitor, Runs
 
 Document = Mapping[str, Any]
 
 SCHEMA = "supervise/drill-suite/v1"
-POINTS = 200  # of a plotted series; each is the mean of the steps around it
 FAULTS = (
     *("fault", "best monitor", "alarm", "page", "loss leaves", "lead"),
     *("harm", "lost", "with actions", "actions"),
@@ -73,14 +73,6 @@ def plot_of(runs: Runs, one: Finding, metric: str) -> dict[str, Any] | None:
             if arm is not None
         },
     }
-
-
-def thinned(series: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Return at most `POINTS` points `(step, mean)`."""
-    points = sorted(series.items())
-    size = max(1, -(-len(points) // POINTS))
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
-    return [(group[-1][0], fmean(value for _, value in group)) for group in groups]
 
 
 def _fault(drill: Drill, seeds: Sequence[Finding]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from .. import children
 from ..canary.trial_plan import filled
-from ..errors import StoreError
+from ..errors import StoreError, UsageError
 from ..fault_suite.choice import PlannedRun
 from ..store import files
 from ..store.run_directory import RunDir
 from .arm_run import ArmOutcome, ArmSpec, run_arm
 
 OUTCOMES = "outcomes"
+INTERRUPTED = 130  # exit code after SIGINT
 SLOWER, AT_LEAST_S = 4.0, 120.0  # than the slowest healthy run; a pause or a hang ends there
 
 
@@ -122,4 +123,10 @@ def _one(
         limit_s=limit_s,
     )
     outcome = run_arm(spec, settings.directory, os.environ, stopping.is_set)
-    return None if stopping.is_set() else (outcome, True)
+    if stopping.is_set():
+        return None
+    if outcome.code == INTERRUPTED:  # Ctrl-C reaches the whole group, and perhaps a run before us
+        raise UsageError(
+            f"{run.name} was interrupted", hint="the same --dir goes on with the suite"
+        )
+    return outcome, True
