@@ -66,7 +66,6 @@ LAYERS = {
     "health": ("supervise.core", "supervise.children", "supervise.inputs"),
     "recordings": ("supervise.core",),
     "policytest": ("supervise.core", "supervise.catalog"),
-    "mutation": ("supervise.core", "supervise.catalog", "supervise.policytest"),
     "backtest": (*(f"supervise.{name}" for name in ("core", "catalog", "recordings", "store")),),
     "explain": ("supervise.core", "supervise.catalog"),
     "app": (

@@ -1,9 +1,8 @@
-"""`supervise policy test`: run scenarios, measure their coverage, and mutate the policy."""
+"""`supervise policy test`: run scenarios and measure their coverage."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ import click
 
 from ...errors import InputError, UsageError
 from .._params import Number
-from .._progress import counted, progress
+from .._progress import counted
 
 if TYPE_CHECKING:
     from ...catalog.document.diagnostics import Problem
     from ...catalog.scenario_subject import Subject
-    from ...mutation.mutation_runner import MutationReport
     from ...policytest.coverage import Coverage
     from ...policytest.suite import Outcome
 
@@ -25,7 +23,6 @@ FAILED = 1
 
 @click.command(name="test")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--mutate", is_flag=True, help="Also mutate the policy, one value at a time.")
 @click.option("--coverage", is_flag=True, help="Also report what no scenario covers.")
 @click.option(
     "--min",
@@ -36,23 +33,14 @@ FAILED = 1
 )
 @click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Number of processes. Default: by the amount of work.",
-)
 @click.pass_context
 def command(
     ctx: click.Context,
     files: tuple[str, ...],
-    mutate: bool,
     coverage: bool,
     least: float | None,
     strict: bool,
     as_json: bool,
-    jobs: int,
 ) -> None:
     """Run scenarios and check the decisions of a policy.
 
@@ -60,17 +48,14 @@ def command(
     scenarios), or a policy (the packs that it uses, and tests/<name>.yaml beside it). Shipped
     policies and packs go by name.
 
-    --mutate doubles and halves each number of the file, reverses each comparator, swaps and/or, and
-    drops each inhibition, one at a time; it lists each mutant that no scenario detects.
-
     \b
     Examples:
       supervise policy test policies/tests/nano.yaml
       supervise policy test nano --coverage --min 80
-      supervise policy test packs/mine.yaml --mutate
+      supervise policy test packs/mine.yaml --strict
 
-    Exit codes: 0 good; 1 a scenario failed, a mutant survived, coverage below --min, or --strict
-    warnings; 65 invalid file or no scenarios.
+    Exit codes: 0 good; 1 a scenario failed, coverage below --min, or --strict warnings; 65 invalid
+    file or no scenarios.
     """
     from ...policytest import suite
     from ...policytest.coverage import Coverage
@@ -80,36 +65,20 @@ def command(
     shown, warnings = Coverage(), list["Problem"]()
     paths = _paths(files, shown)
     outcomes: dict[str, list[Outcome]] = {}
-    mutants: dict[str, MutationReport] = {}
     for subject in counted(_loaded(paths, warnings), "files of scenarios"):
         outcomes[subject.label] = suite.run(subject)
         shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
     failed = any(outcome.failures for found in outcomes.values() for outcome in found)
-    if mutate and not failed:  # a failing scenario detects nothing
-        mutants = dict(zip(outcomes, _mutated(paths, jobs), strict=True))
     low = coverage and least is not None and shown.percent() < least
-    survived = any(found.survivors for found in mutants.values())
-    ok = not (failed or low or survived or (strict and warnings))
+    ok = not (failed or low or (strict and warnings))
     if as_json:
-        click.echo(_json(ok, outcomes, shown if coverage else None, mutants, warnings))
+        click.echo(_json(ok, outcomes, shown if coverage else None, warnings))
     else:
         _print_scenarios(outcomes, warnings)
         if coverage:
             _print_coverage(shown, least)
-        if mutate and failed:
-            click.echo("mutants: not run, because scenarios fail")
-        for name, found in mutants.items():
-            _print_mutants(name, found)
     if not ok:
         ctx.exit(FAILED)
-
-
-def _mutated(paths: list[Path], jobs: int) -> Iterator[MutationReport]:
-    from ...mutation import mutation_runner
-
-    for path in paths:
-        with progress(f"mutants of {path.name}") as report:
-            yield mutation_runner.run(path, jobs, report)
 
 
 def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
@@ -186,17 +155,10 @@ def _print_coverage(shown: Coverage, least: float | None) -> None:
         click.echo(f"  {sentence}")
 
 
-def _print_mutants(name: str, found: MutationReport) -> None:
-    click.echo(f"{name}: {found.total - len(found.survivors)} of {found.total} mutants detected")
-    for where, what in found.survivors:
-        click.echo(f"  {where}: no scenario detects {what}")
-
-
 def _json(
     ok: bool,
     outcomes: dict[str, list[Outcome]],
     shown: Coverage | None,
-    mutants: dict[str, MutationReport],
     warnings: list[Problem],
 ) -> str:
     from ...catalog.export import sarif
@@ -205,8 +167,6 @@ def _json(
     report["warnings"] = [sarif.plain(problem) for problem in warnings]
     if shown is not None:
         report["coverage"] = _plain_coverage(shown)
-    if mutants:
-        report["mutants"] = {name: _plain_mutants(found) for name, found in mutants.items()}
     return json.dumps(report, ensure_ascii=False, indent=2)
 
 
@@ -232,8 +192,3 @@ def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
 def _plain_coverage(shown: Coverage) -> dict[str, Any]:
     parts = {name: {"shown": a, "of": b} for name, (a, b) in shown.parts().items()}
     return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
-
-
-def _plain_mutants(found: MutationReport) -> dict[str, Any]:
-    survivors = [{"where": where, "what": what} for where, what in found.survivors]
-    return {"total": found.total, "noticed": found.total - len(survivors), "survivors": survivors}
