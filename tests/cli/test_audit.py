@@ -59,7 +59,7 @@ def test_a_log_that_was_cut_is_found_by_a_witness(supervise, recorded):
     run.audit_path.write_bytes(whole[: whole.rstrip(b"\n").rindex(b"\n") + 1])
 
     assert supervise("audit", "verify", run.path)[0] == 0
-    witness = ("--witness", report.records, report.root)
+    witness = ("--witness", report.records, report.head)
     assert supervise("audit", "verify", run.path, *witness)[0] == 1
     run.audit_path.write_bytes(whole)
     assert supervise("audit", "verify", run.path, *witness)[0] == 0

@@ -11,7 +11,6 @@ from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
 from supervise.detectors.harm import Harm
 from supervise.detectors.join import Join
-from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
@@ -109,15 +108,6 @@ TABLE = [
             ({"all": ()}, "all"),
             ({"any": ("b",)}, "all"),
             ({"within": -1}, "within"),
-        ],
-    ),
-    (
-        LevelShift,
-        {"metric": "a", "after": "b"},
-        [
-            ({"settle": -1}, "settle"),
-            ({"window": 19}, "window"),
-            ({"margin": 0.0}, "margin"),
         ],
     ),
     (

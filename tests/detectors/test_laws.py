@@ -16,7 +16,6 @@ from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
 from supervise.detectors.harm import Harm
 from supervise.detectors.join import Join
-from supervise.detectors.level_shift import LevelShift
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
@@ -54,7 +53,6 @@ ALL = {
     "rate": Rate("a", window=10, count_gte=3, clear=2),
     "sequence": Sequence(("a", "b", "c"), within=3, until="d"),
     "join": Join(all=("a", "b"), within=3),
-    "level_shift": LevelShift("a", after="b", settle=4, window=20, margin=0.5),
     "cusum": Cusum("a", **SUM),
     "cusum_log": Cusum("a", side="both", transform="log", m_of_n=(2, 3), **SUM),
     "harm": Harm("a", window=32),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -27,8 +26,6 @@ from supervise.detectors.collapse import Collapse
 from supervise.detectors.cusum import Cusum
 from supervise.detectors.equal import Equal
 from supervise.detectors.join import Join
-from supervise.detectors.level_shift import BLOCKS as SHIFT_BLOCKS
-from supervise.detectors.level_shift import GUARD, LevelShift
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.paired import Paired
 from supervise.detectors.rate import Rate
@@ -717,81 +714,3 @@ def test_it_agrees_with_its_reference(kind, data):
 
     assert detector.check() == []
     assert run(detector, events)[: len(expected)] == expected
-
-
-# ── the level shift, with numpy ───────────────────────────────────────────────────────────────────
-
-
-def shift_of(spec, steps, series, trigger, begin, end):
-    """The shift and its interval, with numpy and the whole history."""
-
-    def blocks(first, stop):
-        edges = first + (stop - first) / SHIFT_BLOCKS * np.arange(SHIFT_BLOCKS + 1)
-        cut = [(steps >= a) & (steps < b) for a, b in pairwise(edges)]
-        cut = [part for part in cut if part.any()]
-        at = np.array([np.log(steps[part] + 1.0).mean() for part in cut])
-        return at, np.array([series[part].mean() for part in cut])
-
-    def line(x, y):
-        i, j = np.triu_indices(len(x), 1)
-        slope = np.median((y[j] - y[i]) / (x[j] - x[i]))
-        return slope, np.median(y - slope * x)
-
-    at, means = blocks(trigger - GUARD - spec.window, trigger - GUARD)
-    slope, intercept = line(at, means)
-    half = len(at) // 2
-    bend = line(at[half:], means[half:])[0] - line(at[:half], means[:half])[0]
-    variance = ((means - intercept - slope * at) ** 2).sum() / (len(at) - 2)
-    after, levels = blocks(begin, end)
-    above = levels - intercept - slope * after
-    ahead = after.mean() - at.mean()
-    error = math.sqrt(
-        above.var(ddof=0) / (len(above) - 1)
-        + variance * (1 / len(at) + ahead**2 / ((at - at.mean()) ** 2).sum())
-        + (bend * ahead) ** 2
-    )
-    student = {7: 1.8946, 8: 1.8595, 9: 1.8331}[len(above) - 1]  # 95 %, from a table
-    return above.mean(), student * error
-
-
-def verdict(shift, reach):
-    """BREACH, OK or UNKNOWN; None when the table's rounding could decide it."""
-    if min(abs(shift - reach), abs(shift - 0.1), abs(shift + reach - 0.1)) < 1e-2 * reach:
-        return None
-    if shift - reach > 0 and shift > 0.1:
-        return BREACH
-    return OK if shift + reach < 0.1 else UNKNOWN
-
-
-@given(
-    seed=st.integers(0, 10**6),
-    damage=one_of([0.0, 0.0, 0.12, 0.3, 1.0]),
-    noise=one_of([0.003, 0.03, 0.2]),
-    lost=one_of([0.0, 0.2]),
-)
-@settings(max_examples=40, deadline=None)
-def test_level_shift_agrees_with_numpy(seed, damage, noise, lost):
-    """The first verdict, or the second after the one extension."""
-    rng = np.random.default_rng(seed)
-    spec = LevelShift("a", after="b", settle=10, window=40, margin=0.1)
-    trigger, total = 120, 120 + 10 + 81
-    every = np.arange(total)
-    curve = 2 + 4 * (every + 1.0) ** -0.3 + damage * (every >= trigger)
-    full = curve + noise * rng.standard_normal(total)
-    seen = rng.random(total) >= lost
-    watch, readings = spec.start(), {}
-    for step in range(total):
-        sample = float(full[step]) if seen[step] else None
-        readings[step] = watch.feed((sample, BREACH if step == trigger else OK), step)
-        if step == trigger + 10 + 40:
-            early = watch.numbers()
-
-    steps, series = every[seen], full[seen]
-    shift, reach = shift_of(spec, steps, series, trigger, 130, 170)
-    assert early["shift"] == pytest.approx(shift, rel=1e-9, abs=1e-12)
-    assert early["upper"] - early["shift"] == pytest.approx(reach, rel=2e-3)
-    decided = verdict(shift, reach)
-    if decided == UNKNOWN:
-        decided = verdict(*shift_of(spec, steps, series, trigger, 130, 210))
-    if decided is not None and seen[total - 1]:
-        assert readings[total - 1] & ~NOTE == decided

@@ -48,7 +48,7 @@ class Judge:
         for decision in made:
             body = {
                 "seq": self.chain.size,
-                "prev": self.chain.prev,
+                "prev": self.chain.head,
                 "run": "run",
                 "epoch": 1,
                 "mono_ns": 5,

@@ -48,14 +48,14 @@ def test_a_record_carries_what_an_auditor_asks_for(tmp_path, opened):
 
 
 def test_the_head_is_what_verify_finds(tmp_path, opened, put):
-    """ "size root" in a message can be compared with the file later."""
+    """ "size head" in a message can be compared with the file later."""
     log = opened(tmp_path / "audit.log")
     for number in range(5):
         put(log, number, sync=number % 2 == 0)
 
     report = verify(tmp_path / "audit.log", "run-1")
 
-    assert log.head == (5, report.root)
+    assert log.head == (5, report.head)
     assert report.records == 5
 
 

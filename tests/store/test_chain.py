@@ -27,7 +27,7 @@ def log(count: int = 4) -> list[bytes]:
     """The lines of a small log."""
     chain, lines = Chain(RUN), []
     for seq in range(count):
-        fields = {**FIELDS, "seq": seq, "prev": chain.prev, "reason": f"loss {seq}"}
+        fields = {**FIELDS, "seq": seq, "prev": chain.head, "reason": f"loss {seq}"}
         lines.append(chain.line(fields))
         chain.take(lines[-1])
     return lines
@@ -109,15 +109,15 @@ def test_a_zero_filled_tail_is_torn(tmp_path):
     assert check(tmp_path, whole[:-300] + bytes(100) + whole[-200:]).exit_code == 1
 
 
-def test_a_root_seen_elsewhere_shows_a_cut_and_a_rewritten_log(tmp_path):
+def test_a_head_seen_elsewhere_shows_a_cut_and_a_rewritten_log(tmp_path):
     """What the chain cannot show, a receiver of any message can."""
     whole = b"".join(log())
-    root = check(tmp_path, whole).root
+    head = check(tmp_path, whole).head
     half = b"".join(log()[:2])
 
-    assert check(tmp_path, whole, witness=(4, root)).exit_code == 0
-    assert check(tmp_path, whole, witness=(2, check(tmp_path, half).root)).exit_code == 0
-    cut = check(tmp_path, half, witness=(4, root))
+    assert check(tmp_path, whole, witness=(4, head)).exit_code == 0
+    assert check(tmp_path, whole, witness=(2, check(tmp_path, half).head)).exit_code == 0
+    cut = check(tmp_path, half, witness=(4, head))
     assert (cut.exit_code, cut.bad_seq) == (1, 2)
     assert check(tmp_path, whole, witness=(4, "0" * 64)).exit_code == 1
 
@@ -139,7 +139,7 @@ def test_a_record_with_a_good_digest_must_still_follow(tmp_path, change):
     lines = log(1)
     chain = Chain(RUN)
     chain.take(lines[0])
-    fields = {"seq": 1, "prev": chain.prev, "run": RUN, "epoch": 1, **change}
+    fields = {"seq": 1, "prev": chain.head, "run": RUN, "epoch": 1, **change}
 
     report = check(tmp_path, lines[0] + chain.line(fields))
 
@@ -176,7 +176,7 @@ def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
     """Non-finite numbers, lone surrogates, line ends: the bytes are one line of strict JSON."""
     decision = Decision("rule", 5, reason, data=data)
     chain = Chain(RUN)
-    fields = {"seq": 0, "prev": chain.prev, "run": RUN, "epoch": 1}
+    fields = {"seq": 0, "prev": chain.head, "run": RUN, "epoch": 1}
     fields |= {"kind": "rule", "step": 5, "reason": reason, "data": data}
 
     line = chain.line(fields)

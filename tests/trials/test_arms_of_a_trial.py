@@ -69,7 +69,7 @@ def test_verdicts_are_kept_together_and_a_change_is_noticed(tmp_path):
 
     assert (found["verdict"], found["record"], found["records"]) == ("FAIL", 1, 2)
     assert trial_log.citation(tmp_path) == found, "a directory stands for its log"
-    assert found["trial"].startswith("canary-") and len(found["root"]) == 64
+    assert found["trial"].startswith("canary-") and len(found["head"]) == 64
     path.write_bytes(path.read_bytes().replace(b'"verdict":"FAIL"', b'"verdict":"PASS"'))
     with pytest.raises(TamperError), trial_log.opened(path):
         pass

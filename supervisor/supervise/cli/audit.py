@@ -72,7 +72,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
         click.echo(json.dumps({**shown, "not_checked": record_check.NOT_CHECKED}))
     else:
         click.echo(f"{found.status}: {found.message}")
-        click.echo(f"head: {found.records} {found.root}")
+        click.echo(f"head: {found.records} {found.head}")
         for part in parts:
             click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
         if run_id is None:

@@ -113,7 +113,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
         ) from error
     names = ", ".join(name for name, _ in FORMS.values())
     click.echo(printable(f"{place}: {names}{', signed' if signed else ''}"))
-    click.echo(f"head: {record['audit']['records']} {record['audit']['root']}")
+    click.echo(f"head: {record['audit']['records']} {record['audit']['head']}")
 
 
 @command.command()
@@ -128,7 +128,7 @@ def verify(
     """Verify a record, and name what was changed.
 
     The signature is checked with --key. Where the run is known, its audit log, policies, evidence
-    and journal are compared with their digests, the log with the root in the record, and each
+    and journal are compared with their digests, the log with the head in the record, and each
     field of the record with the run.
 
     \b
@@ -210,7 +210,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[reco
         copy = path.with_name(name)
         if copy.is_file() and copy.read_bytes() != render(recorded):
             yield Part("record", CHANGED, f"{name} is not what record.json says")
-    head = (int(recorded["audit"]["records"]), str(recorded["audit"]["root"]))
+    head = (int(recorded["audit"]["records"]), str(recorded["audit"]["head"]))
     log = audit.verify(run.audit_path, run.id, head if head[0] else None)
     yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
     digests = record_check.Digests()

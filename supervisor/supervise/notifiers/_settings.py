@@ -155,9 +155,9 @@ def sentences(message: Message) -> list[tuple[str, str]]:
 def footer(message: Message) -> list[str]:
     """Return where a message is from, for people: run, step, incident, host, job, policy, audit.
 
-    Of the root of the audit log twelve digits are shown; the webhook has all of them.
+    Of the head of the audit log twelve digits are shown; the webhook has all of them.
     """
-    size, _, root = message.audit_head.partition(" ")
+    size, _, head = message.audit_head.partition(" ")
     policy = f"{message.policy} ({message.mode})" if message.mode else message.policy
     parts = (
         ("run", message.run),
@@ -166,7 +166,7 @@ def footer(message: Message) -> list[str]:
         ("host", message.host),
         ("job", clip(message.job, 80)),
         ("policy", policy),
-        ("audit", f"{size} {root[:12]}".strip()),
+        ("audit", f"{size} {head[:12]}".strip()),
     )
     return [f"{name} {text}".strip() for name, text in parts if text]
 

@@ -129,7 +129,7 @@ def schema() -> dict[str, Any]:
                 "required": ["name", "value"],
             },
         },
-        "audit_head": text | {"description": "size and root, for audit verify --witness"},
+        "audit_head": text | {"description": "size and head, for audit verify --witness"},
     }
     kinds = "|".join(KINDS)
     return {

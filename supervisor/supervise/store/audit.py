@@ -114,9 +114,9 @@ class Audit:
 
     @property
     def head(self) -> tuple[int, str]:
-        """Number of records and the Merkle root over them: "size root" in a message."""
+        """Number of records and the digest of the newest: "size head" in a message."""
         with self._lock:
-            return self._chain.size, self._chain.tree.root()
+            return self._chain.size, self._chain.head
 
     @property
     def epoch(self) -> int:
@@ -152,7 +152,7 @@ class Audit:
             record = {
                 "v": VERSION,
                 "seq": seq,
-                "prev": self._chain.prev,
+                "prev": self._chain.head,
                 "run": self._chain.run,
                 "epoch": self._epoch,
                 "boot": self._boot,

@@ -5,8 +5,8 @@
 The json has `prev`, the digest of the previous record; for record 0 it is
 SHA-256("supervise-audit-v1" || run id). Digests are compared as text and over the stored bytes,
 never over a re-serialised record. The chain reveals edits, reordering and gaps, but neither records
-removed from its end nor a log rewritten completely: for these compare the Merkle root with one that
-left the machine (every notification has one).
+removed from its end nor a log rewritten completely: for these compare the head, the
+digest of the newest record, with one that left the machine (every notification has one).
 
 A log is truncated if it has no final LF (a killed writer, a power cut, a zero-filled page) or no
 record: recoverable. A complete but wrong line is tampering.
@@ -33,48 +33,12 @@ def leaf(record: bytes) -> bytes:
     return hashlib.sha256(b"\x00" + record).digest()
 
 
-def _node(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\x01" + left + right).digest()
-
-
-class Tree:
-    """A tree of leaves added in order.
-
-    Attributes:
-        size: number of leaves.
-    """
-
-    __slots__ = ("_peaks", "size")
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._peaks: list[bytes] = []  # roots of full subtrees, largest first
-
-    def add(self, digest: bytes) -> None:
-        """Add the next leaf digest."""
-        rest = self.size
-        while rest & 1:
-            digest = _node(self._peaks.pop(), digest)
-            rest >>= 1
-        self._peaks.append(digest)
-        self.size += 1
-
-    def root(self) -> str:
-        """Return the root of all leaves so far, 64 hex digits."""
-        if not self._peaks:
-            return hashlib.sha256(b"").hexdigest()
-        digest = self._peaks[-1]
-        for left in reversed(self._peaks[:-1]):
-            digest = _node(left, digest)
-        return digest.hex()
-
-
 VERSION = 1
 MAX_LINE = 16 << 20  # bytes; the largest record is that of a reload, a few hundred kB
 GENESIS = b"supervise-audit-v1"
 EXIT_CODES = {"good": 0, "tampered": 1, "truncated": 2}
 
-WITNESS = 12  # digits of a root that a message for people shows: 48 bits
+WITNESS = 12  # digits of a head that a message for people shows: 48 bits
 _BLOCK = 1 << 20
 # Types of the fields of every record, and of those that some have.
 _REQUIRED: dict[str, Any] = {
@@ -97,7 +61,7 @@ _OPTIONAL: dict[str, Any] = {
     "data": dict | None,
 }
 _INT64 = 1 << 63
-_GOOD = "the records before it are intact; compare with a root in an earlier notification"
+_GOOD = "the records before it are intact; compare with a head in an earlier notification"
 _NON_FINITE = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}
 
 __all__ = ["Chain", "Report", "decode", "encode", "read", "verify"]
@@ -132,25 +96,20 @@ class Chain:
         run: id of the run; None before record 0 if unknown.
         epoch: number of the supervisor that wrote the newest record, from 1.
         offset: bytes of the file taken so far.
-        tree: Merkle tree over the records.
+        size: number of records taken.
     """
 
     def __init__(self, run: str | None = None) -> None:
         self.run = run
         self.epoch = 0
         self.offset = 0
-        self.tree = Tree()
-        self._prev = ""
+        self.size = 0
+        self._head = ""
 
     @property
-    def size(self) -> int:
-        """Number of records taken."""
-        return self.tree.size
-
-    @property
-    def prev(self) -> str:
-        """Digest of the newest record."""
-        return self._prev or genesis(self.run or "")
+    def head(self) -> str:
+        """Digest of the newest record; before record 0 what its `prev` has to be."""
+        return self._head or genesis(self.run or "")
 
     def line(self, record: Mapping[str, Any]) -> bytes:
         """Return the line of the next record; call `take` once it is written."""
@@ -183,12 +142,12 @@ class Chain:
             raise self._tampered(f"it belongs to the run {run!r}, not {self.run!r}")
         if seq != self.size:
             raise self._tampered(f"its number is {seq!r}")
-        if prev != self.prev:
+        if prev != self.head:
             raise self._tampered("it does not contain the digest of the previous record")
         if epoch not in (self.epoch, self.epoch + 1) or epoch < 1:
             raise self._tampered(f"its epoch {epoch!r} does not follow {self.epoch}")
-        self.epoch, self._prev = epoch, digest.decode()
-        self.tree.add(hashed)
+        self.epoch, self._head = epoch, digest.decode()
+        self.size += 1
         self.offset += len(line)
         return dict(record)
 
@@ -224,14 +183,14 @@ class Report:
     Attributes:
         status: `good`, `tampered` or `truncated`.
         records: number of valid records before the first bad one.
-        root: Merkle root over these, 64 hex digits.
+        head: digest of the newest of these, 64 hex digits; of an empty log that of its run.
         bad_seq: number of the first bad record, None if there is none.
         offset: bytes of valid records; the first bad one starts here.
     """
 
     status: str
     records: int
-    root: str
+    head: str
     bad_seq: int | None
     offset: int
     message: str
@@ -285,16 +244,16 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
 
     Args:
         run: the run it must belong to; None: as in record 0.
-        witness: a size and a root, or its first WITNESS digits or more, from a notification.
+        witness: a size and a head, or its first WITNESS digits or more, from a notification.
 
     Raises:
         StoreError: the file cannot be read.
     """
     chain = Chain(run)
-    seen = None  # the root at the size of the witness
+    seen = None  # the head at the size of the witness
 
     def report(status: str, message: str, bad_seq: int | None = None) -> Report:
-        return Report(status, chain.size, chain.tree.root(), bad_seq, chain.offset, message)
+        return Report(status, chain.size, chain.head, bad_seq, chain.offset, message)
 
     tail = 0
     try:
@@ -304,16 +263,16 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
                 break
             chain.check(chain.take(line))
             if witness is not None and chain.size == witness[0]:
-                seen = chain.tree.root()
+                seen = chain.head
     except TamperError as error:
         return report("tampered", str(error), error.seq)
     size = chain.size
     if witness is not None and seen is None:
         text = f"the log has {size} records, the witness {witness[0]}: records were removed"
         return report("tampered", text, size)
-    root = "" if witness is None else witness[1].lower()
-    if witness is not None and not (len(root) >= WITNESS and str(seen).startswith(root)):
-        text = f"the first {witness[0]} records differ from those of the witness (root {seen})"
+    head = "" if witness is None else witness[1].lower()
+    if witness is not None and not (len(head) >= WITNESS and str(seen).startswith(head)):
+        text = f"the first {witness[0]} records differ from those of the witness (head {seen})"
         return report("tampered", text)
     if tail:
         text = f"record {size} (byte {chain.offset}) is truncated, {tail} bytes of it exist"

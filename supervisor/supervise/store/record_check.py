@@ -22,7 +22,7 @@ from .run_retention import removed
 GOOD, CHANGED, MISSING, UNCHECKED = "good", "changed", "missing", "unchecked"
 MANIFEST = "manifest.json"
 NOT_CHECKED = (
-    "records removed from the end of the log (use --witness with the root in a notification)",
+    "records removed from the end of the log (use --witness with the head in a notification)",
     "a log rewritten completely (likewise)",
     "the job's checkpoints, output and data",
     "state.json, checkpoints.json and quarantine.json",

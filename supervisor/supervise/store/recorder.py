@@ -80,9 +80,9 @@ class Recorder:
 
     @property
     def head(self) -> str:
-        """`size root` of the audit log, for messages: a later `--witness`."""
-        size, root = self._audit.head
-        return f"{size} {root}"
+        """`size head` of the audit log, for messages: a later `--witness`."""
+        size, head = self._audit.head
+        return f"{size} {head}"
 
     @property
     def journal(self) -> dict[str, Any]:

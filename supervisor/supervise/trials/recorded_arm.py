@@ -53,4 +53,4 @@ def read_arm(
 def cite(run: RunDir) -> dict[str, Any]:
     """Return what names a run in a verdict: its id, and the head of its audit log."""
     report = audit.verify(run.audit_path, run.id)
-    return {"run": run.id, "records": report.records, "root": report.root}
+    return {"run": run.id, "records": report.records, "head": report.head}

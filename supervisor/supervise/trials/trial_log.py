@@ -1,7 +1,7 @@
 """The audit log of a trial: its plan, its runs, each look, and what came of it.
 
 It is a log as that of a run: hash-chained, so that a verdict can be cited by the number of its
-records and their root, and `supervise audit verify FILE` shows a change.
+records and their head, and `supervise audit verify FILE` shows a change.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ def citation(path: Path) -> dict[str, Any]:
         "result": str(newest["reason"]),
         **{name: data[name] for name in CITED[newest["kind"]]},
         "records": report.records,
-        "root": report.root,
+        "head": report.head,
     }

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Protocol
 
 from ...errors import PolicyError
-from .former_names import FORMER
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
 MAX_PROBLEMS = 200  # a file with more is probably no policy; reading it ends there
@@ -173,10 +172,7 @@ def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | 
     `alike`: the minimum similarity, 0 to 1, of a near miss.
     """
     names = sorted(known)  # the order of a set is arbitrary
-    former = FORMER.get(wrong)
-    near = former.now if former else near_miss(wrong, names, alike)
-    if former and near not in names:
-        return f"{former.answer}; supervise policy migrate rewrites a policy"
+    near = near_miss(wrong, names, alike)
     if near is not None:
         return f"did you mean {near!r}?"
     return f"known: {quoted(names, MAX_NAMES)}" if names else None

@@ -1,1 +1,1 @@
-"""Exports of the policy language: JSON Schemas, tables of the READMEs, SARIF, origins."""
+"""Exports of the policy language: JSON Schemas, tables of the READMEs, problems, origins."""

@@ -1,4 +1,4 @@
-"""`supervise policy`: check, show, test, compare and migrate policies. One command per file."""
+"""`supervise policy`: check, show, test and compare policies. One command per file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-COMMANDS = ("check", "show", "schema", "test", "diff", "migrate")
+COMMANDS = ("check", "show", "schema", "test", "diff")
 
 
 class PolicyCommands(click.Group):
@@ -35,7 +35,7 @@ class PolicyCommands(click.Group):
 
 @click.command(name="policy", cls=PolicyCommands)
 def command() -> None:
-    """Check, show, test, compare and migrate policies, packs and runbooks.
+    """Check, show, test and compare policies, packs and runbooks.
 
     \b
     Examples:

@@ -25,9 +25,9 @@ NAMED = 3  # rules in a note
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "github", "sarif"]),
+    type=click.Choice(["text", "json", "github"]),
     default="text",
-    help="github: workflow commands; sarif: SARIF 2.1.0.",
+    help="github: workflow commands.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
@@ -46,12 +46,10 @@ def command(
     Examples:
       supervise policy check my.yaml packs/*.yaml runbooks/*.yaml
       supervise policy check --format github --strict policies/*.yaml
-      supervise policy check --format sarif nano > policy.sarif
 
     Exit codes: 0 good, warnings allowed; 65 errors, or warnings with --strict.
     """
-    from ... import __version__
-    from ...catalog.export import sarif
+    from ...catalog.export import problem_formats
     from ...catalog.scenario_subject import STDIN, check_file, merged
 
     text = ""
@@ -65,16 +63,14 @@ def command(
         report = {
             "ok": not failed,
             "files": [{"file": each.file, "sort": each.sort} for each in found],
-            "errors": [sarif.plain(problem) for problem in errors],
-            "warnings": [sarif.plain(problem) for problem in warnings],
+            "errors": [problem_formats.plain(problem) for problem in errors],
+            "warnings": [problem_formats.plain(problem) for problem in warnings],
         }
         click.echo(json.dumps(report, ensure_ascii=False, indent=2))
-    elif form == "sarif":
-        click.echo(json.dumps(sarif.sarif(errors, warnings, __version__), indent=2))
     elif form == "github":
         for level, problems in (("error", errors), ("warning", warnings)):
             for problem in problems:
-                click.echo(sarif.github(problem, level))
+                click.echo(problem_formats.github(problem, level))
     else:
         _text(errors, warnings, len(found))
         for each in found if not errors else ():

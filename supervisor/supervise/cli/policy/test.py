@@ -161,10 +161,10 @@ def _json(
     shown: Coverage | None,
     warnings: list[Problem],
 ) -> str:
-    from ...catalog.export import sarif
+    from ...catalog.export import problem_formats
 
     report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
-    report["warnings"] = [sarif.plain(problem) for problem in warnings]
+    report["warnings"] = [problem_formats.plain(problem) for problem in warnings]
     if shown is not None:
         report["coverage"] = _plain_coverage(shown)
     return json.dumps(report, ensure_ascii=False, indent=2)

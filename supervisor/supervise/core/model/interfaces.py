@@ -154,7 +154,7 @@ class Message:
         verdict: what is wrong, with the numbers.
         why: the rule and its threshold.
         next: what happens now, or what a person should do.
-        audit_head: "size root" of the audit log: every receiver becomes a witness.
+        audit_head: "size head" of the audit log: every receiver becomes a witness.
         directory: of the run, as commands in the texts name it.
         kind: one of KINDS.
         host, job, policy, mode: where it runs, its command line, the policy in force and its mode.

@@ -109,7 +109,7 @@ def _audited(run: RunDir, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "status": report.status,
         "records": report.records,
-        "root": report.root,
+        "head": report.head,
         "parts": [
             {"part": one.part, "status": one.status, "text": one.text}
             for one in record_check.check(run, record_check.taken(records))

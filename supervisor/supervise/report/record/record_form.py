@@ -206,7 +206,7 @@ def _result() -> dict[str, Any]:
             "the record that all of this is read from",
             status=TEXT,
             records=COUNT,
-            root=TEXT,
+            head=TEXT,
             parts=_list(_form("a part of the run", part=TEXT, status=TEXT, text=TEXT)),
             not_checked=_list(TEXT),
         ),
