@@ -101,15 +101,12 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
 
 
 def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
-    """200 000 lines a second at the least; what lies too far back is skipped; little memory."""
+    """What lies too far back is skipped, with little memory; `log_classes.py` measures the speed."""
     log = tmp_path / "train.log"
     logs.launched()
     line = f"{'step 17 loss 2.3 ' * 6}\n"
-    lines = 200_000
-    write(log, line * lines + f"{OOM}\n" * 9)
-    began = time.process_time()
+    write(log, line * 20_000 + f"{OOM}\n" * 9)
     assert [cls for cls, _ in found(logs, last=True)] == ["cuda-oom"] * 3
-    took = time.process_time() - began
 
     os.truncate(log, log.stat().st_size + 4 * BEHIND)  # a hole: it costs no disk
     write(log, "\nNVRM: Xid 79\n")
@@ -117,7 +114,6 @@ def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
     assert [cls for cls, _ in found(logs, last=True)][-1:] == ["gpu-hardware"]
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
-    assert lines / took > 200_000, took
 
 
 def test_what_is_no_regular_file_is_left_alone(logs, tmp_path):
