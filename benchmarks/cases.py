@@ -59,7 +59,7 @@ class Expected:
 
     Attributes:
         notice: None: no message above INFO at all.
-        verbs: of the actions that are permitted; a relaunch of a crashed job is no action.
+        verbs: of the actions that are permitted.
         identical: the weights are those of the plain run, bit by bit.
         like: (old, new): the program without its fault, by this replacement; its held-out loss is
             the reference. None: the plain run's.
@@ -77,7 +77,7 @@ class Expected:
     code: int | None = 0
 
 
-ROLLBACK = ("rollback", "lr_scale", "lr_rewarm", "lr_cap", "lr_hold", "hold")
+ROLLBACK = ("pause", "rollback", "resume", "lr_scale", "hold_rate", "hold", "check_weights")
 EXPECTED = {
     "01": Expected(
         Notice((r"0 tokens counted|without (any )?(targets|labels)",), 69, 75),
@@ -85,9 +85,9 @@ EXPECTED = {
         below=NEAR,
     ),
     "03": Expected(
-        Notice((r"learning rate", r"start(ed)? over"), 200, 210, attempt=1), identical=False
+        Notice((r"learning rate", r"start(ed)? over"), 200, 210, attempt=1), verbs=("relaunch",)
     ),
-    "05": Expected(Notice((r"batch", r"200", r"\b0\b"), 200, 207, attempt=1)),
+    "05": Expected(Notice((r"batch", r"200", r"\b0\b"), 200, 207, attempt=1), verbs=("relaunch",)),
     "13": Expected(None, identical=True),
     "16": Expected(
         Notice((r"input", r"one token|single token|share 100"), 200, 210),
