@@ -101,7 +101,7 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
 
 
 def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
-    """What lies too far back is skipped, with little memory; `log_classes.py` measures the speed."""
+    """What lies too far back is skipped, with little memory; the benchmark measures speed."""
     log = tmp_path / "train.log"
     logs.launched()
     line = f"{'step 17 loss 2.3 ' * 6}\n"
