@@ -1,4 +1,4 @@
-"""What the supervisor asked of the probe (probe.json), and which rank this process is.
+"""The supervisor's settings for the probe (probe.json), and the rank of this process.
 
 Knows no torch and keeps nothing: the supervisor may rewrite the file between two launches.
 """

@@ -1,4 +1,4 @@
-"""What nearly every part of the probe needs, and nothing that only a few do."""
+"""The objects that nearly every part of the probe needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe raises on purpose, inside itself; nothing of it ever reaches the job."""
+"""Errors that the probe raises on purpose; none of them reaches the job."""
 
 
 class Refused(Exception):  # noqa: N818, it is an answer and not a fault

@@ -1,4 +1,4 @@
-"""What a metric is, in one record; every collector lists its own in `METRICS`.
+"""Description of a metric, in one record; every collector lists its own in `METRICS`.
 
 Knows no metric and measures nothing: the catalog reads these records for its pages, for the columns
 of exports and to check the ids that a policy names. The probe writes only the ids.

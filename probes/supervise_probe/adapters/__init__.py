@@ -1,4 +1,4 @@
-"""What only a training library knows: epoch, evaluation, checkpoints, how long the run will be.
+"""Facts of a training library: epoch, evaluation, checkpoints, the planned length of the run.
 
 An adapter stands beside functions that the library calls anyway, and says to `TrainerListener` what
 passes by. One file per library; none is read before the job imports the library. Everything that

@@ -1,4 +1,4 @@
-"""Which adapter belongs to which module of a library."""
+"""The adapter of each module of a library."""
 
 from __future__ import annotations
 

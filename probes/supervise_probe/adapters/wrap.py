@@ -1,4 +1,4 @@
-"""How an adapter stands beside or around a function of its library."""
+"""Wrappers that put an adapter beside or around a function of its library."""
 
 from __future__ import annotations
 

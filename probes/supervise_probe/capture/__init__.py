@@ -1,1 +1,1 @@
-"""What a savepoint holds: tensors, the variables of the job, and where its code stands."""
+"""The content of a savepoint: tensors, the variables of the job, and where its code stands."""

@@ -1,4 +1,4 @@
-"""Where a frame stands: inside a `for`, inside a `while`, in the middle of an expression.
+"""Position of a frame in its code: inside a `for`, inside a `while`, amid an expression.
 
 Rule 1: the answer comes from the bytecode, never from the source, which may have changed on disk.
 Rule 2: an undecidable case counts as the worse one: the rollback is refused, never guessed.

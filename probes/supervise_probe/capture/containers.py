@@ -1,4 +1,4 @@
-"""How saved containers are restored: dicts, lists, deques, tuples, sets.
+"""Restoration of saved containers: dicts, lists, deques, tuples, sets.
 
 Rule 1: a container that is still at its place is changed in place, so that every other name for it
 agrees; one that was replaced is rebuilt, if its type is one of Python's own.

@@ -1,4 +1,4 @@
-"""Where iterators stand, and how to make one that stands there again.
+"""Positions of iterators, and new iterators at the same position.
 
 Rule 1: nothing is advanced, and no code of the job is called: built-in types and generators only.
 Rule 2: no iterator is held. A new one is built from numbers, over the inner ones that still exist.

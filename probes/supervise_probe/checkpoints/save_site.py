@@ -1,4 +1,4 @@
-"""Where in its loop the job saves, and how to be called there.
+"""The place in its loop at which the job saves, and a call at that place.
 
 Right after an optimizer step a job cannot be saved: its schedules, its scaler and its counters have
 not been updated yet, and the next batch may have been drawn already. It can be saved where it saves

@@ -1,4 +1,4 @@
-"""What is measured, one file per subject. Each lists its `METRICS` and has a `Collector`.
+"""Measurements, one file per subject. Each lists its `METRICS` and has a `Collector`.
 
 Adding a metric is adding a file: the package is walked, nothing is registered. One that needs more
 than the context, or that others call, is made in `_wiring.py`. A collector never catches its

@@ -1,4 +1,4 @@
-"""What blocks and the output put out, in one step of many; see sampled/activations.py for how."""
+"""Outputs of blocks and of the model, in one step of many; `sampling.activations` takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which data a step saw: an order-sensitive hash of what went into the model.
+"""Fingerprint of a step's data: an order-sensitive hash of what went into the model.
 
 It distinguishes batches and finds them again; it is no checksum of the data set. The first tensor
 that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of

@@ -1,4 +1,4 @@
-"""What the tokens of a batch look like: shows random, repeated and corrupt data in its own step.
+"""Token statistics of a batch: they show random, repeated and corrupt data in its own step.
 
 Looks at the whole numbers that go into the outermost module, the same tensor that the fingerprint
 is of; at the first 16384 of each micro-batch. Ids that a table of a million counts can hold are

@@ -1,4 +1,4 @@
-"""What was kept from the weights: by a clip of the gradient's norm, or by skipping the update.
+"""Limits on the update: a clip of the gradient's norm, and skipped updates.
 
 The limit is the one that the job passes to torch's clipping functions, compared with the norm that
 the same call saw: what is clipped while it is scaled is counted as the job counts it.

@@ -1,4 +1,4 @@
-"""What the probe itself costs: thread CPU time inside all of its pieces.
+"""The cost of the probe: thread CPU time inside all of its pieces.
 
 One step in four is timed, and published in the next frame. A pause is no CPU time and
 does not count.

@@ -1,4 +1,4 @@
-"""Whether each attempted step was applied or skipped, and why.
+"""Counts of applied and of skipped steps, with the reason.
 
 The law to check: attempted steps = steps_seen + skipped_updates. A step of several optimizers is
 skipped when the update of any of them was.

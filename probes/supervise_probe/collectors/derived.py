@@ -1,4 +1,4 @@
-"""What follows from the numbers of a frame and those before it: averages, shares, sums.
+"""Numbers derived from a frame and those before it: averages, shares, sums.
 
 Plain arithmetic on the host once all values of a step are there; a rollback takes it back exactly.
 Values that are not finite enter no average: one of them would stay in it for ever.

@@ -1,4 +1,4 @@
-"""How full the device's memory is.
+"""Use of the device's memory.
 
 As torch's caching allocator sees it, read from its counters on the host: no word with the driver,
 no wait for the device.

@@ -1,4 +1,4 @@
-"""What was not finite and thrown away by the job itself: of such a step there is no frame.
+"""Values that were not finite and that the job discarded: such a step has no frame.
 
 So does a job that looks at its loss, or at what `clip_grad_norm_` returns, and goes on to the next
 batch. Seen are the losses that went into backward, those of `cross_entropy` and `nll_loss` that did

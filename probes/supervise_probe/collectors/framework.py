@@ -1,4 +1,4 @@
-"""What a training library reports of itself: see `adapters`. Costs nothing where there is none.
+"""Values that a training library reports: see `adapters`. Costs nothing where there is none.
 
 Epoch and time of a save cannot be seen from torch. Which loss is that of an evaluation the names of
 the library show; without one see `stepping/evaluation_pass.py`.

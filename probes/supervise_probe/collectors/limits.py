@@ -1,4 +1,4 @@
-"""What the supervisor's own tools did to the step: limits in force, gradients that were repaired.
+"""Effects of the supervisor's own tools on the step: limits in force, gradients that were repaired.
 
 Also remembers what a relative limit is relative to: the newest norms, and the job's own clip. That
 is a guard as well, once the job has clipped in HABIT steps in a row: from then on it is off in a

@@ -1,4 +1,4 @@
-"""How noisy the gradient is: the batch size, in tokens, at which noise and signal are equal.
+"""Noise scale of the gradient: the batch size, in tokens, at which noise and signal are equal.
 
 Two gradients of one step suffice, from a small batch and from a large one that holds it:
 |g_small|^2 and |g_large|^2 differ in expectation by the noise alone. Under accumulation the small

@@ -1,4 +1,4 @@
-"""Where a run is in its schedule of the learning rate, inferred from the rates so far.
+"""Phase of a run in its learning-rate schedule, inferred from the rates so far.
 
 0 warm-up, 1 stable, 2 decay, 3 the probe's own re-warm after a rollback; behind the point the part
 of that phase which is over, where a scheduler or a training library says how long it is, else .0.

@@ -1,4 +1,4 @@
-"""What the model makes of the probe batch; see savepoints/reference_output.py for how."""
+"""Loss and outputs of the model on the probe batch; `savepoints.reference_output` computes them."""
 
 from __future__ import annotations
 

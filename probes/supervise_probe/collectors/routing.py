@@ -1,4 +1,4 @@
-"""Where MoE routers send tokens, in one step of many; see sampled/routing.py for how."""
+"""Loads of MoE experts, in one step of many; `sampling.routing` counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which shard a step's data came from, and where in it: who says so: `data/shard_tracker.py`.
+"""Shard of a step's data and the position in it, as `data.shard_tracker` knows them.
 
 A frame holds numbers only. The names that stand behind them go into the status, into a notice when
 they are new, and beside the fingerprints of the newest batches, which evidence is made of.

@@ -1,4 +1,4 @@
-"""Where the time of a step went, as the host sees it.
+"""Parts of a step's time, as the host sees it.
 
 On an accelerator, forward and backward times are the times until the work was queued. A part that
 a job does not have (no DataLoader, a model that is never called as a whole) has no metric, and its

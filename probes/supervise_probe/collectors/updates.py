@@ -1,4 +1,4 @@
-"""How far a step moved the weights: norm of the update, and its ratio to the norm of the weights.
+"""Size of a step: norm of the update, and its ratio to the norm of the weights.
 
 Exact and global where that is cheap enough, else from a sample: small tensors whole, of each larger
 one every n-th block of BLOCK neighbours, each counted for what it stands for; the blocks move on

@@ -1,1 +1,1 @@
-"""What the supervisor asks of the probe, and what the probe reports of itself."""
+"""Commands of the supervisor to the probe, and the probe's answers."""

@@ -1,4 +1,4 @@
-"""What a snapshot can only learn from inside the job: stacks, random states, the last batches.
+"""The job's own part of a snapshot: stacks, random states, the last batches.
 
 Writes plain files into the directory it is given; the supervisor adds the rest of the bundle.
 """

@@ -1,4 +1,4 @@
-"""Which faults act when: each drill once per run, at its step, whatever is rolled back.
+"""Schedule of injected faults: each drill once per run, at its step, whatever is rolled back.
 
 Knows no fault; the files in `faults/` do. A small mark in the run directory shows a relaunched job
 that a drill is over.

@@ -1,1 +1,1 @@
-"""Which shard a batch comes from, and which shards the job leaves out."""
+"""Shards of the data: the origin of each batch, and those that are excluded."""

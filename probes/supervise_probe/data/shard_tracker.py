@@ -1,4 +1,4 @@
-"""Which shards the batches of a step came from: reported by the job, or seen at a loader.
+"""Origin of the batches of a step: reported by the job, or seen at a loader.
 
 What the job reports between two steps belongs to the second. A loader may be read ahead: some
 libraries fetch the next batch before they use this one, others all micro-batches of a step at once.

@@ -1,4 +1,4 @@
-"""What both ends of a fence share: a command that all ranks carry out at one step, or none of them.
+"""The shared format of a fence: a command that all ranks carry out at one step, or none of them.
 
 A rank that is told of a fence promises not to pass the boundary of its step without a verdict. The
 verdict is one file, made by `link(2)`: it is written once, whoever links first has decided, and it

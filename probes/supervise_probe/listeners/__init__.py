@@ -1,1 +1,1 @@
-"""What patches and adapters call: each event of the job, on its way to who wants it."""
+"""Listeners that patches and adapters call: one for each event of the job."""

@@ -1,4 +1,4 @@
-"""What the calls of the outermost module say: its input, signs of life, samples that are due."""
+"""Events of the calls of the outermost module: its input, signs of life, samples that are due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DataLoader hands out: seen, remembered for a rollback, passed over when in quarantine."""
+"""Batches of a DataLoader: seen, remembered for a rollback, passed over when in quarantine."""
 
 from __future__ import annotations
 

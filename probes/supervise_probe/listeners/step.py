@@ -1,4 +1,4 @@
-"""What the patched functions around backward and the optimizer's step say, in the order of a step.
+"""Events around the backward pass and the optimizer's step, in the order of a step.
 
 The patches know torch; this knows who wants to hear. Calls that only look are guarded here; what
 must reach the job, as an exception of a drill or of the supervisor's `stop`, is not.

@@ -1,4 +1,4 @@
-"""Where the probe touches torch: every function that is replaced, and with what.
+"""Patches of torch: every function that is replaced, and with what.
 
 Each replacement calls the original with the job's own arguments, whatever happens to the probe.
 Code that torch.compile may meet is either hidden from it (`hidden`), or a plain pass-through while

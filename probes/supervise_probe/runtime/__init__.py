@@ -1,1 +1,1 @@
-"""What keeps the probe harmless inside somebody else's process."""
+"""Protection of the job's process from the probe."""

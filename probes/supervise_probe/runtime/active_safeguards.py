@@ -1,4 +1,4 @@
-"""What the safeguards do to the step under way, for those that measure it."""
+"""Effects of the safeguards on the current step, for the collectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why this process, or a thread of it, ended with an error: a small JSON file for the supervisor.
+"""Record of an error that ended this process or one of its threads: a small JSON file.
 
 Written at exit from `sys.last_value` and from what `sys.exit` was given; no hook of the job is
 replaced, its exit code and its streams stay. Texts are bounded and redacted: no value of a variable

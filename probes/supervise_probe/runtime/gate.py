@@ -1,4 +1,4 @@
-"""When a patched function of torch must do nothing but call the original."""
+"""Gate of the patched functions: closed, they only call the original."""
 
 from __future__ import annotations
 

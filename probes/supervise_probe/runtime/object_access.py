@@ -1,4 +1,4 @@
-"""What a Python object itself holds: found, read and written without its class noticing.
+"""Attributes of a Python object, read and written without a call of its class.
 
 This file knows no savepoint; it is the few corners of the object model that the rest relies on.
 """

@@ -1,4 +1,4 @@
-"""Where this process stands: which rank of how many, and at which step of which attempt."""
+"""Position of this process: which rank of how many, and at which step of which attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process says to the supervisor beside its frames: beats, notices, its status."""
+"""Reports of this process to the supervisor beside its frames: beats, notices, its status."""
 
 from __future__ import annotations
 

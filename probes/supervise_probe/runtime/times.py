@@ -1,4 +1,4 @@
-"""Where the host's time goes, added up by the patched functions."""
+"""Times of the host by activity, added up by the patched functions."""
 
 from __future__ import annotations
 

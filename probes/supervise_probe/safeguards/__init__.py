@@ -1,1 +1,1 @@
-"""What is armed around each update: it changes a few steps of training without going back."""
+"""Safeguards around each update: they change a few steps of training without a rollback."""

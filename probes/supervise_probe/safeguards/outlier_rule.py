@@ -1,4 +1,4 @@
-"""When a batch is an outlier, told by its loss and gradient norm before its update is made.
+"""Detection of an outlier batch by its loss and gradient norm before its update is made.
 
 Both are compared with the newest rows that were applied. A loss is out where it is above their
 level by 6 spreads, by 1.5 times the greatest rise among the last 4096 of them, and by 15 % of the

@@ -1,4 +1,4 @@
-"""What is looked at in one step of many: attention, activations, routing, and copies of weights.
+"""Measurements in one step of many: attention, activations, routing, and copies of weights.
 
 On a step that `schedule.py` calls due, the first forward of the outermost module is watched by
 hooks and stand-ins that exist during that one call (`watch.py`); nothing is run twice. Compiled

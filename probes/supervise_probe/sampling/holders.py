@@ -1,4 +1,4 @@
-"""What holds the Python state of a model: kept as it is, and put back in place by identity.
+"""Containers of a model's Python state: saved, and put back in place by identity.
 
 Each holder reads and writes with the methods of Python's own types; none of the job's is called.
 """

@@ -1,4 +1,4 @@
-"""How often a collector takes a costly value of a short step: every step, or every 4th, 8th, 16th.
+"""Pace of a collector's costly values in short steps: every step, or every 4th, 8th, 16th.
 
 What a collector costs and how long a step takes decide it. While anything looks unusual the value
 is taken in every step again: the supervisor asked for denser samples, a command did, or the last

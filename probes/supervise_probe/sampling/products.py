@@ -1,4 +1,4 @@
-"""Whether scores are a product of two activations, as attention's are, or of one and a weight.
+"""Classification of score products: of two activations, as in attention, or of one and a weight.
 
 A router's scores are those of a linear layer: a matrix product with a parameter, which in the graph
 of gradients is a leaf behind nothing but views and casts. Queries and keys are no leaves.

@@ -1,4 +1,4 @@
-"""Where the routers of one forward sent its tokens.
+"""Token counts of the routers of one forward pass.
 
 A router's output holds its scores over all experts: logits, or probabilities, or the scores of a
 sigmoid gate, which are then made to add up to 1. Which they are is decided on the device, so that

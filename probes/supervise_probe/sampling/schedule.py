@@ -1,4 +1,4 @@
-"""Which sampled sets are due in the step under way, and what they may cost.
+"""Schedule of the sampled sets, and their limit of cost.
 
 A set is due when the step number is a multiple of its interval, so that all ranks sample the same
 steps; never in the first two steps, which compile and allocate. At first samples are dense, so that

@@ -1,4 +1,4 @@
-"""Whether a model may be run once more at all: found out by one trial, whose traces are undone.
+"""Trial of one more forward pass of a model, whose traces are undone.
 
 In the trial the model runs twice with copies of all its weights kept. Refused for good is one whose
 forward changes a weight, or Python state other than tensors: what else it changes is not known.

@@ -1,4 +1,4 @@
-"""When a savepoint is taken, and how the probe itself rolls back with the job.
+"""Schedule of savepoints, and the probe's own part of a rollback.
 
 The probe's own counters (tokens, applied steps) travel inside the savepoint. `Savepoints` does the
 work; this is the probe's part of it.

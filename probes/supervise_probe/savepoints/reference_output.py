@@ -1,4 +1,4 @@
-"""What the model makes of the probe batch: its loss, also where the job takes that of logits, and
+"""Output of the model on the probe batch: its loss, also where the job takes that of logits, and
 how sure its outputs are and how far they have moved.
 
 Where the job takes the loss, the targets are needed: those of the first loss in the step whose

@@ -1,4 +1,4 @@
-"""Where savepoints are kept: in host memory up to a budget, older ones in files.
+"""Storage of savepoints: in host memory up to a budget, older ones in files.
 
 Rule 1: the copies in memory never take more than the budget, those being written to disk included;
 only a rollback while one is written for another process may have that one on top.

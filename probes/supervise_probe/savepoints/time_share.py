@@ -1,4 +1,4 @@
-"""How long the next savepoint waits, so that all of them take a share of the time.
+"""Delay of the next savepoint, so that all of them take a given share of the time.
 
 Costs are CPU times: on a busy host wall times are five times these, and would leave a job without a
 savepoint for long. The first one is paid once: it allocates, and tries the model for the probe

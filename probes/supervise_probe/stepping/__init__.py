@@ -1,1 +1,1 @@
-"""Which calls of the job make one training step, and when it is over."""
+"""Boundaries of a training step in the job's calls."""

@@ -1,4 +1,4 @@
-"""What went into the model and the losses, until the backward begins; then it is looked at.
+"""Inputs of the model and of the losses, collected until the backward pass begins.
 
 Right behind a forward the caches are cold, and a look costs ten times as much as next to the other
 looks of the backward. Until then autograd itself holds the job to leaving these tensors as they

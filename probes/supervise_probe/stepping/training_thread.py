@@ -1,4 +1,4 @@
-"""Which thread trains: the one that steps first, until it stops and another one goes on.
+"""The training thread: the one that steps first, until it stops and another one goes on.
 
 One thread is watched at a time, and all others run free: numbers of two trainings are never mixed.
 The one that is watched stays while it gives any sign of life. It is followed by another that steps

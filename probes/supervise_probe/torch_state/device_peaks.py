@@ -1,4 +1,4 @@
-"""How many operations a second a device can do at most, by the name that torch gives.
+"""Peak operations per second of devices, by their torch names.
 
 Dense peaks of the tensor or matrix cores in BF16, or FP16 where there is no BF16, with accumulation
 in FP32; those are what training uses. Data sheets often list twice as much, for sparse matrices.

@@ -1,4 +1,4 @@
-"""What the job's GradScaler does to the numbers that the probe reads.
+"""Effect of the job's GradScaler on the numbers that the probe reads.
 
 Under a scaler the tensor that goes into backward is the loss times the scale, and gradients stay
 scaled until `unscale_`. Here is remembered which tensor was which loss, and which optimizers'

@@ -1,4 +1,4 @@
-"""How many operations a model needs for one token: what it must do, not what it happens to do.
+"""Operations that a model needs for one token, without those that an implementation repeats.
 
 6 for each weight that is multiplied (2 forward, 2 for the gradient of its input, 2 for its own; 4
 where it is frozen), and 12 L H Q T for attention over T positions: nothing is taken off for a

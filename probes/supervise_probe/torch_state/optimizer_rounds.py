@@ -1,4 +1,4 @@
-"""Which optimizers make up a step: those that are stepped with no backward in between.
+"""The optimizers of one step: those that are stepped with no backward in between.
 
 A round is over after the optimizer that ended the last one. If that one does not come, it is over
 at the next backward, or when one of its optimizers comes a second time; that is late.

@@ -1,4 +1,4 @@
-"""Which modules, optimizers, schedulers and scalers of the job are alive.
+"""Registry of the job's living modules, optimizers, schedulers and scalers.
 
 Rule 1: everything is referenced weakly; a model that the job deletes goes away.
 Rule 2: objects are recognised by identity; a class of the job's may define `__eq__` or `__len__`.

@@ -1,4 +1,4 @@
-"""How long the parts of a learning-rate schedule are, for the schedulers that define them.
+"""Lengths of the parts of a learning-rate schedule, for the schedulers that define them.
 
 A scheduler counts in its own steps, mostly updates, sometimes epochs; so do the lengths here. A
 `LambdaLR` is any function, but those of Hugging Face keep their lengths in a `partial`.

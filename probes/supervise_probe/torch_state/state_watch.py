@@ -1,4 +1,4 @@
-"""Whether somebody else than an optimizer wrote its state since its last update.
+"""Detection of writes to optimizer state by anything but the optimizer.
 
 An update is made with moments that its optimizer left there. Where others are, something loaded,
 converted, emptied or damaged them, and the weights are still sound: no threshold says so, and it is

@@ -1,4 +1,4 @@
-"""What a model is made of, as far as samples need it: blocks, routers, vocabularies, and more.
+"""Structure of a model, as far as samples need it: blocks, routers, vocabularies, and more.
 
 Found by shape and name, since every library has classes of its own. Looked for once for a model as
 it stands: the registry counts when modules come or go. Holds modules weakly.

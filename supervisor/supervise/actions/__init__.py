@@ -1,1 +1,1 @@
-"""What a runbook can do, one file per verb. The file name is the verb, the fields are its keys."""
+"""Actions of runbooks, one file per verb. The file name is the verb, the fields are its keys."""

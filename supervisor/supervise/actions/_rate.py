@@ -1,4 +1,4 @@
-"""What a scaled learning rate looks like in the first frame after the action.
+"""Check of a scaled learning rate in the first frame after the action.
 
 Three factors are multiplied: the one that `lr_scale` set, the re-warm after a rollback or a
 relaunch, and what `hold_rate` leaves. Each is judged without the others, of which the frame tells:

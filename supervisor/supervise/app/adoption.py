@@ -6,8 +6,8 @@ job changes at most once; messages without a result are posted again, under thei
 happened since is read and judged only then: the effect of an action is looked for in the first
 frame after it.
 
-Source: policy.md, section 6: an intent that is on disk, receivers that know a repeated order, and
-probing for the effect are each needed for one effect per order.
+An intent that is on disk, receivers that know a repeated order, and probing for the effect are each
+needed for one effect per order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where events are judged and decisions leave: write, then act.
+"""Processing of events into decisions: write, then act.
 
     event -> journal -> core.engine.step -> audit log -> performer, outbox
 

@@ -1,4 +1,4 @@
-"""What the main thread does while the loop works: signals, job control, and an end in time.
+"""Work of the main thread beside the loop: signals, job control, and an end in time.
 
 The disk may hang: a file system that is frozen, a server that does not answer. A thread that waits
 for it cannot be interrupted, so the main thread never touches it. Python runs the handlers of

@@ -1,4 +1,4 @@
-"""How the job is started, the first time and again.
+"""Start of the job, the first time and again.
 
 Every launch has a number of its own, the attempt, which exceeds those of all earlier launches and
 rollbacks. The number stands in `probe.json`, from where the probe's frames have it, and in the

@@ -1,4 +1,4 @@
-"""What a run has come to, folded from its records: where a supervisor that takes over begins.
+"""State of a run, folded from its records, for a supervisor that takes over.
 
 The journal is the truth. The audit log must say the same, but may lack its end: decisions of the
 last events that a killed supervisor judged and had no time to write down.

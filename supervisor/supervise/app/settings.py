@@ -1,4 +1,4 @@
-"""What a run is started with."""
+"""Settings of a run."""
 
 from __future__ import annotations
 

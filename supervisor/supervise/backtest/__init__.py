@@ -1,1 +1,1 @@
-"""What a policy would have done on runs that were recorded, and how good that was."""
+"""Back-tests: decisions of a policy on recorded runs, and their scores."""

@@ -1,4 +1,4 @@
-"""How much the loss of the candidate differs from that of the baseline, and how sure that is."""
+"""Difference of the losses of candidate and baseline, with its confidence interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not get worse, whatever the loss does: hard limits, no tests.
+"""Guards that must not get worse, whatever the loss does: hard limits, no tests.
 
 The limits are those that leading canary judges and the training literature use in this form; each
 is far outside of what two runs of the same program show at the same steps. A metric that neither

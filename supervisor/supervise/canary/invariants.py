@@ -1,4 +1,4 @@
-"""What must be the same in both arms: where it differs, nothing was compared."""
+"""Invariants of both arms: where one differs, the comparison is void."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fixed before the runs are made, and the outcome of one check."""
+"""Plan of a comparison, fixed before the runs, and the outcome of one check."""
 
 from __future__ import annotations
 

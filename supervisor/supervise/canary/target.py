@@ -1,4 +1,4 @@
-"""Whether the mean of many short runs is below a target, as leaderboards of speed runs ask."""
+"""Test that the mean of many short runs is below a target, as leaderboards of speed runs ask."""
 
 from __future__ import annotations
 

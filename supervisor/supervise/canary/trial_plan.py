@@ -1,4 +1,4 @@
-"""How the arms of a trial are made: their commands, their order, and the looks over seeds."""
+"""Arms of a trial: their commands, their order, and the looks over seeds."""
 
 from __future__ import annotations
 

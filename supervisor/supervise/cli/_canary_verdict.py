@@ -1,4 +1,4 @@
-"""What the commands of the gate share: their options, what they read, how a verdict is reported."""
+"""Shared parts of the gate's commands: their options, what they read, how a verdict is reported."""
 
 from __future__ import annotations
 

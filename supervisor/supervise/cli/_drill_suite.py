@@ -95,7 +95,7 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     No message is sent, the job is started once each, W&B and the hubs are offline. A suite that was
     interrupted goes on with the same --dir.
 
-    DIR has suite.html, suite.md, suite.json, the runs, and an audit log. A policy that asks for
+    DIR has the suite as HTML, Markdown and JSON, the runs, and an audit log. A policy that asks for
     approval acts at once here.
 
     \b

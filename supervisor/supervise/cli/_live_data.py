@@ -1,4 +1,4 @@
-"""What the live view shows, read from the files that `supervise status` reads."""
+"""Data of the live view, read from the files that `supervise status` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print (tables, plain lines for pipes, JSON), and how they open a run's records."""
+"""Output of commands (tables, plain lines for pipes, JSON), and access to a run's records."""
 
 from __future__ import annotations
 

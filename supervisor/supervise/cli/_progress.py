@@ -1,4 +1,4 @@
-"""How far our own long work is, on stderr, and only where somebody looks at a terminal."""
+"""Progress of long work, on stderr, where that is a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the supervisor and the job of a run live, and how they ended."""
+"""Life and end of the supervisor and the job of a run."""
 
 from __future__ import annotations
 

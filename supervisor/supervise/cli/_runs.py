@@ -1,4 +1,4 @@
-"""Which run a command is about: a path, a name, the beginning of one, or the newest run.
+"""Lookup of the run that a command names: a path, a name, the beginning of one, or the newest run.
 
 A command that only reads takes the newest run where none is named; one that acts on the job takes
 the run that has a supervisor, if that is one.

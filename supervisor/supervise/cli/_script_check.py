@@ -1,4 +1,4 @@
-"""What the text of a training script says about its loop, its library and its checkpoints.
+"""Static check of a training script: its loop, its library and its checkpoints.
 
 Nothing is run or imported. What cannot be told from the text is called unknown: the run says it in
 its first minute.

@@ -1,4 +1,4 @@
-"""What the commands that make trials share: their directory, and the policy of their runs."""
+"""Shared parts of the commands that make trials: their directory, and the policy of their runs."""
 
 from __future__ import annotations
 

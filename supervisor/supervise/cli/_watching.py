@@ -1,4 +1,4 @@
-"""What `run` and `adopt` share once the job runs. Imported only then: the job comes first."""
+"""Shared part of `run` and `adopt` once the job runs. Imported only then: the job comes first."""
 
 from __future__ import annotations
 

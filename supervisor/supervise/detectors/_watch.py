@@ -1,4 +1,4 @@
-"""What all watches share: copies, the order of steps, notes, and the debounce.
+"""Shared parts of all watches: copies, the order of steps, notes, and the debounce.
 
 A step id must be newer than the last one. An older or equal step is not processed: it reads UNKNOWN
 and changes nothing. So a frame that arrives twice has no effect, and a run that goes back without

@@ -1,1 +1,1 @@
-"""Why a rule did not fire or act at a step, and what another policy would do differently."""
+"""Explanations: a rule that did not fire or act at a step, and the difference of two policies."""

@@ -1,4 +1,4 @@
-"""Which part of a rule's condition was not met, and by how much.
+"""Parts of a rule's condition that were not met, and by how much.
 
 A rule is a tree of detectors; the leaves that keep it from being TRUE are its missing conditions.
 Each gets its numbers and one sentence: the measured value, the bound, the distance, and the

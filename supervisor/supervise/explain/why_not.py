@@ -1,4 +1,4 @@
-"""Why a rule did not fire, or did not act, at a step of a recorded run.
+"""Reasons for which a rule did not fire or act at a step of a recorded run.
 
 The journal is replayed through the policies of the run up to that frame, with the code that ran
 live; then the detectors and the rule are read. What would block the runbook the engine itself

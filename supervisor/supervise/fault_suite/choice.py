@@ -1,4 +1,4 @@
-"""Which drills a suite makes, and which runs that takes, in their order."""
+"""Drills of a suite, and the runs that they need, in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a series left the band of its healthy control, and what a run lost against it.
+"""Departure of a series from the band of its healthy control, and the loss of a run against it.
 
 The control is the healthy run of the same seed: it reads the same batches, so most of the noise of
 a batch is in both. The band around its loss is as wide as that of one run around its own trend

@@ -1,4 +1,4 @@
-"""What each drill showed, and what each monitor is worth by all of them. Delays are in steps."""
+"""Results of each drill, and the value of each monitor over all of them. Delays are in steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a fault must leave alone until the loss moves, by the fault catalogue of the drills.
+"""Metrics that a fault leaves alone until the loss moves, by kind of drill.
 
 A metric that moves all the same points to another fault than the one meant, in the drill or in the
-job; an alarm of a monitor that reads nothing else is misattributed. The table is that of
-metrics.md section 5 ("must not move"), as far as each metric is measured in a run of one process.
+job; an alarm of a monitor that reads nothing else is misattributed. The table has
+the metrics that are measured in a run of one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much memory a job can have here: the machine's, or what its container is allowed.
+"""Memory available to a job: the machine's, or what its container is allowed.
 
 Source: memory.max, memory.current and memory.stat (Documentation/admin-guide/cgroup-v2.rst),
 memory.limit_in_bytes and memory.usage_in_bytes (cgroup-v1/memory.rst). Files that nobody has used

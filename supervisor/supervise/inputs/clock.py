@@ -1,4 +1,4 @@
-"""What time it is. Only the edges may ask: the core hears of time inside events.
+"""The clock. Only the edges may ask: the core hears of time inside events.
 
 `monotonic_ns` is CLOCK_MONOTONIC, the clock of every `at_ns`: it is the same in the probe and here,
 and no clock setting moves it. `wall` is for people and for the audit log.

@@ -1,4 +1,4 @@
-"""What only several ranks together tell: how far their losses, times and gradients lie apart.
+"""Metrics across ranks: the spread of their losses, times and gradients.
 
 Ranks publish on their own; a step is complete when every rank has published it, and its numbers are
 then those of the leader's next frame: one step late, never waited for. Pure arithmetic.

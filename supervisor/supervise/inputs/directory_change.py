@@ -1,4 +1,4 @@
-"""Whether a directory may hold new names: one `stat` where a listing would cost a hundred times."""
+"""Detection of new names in a directory: one `stat` where a listing would cost a hundred times."""
 
 from __future__ import annotations
 

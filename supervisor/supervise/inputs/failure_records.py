@@ -1,4 +1,4 @@
-"""What processes of the job recorded of their own end, as notices: see `core.model.failure`.
+"""Notices from the records that processes of the job wrote of their own end.
 
 Three sources. A process that ends with an error writes `failure.<pid>.<ns>.json` beside the probe's
 marks. A fatal signal makes Python dump its stacks into the mark `boot.<pid>`. A process that ended

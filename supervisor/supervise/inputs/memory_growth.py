@@ -1,4 +1,4 @@
-"""How fast the memory of a job grows: a lower bound, from two windows. The greater one counts.
+"""Growth of a job's memory: a lower bound, from two windows. The greater one counts.
 
 Both windows are cut into four parts of equal length, and each part has a level. What the level of a
 part is above that of the part before is a rise: three rises. The bound is the least rise, less 10

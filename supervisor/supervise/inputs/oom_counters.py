@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process for lack of memory, by its own counters.
+"""Detection of kills for lack of memory, by the kernel's counters.
 
 A SIGKILL says nothing about its sender. The memory controller counts its kills per cgroup, and the
 kernel all of them; what grew since the launch was the sender.

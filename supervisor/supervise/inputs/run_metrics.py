@@ -1,4 +1,4 @@
-"""What only the supervisor can tell of a run: restarts, errors, late frames, silent ranks.
+"""Metrics of a run that only the supervisor knows: restarts, errors, late frames, silent ranks.
 
 Columns of frames, as all metrics: they are judged while any rank steps. A job of which nothing
 steps is judged by time alone, see the pack `hang`.

@@ -1,4 +1,4 @@
-"""What the probe cannot tell of a silent job: somebody stopped it, it starts up and works, or died.
+"""Phase of a silent job: stopped by a signal, starting, working, or dead.
 
 Silence of a job in the phase `suspended` or `loading` is no standstill (see `detectors.absence`).
 A rank whose process died is `dead` while others train, or where nothing of the job works: what goes

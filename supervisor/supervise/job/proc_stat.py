@@ -1,4 +1,4 @@
-"""What the kernel tells of a process in `/proc/<pid>`. Standard library only."""
+"""The kernel's data on a process in `/proc/<pid>`. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a thread sleeps on: it wakes at once for a call from another thread, a signal, or the end of
-the job, and else when its time is up. Nothing is polled meanwhile."""
+"""A sleep that ends early: for a call from another thread, a signal, or the end of the job.
+
+Nothing is polled meanwhile."""
 
 from __future__ import annotations
 

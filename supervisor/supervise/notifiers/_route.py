@@ -1,4 +1,4 @@
-"""Which messages go to a channel, and when they wait."""
+"""Routing of messages to a channel, and its quiet hours."""
 
 from __future__ import annotations
 

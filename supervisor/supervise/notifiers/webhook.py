@@ -3,7 +3,7 @@
 The signature is an HMAC-SHA256 over `id.timestamp.body` with the bytes as sent. The id is the same
 for each retry, so that the receiver can deduplicate; the timestamp is that of the try.
 
-Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+Source: the specification at https://www.standardwebhooks.com
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be done about a trouble in this job and what not, with the reason and the one change.
+"""Remedies that are available in this job, and for the others the reason and the change needed.
 
 Console, `supervise status` and its JSON take it from here, so that they say the same.
 """

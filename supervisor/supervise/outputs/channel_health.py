@@ -1,4 +1,4 @@
-"""Whether a channel works, and the messages to the other channels when it does not.
+"""Health of a channel, and the messages to the other channels when it fails.
 
 A channel has failed as soon as a message is given up, or when no try has succeeded for `FAILED_S`.
 It has recovered with the next message that is delivered.

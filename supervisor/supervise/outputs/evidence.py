@@ -9,7 +9,7 @@ for stacks, random state and batch fingerprints; if it does not answer (the job 
 probe) stacks are read from outside where the machine allows it, and `standstill.json` says which
 rank the others wait for. If the job reports its shards, `shards.json` has those of the steps up to
 the first breach. `failures.json` has what the job's processes recorded of their ends, with
-tracebacks, the cause first. `incident.json`, `summary.md` and `incident.html` say what is known by
+tracebacks, the cause first. The incident as JSON, Markdown and HTML says what is known by
 then; those beside the bundle are rewritten until the incident closes. A failing source costs its
 own file only; a full disk fails the bundle. Samples of training data are never included, only
 fingerprints.

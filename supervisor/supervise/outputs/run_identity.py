@@ -1,4 +1,4 @@
-"""What a run consists of: its code, command, packages, inputs and machine, for the record of a run.
+"""Identity of a run: its code, command, packages, inputs and machine, for the record of a run.
 
 Collected once per launch on a thread beside the running job, so that no start waits for it. Each
 part has a limit, and one that cannot be read is a sentence under `missing`: a repository or a

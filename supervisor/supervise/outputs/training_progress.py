@@ -1,4 +1,4 @@
-"""How far the training is: loss, speed, planned length, and a curve of the whole run.
+"""Progress of the training: loss, speed, planned length, and a curve of the whole run.
 
 Plain data for `state.json`. A frame costs a microsecond here, and the curve has a fixed size.
 """

@@ -1,4 +1,4 @@
-"""How a run is, in one line: what needs a person comes first.
+"""Summary of a run in one line: matters that need a person come first.
 
 `supervise status`, `watch` and their JSON take it from here, so that they agree.
 """

@@ -1,4 +1,4 @@
-"""What scenarios cover: rules, transitions of the state machine, budgets."""
+"""Coverage of scenarios: rules, transitions of the state machine, budgets."""
 
 from __future__ import annotations
 

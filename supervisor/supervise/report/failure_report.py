@@ -1,4 +1,4 @@
-"""Why the job ended, from audit records: what its processes recorded, the cause first."""
+"""Reasons for the end of a job, from audit records, the cause first."""
 
 from __future__ import annotations
 

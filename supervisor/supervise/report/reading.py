@@ -1,4 +1,4 @@
-"""What an incident's document is made from, read from a run directory: frames, facts of the run."""
+"""Sources of an incident's document in a run directory: frames, facts of the run."""
 
 from __future__ import annotations
 

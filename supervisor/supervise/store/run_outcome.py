@@ -1,4 +1,4 @@
-"""What the audit log says about a run as a whole: its incidents, its end, its last action."""
+"""Outcome of a run in its audit log: its incidents, its end, its last action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an arm writes outside of its own directory, as far as that can be seen without privileges.
+"""Writes of an arm outside its own directory, as far as they can be seen without privileges.
 
 Two looks, neither of them complete: which files its processes have open for writing, again and
 again, and which files of the working directory are other ones after it than before.

@@ -1,4 +1,4 @@
-"""What `objective: none` leaves of the rules: how high a loss is then is told, and no more.
+"""Effect of `objective: none` on the rules: how high a loss is then is told, and no more.
 
 In adversarial and reinforcement learning a healthy loss rises. That it is not finite, repeats
 itself or passes a bound that somebody wrote down means the same as elsewhere.

@@ -1,4 +1,4 @@
-"""Where each part of a policy was written, what it reads, who measures that, and what reads it."""
+"""Origin of each part of a policy, the metrics that it reads, and their sources."""
 
 from __future__ import annotations
 

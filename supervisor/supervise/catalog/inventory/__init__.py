@@ -1,1 +1,1 @@
-"""What a policy can name: detectors, actions, notifiers, metrics, faults, shipped files."""
+"""Names that a policy can use: detectors, actions, notifiers, metrics, faults, shipped files."""

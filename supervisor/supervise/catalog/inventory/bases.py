@@ -1,4 +1,4 @@
-"""Which file a policy extends.
+"""The file that a policy extends.
 
 Told by its text alone, so that the launch of a job need not read YAML.
 """

@@ -1,4 +1,4 @@
-"""Why an id is not covered. Covered is what is measured and judged by a shipped rule.
+"""Reasons for ids that are not covered. Covered is what is measured and judged by a shipped rule.
 
 One reason, many ids. An id that a job may report is judged where it does: then the reason says why
 nothing else measures it.

@@ -1,4 +1,4 @@
-"""Where the policies, packs and runbooks are that come with the program.
+"""Paths of the shipped policies, packs and runbooks.
 
 Anchored at our own `__file__`, not at `sys.path`: in an editable install a stale copy of them
 may lie in site-packages, and it must never win over the checkout.

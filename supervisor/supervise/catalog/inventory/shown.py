@@ -1,4 +1,4 @@
-"""What benchmarks have shown of rules, faults and recoveries; see benchmarks/proving/shown.py."""
+"""Benchmark results of rules, faults and recoveries, from `benchmarks/proving/shown.py`."""
 
 from __future__ import annotations
 

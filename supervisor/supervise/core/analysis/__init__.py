@@ -1,1 +1,1 @@
-"""What is computed from numbers alone: bands, spikes, significance, attribution to shards."""
+"""Computations from numbers alone: bands, spikes, significance, attribution to shards."""

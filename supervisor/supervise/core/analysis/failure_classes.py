@@ -1,4 +1,4 @@
-"""Which class a failure is of: what it means for the run, and whether another start can help.
+"""Classification of a failure: its meaning for the run, and the use of another start.
 
 The classes come from `policies/failures/classes.yaml`, and before them those of the policy
 (`job.failures`). The first class that matches counts.

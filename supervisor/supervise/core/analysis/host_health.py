@@ -1,4 +1,4 @@
-"""Whether a host is fit to start a job on: what was measured there, judged.
+"""Judgement of a host's measurements: its fitness to start a job.
 
 Only what is certain to fail, or certainly broken, is `BAD` and prevents a start. What was asked and
 has no clear answer is `UNDECIDED`: the job is started, and people are notified. What there is

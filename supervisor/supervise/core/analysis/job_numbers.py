@@ -1,4 +1,4 @@
-"""What a job as a whole says of its loss, tokens and norms, of what each rank says of them.
+"""Loss, tokens and norms of a whole job, combined from those of its ranks.
 
 Means are weighted by targets. Tokens are sums, where ranks that read one batch count once. The
 square of a norm is the sum of what each rank adds to it; replicas agree on the whole.

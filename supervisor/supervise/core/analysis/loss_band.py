@@ -1,8 +1,8 @@
 """The band that the loss had: its own trend before an onset, and what may be left of it.
 
 A falling loss that comes back to where it was has not come back: the band follows a Theil-Sen line
-over ln(step). All lengths are frames. Sources: metrics.md section 4.1; Sen, 1968 (JASA
-63:1379-1389); the median and its spread are those of `robust_z`.
+over ln(step). All lengths are frames. Source: Sen, 1968 (JASA 63:1379-1389); the median and its
+spread are those of `robust_z`.
 """
 
 from __future__ import annotations

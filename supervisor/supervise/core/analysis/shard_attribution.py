@@ -1,4 +1,4 @@
-"""Which shards are to blame: those that troubles keep beginning in, more often than chance allows.
+"""Attribution of incidents to shards: those in which more of them begin than chance allows.
 
 One spike proves nothing against the data it came with: PaLM (arXiv:2204.02311, section 5.1) met the
 batches of a spike again from another checkpoint, and they did not spike. So a shard is a suspect

@@ -1,12 +1,12 @@
-"""What kind of trouble was that? The loss against its own trend, and four questions with numbers.
+"""Classification of a spike. The loss against its own trend, and four questions with numbers.
 
 1 Did the loss come back into the band that it had? 2 Did the evaluation move? 3 Did the norms stay
 where they were? 4 What else happened just then? The answers name a class; what could not be asked
 is said and never guessed.
 
 All lengths are frames of one rank. Pure arithmetic on short lists: it runs when an incident opens,
-is classified and closes, never on a quiet step. Sources: metrics.md section 4; the questions are
-those of the Marin 32B retrospective. Where the frames come from is `diagnosis.py`'s business.
+is classified and closes, never on a quiet step. Source: the questions are those of
+the Marin 32B retrospective. Where the frames come from is `diagnosis.py`'s business.
 """
 
 from __future__ import annotations

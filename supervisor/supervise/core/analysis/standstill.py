@@ -1,4 +1,4 @@
-"""Why a job stands still: which rank the others wait for, and where it is.
+"""Diagnosis of a job that stands still: the rank that the others wait for, and its place.
 
 What is known of each rank, from outside: the state of its process, the CPU time it uses, its newest
 step, its newest sign of life, and the collective that its training thread called last. The others

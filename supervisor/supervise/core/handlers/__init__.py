@@ -1,1 +1,1 @@
-"""What the engine does about each kind of event; one file per kind."""
+"""Handlers of the engine, one file per kind of event."""

@@ -1,4 +1,4 @@
-"""What people say to a request, or do not: approve, deny, silence."""
+"""Answers of people to a request: approve, deny, silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule that fired leads to: an incident, and a runbook when the policy wants one.
+"""Response to a rule that fires: an incident, and a runbook where the policy names one.
 
 All rules of an event are enlisted before anything is answered; the most severe one speaks.
 """

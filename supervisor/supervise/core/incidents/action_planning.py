@@ -1,4 +1,4 @@
-"""What actions may know before they start, whether a runbook can work, and what savepoint it needs.
+"""Context of actions before they start, feasibility of a runbook, and the savepoint it needs.
 
 Pure questions about the state: nothing is decided, said or done.
 """

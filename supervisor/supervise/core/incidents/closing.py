@@ -1,4 +1,4 @@
-"""Where an incident comes to: closed, held until a person comes, or past all help here."""
+"""End of an incident: closed, held for a person, or given up."""
 
 from __future__ import annotations
 

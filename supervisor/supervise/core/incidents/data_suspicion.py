@@ -1,4 +1,4 @@
-"""When a trouble begins: which data came with it, and whether a shard is suspect by now.
+"""Data at the start of an incident, and shards that have become suspect.
 
 An incident may stay open, or held, while the same data makes trouble in one epoch after the other.
 Each onset is evidence of its own, as that of another incident would be: one that comes behind as

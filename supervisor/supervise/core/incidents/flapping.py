@@ -2,7 +2,7 @@
 
 One that acts, or is of SEV0, never flaps: its next breach may be the one that matters.
 
-Source: policy.md 2.6, after Nagios: more than 6 changes in 500 steps.
+Source: the flap detection of Nagios. More than 6 changes in 500 steps is a project default.
 """
 
 from __future__ import annotations

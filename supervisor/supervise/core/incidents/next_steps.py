@@ -1,4 +1,4 @@
-"""What a person can do about an incident, as commands. RUN stands for the run directory.
+"""Commands for a person who looks at an incident. RUN stands for the run directory.
 
 Pure questions: nothing is decided, recorded or done.
 """

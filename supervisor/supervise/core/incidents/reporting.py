@@ -1,4 +1,4 @@
-"""What people have heard of a rule, and what of it is news: a new trouble, and one that grows.
+"""News of a rule for people: a new problem, or one that grows.
 
 One trouble makes many rules fire within a few steps, and one rule often. They hear of it once, and
 again when a value is GROWTH times what they were told last: growth is never a repetition.

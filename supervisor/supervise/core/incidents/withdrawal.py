@@ -1,4 +1,4 @@
-"""Whether the reason for a destructive action still holds; asked until the moment it acts.
+"""Check that the reason for a destructive action still holds, until the moment it acts.
 
 Evidence, an idle watch or a checkpoint's preparation lie between the rule that fired and the action
 that answers it. A job that recovered meanwhile must not be stopped for what is over.

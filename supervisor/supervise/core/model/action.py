@@ -1,4 +1,4 @@
-"""What an action must offer, and the job as an action sees it.
+"""Interface of an action, and the job as an action sees it.
 
 An action is planned in the engine (`plan`, pure), performed by an edge (`perform`), and judged by
 the frames that follow (`effect`, pure). It is a frozen dataclass in a file of its own, as a

@@ -1,4 +1,4 @@
-"""What is known of the job's checkpoints, and which of them may be gone back to.
+"""State of the job's checkpoints, and those to which a rollback may go.
 
 The guard (`checkpoints`) finds and verifies; here is only what a decision needs. A
 checkpoint is good when it was verified and saved before the trouble: one that was saved at or after

@@ -1,4 +1,4 @@
-"""Why a process of the job ended: an uncaught error, a fatal signal, or a call of `sys.exit`.
+"""End of a process of the job: an uncaught error, a fatal signal, or a call of `sys.exit`.
 
 A failure enters the engine as a `Notice` of kind `failure` whose data are the fields of `Failure`.
 One trouble ends many processes: ranks lose their peers, launchers lose their ranks. And a job may

@@ -1,4 +1,4 @@
-"""What the catalogs fill in: detectors and notifiers; actions are in `action`.
+"""Interfaces of detectors and notifiers; that of actions is in `action`.
 
 A detector or an action is a frozen dataclass in a file of its own. The file name is its YAML name,
 its fields are its YAML keys, its docstring is its page in the catalog (with an `Example:` that

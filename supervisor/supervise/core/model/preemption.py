@@ -1,4 +1,6 @@
-"""Which signals wait for a checkpoint of the job, and until when. Pure: the caller reads the clock.
+"""Signals that wait for a checkpoint of the job, with their deadlines.
+
+Pure: the caller reads the clock.
 
 A request to end the job is a signal whose default action ends it, or a cause of ours (walltime, a
 drain file). While a checkpoint is on its way the signal is held; it is passed on when the

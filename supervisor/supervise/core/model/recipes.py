@@ -1,4 +1,4 @@
-"""How the jobs of known libraries are started again from a checkpoint: one table.
+"""Recipes that start jobs of known libraries again from a checkpoint: one table.
 
 A recipe is what a policy needs in `job.checkpoints.glob` and `job.relaunch`. It is recognised in
 the text of the script and in the command. Where a job loads the newest checkpoint by itself, it

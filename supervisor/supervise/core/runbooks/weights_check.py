@@ -1,4 +1,4 @@
-"""Whether the weights or the batches are to blame: asked before a runbook takes the weights back.
+"""Check of weights against batches as the cause, before a runbook restores the weights.
 
 A loss out of its band tells of either. A rollback mends weights; for bad batches it costs the steps
 since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that

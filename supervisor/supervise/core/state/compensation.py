@@ -1,4 +1,4 @@
-"""What was done about an incident and still stands, and how it is taken back.
+"""Actions of an incident that are still in force, and their reversal.
 
 An action that can be undone leaves its opposite in `Recovery.undos` when it is committed. The
 opposite goes when it was carried out, whether by us or by a later step (`resume` after `pause`).

@@ -1,4 +1,4 @@
-"""What a rule speaks of: the weights and what makes them, or only the machine that trains them.
+"""Scope of a rule: the weights and their causes, or only the machine that trains them.
 
 A slow host, a dear probe or a silent process says nothing against a checkpoint. Whatever is not
 known to be of the machine may be of the weights. Nor do denser samples explain a slow step.

@@ -1,4 +1,4 @@
-"""What the engine remembers between events, and the desk it writes on during one.
+"""State of the engine between events, and its output during one.
 
 `State` is a cache: folding the journal gives it back. `StepContext` lives for one event only.
 """

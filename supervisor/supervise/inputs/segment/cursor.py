@@ -1,4 +1,4 @@
-"""How far the segments of a run were read, told by the events that were made of them.
+"""Read position in the segments of a run, derived from the events that were made of them.
 
 A supervisor that takes over from a dead one goes on behind the last frame and the last notice in
 the journal: none is judged twice, and none is lost while the ring still holds it.

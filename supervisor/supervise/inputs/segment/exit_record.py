@@ -1,4 +1,4 @@
-"""How a job ended, as its own processes recorded it: for a supervisor that cannot reap it."""
+"""End of a job as its own processes recorded it, for a supervisor that cannot reap it."""
 
 from __future__ import annotations
 

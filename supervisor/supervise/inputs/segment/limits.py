@@ -1,4 +1,4 @@
-"""What a probe can have written: everything else is refused before it becomes an event.
+"""Limits of a probe's data: everything else is refused before it becomes an event.
 
 Checksums tell damage by chance. What has a good checksum and no sense comes from a broken probe, or
 from somebody who writes into the segment: numbers that no training has, and letters of another

@@ -1,4 +1,4 @@
-"""The document as `summary.md`: for a pull request, an issue, a chat, or a plain pager."""
+"""The document as Markdown: for a pull request, an issue, a chat, or a plain pager."""
 
 from __future__ import annotations
 

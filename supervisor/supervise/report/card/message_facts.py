@@ -1,4 +1,4 @@
-"""What a message about an incident says beyond what the engine told: the facts of its document."""
+"""Facts from an incident's document that its messages add to those of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What, Cause, Did, Cost, Proof, Next: one sentence each, from the parts of a document.
+"""Sentences of a card: what, cause, did, cost, proof, next; from the parts of a document.
 
 A sentence says what is on record. Where nothing is, it says "unknown" and why; what was not
 verified is never called done or over.

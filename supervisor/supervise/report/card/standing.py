@@ -1,4 +1,4 @@
-"""How an incident stands, in one word, and its title."""
+"""Status of an incident in one word, and its title."""
 
 from __future__ import annotations
 

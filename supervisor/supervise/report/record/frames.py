@@ -1,4 +1,4 @@
-"""What the journal shows of a run: its steps, the healthy values of each signal, and its gaps.
+"""Facts of a run in its journal: its steps, the healthy values of each signal, and its gaps.
 
 Of the leading rank, the lowest that published a frame. Memory is bounded: of each signal at most
 `2 * KEPT` values are held, every 1st, 2nd, 4th, ... healthy one.

@@ -1,4 +1,4 @@
-"""What was done to a job, by audit records: drills, actions with their outcomes, safeguards."""
+"""Interventions in a job, from audit records: drills, actions with their outcomes, safeguards."""
 
 from __future__ import annotations
 
