@@ -219,6 +219,42 @@ def test_verify_now_is_bounded(driver):
     assert driver.guard.poll() == [] and driver.entry("ckpt-1")["state"] == "found"
 
 
+def test_verify_now_waits_for_a_verifier_that_works(driver):
+    """A crash before the first good checkpoint is not given up while one is being read."""
+    driver.write("a.pt", "works", step=9)
+
+    driver.verify_now(within_s=1.0, patient=True)
+
+    assert [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()] == [("ckpt-1", True)]
+
+
+def test_verify_now_does_not_wait_for_one_that_hangs(driver):
+    driver.write("a.pt", "hang", step=9)
+
+    driver.verify_now(within_s=1.0, patient=True)
+
+    assert driver.entry("ckpt-1")["state"] == "found"
+
+
+def test_verify_now_takes_the_newest_alone(driver):
+    """Of a job that has ended for good, and older ones only where the newest is not good."""
+    driver.write("a.pt", "good a", step=9)
+    driver.write("b.pt", "good b", step=19)
+    driver.verify_now(newest=True)
+    assert [e.data["id"] for e in driver.guard.poll()] == ["ckpt-2"]
+    driver.write("c.pt", "torn", step=29)
+    directory = driver.out / "shards"
+    directory.mkdir()
+    (directory / "model-00001-of-00002.safetensors").write_text("good")
+    driver.report(directory, step=39)
+
+    driver.verify_now(newest=True)
+
+    events = [(e.data["id"], e.data["ok"]) for e in driver.guard.poll()]
+    assert events == [("ckpt-4", False), ("ckpt-3", False)]
+    assert driver.states("found") == ["ckpt-1"]
+
+
 def test_verify_now_takes_only_steps_in_range(driver):
     """An unreported file may be of an earlier step than recorded."""
     driver.open(glob=("*.pt",), settle=600.0)

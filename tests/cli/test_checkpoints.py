@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+import torch
+
 from supervise.checkpoints.registry import Register
 
 
@@ -48,3 +51,28 @@ def test_a_register_that_is_none(keep_run, supervise):
     code, _, err = supervise("checkpoints", run)
 
     assert code == 64 and "is not a register of checkpoints" in err
+
+
+@pytest.mark.parametrize(("content", "code"), [({"w": 1.0}, 0), (b"torn", 1)])
+def test_the_newest_is_verified_on_request(keep_run, supervise, tmp_path, content, code):
+    """After a run that did not have the time for it."""
+    run, path = keep_run([]).path, tmp_path / "last.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save({"w": torch.ones(2)}, path)
+    register = Register(run)
+    register.add("/data/out/a.pt", step=199, state="verified", present=False)
+    register.add(str(path), step=299, bytes=path.stat().st_size)
+    register.write()
+
+    assert supervise("checkpoints", "--verify", run)[0] == code
+
+    newest = Register(run).newest()
+    assert newest is not None and newest.state == ("bad" if code else "verified")
+
+
+def test_a_run_without_checkpoints_has_none_to_verify(keep_run, supervise):
+    code, _, err = supervise("checkpoints", "--verify", keep_run([]).path)
+
+    assert code == 64 and "no checkpoint that could be verified" in err

@@ -49,3 +49,25 @@ def test_success_before_the_planned_length_is_reported(tell, steps, before, shor
 
 def test_a_failure_is_reported_as_one(tell):
     assert end(tell(job={"steps": 60}), 1) == ("SEV1", "the job ended with code 1 at step 49")
+
+
+def verdict(number, step, damage=""):
+    data = {"id": f"ckpt-{number}", "step": step, "attempt": 0, "path": f"out/{step}.pt"}
+    return Notice(0, "checkpoint", "", data={**data, "ok": not damage, "damage": damage})
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "then"),
+    [
+        ([verdict(2, 49, "model.w has NaN")], "no checkpoint of this run is good"),
+        ([verdict(2, 49, "torn"), verdict(1, 39)], "use ckpt-1 of step 39 instead"),
+        ([verdict(1, 39, "torn"), verdict(2, 49)], ""),
+    ],
+)
+def test_a_damaged_last_checkpoint_is_reported(tell, verdicts, then):
+    """No frame follows in which a rule could see it; an older one that was torn is no matter."""
+    story = tell()
+    found = end(story, 0, *verdicts)
+    damaged = ("SEV1", "finished at step 49, and the newest checkpoint is damaged")
+    assert found == (damaged if then else ("INFO", "finished at step 49"))
+    assert then in str(messages(story)[-1])

@@ -85,3 +85,40 @@ def test_a_good_and_a_bad_one(supervise, tmp_path):
     assert (
         opened["rule"] == "checkpoint.verification_failed" and "checkpoint_ok 0" in opened["reason"]
     )
+
+
+LAST = """
+import pathlib, sys
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(5):
+    model(torch.ones(2, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "a.pt")
+path = pathlib.Path("last.pt")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+path.write_bytes(path.read_bytes()[:20_000])  # the disk was full, or a copy was cut off
+"""
+
+
+def test_the_last_one_is_verified_after_the_end(supervise, tmp_path):
+    """Nobody would look at it before it is needed; the exit code stays the job's."""
+    (tmp_path / "job.py").write_text(LAST)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+
+    run = supervise.run(
+        "--policy", tmp_path / "policy.yaml", job=[sys.executable, str(tmp_path / "job.py")]
+    )
+
+    assert run.returncode == 0, run.stderr
+    good, bad = run.checkpoints
+    assert (good["state"], bad["state"]) == ("verified", "bad")
+    told = [one["data"]["message"] for one in run.kinds("notify_intent")]
+    titles = [(one["severity"], one["title"]) for one in told]
+    assert ("SEV1", "finished at step 4, and the newest checkpoint is damaged") in titles
+    assert "not verified" not in run.stderr
+    run.prove()

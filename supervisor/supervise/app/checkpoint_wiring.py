@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..checkpoints.service import CheckpointService
+from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core.handlers.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
@@ -16,11 +16,13 @@ from ..core.runbooks import checkpoint_choice
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
 from ..inputs import clock
+from ..job.process import Process
 from ..store.run_directory import RUNS
 from .event_processor import EventProcessor
 from .run_recovery import RecoveredRun
 from .settings import Settings
 
+FIRST_NS, EVERY_NS = 2_000_000_000, 10_000_000_000  # between two lines of progress; our choice
 RANKS = 64  # of more, each counts on as the one that saved: the register must stay small
 Window = Iterable[tuple[Sequence[str], Frame]]
 
@@ -116,6 +118,56 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
         data = {"candidates": left}
         processor.process(Notice(clock.monotonic_ns(), "checkpoint-search", text, data=data))
     checkpoints.verify_awaited(before)
+
+
+class LastLook:
+    """Has the guard verify at once what a process of the job left, once per process."""
+
+    def __init__(
+        self,
+        checkpoints: CheckpointService,
+        processor: EventProcessor,
+        print_line: Callable[[str], object],
+    ) -> None:
+        self._checkpoints, self._processor, self._print_line = checkpoints, processor, print_line
+        self._process: Process | None = None  # the newest whose checkpoints were looked at
+        self._next_ns = self._began_ns = 0
+
+    def begin(self, process: Process) -> bool:
+        """Begin with what a process left that has ended; False: that was done, or must not be.
+
+        A job that may come back needs a good checkpoint; of another one the newest is verified,
+        because nobody would look at it before it is needed. Whoever asked for the end, or has set
+        a time for it, does not wait.
+        """
+        state = self._processor.state
+        if process is self._process or state.job.end_requested or state.job.preempted:
+            return False
+        self._process = process
+        back = may_come_back(self._processor.policy, state, process.returncode or 0)
+        self._checkpoints.verify_now(patient=back, newest=not back)
+        self._began_ns = clock.monotonic_ns()
+        self._next_ns = self._began_ns + FIRST_NS
+        return True
+
+    def choose_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
+        """Begin with what a relaunch may go back to: between these steps, both exclusive."""
+        if process is not self._process:
+            self._process = process
+            within_s = min(VERIFY_NOW_S, within_s)
+            self._checkpoints.verify_now(within_s, above=steps[0], before=steps[1])
+
+    def show(self, now_ns: int) -> bool:
+        """Return whether it is under way; if so, tell people now and then how far it is."""
+        under_way = self._checkpoints.is_verifying_now
+        if under_way and now_ns >= self._next_ns and (name := self._checkpoints.being_verified()):
+            self._next_ns = now_ns + EVERY_NS
+            since_s = (now_ns - self._began_ns) / 1e9
+            self._print_line(
+                f"supervise: the job has ended; {name} is being verified, for {since_s:.0f} s "
+                "until now; Ctrl-C ends that"
+            )
+        return under_way
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import children
-from ..checkpoints.service import VERIFY_NOW_S
 from ..core.handlers.job_lifecycle import is_crash
 from ..core.incidents import action_planning, withdrawal
 from ..core.model.events import Event, Exited, Launched, Notice, Tick
@@ -89,13 +88,15 @@ class App:
         forwarder.keep = self._segments.keep_signals
         self._status = Status(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = checkpoint_wiring.service(settings, self.processor)
+        self._last_look = checkpoint_wiring.LastLook(
+            self._checkpoints, self.processor, settings.print_line
+        )
         self._phases = Phases(lambda: () if self.control is None else self.control.processes())
         self._tick_ns = self._suspended_ns = 0
         self._policy_watch: PolicyWatch | None = None
         self._preemptor = Preemptor(forwarder, self.processor, settings.run.path, os.environ)
         self._orphans = Orphans(self._segments, settings.run.marks_path, self.processor)
         self._ended_process: Process | None = None  # the newest that the engine knows has ended
-        self._verified_process: Process | None = None  # the newest whose checkpoints were verified
         self._is_cancelled = False  # a relaunch, by a signal that ends the job
         received = () if settings.past is None else settings.past.received
         self._inbox = ControlInbox(settings.run.path, clock.monotonic_ns, received)
@@ -281,10 +282,9 @@ class App:
             performing = self.processor.performing
             if control.process is not process or performing == "stop":
                 return False  # another one runs; or what the stop comes to is told before the end
-            looked_at = performing == "relaunch" or not (
-                is_verifying_now or self._verifies_first(process)
-            )
-            if self._forwarder.final is None and not looked_at:
+            waits = self._forwarder.final is None and performing != "relaunch"
+            waits = waits and not self._orphans.left
+            if waits and (is_verifying_now or self._last_look.begin(process)):
                 return False  # what it left is verified before anybody chooses from it
             if process is not self._ended_process:  # else it was reported for a relaunch
                 self._on_exit(process)
@@ -304,16 +304,6 @@ class App:
             processor.policy, processor.state, process.returncode or 0
         )
         return self._orphans.continue_run(process, self._forwarder.final, comes_back=back)
-
-    def _verifies_first(self, process: Process) -> bool:
-        """Let the guard look at once at what a job left that may come back; False: it did."""
-        processor, code = self.processor, process.returncode or 0
-        comes_back = checkpoint_wiring.may_come_back(processor.policy, processor.state, code)
-        if process is self._verified_process or not comes_back:
-            return False
-        self._verified_process = process
-        self._checkpoints.verify_now()
-        return True
 
     def _run_round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
@@ -389,7 +379,7 @@ class App:
                 beats.append((segment.pid, segment.beat()))
         self._status.check_probe(now_ns)  # failures are forgotten when a rank comes in their place
         # The silence of a job that has ended means nothing.
-        if not self._checkpoints.is_verifying_now:
+        if not self._last_look.show(now_ns):
             lives = control.process.returncode is None
             ends = self._segments.dead() if lives else {}
             dead = {n for n, code in ends.items() if code is None or is_crash(code)}
@@ -438,12 +428,9 @@ class App:
     def verify_candidates(self, within_s: float) -> bool:
         """Let the guard verify what the relaunch may go back to, unless that is settled."""
         assert self.control is not None
-        process, steps = self.control.process, self.processor.candidate_steps()
-        if steps is not None and process is not self._verified_process:
-            self._verified_process = process
-            self._checkpoints.verify_now(
-                min(VERIFY_NOW_S, within_s), above=steps[0], before=steps[1]
-            )
+        steps = self.processor.candidate_steps()
+        if steps is not None:
+            self._last_look.choose_between(self.control.process, steps, within_s)
         return steps is not None
 
     def choose(self) -> Mapping[str, Any]:

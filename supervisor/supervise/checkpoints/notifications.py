@@ -44,7 +44,8 @@ class CheckpointNotifications:
 
     def bad(self, entry: Entry) -> None:
         """Report a bad checkpoint."""
-        self._event(entry, False, f"is bad: {'; '.join(entry.problems[:3])}", measured=True)
+        damage = "; ".join(entry.problems[:3])
+        self._event(entry, False, f"is bad: {damage}", measured=True, damage=damage)
 
     def unavailable(self, entry: Entry, why: str) -> None:
         """Report that a checkpoint is no longer available for a rollback."""
@@ -79,7 +80,9 @@ class CheckpointNotifications:
         """Return the metrics of the next checkpoint, `{}` if there is none."""
         return self._frames.popleft() if self._frames else {}
 
-    def _event(self, entry: Entry, ok: bool, what: str, *, measured: bool) -> None:
+    def _event(
+        self, entry: Entry, ok: bool, what: str, *, measured: bool, damage: str = ""
+    ) -> None:
         if measured:
             values = [float(ok)]
             # Tensors only: other files in a checkpoint grow independently. A savepoint of ours
@@ -97,6 +100,7 @@ class CheckpointNotifications:
             "seconds": entry.seconds,
             "problems": list(entry.problems),
             "resumable": entry.resumable,
+            "damage": damage,
         }
         step = entry.step if entry.step >= 0 else None
         of = "" if step is None else f" of step {step}"

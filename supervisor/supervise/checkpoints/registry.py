@@ -21,6 +21,7 @@ PINNED = "checkpoints"  # directory of the pinned copies, by id
 FOUND, VERIFIED, BAD = "found", "verified", "bad"
 UNVERIFIED, VANISHED = "unverified", "vanished"
 COPIED = "copied"  # a copy is being made or verified; the next write is a new checkpoint
+JUDGED = (FOUND, COPIED, VERIFIED, BAD)
 GLOB = "glob"  # found by a pattern, not reported by the job
 NEAR = 100  # steps by which a file may be found after its save
 KEPT = 256  # newest entries that the register keeps, besides those whose files are present
@@ -82,6 +83,11 @@ class Entry:
     def name(self) -> str:
         """The last part of the path."""
         return Path(self.path).name
+
+    @property
+    def label(self) -> str:
+        """Its id and step, for people."""
+        return f"{self.id} of {f'step {self.step}' if self.step >= 0 else 'an unknown step'}"
 
     @property
     def earliest(self) -> int:
@@ -152,6 +158,10 @@ class Register:
         """Return the newest entry whose files are still present at `path`."""
         found = (e for e in reversed(self.entries) if e.path == path and e.present)
         return next(found, None)
+
+    def newest(self) -> Entry | None:
+        """Return the newest that is still there and the job's own, None without any."""
+        return next((e for e in reversed(self.entries) if e.present and e.state in JUDGED), None)
 
     def write(self) -> None:
         """Write the register. Raises OSError; the old file is unchanged then."""

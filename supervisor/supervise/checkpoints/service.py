@@ -114,6 +114,7 @@ class CheckpointService:
         self._polled_s = self._rest_until_s = self._urgent_until_s = -inf
         self._retested_s, self._share, self._soon_s = time.monotonic(), share, soon_s
         self._urgent_thread: threading.Thread | None = None
+        self._patience_s, self._work_done, self._looked_s = 0.0, 0.0, -inf  # see `_be_patient`
         self._awaited: int | None = None  # a rollback waits for a checkpoint before this step
         self._candidates = (-1, 0)  # before which step, and how many without a verdict
         self._verifying = threading.Lock()  # one at a time
@@ -184,20 +185,35 @@ class CheckpointService:
         return self._notifications.take()
 
     def verify_now(
-        self, within_s: float = VERIFY_NOW_S, *, above: float = -inf, before: float = inf
+        self,
+        within_s: float = VERIFY_NOW_S,
+        *,
+        above: float = -inf,
+        before: float = inf,
+        patient: bool = False,
+        newest: bool = False,
     ) -> None:
-        """Verify what an ended job left, newest first, because it may be restarted.
+        """Verify what an ended job left, newest first.
 
         At normal priority and without pauses, and only checkpoints that may be of a step between
         `above` and `before`, both exclusive. Returns at once; see `is_verifying_now`. Once one is
         good, no other is started after `soon_s`: large ones take long.
+
+        Args:
+            within_s: give up then. patient: not while the verifier works and none is good yet.
+            newest: verify nothing that is older than the newest good one.
         """
         self._urgent_until_s, self._awaited = time.monotonic() + within_s, None
-        steps = (above, before)
+        self._patience_s = within_s if patient else 0.0
         self._urgent_thread = threading.Thread(
-            target=self._verify_ended, args=steps, name="verify now", daemon=True
+            target=self._verify_ended, args=(above, before, newest), name="verify now", daemon=True
         )
         self._start(self._urgent_thread)
+
+    def being_verified(self) -> str:
+        """Return the checkpoint that is being verified, for people; "" for none."""
+        entry = self._verifier.current
+        return "" if entry is None else f"{entry.label} ({entry.bytes / 1e6:,.1f} MB)"
 
     def verify_awaited(self, before: int) -> None:
         """Verify a checkpoint of a step before this while the job runs: a rollback waits for it.
@@ -230,11 +246,22 @@ class CheckpointService:
     def is_verifying_now(self) -> bool:
         """Whether `verify_now` is under way and in time; if not, `poll` has its result."""
         alive = self._urgent_thread is not None and self._urgent_thread.is_alive()
+        if alive and self._patience_s and time.monotonic() >= self._looked_s + self._every_s:
+            self._be_patient()
         return alive and self._is_urgent
+
+    def _be_patient(self) -> None:
+        """Postpone the end of `verify_now` if the verifier has worked since the last look."""
+        self._looked_s = time.monotonic()
+        done = self._verifier.process.work_done()
+        works = abs(done - self._work_done) >= 1.0  # a start or an end of one is work, too
+        self._work_done = done if works else self._work_done
+        if works and self._is_urgent and not any(map(_is_resumable, [*self._register.entries])):
+            self._urgent_until_s = self._looked_s + self._patience_s
 
     def lower_priority(self) -> None:
         """Start no more urgent verifications: the job is about to run again."""
-        self._urgent_until_s, self._awaited = -inf, None
+        self._urgent_until_s, self._patience_s, self._awaited = -inf, 0.0, None
         thread = self._urgent_thread
         if thread is not None and thread.native_id is not None:
             with suppress(OSError):  # already ended
@@ -367,21 +394,23 @@ class CheckpointService:
             self._candidates = before, len(left)
         if not able:
             return False
-        step = f"of step {able[-1].step}" if able[-1].step >= 0 else "of an unknown step"
-        sentence = f"checkpoint {able[-1].id} {step} is verified at once"
+        sentence = f"checkpoint {able[-1].label} is verified at once"
         self._notifications.note(f"{sentence}: a relaunch waits for it", once=sentence)
         self._verifier.verify(able[-1], awaited=True)
         return not _is_resumable(able[-1])
 
-    def _verify_ended(self, above: float, before: float) -> None:
+    def _verify_ended(self, above: float, before: float, newest: bool) -> None:
         """See `verify_now`; a verification under way, perhaps of a copy, finishes first."""
         start_s = time.monotonic()
         with self._kept.lock:
             self._scan_ended()
-            ready = [e for e in self._register.entries if e in self._ready or e.state == COPIED]
+            known = self._register.entries
+            good = [n for n, e in enumerate(known) if newest and e.present and _is_resumable(e)]
+            ready = known[good[-1] + 1 :] if good else known
+            ready = [e for e in ready if e in self._ready or e.state == COPIED]
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
-            late = time.monotonic() > start_s + self._soon_s
+            late = newest or time.monotonic() > start_s + self._soon_s
             if not self._is_urgent or (late and any(_is_resumable(e) for e in ready)):
                 return
             with self._verifying:

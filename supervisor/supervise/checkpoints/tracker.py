@@ -183,7 +183,7 @@ class CheckpointTracker:
             now_s: monotonic time.
             wall: UTC, for new entries.
             closely: check verified entries as well.
-            ended: the job has ended, so files need not settle.
+            ended: the job has ended, so files need not settle, and none is added.
         """
         changes = Changes()
         matched = discovery.matches(self._patterns, self._cwd)
@@ -194,7 +194,7 @@ class CheckpointTracker:
         closely = closely or self._scans % CLOSE_EVERY == 0
         for entry in [e for e in self._register.entries if e.present]:
             if entry.state == FOUND:
-                self._follow(entry, now_s, 0.0 if ended else self._settle_s, changes)
+                self._follow(entry, now_s, changes, ended=ended)
             elif entry.how == FOREIGN:
                 if closely and discovery.stamp(entry.path) != entry.stamp:
                     self._forget(entry, changes)
@@ -289,7 +289,9 @@ class CheckpointTracker:
 
     # ── known checkpoints ─────────────────────────────────────────────────────────────────────────
 
-    def _follow(self, entry: Entry, now_s: float, settle_s: float, changes: Changes) -> None:
+    def _follow(self, entry: Entry, now_s: float, changes: Changes, *, ended: bool) -> None:
+        settle_s = 0.0 if ended else self._settle_s
+        patience_s = 0.0 if ended else max(PATIENCE_S, settle_s)
         pending = self._pending.setdefault(entry.id, _Pending(now_s))
         current = discovery.stamp(entry.path)
         if current is None or discovery.is_partial(entry.name):
@@ -318,7 +320,7 @@ class CheckpointTracker:
                 pass
             elif not lacks:
                 changes.ready.append(entry)
-            elif still_s >= max(PATIENCE_S, settle_s):
+            elif still_s >= patience_s:
                 entry.state, entry.problems = BAD, [lacks]
                 changes.bad.append(entry)
                 changes.any = True

@@ -117,6 +117,22 @@ class VerifierProcess:
             self._cancelled = True
             process.hang_up()
 
+    def work_done(self) -> float:
+        """Return what was read and computed until now, 1 for 1 MB or 0.1 s of CPU. Thread-safe.
+
+        Of the verification under way, and of this process, which copies what is good.
+        """
+        done = 0.0
+        with suppress(psutil.Error, AttributeError, OSError):  # ended, or a system without counts
+            done += psutil.Process().io_counters().write_chars / 1e6  # we read /proc for this
+            if (process := self._process) is not None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    times = child.cpu_times()
+                    done += child.io_counters().read_chars / 1e6 + 10.0 * (
+                        times.user + times.system
+                    )
+        return done
+
     def lower_priority(self, niceness: int) -> None:
         """Set the niceness of the verification under way. Thread-safe."""
         if (process := self._process) is not None:
@@ -191,6 +207,9 @@ class CheckpointVerifier:
     Args:
         wanted: what must hold of one, see `CheckpointsForm.verify`.
         facts, code, data: for manifests, see `manifest.describe` and `manifest.inputs`.
+
+    Attributes:
+        current: what is being verified, None for nothing.
     """
 
     def __init__(
@@ -209,13 +228,13 @@ class CheckpointVerifier:
         self._code = code
         self._notifications = retention.notifications
         self._tried: set[str] = set()
-        self._current: Entry | None = None
+        self.current: Entry | None = None
         self._handed_over: Entry | None = None  # its copy stays for another thread
 
     def hand_over(self, before: int) -> None:
         """Cancel the verification under way; a copy of a checkpoint before this step stays."""
         with self._kept.lock:
-            entry = self._current
+            entry = self.current
             self._handed_over = entry if entry is not None and entry.earliest < before else None
         self.process.cancel()
 
@@ -235,13 +254,13 @@ class CheckpointVerifier:
         """
         kept = self._kept
         with kept.lock:
-            self._current = entry
+            self.current = entry
             link = kept.holds.acquire(entry)
         try:
             self._verify(entry, link, urgent=urgent, awaited=awaited)
         finally:
             with kept.lock:
-                self._current = None
+                self.current = None
                 kept.holds.release(entry)
 
     def _verify(self, entry: Entry, link: Path | None, *, urgent: bool, awaited: bool) -> None:

@@ -19,6 +19,7 @@ from ..app.run_status import closed, vitals
 from ..app.settings import Settings
 from ..app.supervisor_log import NAME, SupervisorLog
 from ..catalog import load_policy
+from ..checkpoints.registry import BAD, VERIFIED, Register
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
@@ -150,7 +151,7 @@ def watch(
     metrics = app.settings.metrics
 
     def read_receipt() -> None:
-        lines[:] = receipt.closing(run)
+        lines[:] = [*receipt.closing(run), *_unverified(run)]
 
     def run_and_close() -> int:
         code = app.run(process, outbox)
@@ -189,6 +190,17 @@ def watch(
         metrics.close()
     log.stop()
     return code
+
+
+def _unverified(run: RunDir) -> list[str]:
+    """Return the line about a newest checkpoint that nobody has verified, [] without one."""
+    newest = Register(run.path).newest()
+    if newest is None or newest.state in (VERIFIED, BAD):
+        return []
+    return [
+        f"  newest checkpoint not verified: {newest.label} in {newest.path}; "
+        f"supervise checkpoints --verify {receipt.shown(run)}"
+    ]
 
 
 def run_metrics(run: RunDir, wanted: Mapping[str, Any] | None) -> RunMetrics | None:

@@ -162,9 +162,12 @@ def _notify_end(
     """
     job, step = ctx.state.job, ctx.state.step
     ended = f"the job {exit_text(job.returncode)}"
-    if good := _good_end(job, step):
-        if incident is not None and incident.is_order:  # that is no trouble
-            ctx.messages.drop(incident)
+    good = _good_end(job, step)
+    if good and incident is not None and incident.is_order:  # that is no trouble
+        ctx.messages.drop(incident)
+    if (good or job.returncode == 0) and _notify_damage(ctx, good or f"finished at step {step}"):
+        return
+    if good:
         ctx.notify("INFO", good, verdict=ended, replace=True, kind=FINISHED)
         return
     if job.returncode == 0 and not job.stopping:
@@ -204,6 +207,30 @@ def _notify_end(
         then=then,
         replace=True,
     )
+
+
+def _notify_damage(ctx: StepContext, end: str) -> bool:
+    """Notify people of a newest checkpoint that is damaged; return whether it is.
+
+    No frame follows the end of the job, so no rule can tell it.
+    """
+    known = ctx.state.checkpoints
+    newest, good = known.newest(), known.good()
+    if newest is None or not newest.damage:
+        return False
+    then = "no checkpoint of this run is good: supervise checkpoints RUN"
+    if good:
+        then = f"use {good[-1].id} of step {good[-1].step} instead: supervise checkpoints RUN"
+    ctx.notify(
+        "SEV1",
+        f"{end}, and the newest checkpoint is damaged",
+        verdict=f"{newest.id} in {newest.path} cannot be used",
+        why=newest.damage,
+        then=then,
+        replace=True,
+        kind=FINISHED,
+    )
+    return True
 
 
 def _good_end(job: JobLife, step: int) -> str:

@@ -33,6 +33,7 @@ class Checkpoint:
         bytes: of all its files, 0 where nobody told.
         trial: the incident that must recover before it may be gone back to, else "".
         resumable: what the verifier found in it: `FULL`, `WEIGHTS_ONLY`, or `UNKNOWN`.
+        damage: what is wrong with its files, "" for nothing.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Checkpoint:
     bytes: int = 0
     trial: str = ""
     resumable: str = UNKNOWN
+    damage: str = ""
 
 
 class Checkpoints:
@@ -82,6 +84,7 @@ class Checkpoints:
             int(data.get("bytes") or 0),
             before.trial if before is not None else trial,
             str(data.get("resumable", UNKNOWN)),
+            str(data.get("damage", "")),
         )
         self._known[found.id] = found
         while len(self._known) > KEPT:
@@ -139,6 +142,11 @@ class Checkpoints:
         """Return those that may be gone back to, oldest step first."""
         sound = (c for c in self._known.values() if c.ok and not c.suspect and not c.trial)
         return tuple(sorted((c for c in sound if c.step >= 0), key=lambda c: (c.step, c.attempt)))
+
+    def newest(self) -> Checkpoint | None:
+        """Return the one of the newest step; of two the damaged one, None if none was verified."""
+        known = self._known.values()
+        return max(known, key=lambda c: (c.attempt, c.step, bool(c.damage)), default=None)
 
     def suspects(self) -> frozenset[str]:
         """Return the ids of those that must not be gone back to although they may verify."""
