@@ -60,6 +60,7 @@ class Commands:
         # The longest that a pause lasts unless it is renewed, whatever is asked for.
         self._lease_s = context.config.lease_s
         self._part = context.guard.part("commands", share=1.0)
+        self._refusals = context.guard.part("refusals", share=1.0)
         self._paused_ns = 0
         self._until_ns = 0
         self._renewal_ns = 0  # the newest renewal that was seen
@@ -87,12 +88,14 @@ class Commands:
             self._boundaries.cross()
         if not self._arrived and self._fence is None:
             return
+        if not self._part.on:
+            self._guard.run(self._refusals, self._refuse_all)
         self._guard.run(self._part, self._handle_all)
         try:
             self._meet_fence()
             while self._paused_ns and self._part.on:
                 time.sleep(POLL_S)
-                self._guard.run(self._part, self._while_paused)
+                self._guard.wait(self._part, self._while_paused)
                 self._meet_fence()
         except BaseException:  # of a signal handler: whoever catches it has a job that goes on
             self._guard.run(self._part, self._end_pause, "an exception interrupted the pause")
@@ -112,9 +115,17 @@ class Commands:
         """Carry out what the first update that it can reach needs; the rest waits for `run`."""
         arrived = self._mailbox.poll()
         if arrived:
-            self._arrived += [each for each in arrived if each.verb not in EARLY]
-            early = [each for each in arrived if each.verb in EARLY]
+            early = [each for each in arrived if each.verb in EARLY and self._part.on]
+            self._arrived += [each for each in arrived if each not in early]
             self._guard.run(self._part, self._handle, early)
+
+    def _refuse_all(self) -> None:
+        """Say why nothing is carried out here any more: silence would have no reason."""
+        arrived, self._arrived = self._arrived, []
+        why = f"commands are off in this process: {self._part.reason}"
+        for command in arrived:
+            step = self._position.step - 1
+            self._mailbox.ack(command, step, False, {"refused": True}, why)
 
     def _handle_all(self) -> None:
         arrived, self._arrived = self._arrived, []
@@ -260,7 +271,7 @@ class Commands:
             why = f"rank {rank} passed step {order.step}"
         try:
             while self._part.on and at == order.step and fence.elapsed_s(began) < order.wait_s:
-                verdict = self._guard.run(self._part, fences.read, path)
+                verdict = self._guard.wait(self._part, fences.read, path)
                 if verdict is not None:
                     break
                 time.sleep(fence.POLL_S)

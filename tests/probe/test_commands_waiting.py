@@ -1,0 +1,111 @@
+"""Standing at a fence is no cost of ours; a rank whose commands are off says so."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from supervise.inputs.segment import Segment
+from supervise_probe.control.commands import Commands
+from supervise_probe.ipc import fences
+from supervise_probe.ipc.mailbox import Mailbox
+from supervise_probe.ipc.writer import Writer
+from supervise_probe.runtime.guard import WINDOW, Guard
+from supervise_probe.runtime.position import Position
+
+WAIT_S = 0.1
+
+
+class Reporter:
+    held = False
+
+    def __init__(self, writer):
+        self.writer = writer
+
+    def beat(self, phase):
+        pass
+
+    def status_changed(self):
+        pass
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """The commands of one of two ranks, its guard, and the supervisor's end of its mailbox."""
+    writer = Writer.create(str(tmp_path), "run-7", 0, 4, slots=8, capacity=4)
+    position = Position(step=0, attempt=0)
+    position.world_size = 2
+    off = []
+    context = SimpleNamespace(
+        torch=SimpleNamespace(distributed=None),
+        guard=Guard(lambda part, reason: off.append((part.name, reason))),
+        position=position,
+        reporter=Reporter(writer),
+        config=SimpleNamespace(lease_s=60.0, shm=str(tmp_path)),
+    )
+    commands = Commands(context, Mailbox(writer), None, None, list, str)
+    segment = Segment.open(writer.path, lambda: 77)
+    yield SimpleNamespace(
+        commands=commands,
+        guard=context.guard,
+        position=position,
+        segment=segment,
+        folder=str(tmp_path),
+        off=off,
+    )
+    segment.close()
+    writer.close()
+
+
+def order_fence(rank, name):
+    """Ask for a promise to stand behind the step under way."""
+    args = {"id": name, "step": rank.position.step, "wait_s": 30.0}
+    args |= {"key": name, "verb": "pause", "args": {}}
+    rank.segment.send(f"{name}/0", "fence", args)
+
+
+def make_step(rank, *, fence=""):
+    """Make a step of 1 us; at its end stand at a fence that the other rank reaches later."""
+    if fence:
+        order_fence(rank, fence)
+    rank.position.step += 1
+    rank.commands.fetch()
+    path = fences.path_of(rank.folder, fence)
+    decide = (path, fences.ABORT, "rank 1 is late", rank.position.step)
+    other = threading.Timer(WAIT_S, fences.decide, decide)
+    if fence:
+        other.start()
+    rank.commands.run()
+    if fence:
+        other.join()
+    rank.guard.judge(1000)
+    rank.guard.turn()
+
+
+def test_waiting_at_fences_does_not_switch_commands_off(rank):
+    """Each in a step whose pieces are weighed: half of these decides on the whole window."""
+    weighed = [9, 25, 41, 57]  # of the 61 of a window
+
+    for number in range(WINDOW):
+        make_step(rank, fence=f"f{number}" if number in weighed else "")
+
+    assert rank.off == [] and rank.guard.part("commands").on
+
+
+def test_a_rank_whose_commands_are_off_says_so(rank):
+    """Else its silence is taken for that of a rank that hangs, and has no reason."""
+    rank.guard.switch_off(rank.guard.part("commands"), "cost 9.00 ms a step, 1.00 ms are allowed")
+    order_fence(rank, "f")
+    rank.position.step += 1
+    rank.commands.fetch()
+
+    rank.commands.run()
+
+    rank.segment.poll()
+    (ack,) = rank.segment.acks()
+    assert not ack.ok and ack.result["refused"]
+    assert ack.error == (
+        "commands are off in this process: cost 9.00 ms a step, 1.00 ms are allowed"
+    )
