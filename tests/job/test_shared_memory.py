@@ -151,3 +151,22 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
 
     assert done.stdout.strip() == "[] supervise-0-mine", done.stderr
     assert sorted({p.name for p in tmp_path.iterdir()} - {"supervise-0-mine"}) == planted
+
+
+@pytest.mark.parametrize("lacks", ["name", "mark", "owner"])
+def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
+    """The path may have been written down by somebody else."""
+    if lacks == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can act as a second user")
+    name = f"supervise-{0 if lacks == 'name' else ''}{os.getuid()}-run"
+    path = tmp_path / name
+    path.mkdir()
+    (path / "theirs").touch()
+    if lacks != "mark":
+        shared_memory.own(path)
+    if lacks == "owner":
+        os.chown(path, 65534, 65534)
+
+    shared_memory.remove(path)
+
+    assert (path / "theirs").exists()

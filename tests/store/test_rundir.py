@@ -3,6 +3,7 @@ import json
 import pytest
 
 from supervise.errors import StoreError
+from supervise.store import files
 from supervise.store.run_directory import RunDir
 
 WALL = "2026-01-05T10:11:12.345Z"
@@ -75,3 +76,25 @@ def test_json_is_replaced_whole(run):
     with pytest.raises(StoreError, match="is not JSON"):
         run.read_json("bad.json")
     json.loads((run.path / "run.json").read_text())
+
+
+@pytest.mark.parametrize("by", ["directory", "link"])
+def test_nothing_is_written_into_a_directory_put_in_place_of_the_run(tmp_path, policy, by):
+    """Nor removed from it: another user may have moved ours away, to have us write to a third."""
+    run = RunDir.create(tmp_path / "run", argv=["x"], policy=policy, wall=WALL)
+    run.path.rename(tmp_path / "moved")
+    other = run.path if by == "directory" else tmp_path / "home"
+    (other / "incidents").mkdir(parents=True)
+    (other / "state.json").write_text("theirs")
+    if by == "link":
+        run.path.symlink_to(other)
+
+    with pytest.raises(StoreError, match="moved or replaced"):
+        run.write_json("state.json", {})
+    for write in (files.make_directory, files.create):
+        with pytest.raises(OSError, match="moved or replaced"):
+            write(run.incidents_path / "inc-1")
+    run.discard()
+
+    assert (other / "state.json").read_text() == "theirs"
+    assert {path.name for path in other.rglob("*")} == {"incidents", "state.json"}

@@ -103,7 +103,7 @@ class PinStore:
 
     def keep(self, entry: Entry) -> None:
         """Make the copy the pinned one. Raises OSError; the copy is removed then."""
-        shutil.rmtree(self.folder(entry), ignore_errors=True)
+        files.remove_tree(self.folder(entry))
         try:
             self._fresh(entry).rename(self.folder(entry))
         except OSError:
@@ -123,21 +123,21 @@ class PinStore:
         link: bool = False,
     ) -> Path:
         fresh = self._fresh(entry)
-        shutil.rmtree(fresh, ignore_errors=True)
+        files.remove_tree(fresh)
         try:
             files.make_directory(self._home)
             files.make_directory(fresh)
             target = fresh / DATA / entry.name
             self._transfer(source or Path(entry.path), target, hashes, link=link or self._link)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+            files.remove_tree(fresh)
             raise
         return fresh
 
     def drop(self, entry: Entry) -> None:
         """Remove the pinned copy and any unfinished one."""
         for folder in (self.folder(entry), self._fresh(entry)):
-            shutil.rmtree(folder, ignore_errors=True)
+            files.remove_tree(folder)
 
     def differs(self, entry: Entry, path: Path) -> str:
         """Return how the files at `path` differ from the verified ones, "" if they do not.

@@ -13,7 +13,6 @@ code that needs both takes `disk` first.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ class HardLinkHolds:
         self._tried: set[str] = set()
         self._busy = ""
         for left in home.glob(f"{HELD}*"):
-            shutil.rmtree(left, ignore_errors=True)
+            files.remove_tree(left)
 
     def path(self, entry: Entry) -> Path | None:
         """Return the held file or directory, None if it is not held."""
@@ -121,7 +120,7 @@ class HardLinkHolds:
     def remove(self, entry: Entry) -> None:
         """Remove the links of one entry."""
         self._held.pop(entry.id, None)
-        shutil.rmtree(self._folder(entry), ignore_errors=True)
+        files.remove_tree(self._folder(entry))
 
     def clear(self) -> None:
         """Remove all links."""

@@ -60,7 +60,7 @@ def resume_target(
         following = directory.with_name(f"{directory.name}.{number}")
     if not is_run(path):
         return path, None
-    run = RunDir.open(path)
+    run = RunDir.own(path)
     # `adopt` refuses a locked log, with the process that holds it.
     ended = not locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
     if not ended:

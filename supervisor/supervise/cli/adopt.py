@@ -75,7 +75,7 @@ def adopt(
 ) -> int:
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
     print_line = log_lines(print_line)
-    run = RunDir.open(path.absolute())
+    run = RunDir.own(path)
     described = run.read_json("run.json")
     if described["host"] != socket.gethostname():
         raise UsageError(
@@ -88,9 +88,9 @@ def adopt(
         if ended is not None:
             raise UsageError(f"{run.path} has ended: {ended}", hint=f"supervise status {run.path}")
         past = RecoveredRun.read(run, load_policy)
-        process, launcher, clean = _job(run, described, past.started, print_line)
+        process, launcher, directory, clean = _job(run, described, past.started, print_line)
         app, outbox, forwarder = _supervisor(
-            run, described, past, launcher, clean, recorder, print_line, quiet=quiet
+            run, described, past, launcher, directory, clean, recorder, print_line, quiet=quiet
         )
     except BaseException:
         recorder.close()
@@ -112,15 +112,15 @@ def how_run_ended(run: RunDir) -> str | None:
 
 def _job(
     run: RunDir, described: Mapping[str, Any], policy: Policy, print_line: PrintLine
-) -> tuple[AdoptedProcess, Launcher, Redactor]:
-    """Return the job's process, its launcher, and the redactor of its secrets."""
+) -> tuple[AdoptedProcess, Launcher, Path, Redactor]:
+    """Return the job's process, its launcher, its shared memory, the redactor of its secrets."""
     made = last_launch(run)
     if made is None:
         raise StoreError(
             f"no launch is on record for the job of {run.path}",
             hint="check whether it runs (ps); if it does not, start the run again",
         )
-    directory = Path(run.read_json("probe.json")["shm"])
+    directory = shared_memory.of(Path(run.read_json("probe.json")["shm"]).parent, run.id)
     shared_memory.own(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(made["pid"], made["start_ticks"])
@@ -132,7 +132,7 @@ def _job(
         argv, environ, run, directory, described["drills"], adopt=adopt, output=output
     )
     clean = redactor(argv, environ, policy, os.environ)
-    return process, launcher, clean
+    return process, launcher, directory, clean
 
 
 def _supervisor(
@@ -140,6 +140,7 @@ def _supervisor(
     described: Mapping[str, Any],
     past: RecoveredRun,
     launcher: Launcher,
+    directory: Path,
     clean: Redactor,
     recorder: Recorder,
     print_line: PrintLine,
@@ -158,7 +159,7 @@ def _supervisor(
         past.started,
         reloader,
         run,
-        Path(run.read_json("probe.json")["shm"]),
+        directory,
         described["tier"],
         described["tier_reason"],
         print_line,

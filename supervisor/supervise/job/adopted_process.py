@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 import psutil
 
-from .environment import LAUNCH
+from ..errors import StoreError
+from .environment import LAUNCH, marked
 from .proc_stat import EXIT, STARTED, STATE, start_ticks, stat_fields
 from .process import UNKNOWN, Process
 from .process_tree import Tree, alive, group_of
@@ -38,6 +39,9 @@ class AdoptedProcess(Process):
 
         Args:
             recorded: `(pid, ticks)` -> the returncode that the job itself recorded, or None.
+
+        Raises:
+            StoreError: it runs, and does not carry the mark of the run.
         """
         self._ticks = ticks
         self._recorded = recorded
@@ -46,6 +50,13 @@ class AdoptedProcess(Process):
         super().__init__(pid, group_of(pid) or pid)
         # Held is the job, and not another process that has got its pid since.
         self._held = start_ticks(pid) == ticks
+        if self._held and marked(pid, run_id) is False:
+            self._exit_status.close()
+            raise StoreError(
+                f"process {pid} runs, and does not carry the mark of run {run_id} in its "
+                "environment: nothing is done to it",
+                hint=f"see what it is: ps -fp {pid}; if it is the job, end it and start it again",
+            )
         self._collect_exit()
 
     def _collect_exit(self) -> int | None:

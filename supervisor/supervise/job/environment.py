@@ -22,6 +22,7 @@ from pathlib import Path
 from ..store import files
 
 LAUNCH = "SUPERVISE_LAUNCH"  # "<run id>:<attempt>"; by it a later supervisor knows the job
+_VARIABLE = re.compile(rb"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?(-dbg)?(\.exe)?$")
 
 # Programs that start other programs and hand the environment on. What they start is searched for
@@ -102,6 +103,8 @@ def child_environment(
         launch: by this name the processes of one launch are known; see `launched`.
     """
     child = dict(environ)
+    if launch:
+        child[LAUNCH] = launch
     if disabled(environ):
         return child
     inject = str(inject_dir())
@@ -109,19 +112,36 @@ def child_environment(
     before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != inject]
     child["PYTHONPATH"] = os.pathsep.join([inject, *before] if before != [""] else [inject])
     child["SUPERVISE_PROBE"] = str(probe_config.resolve())
-    if launch:
-        child[LAUNCH] = launch
     return child
 
 
+def marked(pid: int, run_id: str) -> bool | None:
+    """Return whether process `pid` carries the mark of a run.
+
+    None: that cannot be seen, since the process is ours and has written something else over its
+    environment, as setproctitle does, or is gone.
+    """
+    process = Path(f"/proc/{pid}")
+    try:
+        variables = (process / "environ").read_bytes().split(b"\0")
+        ours = process.stat().st_uid == os.geteuid()
+    except PermissionError:
+        return False
+    except OSError:
+        return None
+    if any(each.startswith(f"{LAUNCH}={run_id}:".encode()) for each in variables):
+        return True
+    return None if ours and not any(map(_VARIABLE.match, variables)) else False
+
+
 def launched(name: str) -> int | None:
-    """Return the pid of the first process of the launch `name`, None when none lives."""
+    """Return the pid of our first process of the launch `name`, None when none lives."""
     import psutil
 
     found = {}
     for process in psutil.process_iter():
         try:
-            if process.environ().get(LAUNCH) == name:
+            if process.environ().get(LAUNCH) == name and process.uids().real == os.getuid():
                 found[process.pid] = process.ppid()
         except (psutil.Error, OSError):  # gone, or another user's
             continue

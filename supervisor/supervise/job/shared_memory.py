@@ -51,8 +51,10 @@ def of(root: Path, run_id: str) -> Path:
 
 
 def own(path: Path) -> None:
-    """Mark a run's directory as ours while this process lives."""
+    """Mark a run's directory as ours while this process lives; another user's is left alone."""
     try:
+        if not files.is_own_directory(path):
+            return
         fd = files.open_file(path / OWNER, os.O_CREAT | os.O_WRONLY)
     except OSError:
         return  # a full /dev/shm: without the mark the directory is swept once it is old
@@ -87,13 +89,19 @@ def slots(path: Path, wanted: int) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a run's directory; what cannot be removed is left.
+    """Remove a run's directory: ours by name, owner and mark; what cannot be removed is left.
 
     While a process that writes there lives, all of it is: `sweep` removes it later.
     """
     with suppress(OSError):
-        if not any(map(_in_use, path.iterdir())):
-            shutil.rmtree(path, ignore_errors=True)
+        ours = path.name.startswith(f"supervise-{os.getuid()}-") and files.is_own_directory(path)
+        if ours and (path / OWNER).is_file():
+            _clear(path)
+
+
+def _clear(path: Path) -> None:
+    if not any(map(_in_use, path.iterdir())):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(root: Path) -> list[Path]:
@@ -107,9 +115,9 @@ def sweep(root: Path) -> list[Path]:
             old = time.time() - path.stat().st_mtime > LEAST_AGE_S
             if not old or _owned(path) or any(stat_fields(pid) for pid in pids):
                 continue
+            _clear(path)
         except OSError:  # no directory, not ours to look into, or just being removed
             continue
-        remove(path)
         removed.append(path)
     return removed
 

@@ -27,7 +27,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -141,7 +140,7 @@ class Evidence:
                     if json.loads(files.read(made))["key"] == key:
                         return described(made)
             for left in home.glob(".snapshot-*"):  # of a killed supervisor
-                shutil.rmtree(left, ignore_errors=True)
+                files.remove_tree(left)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
             temporary = files.unpredictable(home / f"snapshot-{number}")
             files.make_directory(temporary)
@@ -155,7 +154,7 @@ class Evidence:
         except OSError as error:
             raise _unwritable(home, error) from error
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            files.remove_tree(temporary)
         return described(made / MANIFEST)
 
     def _fill(self, bundle: Bundle, job: EvidenceSource, incident: str, key: str) -> None:

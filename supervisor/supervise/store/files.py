@@ -6,19 +6,25 @@ the content after an fsync of the file.
 Only regular files are opened: a FIFO would block the supervisor, so opening never waits
 (O_NONBLOCK), follows no link, and checks the type before use. Created files are private (0600,
 directories 0700) whatever the umask, and have an unpredictable name until they are complete.
+
+A directory that is `held` is the one that it was then: nothing is created below its name once that
+names another. Whose word is acted on says `foreign`.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import json
 import os
+import pwd
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +34,8 @@ FILE, FOLDER = 0o600, 0o700
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
 MAX_JSON = 16 << 20  # bytes; our largest document has some hundred kB
+_SEARCH = stat.S_IXGRP | stat.S_IXOTH
+_held: dict[Path, tuple[int, int]] = {}  # directory -> device and inode
 
 
 def sync_directory(path: Path) -> None:
@@ -96,6 +104,8 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) ->
         OSError: it does not exist, or it is a FIFO, a device, a directory, or another user's.
     """
     safe = _SAFE & ~os.O_NOFOLLOW if foreign else _SAFE
+    if flags & os.O_CREAT:
+        refuse_exchanged(path)
     fd = os.open(path, flags | safe, FILE)
     try:
         found = os.fstat(fd)
@@ -133,6 +143,7 @@ def create(path: Path, *, shared: bool = False) -> int:
     Raises:
         OSError: it cannot be created, or the name exists.
     """
+    refuse_exchanged(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666 if shared else FILE)
     if not shared:
         os.fchmod(fd, FILE)
@@ -145,6 +156,7 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
     Raises:
         OSError: it cannot be created, or the name is not a directory, or another user's.
     """
+    refuse_exchanged(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=FOLDER)
@@ -152,6 +164,13 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
         if not exist_ok or not is_own_directory(path):
             raise
     path.chmod(FOLDER)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and what is in it; what cannot be removed is left, and so is a file."""
+    with suppress(OSError):
+        refuse_exchanged(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_own_directory(path: Path) -> bool:
@@ -221,6 +240,85 @@ def replace(path: Path, data: bytes, *, durable: bool) -> None:
 
 def _is_ours(uid: int, path: Path) -> bool:
     return uid in (0, os.geteuid()) or uid == path.parent.stat().st_uid
+
+
+def hold(path: Path) -> None:
+    """Take down which directory `path` is, for all that this process will write below it."""
+    found = path.lstat()
+    _held[path] = found.st_dev, found.st_ino
+
+
+def refuse_exchanged(path: Path) -> None:
+    """Raise OSError if a held directory above `path` is another one now."""
+    for parent in path.parents:
+        if parent in _held:
+            found = parent.lstat()
+            if (found.st_dev, found.st_ino) != _held[parent]:
+                raise OSError(errno.ESTALE, "the directory was moved or replaced", str(parent))
+
+
+def foreign(path: Path) -> tuple[str, str]:
+    """Return who else may have written what lies in the directory `path`, and what to do about it.
+
+    Two empty strings: the directory, those above it, its files and those one level below belong to
+    us or root, and nobody else may write or rename them. A directory above with the sticky bit may
+    be open to all. Raises OSError.
+    """
+    path = path.absolute()
+    real = path.resolve()
+    if not is_own_directory(real):
+        name = _user(real.stat().st_uid)
+        return f"{real} belongs to user {name}", f"as {name}: sudo -u {name} supervise …"
+    ours = {0, os.geteuid(), real.stat().st_uid}  # some file systems report another user id
+    closed = False
+    for chain in dict.fromkeys((path, real)):
+        for folder in reversed(chain.parents):
+            found = folder.stat()
+            if found.st_uid not in ours | _unmapped():
+                why = (
+                    f"{folder} belongs to user {_user(found.st_uid)}, who may rename what is in it"
+                )
+                return why, "start the next run below a directory of yours: --run-dir DIR"
+            if _open_to_others(found) and not found.st_mode & stat.S_ISVTX:
+                return f"{folder} may be written by other users", f"chmod go-w {folder}"
+            if closed := not found.st_mode & _SEARCH:
+                break  # nobody else gets below
+    closed = closed or not real.stat().st_mode & _SEARCH
+    for each in (real, *real.iterdir(), *real.glob("*/*")):
+        found = each.lstat()
+        if found.st_uid not in ours:
+            return f"{each} belongs to user {_user(found.st_uid)}", f"look at it: ls -l {each}"
+        if not closed and _open_to_others(found) and not stat.S_ISLNK(found.st_mode):
+            return f"{each} may be written by other users", f"chmod -R go-w {path}"
+    return "", ""
+
+
+def _open_to_others(found: os.stat_result) -> bool:
+    """Whether others than the owner may write; the group of one user is that user."""
+    if not found.st_mode & stat.S_IWGRP or found.st_mode & stat.S_IWOTH:
+        return bool(found.st_mode & stat.S_IWOTH)
+    try:
+        group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return True
+    alone = owner.pw_gid == found.st_gid and group.gr_name == owner.pw_name
+    return not alone or bool(set(group.gr_mem) - {owner.pw_name})
+
+
+def _unmapped() -> set[int]:
+    """Return who owns what is of users that this user namespace does not have, such as its root."""
+    try:
+        whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+        return set() if whole else {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    except (OSError, ValueError):
+        return set()
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 _TRIES = 4  # `locked` in another process takes a shared lock briefly

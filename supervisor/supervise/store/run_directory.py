@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ class RunDir:
         try:
             _refuse_unfit(path)
             files.make_directory(path)
+            files.hold(path)
             run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
@@ -138,6 +139,23 @@ class RunDir:
                 hint="restore it from a copy of the run directory",
             ) from None
 
+    @classmethod
+    def own(cls, path: Path) -> RunDir:
+        """Open the directory of a run to act on what its files say.
+
+        Raises:
+            StoreError: it is no run, or others than the caller may have written it.
+        """
+        run = cls.open(path)
+        try:
+            why, hint = files.foreign(run.path)
+        except OSError as error:
+            raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
+        if why:
+            raise StoreError(f"{why}: what {run.path} says is not acted on", hint=hint)
+        files.hold(run.path)
+        return run
+
     @property
     def audit_path(self) -> Path:
         """The audit log."""
@@ -179,11 +197,13 @@ class RunDir:
 
     def discard(self) -> None:
         """Remove the run of a job that could not be started; an existing directory is kept."""
-        for child in self.path.iterdir():
-            if child.is_dir():
-                shutil.rmtree(child, ignore_errors=True)
-            else:
-                child.unlink(missing_ok=True)
+        with suppress(OSError):
+            for child in self.path.iterdir():
+                files.refuse_exchanged(child)
+                if child.is_dir():
+                    files.remove_tree(child)
+                else:
+                    child.unlink(missing_ok=True)
         for directory in reversed(self._created):
             try:
                 directory.rmdir()
