@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,38 @@ def trainer(folder):
     torch.save(Evil(), folder / "training_args.bin")
 
 
+def weapons(folder):
+    """Files of a few bytes that would start a process, or hold who reads them for ever."""
+    distributed(folder / "dcp-process")
+    process = (
+        b"ctorch.distributed.checkpoint._async_process_executor\n_AsyncCheckpointProcess\n(NtR."
+    )
+    (folder / "dcp-process" / ".metadata").write_bytes(process)
+    distributed(folder / "dcp-fifo")
+    (folder / "dcp-fifo" / "__0_0.distcp").unlink()
+    os.mkfifo(folder / "dcp-fifo" / "__0_0.distcp")
+    os.mkfifo(folder / "fifo.pt")
+    weights = torch.ones(8)
+    torch.save(
+        {"w": weights[:1].expand(2**40), "optimizer": state()["optimizer"]}, folder / "expanded.pt"
+    )
+    overlapping = torch.ones(1 << 22).as_strided((1 << 21, 1 << 21), (1, 1))
+    torch.save({"w": overlapping, "optimizer": state()["optimizer"]}, folder / "overlapping.pt")
+    lists = [weights]
+    for _ in range(11):
+        lists = [lists] * 99
+    torch.save({"lists": lists, **state()}, folder / "lists.pt")
+    trainer(folder / "nested-json")
+    (folder / "nested-json" / "config.json").write_text("[" * 10**6)
+    with zipfile.ZipFile(folder / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 24))
+    header = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    header |= {str(n): header["w"] for n in range(9)}
+    raw = json.dumps(header).encode()
+    overlap = len(raw).to_bytes(8, "little") + raw + bytes(4)
+    (folder / "overlap.safetensors").write_bytes(overlap)
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What the verifier says of each file, by name."""
@@ -142,6 +175,7 @@ def answers(tmp_path_factory):
             path.rename(path.with_name("state.npz")) if left == "optimizer" else path.unlink()
     trainer(folder / "checkpoint-31")
     (folder / "checkpoint-31" / "model-00002-of-00002.safetensors").unlink()
+    weapons(folder)
     paths = [*sorted(map(str, folder.iterdir())), str(folder / "nowhere.pt")]
     request = {"paths": paths, "load": True, "finite": True, "optimizer": True}
     done = subprocess.run(
@@ -193,6 +227,26 @@ def test_what_is_good(answers, name):
 def test_what_is_bad(answers, name, problem):
     assert answers[name]["ok"] is False
     assert problem in "; ".join(answers[name]["problems"])
+
+
+@pytest.mark.parametrize(
+    ("name", "ok", "why"),
+    [
+        ("dcp-process", None, "_async_process_executor._AsyncCheckpointProcess"),
+        ("dcp-fifo", False, "not a regular file"),
+        ("fifo.pt", False, "not a regular file"),
+        ("expanded.pt", True, ""),
+        ("overlapping.pt", True, ""),
+        ("lists.pt", True, ""),
+        ("nested-json", False, "nested without end"),
+        ("bomb.pt", False, "compressed or overlapping"),
+        ("overlap.safetensors", False, "its tensors overlap"),
+    ],
+)
+def test_what_is_made_to_harm_who_reads_it(answers, name, ok, why):
+    """It neither runs code, nor waits, nor takes more time or memory than its bytes justify."""
+    assert answers[name]["ok"] is ok
+    assert why in "; ".join([*answers[name]["problems"], *answers[name]["unread"]])
 
 
 def test_it_is_as_nice_as_who_starts_it():

@@ -5,6 +5,8 @@ Nothing is copied: tensors may be mapped from a file larger than memory, and are
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from .bounds import progress
+
 PIECE = 1 << 22  # elements checked at once
 DEPTH = 12
 STEPS = ("iter_num", "global_step", "step", "iteration", "steps", "num_steps")
@@ -42,6 +44,7 @@ class Contents:
     def take(self, thing: Any, name: str) -> None:
         """Check an object recursively; tied tensors once."""
         self._seen.clear()  # another object may reuse the address
+        entered: Set[int] = set()  # a few lists that hold one another have no end of paths
         todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _place(name, "weights"))]
         while todo:
             name, thing, depth, place = todo.pop()
@@ -51,12 +54,16 @@ class Contents:
                     setattr(self, place, True)
                 continue
             inner: List[Tuple[Any, Any]] = []
+            if id(thing) in entered:
+                continue
             if depth < DEPTH and isinstance(thing, dict):
                 self._dictionary(thing, depth)
                 place = "optimizer" if _is_optimizer(thing) else place
                 inner = list(thing.items())
             elif depth < DEPTH and isinstance(thing, (list, tuple)):
                 inner = list(enumerate(thing))
+            if inner:
+                entered.add(id(thing))
             for key, value in inner:
                 holds = isinstance(value, (dict, list, tuple))
                 lost = not depth and holds and key not in MODELS
@@ -88,6 +95,7 @@ class Contents:
             if tensor.numel() and key in self._seen:
                 return
             self._seen.add(key)
+            tensor = _stored(self._torch, tensor)
         self.tensors += 1
         self.bytes += tensor.numel() * tensor.element_size()
         score = tensor.numel() == 1 and name.startswith(CALLBACKS)
@@ -109,7 +117,10 @@ class Contents:
             tensor = tensor._values()
         elif tensor.layout != torch.strided:
             tensor = tensor.values()
-        for piece in tensor.detach().reshape(-1).split(PIECE):
+        tensor = _stored(torch, tensor.detach())
+        progress(tensor.numel() * tensor.element_size())
+        for piece in tensor.reshape(-1).split(PIECE):
+            progress()
             if piece.element_size() == 1:  # torch has few operations for eight bits
                 piece = piece.float()
             if bool(torch.isfinite(piece).all()):
@@ -119,6 +130,20 @@ class Contents:
             if not masks or bool(torch.isposinf(piece).any()):
                 return "infinite values"
         return ""
+
+
+def _stored(torch: Any, tensor: Any) -> Any:
+    """Return the elements that a strided tensor has in memory, each once.
+
+    An expanded tensor has any number of elements, and as a copy would take that much memory.
+    """
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    if tensor.numel() > span:
+        return tensor.as_strided((span,), (1,))
+    return tensor
 
 
 def _is_optimizer(thing: Dict[Any, Any]) -> bool:

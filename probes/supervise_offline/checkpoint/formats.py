@@ -17,9 +17,11 @@ import sys
 import zipfile
 from typing import Any, Dict, Iterator, List, Tuple
 
+from .bounds import open_file, progress
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes
+MAX_HEADER = 100_000_000  # bytes of a safetensors header, as its library has it
 METADATA = ".metadata"
 FLOATS = {  # of safetensors; its other types are always finite
     "F64": "float64",
@@ -32,6 +34,25 @@ FLOATS = {  # of safetensors; its other types are always finite
 REFUSED = ("Unsupported global", "Unsupported class", "TorchScript", "not an allowed global")
 REFUSED_PLAIN = ("Unsupported operand", "Invalid magic number")  # for a pickle not by torch
 
+PLAIN = {  # classes and functions in DCP's metadata, by module
+    "collections": ("OrderedDict",),
+    "pathlib": ("PosixPath",),
+    "pathlib._local": ("PosixPath",),  # of Python 3.13
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "_MEM_FORMAT_ENCODING",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+    ),
+}
+
 
 class NeedsCode(Exception):  # noqa: N818
     """The file cannot be read without running code from it."""
@@ -43,11 +64,12 @@ class Damaged(Exception):  # noqa: N818
 
 def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
     """Read a file of `torch.save`. Raises NeedsCode, Damaged."""
-    with open(path, "rb") as file:
-        start = file.read(4)
+    with open_file(path) as file:
+        start, size = file.read(4), os.fstat(file.fileno()).st_size
     zipped = start == b"PK\x03\x04"
     if zipped:
         check_sums(path)
+    progress(size)
     contents.take(load(torch, path, zipped, start[:1] == b"\x80"), name)
 
 
@@ -90,12 +112,17 @@ def check_sums(path: str) -> None:
 
     Raises:
         Damaged: a record has a wrong checksum, while others are right. Torch can be configured to
-            write none.
+            write none. Or the records are compressed or overlap: torch writes none of these, and
+            a few bytes could become any number.
     """
     right, wrong = 0, ""
     try:
-        with zipfile.ZipFile(path) as archive:
-            for record in archive.infolist():
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+            packed = any(record.compress_type != zipfile.ZIP_STORED for record in records)
+            if packed or sum(record.file_size for record in records) > os.path.getsize(path):
+                raise Damaged("the archive is not as torch writes it: compressed or overlapping")
+            for record in records:
                 if not _has_checksum(archive, record):
                     wrong = wrong or record.filename
                 elif record.file_size:
@@ -110,7 +137,7 @@ def _has_checksum(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
     try:
         with archive.open(record) as file:
             while file.read(PIECE):
-                pass
+                progress()
     except zipfile.BadZipFile:
         return False
     return True
@@ -122,16 +149,20 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
     Raises:
         Damaged: the header cannot be read, or does not fit the file's size.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         room = int.from_bytes(file.read(8), "little")
-        if not 2 <= room <= size - 8:
-            raise Damaged("the header is longer than the file")
+        if not 2 <= room <= min(size - 8, MAX_HEADER):
+            raise Damaged(f"the header is longer than the file, or than {MAX_HEADER} bytes")
         try:
             header = json.loads(file.read(room))
             header.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+            ends = [tuple(map(int, entry["data_offsets"])) for entry in header.values()]
+            end = max((last for _, last in ends), default=0)
+            overlap = sum(last - first for first, last in ends) > end
+            if overlap or any(not 0 <= first <= last for first, last in ends):
+                raise ValueError("its tensors overlap")
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
             raise Damaged(f"the header cannot be read: {error}") from None
         if 8 + room + end != size:
             raise Damaged(f"it has {size} bytes, its header describes {8 + room + end}")
@@ -159,22 +190,15 @@ def _mapped_tensor(
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads DCP's metadata, and refuses all but its plain classes and types."""
-
-    PLAIN = (
-        *(("collections", "OrderedDict"), ("torch", "Size"), ("pathlib", "PosixPath")),
-        ("torch.serialization", "_get_layout"),
-    )
+    """Reads DCP's metadata, and refuses all but its plain classes and types, by their names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self.PLAIN:
+        if name in PLAIN.get(module, ()):
             return super().find_class(module, name)
-        home = "torch.distributed.checkpoint."
-        if "." not in name and (module == "torch" or module.startswith(home)):
-            found = super().find_class(module, name)
-            own = isinstance(found, type) and found.__module__.startswith(home)
-            if own or type(found).__name__ == "dtype":
-                return found
+        torch: Any = sys.modules["torch"]
+        kind = vars(torch).get(name) if module == "torch" else None
+        if isinstance(kind, torch.dtype):
+            return kind
         raise NeedsCode(f"{METADATA} names {module}.{name}")
 
 
@@ -186,29 +210,44 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> List[str]:
     """
     __import__("torch.distributed.checkpoint")
     try:
-        with open(os.path.join(folder, METADATA), "rb") as file:
+        with open_file(os.path.join(folder, METADATA)) as file:
             metadata = _Metadata(file).load()
-        pieces = sorted(_pieces(metadata.storage_data), key=lambda piece: piece[1:3])
-    except NeedsCode:
+        pieces = sorted(set(_pieces(metadata.storage_data)), key=lambda piece: piece[1:3])
+    except (NeedsCode, MemoryError):
         raise
     except Exception as error:
         raise Damaged(f"{METADATA} cannot be read: {type(error).__name__}: {error}") from None
+    ends: Dict[str, int] = {}
     for name, shard, offset, length in pieces:
         contents.named(name)
-        try:
-            with open(os.path.join(folder, shard), "rb") as file:
-                file.seek(offset)
-                data = file.read(length)
-        except OSError:
-            raise Damaged(f"the shard {shard} is missing") from None
-        if len(data) != length:
-            raise Damaged(f"the shard {shard} is truncated")
+        if offset < ends.get(shard, 0):
+            raise Damaged(f"{METADATA}: parts of the shard {shard} overlap")
+        ends[shard] = offset + length
+        data = _read_part(folder, shard, offset, length)
         try:
             thing = load(torch, io.BytesIO(data), zipped=True)
         except Damaged as error:
             raise Damaged(f"{shard}, {name}: {error}") from None
         contents.take(thing, name)
-    return sorted({shard for _, shard, _, _ in pieces})
+    return sorted(ends)
+
+
+def _read_part(folder: str, shard: str, offset: int, length: int) -> bytes:
+    """Return a part of a file of the checkpoint. Raises Damaged."""
+    path = os.path.normpath(os.path.join(folder, shard))
+    if not path.startswith(os.path.join(os.path.normpath(folder), "")):
+        raise Damaged(f"{METADATA}: the shard {shard} is not in the checkpoint")
+    try:
+        with open_file(path) as file:
+            if not 0 <= offset <= offset + length <= os.fstat(file.fileno()).st_size:
+                raise Damaged(f"the shard {shard} is truncated")
+            progress(length)
+            file.seek(offset)
+            return file.read(length)
+    except FileNotFoundError:
+        raise Damaged(f"the shard {shard} is missing") from None
+    except OSError as error:
+        raise Damaged(f"the shard {shard} cannot be read: {error.strerror}") from None
 
 
 def _pieces(storage: Dict[Any, Any]) -> Iterator[Tuple[str, str, int, int]]:
@@ -216,4 +255,4 @@ def _pieces(storage: Dict[Any, Any]) -> Iterator[Tuple[str, str, int, int]]:
     for index, info in storage.items():
         if getattr(info, "transform_descriptors", None):
             raise NeedsCode("its shards went through a transformation")
-        yield index.fqn, info.relative_path, info.offset, info.length
+        yield str(index.fqn), str(info.relative_path), int(info.offset), int(info.length)

@@ -10,12 +10,15 @@ import os
 from typing import Any, Dict, List, Mapping
 
 from . import formats
+from .bounds import limit_memory, open_file, progress
 from .contents import Contents
 
 PIECE = 1 << 22  # bytes
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 # Files that a training library writes beside the weights, and unpickles with code execution.
 KNOWN = (*TORCH, ".safetensors", ".distcp", ".metadata", ".json", ".txt", ".model", ".jinja", ".md")
+MAX_JSON = 64 << 20  # bytes; larger ones are vocabularies, and not looked into
+SENTENCES, LENGTH = 20, 500  # of an answer: a file may have any number of names of any length
 AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
@@ -37,12 +40,14 @@ def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
         names = listing(path)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         answer["files"] = {name: digest(os.path.join(folder, name)) for name in names}
+        limit_memory(sum(file["size"] for file in answer["files"].values()))
         if wanted.get("load"):
             answer["unread"] = _read(torch, path, names, contents)
             _judge(names, wanted, contents, answer["unread"])
     except OSError as error:
         contents.problems.append(f"{error.filename or path}: {error.strerror or error}")
-    bad, unread = contents.problems, answer["unread"]
+    bad = [text[:LENGTH] for text in contents.problems[:SENTENCES]]
+    unread = answer["unread"] = [text[:LENGTH] for text in answer["unread"][:SENTENCES]]
     answer["ok"] = False if bad else None if unread else True
     answer["problems"] = bad
     for name in ("tensors", "bytes", "step", "optimizer", "rng"):
@@ -81,9 +86,10 @@ def listing(path: str) -> List[str]:
 def digest(path: str) -> Dict[str, Any]:
     """Return size and SHA-256 of a file. Raises OSError."""
     sha, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while True:
             piece = file.read(PIECE)
+            progress()
             if not piece:
                 return {"size": size, "sha256": sha.hexdigest()}
             sha.update(piece)
@@ -130,14 +136,21 @@ def _read_one(torch: Any, path: str, name: str, alone: bool, contents: Contents)
 
 def _read_json(path: str, name: str, contents: Contents) -> None:
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except ValueError as error:
-        raise formats.Damaged(f"it is not JSON: {error}") from None
+        with open_file(path) as file:
+            text = file.read(MAX_JSON + 1)
+        if len(text) > MAX_JSON:
+            return
+        found = json.loads(text.decode("utf-8"))
+        shards = found.get("weight_map", {}) if isinstance(found, dict) else {}
+        names = sorted({str(shard) for shard in dict(shards).values()})
+    except RecursionError:
+        raise formats.Damaged("it is nested without end") from None
+    except (ValueError, TypeError) as error:
+        raise formats.Damaged(f"it is not JSON, or of another form: {error}") from None
     if not isinstance(found, dict):
         return
     if name.endswith(".index.json"):
-        for shard in sorted(set(found.get("weight_map", {}).values())):
+        for shard in names:
             if not os.path.exists(os.path.join(os.path.dirname(path), shard)):
                 contents.problems.append(f"the shard {shard} is missing")
     if os.path.basename(name) == "trainer_state.json" and isinstance(found.get("global_step"), int):

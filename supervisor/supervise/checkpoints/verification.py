@@ -195,6 +195,8 @@ def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | 
         return None, errors[0]
     if -code in CRASHES:
         return False, f"reading it crashes a process: {signal.strsignal(-code)}"
+    if -code == signal.SIGALRM:
+        return None, "reading it came to a halt: the verifier made no progress for two minutes"
     if code < 0:
         return None, f"the verifier was killed ({signal.strsignal(-code)}), perhaps out of memory"
     last = (error.strip().splitlines() or ["no output"])[-1]

@@ -1,0 +1,46 @@
+"""What a file can take of its reader ends where the kernel says: memory, and idle time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import supervise_offline
+
+BEGIN = f"""
+import signal, sys, time
+sys.path.append({str(Path(supervise_offline.__file__).parents[1])!r})
+from supervise_offline.checkpoint import bounds
+bounds.IDLE_S = 1.0
+"""
+
+
+def run(code: str) -> int:
+    return subprocess.run([sys.executable, "-c", BEGIN + code], check=False).returncode
+
+
+def test_without_progress_it_ends():
+    """Also where no Python code runs, and where the signal was ignored before."""
+    ignored = "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+
+    assert run(ignored + "bounds.arm()\nwhile True: signal.pause()") == -signal.SIGALRM
+
+
+def test_with_progress_it_takes_the_time_that_it_needs():
+    """A large part has as much more as its bytes take to read."""
+    busy = "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: bounds.progress()\n"
+
+    assert run(f"bounds.arm()\n{busy}bounds.progress(10**9); time.sleep(1.2)") == 0
+
+
+def test_memory_is_bounded_by_what_the_files_have():
+    """Four times their size, and some."""
+    takes = "bounds.limit_memory(1 << 30)\nheld = bytearray({} << 30)"
+
+    assert run(takes.format(3)) == 0
+    assert (
+        run(f"try:\n    {takes.format(6).replace(chr(10), '; ')}\nexcept MemoryError: sys.exit(7)")
+        == 7
+    )
