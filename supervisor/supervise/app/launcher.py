@@ -76,6 +76,7 @@ class Launcher:
             we came later than it did.
 
     Attributes:
+        directory: see above.
         oom_counters: of what the kernel has killed since the newest launch.
     """
 
@@ -94,7 +95,7 @@ class Launcher:
         self._argv = list(argv)
         self._environ = dict(environ)
         self._run = run
-        self._directory = directory
+        self.directory = directory
         self._drills = drills
         self._terminal = terminal
         self._output = output
@@ -116,7 +117,7 @@ class Launcher:
         made = self._existing(launch.attempt, name) if launch.attempt else None
         if made is not None:
             return self._adopt_existing(*made)
-        config = probe_config(self._run, self._directory, policy, self._drills)
+        config = probe_config(self._run, self.directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
         if not launch.attempt:
             self._run.write_json(ENVIRON, environ, durable=True)
@@ -133,7 +134,7 @@ class Launcher:
         outputs = {} if self._output is None else self._output.outputs
         self.oom_counters.start()
         process = Process.start(argv, environ, terminal=self._terminal, outputs=outputs)
-        shared_memory.lend(self._directory, process.pid)
+        shared_memory.lend(self.directory, process.pid)
         ticks = start_ticks(process.pid) or 0
         self._newest = {"attempt": launch.attempt, "pid": process.pid, "start_ticks": ticks}
         return process

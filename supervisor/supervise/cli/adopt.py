@@ -88,9 +88,9 @@ def adopt(
         if ended is not None:
             raise UsageError(f"{run.path} has ended: {ended}", hint=f"supervise status {run.path}")
         past = RecoveredRun.read(run, load_policy)
-        process, launcher, directory, clean = _job(run, described, past.started, print_line)
+        process, launcher, clean = _job(run, described, past.started, print_line)
         app, outbox, forwarder = _supervisor(
-            run, described, past, launcher, directory, clean, recorder, print_line, quiet=quiet
+            run, described, past, launcher, clean, recorder, print_line, quiet=quiet
         )
     except BaseException:
         recorder.close()
@@ -112,8 +112,8 @@ def how_run_ended(run: RunDir) -> str | None:
 
 def _job(
     run: RunDir, described: Mapping[str, Any], policy: Policy, print_line: PrintLine
-) -> tuple[AdoptedProcess, Launcher, Path, Redactor]:
-    """Return the job's process, its launcher, its shared memory, the redactor of its secrets."""
+) -> tuple[AdoptedProcess, Launcher, Redactor]:
+    """Return the job's process, its launcher, and the redactor of its secrets."""
     made = last_launch(run)
     if made is None:
         raise StoreError(
@@ -132,7 +132,7 @@ def _job(
         argv, environ, run, directory, described["drills"], adopt=adopt, output=output
     )
     clean = redactor(argv, environ, policy, os.environ)
-    return process, launcher, directory, clean
+    return process, launcher, clean
 
 
 def _supervisor(
@@ -140,7 +140,6 @@ def _supervisor(
     described: Mapping[str, Any],
     past: RecoveredRun,
     launcher: Launcher,
-    directory: Path,
     clean: Redactor,
     recorder: Recorder,
     print_line: PrintLine,
@@ -159,7 +158,7 @@ def _supervisor(
         past.started,
         reloader,
         run,
-        directory,
+        launcher.directory,
         described["tier"],
         described["tier_reason"],
         print_line,
