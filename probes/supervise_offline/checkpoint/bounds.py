@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 IDLE_S = 120.0  # longer than an NFS server takes to come back; project default
 SLOWEST = 20_000_000  # bytes per second of the slowest disk, as the supervisor assumes
-SHARE, SPARE = 4, 1 << 30  # times the bytes of the files, and bytes beyond that; project defaults
+SHARE, MARGIN = 4, 1 << 30  # times the bytes of the files, and bytes beyond that; project defaults
 _armed = False
 
 
@@ -36,7 +36,7 @@ def limit_memory(size: int) -> None:
     with open("/proc/self/status", encoding="ascii") as file:
         has = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) << 10
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = has + SHARE * size + SPARE
+    most = has + SHARE * size + MARGIN
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
