@@ -11,6 +11,7 @@ from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
+from supervise.report.records import is_of, records_of
 
 from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
 
@@ -115,18 +116,82 @@ def test_what_speaks_against_the_weights_moves_the_aim_to_where_that_began(slow,
     assert story.state.incident.breach_step == 200
 
 
-def test_another_kind_of_trouble_is_told_when_it_joins(slow):
+def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     story = slow()
     before = len(messages(story))
     story.rows(row(step_time=9.0))
     assert len(messages(story)) == before
 
     story.rows(skipped(NAN), *[row(step_time=2.0)] * 3, skipped(NAN), row(step_time=2.0))
-    (told,) = messages(story)[before:]
-    title = "inc-1: loss is NaN or Inf at step 201 (nonfinite.contained)"
+    closed, told = messages(story)[before:]
+    assert (closed["title"], closed["severity"]) == ("inc-1: closed", "INFO")
+    title = "inc-2: loss is NaN or Inf at step 201 (nonfinite.contained)"
     assert (told["title"], told["severity"]) == (title, "SEV2")
     assert "NaN or Inf" in told["verdict"]
     assert story.state.incident.breach_step == 201
+    assert story.state.incident.rules == ["nonfinite.contained"]
+    (over,) = story.kinds("incident", "closed")
+    assert over.data["superseded_by"] == "nonfinite.contained"
+    assert "spike" not in over.data, "it says nothing about a loss"
+    assert replays(story)
+
+    # Each step is one event here.
+    records = [{**record(d), "seq": n, "event": d.step} for n, d in enumerate(story.log)]
+    rules = {
+        name: {r["rule"] for r in records_of(records, name) if is_of(r, "rule", "fired")}
+        for name in ("inc-1", "inc-2")
+    }
+    assert rules == {
+        "inc-1": {"throughput.drift", "throughput.worse"},
+        "inc-2": {"nonfinite.contained"},
+    }
+
+
+def test_what_is_slow_still_is_an_incident_again_behind_that_of_the_training(slow):
+    story = slow()
+    story.rows(skipped(NAN), *[row(step_time=2.0)] * 30)
+    (first, second) = story.kinds("incident", "closed")
+    assert (first.incident, second.incident) == ("inc-1", "inc-2")
+    assert story.state.incident.rules == ["throughput.drift"]
+
+    story.rows(*[row()] * 60)
+    assert story.state.incident is None
+
+
+def test_what_is_slow_during_an_incident_of_the_training_is_told_by_itself_once(tell):
+    rules = [("high", "loss_spike.extreme", "SEV1"), ("host", "throughput.worse", "SEV2")]
+    story = watched(tell, *rules)
+    story.rows(*[row(9.0)] * 3)
+    before = len(messages(story))
+    story.rows(*[row(9.0, step_time=9.0), row(9.0)] * 2, *[row(9.0, step_time=9.0)] * 3)
+
+    (told,) = messages(story)[before:]
+    assert told["title"].endswith("(throughput.worse)") and told["kind"] == "watcher"
+    assert "step_time 9" in told["verdict"]
+    assert story.state.incident.rules == ["loss_spike.extreme"]
+    fired = [d for d in story.kinds("rule", "fired") if d.rule == "throughput.worse"]
+    assert {(d.incident, d.data["alongside"]) for d in fired} == {(None, "inc-1")}
+
+    story.rows(*[row(step_time=9.0)] * 30)  # the loss is back, the host is not
+    assert [d.incident for d in story.kinds("incident", "closed")] == ["inc-1"]
+    assert story.state.incident.rules == ["throughput.worse"]
+    assert replays(story)
+
+
+def test_what_the_model_is_given_is_told_beside_the_loss_that_it_explains(tell):
+    names = (*NAMES, "batch_top1_share")
+    detectors = DETECTORS | {"same": above("batch_top1_share", 0.9)}
+    rules = (
+        replace(rule_on(detectors, "high", "SEV1"), id="loss_spike.extreme"),
+        replace(rule_on(detectors, "wild", "SEV2"), id="gradients.large"),
+        replace(rule_on(detectors, "same", "SEV2"), id="data.batch"),
+    )
+    story = tell(names=names, detectors=detectors, rules=rules, inhibit=())
+    usual = {"batch_top1_share": 0.1}
+    story.rows(*[row(**usual)] * 30, row(9.0, **usual))
+    story.rows(*[row(9.0, grad_global_norm=99.0, batch_top1_share=1.0)] * 3)
+
+    assert titles(story) == [("SEV1", "loss_spike.extreme"), ("SEV2", "data.batch")]
     assert replays(story)
 
 

@@ -48,6 +48,7 @@ from .model.events import (
 from .model.interfaces import WATCHER
 from .model.policy import HOLD, Policy, Rule
 from .runbooks import checkpoint_choice, effect_verification, runner, weights_check
+from .state import rule_scope
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .state.run_state import JobLife, State, StepContext
 
@@ -324,7 +325,12 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     why = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
     why += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
     ctx.record("blind", why, rule=rule.id, severity=severity, rank=rank)
-    opening.group(ctx, monitor, replace(rule, severity=severity), {}, why)
+    blind = replace(rule, severity=severity)
+    if rule_scope.alongside(ctx.policy, ctx.state.incident, blind):
+        opening.notify_alongside(ctx, blind, {}, why)
+        return
+    rule_fired.make_way(ctx, [blind])
+    opening.group(ctx, monitor, blind, {}, why)
     ctx.move("notice", why)
 
 
@@ -359,7 +365,9 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         if incident.run is None and (book := weights_check.due(state, incident)) is not None:
             why = f"the losses since step {incident.breach_step} are out of their band"
             runner.start(ctx, incident, book.name, book.level, why, escalated=book.escalated)
-        elif state.firing(policy) or checkpoint_choice.awaits_checkpoint(state, incident):
+        elif rule_scope.goes_on(policy, state, incident) or checkpoint_choice.awaits_checkpoint(
+            state, incident
+        ):
             ending.quiet_since = None
         elif ending.quiet_since is None:
             ending.quiet_since = state.frame_count

@@ -6,6 +6,7 @@ It works on the log of a run in progress, and of one whose supervisor was killed
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,11 +83,25 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
         for r in records
         if r.get("incident") == incident and r["kind"] == "incident" and r.get("event", -1) >= 0
     }
+    over = next(
+        (
+            r["seq"]
+            for r in records
+            if r.get("incident") == incident and is_of(r, "incident", "closed")
+        ),
+        math.inf,
+    )
     found = [
         r
         for r in records
         if r.get("incident") == incident
-        or (not r.get("incident") and r.get("event") in events and r["kind"] in ATTACHED)
+        or (
+            not r.get("incident")
+            and r.get("event") in events
+            and r["kind"] in ATTACHED
+            and not (r.get("data") or {}).get("alongside")
+            and not (r["kind"] == "rule" and r["seq"] > over)  # it begins the next one
+        )
     ]
     return [{**r, "data": r.get("data") or {}} for r in found]
 

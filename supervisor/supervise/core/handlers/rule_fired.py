@@ -5,13 +5,14 @@ All rules of an event are enlisted before anything is answered; the most severe 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import (
     action_planning,
     approvals,
+    closing,
     data_suspicion,
     diagnosis,
     flapping,
@@ -23,7 +24,8 @@ from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, SEVERITIES
 from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import checkpoint_choice, runner
-from ..state.incident import HELD, PROBATION, Incident, first_breach, headline
+from ..state import rule_scope
+from ..state.incident import HELD, OPEN, PROBATION, Incident, first_breach, headline
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import job_lifecycle
@@ -34,12 +36,16 @@ def on_rules_changed(
 ) -> None:
     """Take `(rule index, fired)` of one rank and one event."""
     policy, state = ctx.policy, ctx.state
-    was_in, fired = state.machine, []
+    was_in, firing = state.machine, set(state.firing(policy))
+    fired = [(rule, monitor.numbers(rule)) for rule in (policy.rules[r] for r, on in changes if on)]
+    make_way(
+        ctx, [rule for rule, _ in fired if not _muted(policy, state, monitor, rule, firing, was_in)]
+    )
     for r, began in changes:
         rule = policy.rules[r]
         numbers = monitor.numbers(rule)
+        alongside = rule_scope.alongside(policy, state.incident, rule)
         if began:
-            fired.append((rule, numbers))
             phase: dict[str, Any] = {"phase": rule.phase} if rule.phase else {}
             ctx.record(
                 "rule",
@@ -50,6 +56,7 @@ def on_rules_changed(
                 when=rule.text,
                 rank=rank,
                 numbers=numbers,
+                alongside=alongside,
                 **phase,
             )
         else:
@@ -60,14 +67,28 @@ def on_rules_changed(
                 severity=rule.severity,
                 what="cleared",
                 rank=rank,
+                alongside=alongside,
             )
         flapping.on_rule_changed(ctx, rule, rank, numbers)
         if began:
             flapping.extend_firing(policy, state, rule, monitor.rules[r])
-    firing = set(state.firing(policy))
     state.rules.unmute_cleared(firing)
     if fired:
         _answer(ctx, monitor, fired, firing, was_in)
+
+
+def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
+    """An incident about the machine ends where a rule tells of the training; its rules wait."""
+    policy, state, incident = ctx.policy, ctx.state, ctx.state.incident
+    if incident is None or incident.phase != OPEN or incident.run is not None:
+        return
+    newer = next((rule for rule in rules if rule_scope.makes_way(policy, incident, rule)), None)
+    if newer is None:
+        return
+    for name in state.firing(policy):
+        if name in incident.rules:
+            state.rules.muted[name] = f"incident:{opening.next_id(state)}"
+    closing.close(ctx, incident, f"superseded by {newer.id}", superseded_by=newer.id)
 
 
 def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
@@ -96,6 +117,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
     for rule, _ in free:
         del muted[rule.id]
     if free:
+        make_way(ctx, [rule for rule, _ in free])
         _answer(ctx, monitor, free, firing, state.machine)
 
 
@@ -108,7 +130,13 @@ def _answer(
 ) -> None:
     """Enlist what fired, most severe first, then let the first rule that acts speak."""
     state = ctx.state
-    fired.sort(key=lambda pair: SEVERITIES.index(pair[0].severity))
+    # What is about the machine last: it stands beside an incident that others of the event begin.
+    fired.sort(
+        key=lambda pair: (
+            SEVERITIES.index(pair[0].severity),
+            rule_scope.of_machine(ctx.policy, pair[0]),
+        )
+    )
     acting: list[Rule] = []
     told = False
     for rule, numbers in fired:
@@ -120,8 +148,11 @@ def _answer(
                 rule=rule.id,
                 severity=rule.severity,
                 suppressed_by=muted,
+                alongside=rule_scope.alongside(ctx.policy, state.incident, rule),
             )
             state.rules.muted[rule.id] = muted
+            if muted.startswith("incident:"):
+                opening.notify_alongside(ctx, rule, numbers, headline(numbers, rule.text))
             if rule.severity == "SEV0" and muted.startswith("session_end:"):
                 told |= opening.notify_alone(ctx, rule, numbers, told=told)
             continue
@@ -151,8 +182,8 @@ def _muted(
 ) -> str | None:
     """Return what mutes a rule, None: it may speak.
 
-    `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>` or
-    `planned:<what>`.
+    `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>`,
+    `planned:<what>` or `incident:<incident>`.
     """
     incident = state.incident
     if rule.off:
@@ -169,7 +200,10 @@ def _muted(
         if was_in in inhibit.by_state:
             return f"inhibit:{was_in}"
     planned = diagnosis.planned_event(policy, state.step, monitor, rule)
-    return None if planned is None else f"planned:{planned}"
+    if planned is not None:
+        return f"planned:{planned}"
+    alongside = rule_scope.alongside(policy, incident, rule)
+    return f"incident:{alongside}" if alongside else None
 
 
 def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:

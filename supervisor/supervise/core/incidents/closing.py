@@ -150,16 +150,27 @@ def is_remedy(book: Runbook) -> bool:
 
 
 def close(
-    ctx: StepContext, incident: Incident, why: str, then: str = NOTHING, *, recovered: bool = False
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    then: str = NOTHING,
+    *,
+    recovered: bool = False,
+    superseded_by: str = "",
 ) -> None:
-    """Close an incident; a request that waits for it is withdrawn."""
+    """Close an incident; a request that waits for it is withdrawn.
+
+    Args:
+        superseded_by: the rule that begins another one, about something else.
+    """
     approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if recovered else None)
     acted = incident.escalation.runs > 0
     found = incident.case.verdict
-    if not incident.deferred.session_end:
+    if not (incident.deferred.session_end or superseded_by):
         found = diagnosis.classify(ctx.policy, ctx.state, incident)
     data: dict[str, Any] = {} if found is None else {"spike": found.data()}
+    data |= {"superseded_by": superseded_by} if superseded_by else {}
     incident.phase = CLOSED
     ctx.record(
         "incident",
@@ -176,7 +187,7 @@ def close(
         diagnosis.remember_onset(ctx.state.context, incident.case)
         why = "; ".join(filter(None, (why, diagnosis.summary(found))))
         then = diagnosis.advice(ctx.policy, ctx.state, incident, found) if then == NOTHING else then
-    severity = "INFO" if incident.is_order else incident.severity
+    severity = "INFO" if incident.is_order or superseded_by else incident.severity
     title = f"{incident.id}: closed"
     ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)
     if acted:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..detection.rank_monitor import RuleWatch
+from ..model.interfaces import WATCHER
 from ..model.policy import Policy, Rule
+from ..state import rule_scope
 from ..state.run_state import State, StepContext
 from . import next_steps, reporting
 
@@ -52,6 +54,7 @@ def on_rule_changed(
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
             then="no further notification until it settles or grows",
+            kind=WATCHER if rule_scope.alongside(ctx.policy, state.incident, rule) else "",
         )
         reporting.remember(state, rule, numbers)
     elif not busy:

@@ -1,8 +1,8 @@
 """The beginning of an incident: by a rule, a crash, or an operator; and which rule joins or waits.
 
-A rule of a pack that has no other one in the incident tells of another kind of trouble, however
-severe. Where nothing so far spoke against the weights and it does, the incident begins with it: a
-slow host, which may have been there for long, says nothing about what came later.
+A slow host says nothing about what comes later, and a loss nothing about the host: a rule about the
+machine stands beside an incident of the training, and an incident about the machine ends where one
+of the training begins. One about silence is joined by both, and begins anew with the training.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES
+from ..model.interfaces import WATCHER
 from ..model.policy import Policy, Rule, Runbook
 from ..state import compensation, rule_scope
 from ..state.incident import HELD, OPEN, Incident, first_breach, headline, symptom
-from ..state.run_state import State, StepContext
+from ..state.run_state import Reported, State, StepContext
 from ..state.runbook_execution import RunbookExecution
 from . import data_suspicion, diagnosis, next_steps, reporting, withdrawal
 
@@ -91,6 +92,26 @@ def notify_alone(
             then="it is answered when the action under way is over",
         )
     return True
+
+
+def notify_alongside(
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], text: str
+) -> None:
+    """Tell once of a rule that is apart from the open incident; it waits for the end of that."""
+    state, incident = ctx.state, ctx.state.incident
+    assert incident is not None
+    key, known = f"beside {incident.id}", state.rules.reported.get(rule.id)
+    if rule.id in state.rules.flapping or (known is not None and known.incident == key):
+        return
+    state.rules.reported[rule.id] = Reported(key, state.frame_count, reporting.peaks(numbers))
+    ctx.notify(
+        rule.severity,
+        f"{rule.title or rule.id} at step {state.step} ({rule.id})",
+        verdict=text,
+        why=f"rule {rule.id}: {rule.text}",
+        then="; ".join(filter(None, (f"beside {incident.id}", next_steps.read(rule.see)))),
+        kind=WATCHER,
+    )
 
 
 def _joins(
@@ -206,9 +227,10 @@ def open_incident(
         see: the runbook that people read.
     """
     state = ctx.state
+    incident_id = next_id(state)
     state.history.opened += 1
     incident = state.incident = Incident(
-        f"inc-{state.history.opened}",
+        incident_id,
         state.step,
         breach,
         severity,
@@ -229,6 +251,11 @@ def open_incident(
         band=None if band is None else {"level": band.level, "limit": band.limit},
     )
     return incident
+
+
+def next_id(state: State) -> str:
+    """Return the id of the incident that is opened next."""
+    return f"inc-{state.history.opened + 1}"
 
 
 def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:

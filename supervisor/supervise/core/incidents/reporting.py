@@ -38,7 +38,8 @@ def joins_as_news(
     """Return whether people hear of a rule that joins an incident, before it has joined.
 
     A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
-    the newest message is about the same; a notice is where it tells of another kind of trouble.
+    the newest message is about the same; a notice is where it explains the others, or tells of
+    another kind of trouble.
     """
     known, now = state.rules.reported.get(rule.id), state.frame_count
     since = math.inf if known is None or known.incident != incident.id else now - known.at
@@ -52,6 +53,8 @@ def joins_as_news(
     if since < math.inf:
         return False
     if rule.severity == "SEV2":
+        if rule_scope.explains(policy, incident, rule):
+            return True
         return other and not (together and rule_scope.against_weights(policy, incident))
     one = not other or rule_scope.may_be_one_spike(policy, incident, rule)
     return text != incident.headline and not (together and one)

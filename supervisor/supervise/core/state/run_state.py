@@ -417,13 +417,16 @@ class StepContext:
         reason: str,
         *,
         incident: Incident | None = None,
+        alongside: str = "",
         rule: str | None = None,
         severity: str | None = None,
         **data: Any,
     ) -> None:
-        """Append a decision."""
+        """Append a decision about the open incident, unless it is `alongside`, or given another."""
         self._remember(kind, reason, data)
         subject = incident if incident is not None else self.state.incident
+        if alongside:
+            subject, data = None, {**data, "alongside": alongside}
         self.decisions.append(
             Decision(
                 kind=kind,

@@ -14,7 +14,7 @@ from .series import LOSSES
 OPEN, ACTING, WATCHING, WAITING, HELD = "OPEN", "ACTING", "WATCHING", "APPROVAL PENDING", "HELD"
 RECOVERED, CLEARED, NOT_RECOVERED, DONE = "RECOVERED", "CLEARED", "NOT RECOVERED", "DONE"
 WITHDRAWN, RELEASED, STOPPED = "WITHDRAWN", "RELEASED", "STOPPED"
-JOB_ENDED, SESSION_ENDED = "JOB ENDED", "SESSION ENDED"
+JOB_ENDED, SESSION_ENDED, SUPERSEDED = "JOB ENDED", "SESSION ENDED", "SUPERSEDED"
 MEANINGS = {
     OPEN: "it goes on; no action is under way",
     ACTING: "an action is under way, or its effect is being verified",
@@ -30,6 +30,7 @@ MEANINGS = {
     STOPPED: "the job was stopped because of it",
     JOB_ENDED: "the job ended before it was over",
     SESSION_ENDED: "the training that it was about ended",
+    SUPERSEDED: "an incident of the training began; what this one was about may go on beside it",
 }
 LONG = 90  # characters of a title
 
@@ -60,6 +61,8 @@ def state_of(mine: Sequence[Record]) -> str:
         elif r["kind"] == "incident" and what == "held":
             state = HELD
         elif r["kind"] == "incident" and what == "closed":
+            if data.get("superseded_by"):
+                return SUPERSEDED
             how = _closed(r["reason"].removeprefix("closed: "))
             if stopped and how == JOB_ENDED:
                 return STOPPED
