@@ -2,8 +2,23 @@
 
 from supervise.report import receipt
 from supervise.report.records import troubles
+from supervise.store import audit
 
 from . import stories
+
+
+def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, make_frames):
+    """Nobody is paged for it."""
+    run = keep_run(make_frames(0, *[2.0] * 5))
+    assert not any("the probe took" in line for line in receipt.closing(run))
+
+    records = list(audit.read(run.audit_path))
+    end = {"kind": "run_end", "step": 4, "data": {"exit_code": 0, "probe_share": 0.31}}
+    assert receipt.outcome([*records, end])["probe_share"] == 0.31
+    assert receipt.dear(0.31, "RUN") == [
+        "  the probe took 31 % of a step; its parts: supervise status RUN"
+    ]
+    assert receipt.dear(0.04, "RUN") == receipt.dear(None, "RUN") == []
 
 
 def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():

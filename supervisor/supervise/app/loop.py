@@ -35,6 +35,7 @@ from ..job.phase_inference import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
 from ..job.wakeup import Wakeup
+from ..outputs import status_snapshot
 from ..outputs.action_performer import Performer
 from ..outputs.evidence import Evidence
 from ..outputs.outbox import DRAIN_S, Outbox
@@ -151,9 +152,9 @@ class App:
         for late in self._forwarder.notices():
             about = {"what": "signal", "details": dict(late.data)}
             self.recorder.note("note", self.processor.state.step, late.message, about)
-        told = {"head": self.recorder.head, "journal": self.recorder.journal}
-        data = {"exit_code": code, **told, **kept}
-        self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data)
+        kept |= {"head": self.recorder.head, "journal": self.recorder.journal}
+        data = {"exit_code": code, "probe_share": status_snapshot.overhead(self.processor.state)}
+        self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data | kept)
         self.processor.incident_files.close()
         self.recorder.close()
         self.closed = True

@@ -220,6 +220,8 @@ def _probe(probe: Mapping[str, Any]) -> str:
     """Return the state of a rank's probe, and its collectors that are off."""
     keys = ("phase", "silent_s", "pid", "steps", "rollback", "paused", "savepoints", "quarantine")
     text = _inline({key: probe[key] for key in keys if probe.get(key) not in (None, [], False)})
+    if probe.get("overhead") is not None:
+        text += f", the probe takes {100 * probe['overhead']:.1f} % of a step"
     collectors = probe.get("collectors") or {}
     off = [f"{name} {how}" for name, how in collectors.items() if how != "on"]
     return "; ".join([text, *off])

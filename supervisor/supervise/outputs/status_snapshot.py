@@ -54,6 +54,7 @@ def snapshot(
                 "pid": view["pid"],
                 "phase": view["phase"],
                 "silent_s": round((now_ns - view["seen_ns"]) / 1e9, 1),
+                "overhead": overhead(state, rank),
                 **view["status"],
             }
             for rank, view in sorted(ranks.items())
@@ -70,6 +71,13 @@ def snapshot(
     if trouble is not None:
         found["trouble"] = trouble
     return found
+
+
+def overhead(state: State, rank: int | None = None) -> float | None:
+    """Return the share of a step that the probe of a rank, else the leading one, took lately."""
+    leader = state.leader() if rank is None else rank
+    monitor = None if leader is None else state.monitors.get(leader)
+    return None if monitor is None else monitor.value("probe_overhead_frac")
 
 
 def _open(incident: Incident | None) -> dict[str, Any] | None:

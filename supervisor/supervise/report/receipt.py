@@ -13,6 +13,7 @@ from ..store.run_directory import RunDir
 from .records import DONE, DOUBT, FAILED, count_outcomes, describe_counts, troubles
 
 MAX_LISTED = 8  # undelivered messages
+DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
 
 
 def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
@@ -34,6 +35,7 @@ def closing(run: RunDir) -> list[str]:
         f"{counted(done['incidents'], 'incident')}, {acted}"
     ]
     lines += [f"  {text}" for text in done["identity"]]
+    lines += dear(done["probe_share"], shown(run))
     lines += _undelivered(done["spooled"])
     if gap := incomplete(records):
         lines.append(f"  {gap['reason']}")
@@ -61,6 +63,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "closed": [],
         "exit_code": None,
         "step": -1,
+        "probe_share": None,
         "spooled": [],
     }
     for one in records:
@@ -72,7 +75,15 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         elif one["kind"] == "run_end":
             found["exit_code"], found["step"] = data["exit_code"], one["step"]
             found["spooled"] = data.get("spooled", [])
+            found["probe_share"] = data.get("probe_share")
     return found
+
+
+def dear(share: float | None, run: str) -> list[str]:
+    """Return a line about what the probe took of a step, where that is worth one."""
+    if share is None or share <= DEAR:
+        return []
+    return [f"  the probe took {100 * share:.0f} % of a step; its parts: supervise status {run}"]
 
 
 def _undelivered(pages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -42,6 +42,11 @@ _GROUPS = (
         " straggler_rank",
     ),
     (
+        "Nothing for a person to do: pieces that are too dear go off by themselves; the status and"
+        " the end of a run have it.",
+        "probe_overhead_frac",
+    ),
+    (
         "Says where a trouble is, which the whole tells.",
         "attn_entropy_min grad_global_norm.<i> max_attn_logit.<i> max_attn_logit_head"
         " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> slice_val_loss"

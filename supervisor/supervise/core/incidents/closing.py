@@ -186,7 +186,9 @@ def close(
     if found is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
         why = "; ".join(filter(None, (why, diagnosis.summary(found))))
-        then = diagnosis.advice(ctx.policy, ctx.state, incident, found) if then == NOTHING else then
+        if then == NOTHING:
+            then = next_steps.of_machine(ctx.policy, ctx.state, incident)
+            then = then or diagnosis.advice(ctx.policy, ctx.state, incident, found)
     severity = "INFO" if incident.is_order or superseded_by else incident.severity
     title = f"{incident.id}: closed"
     ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)

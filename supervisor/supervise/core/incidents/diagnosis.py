@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ..analysis import slow_step as slow_steps
 from ..analysis import spike_classifier
 from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
@@ -148,6 +149,15 @@ def is_about_loss(policy: Policy, rule: Rule) -> bool:
     """
     behind = (policy.detectors[name] for name in policy.detectors_of(rule))
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
+
+
+def slow_step(
+    policy: Policy, monitor: RankMonitor, rule: Rule, breach: int
+) -> slow_steps.SlowStep | None:
+    """Return since when steps take longer, and what in them, for a rule about speed; else None."""
+    if rule_scope.family(policy, rule) != rule_scope.SPEED:
+        return None
+    return slow_steps.find(monitor.history.series, breach)
 
 
 def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:

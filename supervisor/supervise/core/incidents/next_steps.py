@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..model.action import Refused
 from ..model.policy import Policy
+from ..state import rule_scope
 from ..state.incident import Incident
 from ..state.run_state import State
 from . import action_planning, withdrawal
@@ -41,6 +42,14 @@ def in_hold(policy: Policy, state: State, incident: Incident) -> str:
     """Return the choices of a person in a hold; a rollback does not end it."""
     ways = by_hand(policy, state, incident)
     return f"{ways}; then: supervise release RUN (automatic actions on again)"
+
+
+def of_machine(policy: Policy, state: State, incident: Incident) -> str:
+    """Return what to check of an incident about the machine that lasts, "" for any other."""
+    if rule_scope.against_weights(policy, incident):
+        return ""
+    firing = {*state.firing(policy)} & {*incident.rules}
+    return read(next((rule.see for rule in policy.rules if rule.id in firing), ""))
 
 
 def read(runbook: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..analysis.slow_step import SlowStep
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES
@@ -43,9 +44,11 @@ def group(
     """
     state, incident = ctx.state, ctx.state.incident
     breach, news = first_breach(numbers, monitor.step), True
+    slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
+    text = text if slow is None else slow.text
     if incident is None:
         incident = open_incident(
-            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see
+            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow
         )
         data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
     else:
@@ -218,13 +221,14 @@ def open_incident(
     breach: int,
     rule: str | None = None,
     see: str = "",
+    slow: SlowStep | None = None,
 ) -> Incident:
     """Open an incident, and say so.
 
     Args:
         monitor: whose frames are asked about it; None: nothing was ever seen of the job.
         text: what it is about, one line. breach: the first step that may be part of it.
-        see: the runbook that people read.
+        see: the runbook that people read. slow: since when steps take longer, where it is that.
     """
     state = ctx.state
     incident_id = next_id(state)
@@ -239,6 +243,7 @@ def open_incident(
     )
     record_baseline(ctx.policy, state, monitor, incident)
     band = incident.case.band
+    more: dict[str, Any] = {} if slow is None else {"slow_step": slow.data()}
     title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
     ctx.record(
         "incident",
@@ -249,6 +254,7 @@ def open_incident(
         runbook=see,
         breach_step=breach,
         band=None if band is None else {"level": band.level, "limit": band.limit},
+        **more,
     )
     return incident
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core.analysis.slow_step import SlowStep
 from ...core.model.failure import Failure
 from . import deeds
 from .metric_names import named
@@ -63,6 +64,8 @@ def what(
     opened: Part, moves: Sequence[Part], conditions: Sequence[Part], failure: Failure | None
 ) -> str:
     """Return what was observed: the loss first, then how far other signals moved with it."""
+    if (slow := SlowStep.of(opened["data"].get("slow_step"))) is not None:
+        return slow.text
     if not opened["rule"]:
         text = headline(opened)
         return text if failure is None else text.partition(f": {failure.text}")[0]
@@ -157,6 +160,9 @@ def cause(
         events = _events(diagnosis)
         text = events or f"class {diagnosis['class']}" if diagnosis else ""
         return _cause(f"{text}{f'; {order}' if order else ''}", "diagnosis", after)
+    slow = SlowStep.of(opened["data"].get("slow_step"))
+    if slow is not None and slow.cause:
+        return _cause(slow.cause, "diagnosis")
     if order:
         events = _events(diagnosis)
         near = f"; also near it: {events}" if events else ""

@@ -1,0 +1,57 @@
+"""Since when steps take longer, and what in them: in the incident, its card and its advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervise.core.analysis import slow_step
+from supervise.core.model.events import Exited
+from supervise.core.replay import record
+from supervise.report.card import sentences
+
+from .conftest import above, messages, rule_on
+
+NAMES = ("train_loss_raw", "step_time", "forward_time", "backward_time", "input_time", "other_time")
+
+
+def row(**parts):
+    times = {"forward_time": 0.003, "backward_time": 0.004, "other_time": 0.002} | parts
+    return {"train_loss_raw": 2.0, "step_time": sum(times.values()), **times}
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"other_time": 0.124}, "reading data, or other code outside of forward"),
+        ({"input_time": 0.124}, "waiting for data, 124 ms of 133 ms"),
+        ({"backward_time": 0.124}, "in the backward pass, 124 ms of 129 ms"),
+        ({"forward_time": 0.03, "backward_time": 0.03, "other_time": 0.03}, "90 ms, 9 ms before"),
+    ],
+)
+def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words):
+    detectors = {"slow": replace(above("step_time", 0.05), for_=20)}
+    rule = replace(rule_on(detectors, "slow", "SEV2", see="throughput"), id="throughput.drift")
+    story = tell(names=NAMES, detectors=detectors, rules=(rule,), inhibit=())
+    story.rows(*[row()] * 100, *[row(**part)] * 30)
+
+    (told,) = messages(story)
+    assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
+    (opened,) = story.kinds("incident", "opened")
+    assert sentences.what(record(opened), [], [], None) == told["verdict"]
+
+    story.send(Exited(story.at_ns, 0))
+    closing = messages(story)[-2]
+    assert closing["next"].startswith("what to check: "), "what lasts is not nothing to do"
+
+
+def test_a_pause_and_a_slow_start_are_no_slower_steps():
+    def found(*times):
+        points = list(enumerate(times))
+        return slow_step.find(lambda name: points if name == "step_time" else [], 100)
+
+    assert found(*[0.01] * 100, *[0.0101] * 30) is None
+    assert found(*[0.01] * 100, 5.0, *[0.01] * 29) is None
+    assert found(*[0.5] * 20, *[0.01] * 110) is None
+    assert found(*[0.01] * 100, 0.1, *[0.01] * 5, *[0.1] * 24).since == 106
