@@ -5,20 +5,15 @@ Texts of a job may hold anything: both forms escape them.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.model.format_readings import number
+from ..page_templates import render
 
 Fields = Mapping[str, Any]
-STYLE = """\
-body{font:15px/1.45 system-ui,sans-serif;max-width:90rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;display:block;overflow-x:auto;margin:.6rem 0 1.4rem}
-td,th{border:1px solid #999;padding:.25rem .5rem;text-align:left;vertical-align:top}
-th{background:#eee}"""
 
 
 @dataclass(frozen=True)
@@ -125,21 +120,4 @@ def _escaped(text: str) -> str:
 
 def page(record: Fields) -> str:
     """Return a record as an HTML page."""
-    title = html.escape(f"Stability record of run {record['run']['id']}")
-    parts = [
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>",
-    ]
-    for block in blocks(record):
-        parts.append(f"<h2>{html.escape(block.title)}</h2>")
-        if not block.rows:
-            parts.append("<p>none</p>")
-            continue
-        parts.append(f"<table><tr>{_cells('th', block.head)}</tr>")
-        parts += [f"<tr>{_cells('td', row)}</tr>" for row in block.rows]
-        parts.append("</table>")
-    return "\n".join([*parts, "</body></html>", ""])
-
-
-def _cells(tag: str, row: Sequence[str]) -> str:
-    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+    return render("record", run=str(record["run"]["id"]), blocks=list(blocks(record)))
