@@ -64,6 +64,40 @@ def test_a_standstill_explains_what_ends_it():
     assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
 
 
+def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
+    """A rule about batches that joined the incident explains it; one that reads more does not."""
+
+    def condition(rule, metric, *, breach=True):
+        shown = {"rule": rule, "metric": metric, "breach": breach, "nonfinite": [], "signal": None}
+        return shown | {"value": 1.0, "limit": 0.99, "measure": "value", "baseline": None, "of": ""}
+
+    def fired(rule, step, title):
+        return {"rule": rule, "severity": "SEV1", "step": step, "title": title}
+
+    loss = fired("loss_spike.jump", 200, "Loss spike"), condition("loss_spike.jump", "train_loss")
+    same = (
+        fired("data.constant", 202, "The inputs are one token"),
+        condition("data.constant", "batch_top1_share"),
+    )
+    stuck = (
+        fired("data.stuck", 203, "The same batch again and again"),
+        condition("data.stuck", "batch_fingerprint", breach=False),
+    )
+
+    def found(*pairs):
+        return sentences.inputs(*map(list, zip(*pairs, strict=True)))
+
+    assert found(loss) == ""
+    text = "the inputs are one token, from step 202: share of the commonest token = 1 (limit 0.99)"
+    assert found(loss, stuck, same) == text
+    assert found(loss, stuck) == "the same batch again and again, from step 203"
+
+    others = {"drill": None, "failure": None, "standstill": "", "operator": ""}
+    later = {"class": "data event", "questions": {}}
+    cause = sentences.cause({"data": {}}, [], diagnosis=later, inputs=text, **others)
+    assert (cause["text"], cause["known"], cause["after"]) == (text, True, "an unusual batch")
+
+
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 
 

@@ -220,7 +220,7 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
         return NUMERIC
     known = _known_cause(case)
     if case.exhausted:
-        return known or STRUCTURAL
+        return known or (DATA if _happened(case, "data") else STRUCTURAL)
     if not first["excursion"] and back != NO:
         return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:

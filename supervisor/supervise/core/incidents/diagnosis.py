@@ -78,6 +78,8 @@ def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     if monitor.step != case.last_step:
         case.last_step = monitor.step
         _observe(case, monitor, monitor.latest, monitor.step)
+        if not case.rolled_back and monitor.step == incident.breach_step + AFTER:  # else forgotten
+            case.context = context_events(policy, state.context, monitor, incident)
     if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
         return None
     case.verdict = classify(policy, state, incident)

@@ -40,6 +40,8 @@ METRICS = {
     "update_norm": "update norm",
     "learning_rate": "learning rate",
     "step_time": "step time",
+    "batch_top1_share": "share of the commonest token",
+    "batch_token_entropy": "entropy of the batch",
 }
 
 

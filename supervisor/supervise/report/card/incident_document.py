@@ -117,6 +117,7 @@ class _Case:
             standstill=self.standstill,
             diagnosis=self.diagnosis,
             operator=": ".join(order_of(opened)),
+            inputs=sentences.inputs(facts.fired(mine, self.rule_of), self.conditions),
         )
         self.acted = _acted(mine)
         self.run = shlex.quote(about.directory)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.analysis.slow_step import SlowStep
 from ...core.model.failure import Failure
+from ...core.state.rule_scope import INPUTS
 from . import deeds
 from .metric_names import named
 from .series import LOSSES, SIGNALS
@@ -135,8 +136,12 @@ def cause(
     standstill: str,
     diagnosis: Part | None,
     operator: str,
+    inputs: str = "",
 ) -> dict[str, Any]:
     """Return why it happened as far as that is on record.
+
+    Args:
+        inputs: what was wrong with the batches, "" for nothing.
 
     Returns:
         `text`; `kind` (`drill`, `error`, `standstill`, `operator`, `diagnosis`, `order`: only what
@@ -156,6 +161,8 @@ def cause(
     if failure is not None:
         meaning = f": {failure.title}" if failure.title else ""
         return _cause(f"{failure.text}{meaning}", "error")
+    if inputs and not rate:
+        return _cause(f"{inputs}{f'; {order}' if order else ''}", "diagnosis", after)
     if named:
         events = _events(diagnosis)
         text = events or f"class {diagnosis['class']}" if diagnosis else ""
@@ -178,6 +185,24 @@ def cause(
 
 def _cause(text: str, kind: str, after: str = "", *, known: bool = True) -> dict[str, Any]:
     return {"text": text, "kind": kind, "known": known, "after": after}
+
+
+def inputs(fired: Sequence[Part], conditions: Sequence[Part]) -> str:
+    """Return what was wrong with the batches by the gravest rule about them, "" for nothing."""
+    read: dict[str, list[Part]] = {}
+    for one in conditions:
+        read.setdefault(one["rule"], []).append(one)
+    about = [
+        rule
+        for rule in fired
+        if read.get(rule["rule"]) and {one["metric"] for one in read[rule["rule"]]} <= INPUTS
+    ]
+    if not about:
+        return ""
+    rule = min(about, key=lambda one: (one["severity"], one["step"]))
+    found = next((_condition(one) for one in read[rule["rule"]] if one["breach"]), "")
+    title = rule["title"][:1].lower() + rule["title"][1:] or f"rule {rule['rule']}"
+    return f"{title}, from step {rule['step']}{f': {found}' if found else ''}"
 
 
 def _rate_jump(moves: Sequence[Part]) -> Part | None:
