@@ -16,11 +16,14 @@ it runs, the supervisor fails open: the bug is reported and the job goes on.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 # What code raises that meets a record of a shape that no writer gives it.
 MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room for more
 
 
 class SuperviseError(Exception):
@@ -79,6 +82,13 @@ class StoreError(SuperviseError):
     exit_code = 64
 
 
+def no_space(error: BaseException) -> str | None:
+    """Return how the disk said that it is full, None where something else is wrong."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    full = isinstance(cause, OSError) and cause.errno in FULL
+    return os.strerror(cause.errno or 0) if full and isinstance(cause, OSError) else None
+
+
 class TamperError(StoreError):
     """The audit log was changed after it was written.
 
@@ -101,6 +111,7 @@ class ActionError(SuperviseError):
         refused: True if the job would not do it, and nothing was touched.
         inconsistent: True if some ranks did it and others did not: they differ from now on.
         unfenceable: why the ranks of this job can never act at one step, "" where they can.
+        no_space: True if the disk is full.
     """
 
     def __init__(
@@ -111,6 +122,7 @@ class ActionError(SuperviseError):
         refused: bool = False,
         inconsistent: bool = False,
         unfenceable: str = "",
+        no_space: bool = False,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
@@ -118,6 +130,7 @@ class ActionError(SuperviseError):
         self.refused = refused
         self.inconsistent = inconsistent
         self.unfenceable = unfenceable
+        self.no_space = no_space
 
 
 @contextmanager

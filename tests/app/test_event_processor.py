@@ -31,7 +31,7 @@ def processor():
         reloader=None,
         redactor=Redactor(),
     )
-    quiet = {"event": lambda _: 1, "decision": lambda *_: 1}
+    quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
     processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     args = {"checkpoint": "a", "step": 19}
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
@@ -81,7 +81,7 @@ def test_the_time_to_answer_begins_with_the_delivery(processor):
     processor.recorder = SimpleNamespace(
         trouble=None,
         ended=False,
-        event=lambda event: written.append(event.kind) or 1,
+        event=lambda event, **_: written.append(event.kind) or 1,
         decision=lambda *_: 1,
         note=lambda kind, *_: written.append(kind),
     )

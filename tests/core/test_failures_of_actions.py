@@ -89,6 +89,26 @@ def test_each_step_of_each_runbook_may_fail(tell, name, at, how):
         assert ("undo-resume" in undone) == (at != 3)
 
 
+def test_on_a_full_disk_the_remedy_comes_without_evidence(tell):
+    """What cannot be kept for later is no reason not to help now."""
+
+    def answer(key):
+        full = {"retryable": True, "no_space": True}
+        if "snapshot" in key:
+            return Finished(0, key, False, full, "no space left on device")
+        return Finished(0, key, True, BACK)
+
+    story = tell(answer=answer, **mending("mend"), healthy=50, then=8.0)
+
+    assert [action.partition("-")[2][2:] for action in story.actions()] == [
+        "1/0-pause",
+        "1/1-snapshot",
+        "1/2-rollback",
+        "1/3-resume",
+    ]
+    assert [r.data["action"]["id"] for r in story.kinds("abort")] == ["inc-1/1/1-snapshot"]
+
+
 def test_an_undo_without_an_outcome_is_asked_for_once(tell):
     """Then held, SEV0 and said: nobody resumes a job seven times in the dark."""
 

@@ -28,9 +28,9 @@ class Freezing(Recorder):
 
     gate: Path
 
-    def event(self, event):
+    def event(self, event, **how):
         self._wait()
-        return super().event(event)
+        return super().event(event, **how)
 
     def decision(self, *args):
         self._wait()

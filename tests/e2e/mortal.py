@@ -40,8 +40,8 @@ class Mortal(Recorder):
         self._what, self._word = what, word
         self._records = 0
 
-    def event(self, event):
-        number = super().event(event)
+    def event(self, event, **how):
+        number = super().event(event, **how)
         if self._what == "event" and type(event).__name__ == self._word:
             die()
         return number

@@ -1,4 +1,5 @@
 import math
+import os
 import resource
 import struct
 import subprocess
@@ -24,7 +25,7 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.errors import StoreError
-from supervise.store import event_codec
+from supervise.store import event_codec, journal_segment
 from supervise.store.journal import Journal, read, thinned, until
 
 STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
@@ -266,3 +267,95 @@ def test_a_missing_piece_is_found_out_though_others_were_thinned(tmp_path):
 
     with pytest.raises(StoreError, match="starts with event"):
         list(read(directory, only=(Notice,)))
+
+
+SHORT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+ssize_t write(int fd, const void *data, size_t size) {
+    ssize_t (*real)(int, const void *, size_t) = dlsym(RTLD_NEXT, "write");
+    return real(fd, data, fd > 2 && size > 7 ? 7 : size);
+}
+"""
+IN_PARTS = """
+import sys
+from pathlib import Path
+from supervise.core.model.events import Exited
+from supervise.store.audit import Audit, read as records
+from supervise.store.journal import Journal, read
+home = Path(sys.argv[1])
+journal = Journal.open(home / "j")
+numbers = [journal.append(Exited(1, 0)), journal.add(Exited(2, 0)), journal.add(Exited(3, 0))]
+journal.flush()
+log = Audit.open(home / "audit.log", "run-1", at_ns=1, wall="w")
+log.append("note", actor="app", at_ns=1, wall="w", step=1, body={"reason": "x" * 99}, sync=True)
+log.close()
+count = len(list(records(home / "audit.log")))
+print(numbers, [n for n, _ in read(home / "j")], count, log.trouble)
+"""
+
+
+def test_a_short_write_is_followed_by_the_rest(tmp_path):
+    """A signal, a network disk or a quota may let a part through."""
+    (tmp_path / "short.c").write_text(SHORT)
+    build = ["cc", "-shared", "-fPIC", "-o", "short.so", "short.c", "-ldl"]
+    try:
+        subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a short write needs a C compiler")
+    environ = os.environ | {"LD_PRELOAD": str(tmp_path / "short.so")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", IN_PARTS, tmp_path], env=environ, capture_output=True, text=True
+    )
+
+    assert done.stdout == "[0, 1, 2] [0, 1, 2] 1 None\n", done.stderr
+
+
+def test_events_that_come_at_once_are_written_at_once(tmp_path):
+    """Nothing of them is on disk before, all of it after; segments are as long as ever."""
+    journal = Journal.open(tmp_path / "j", segment_bytes=300)
+    numbers = [journal.add(event) for event in STEPS]
+    early = len(list(read(tmp_path / "j")))
+    journal.flush()
+
+    assert early < len(STEPS) and journal.unwritten == 0
+    assert list(read(tmp_path / "j")) == list(zip(numbers, STEPS, strict=True))
+    assert {path.stat().st_size < 600 for path in (tmp_path / "j").iterdir()} == {True}
+
+
+def test_of_events_that_do_not_fit_the_first_ones_count(tmp_path):
+    journal = Journal.open(tmp_path / "j")
+    size = len(journal_segment.record(0, *event_codec.pack(STEPS[0])))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 + 2 * size + 9, hard))
+    try:
+        for event in STEPS:
+            journal.add(event)
+        with pytest.raises(StoreError, match="cannot write"):
+            journal.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert len(journal) == 2 and list(read(tmp_path / "j")) == list(enumerate(STEPS[:2]))
+    assert journal.append(STEPS[4]) == 2
+
+
+def test_the_reserve_is_no_part_of_the_journal(tmp_path):
+    """It is on disk, beyond the end of the file, and is given back."""
+    journal = Journal.open(tmp_path / "j")
+    journal.append(STEPS[0])
+    path, before = tmp_path / "j" / "00000.jrn", (tmp_path / "j" / "00000.jrn").stat()
+    try:
+        journal.reserve(1 << 20)
+    except OSError as error:
+        pytest.skip(f"this file system reserves nothing: {error}")
+    with_it = path.stat()
+    journal.append(STEPS[1])
+    journal.close()
+
+    assert with_it.st_size == before.st_size
+    assert (with_it.st_blocks - before.st_blocks) * 512 >= 1 << 20
+    assert path.stat().st_blocks <= before.st_blocks + 8
+    assert list(read(tmp_path / "j")) == list(enumerate(STEPS[:2]))

@@ -19,10 +19,12 @@ from typing import Any
 
 from ..actions.relaunch import Relaunch
 from ..core import engine
+from ..core.handlers import record_space
 from ..core.incidents import approvals
 from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
+from ..core.model.policy import Policy
 from ..core.runbooks import steps
 from ..core.state.incident import verb_of
 from ..core.state.runbook_execution import RunbookExecution
@@ -53,7 +55,6 @@ class EventProcessor:
         performing: verb of the action that is under way, "" when there is none.
         incident_files: what people read of the newest incident.
         progress_ns: when something was last begun or done here; older while the disk hangs.
-        unwritten: how many events, and decisions, wait for the disk right now.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class EventProcessor:
         self.training = TrainingProgress(settings.argv)
         self.performing = ""
         self.progress_ns = clock.monotonic_ns()
-        self.unwritten = (0, 0)
+        self._unwritten = (0, 0)
+        self._is_short = self._is_unprotected = False  # of space, without a record; as was told
+        self._watching: tuple[Policy, Policy] | None = None  # the policy, and that with no action
         self._run = settings.run
         self._job = shlex.join(settings.argv)
         self._redactor = settings.redactor
@@ -97,20 +100,21 @@ class EventProcessor:
         if past.state.incident is not None:
             self.incident_files.resume()
 
-    def process(self, event: Event) -> None:
+    def process(self, event: Event, *, more: bool = False) -> None:
         """Number and write an event, judge it, write the decisions, then carry them out.
 
         What the job said in it loses its secrets first: what is judged is what is on record, and
         replay comes to the same.
+
+        Args:
+            more: others come at once, and `flush` behind them: they are written together unless
+                something follows from one. Nothing is decided by what is not on disk.
         """
         self.mark_progress()
-        self.unwritten = (1, 0)
+        self._unwritten = (1, 0)
         event = self._redactor.event(event)
-        number = self.recorder.event(event)
-        self.unwritten = (0, 0)
-        if self.recorder.ended and self.policy.mode in ACTING_MODES:
-            # Nothing would be done: a rule that fires should not say that a runbook runs.
-            self.policy = replace(self.policy, mode="observe")
+        number = self.recorder.event(event, more=more)
+        self._unwritten = (0, 0)
         if isinstance(event, Announced):
             self.names[event.rank] = event.names
         elif isinstance(event, Frame):
@@ -118,12 +122,12 @@ class EventProcessor:
             self.incident_files.on_frame(event, names)
             self.window.append((names, event))
             self.training.take(names, event)
-        self.state, decisions = engine.step(self.policy, self.state, event)
+        self.state, decisions = engine.step(self._judging_policy(), self.state, event)
         written: list[int | None] = []
         for made in decisions:
-            self.unwritten = (0, len(decisions) - len(written))
+            self._unwritten = (0, len(decisions) - len(written))
             written.append(self.recorder.decision(made, number, event.at_ns))
-        self.unwritten = (0, 0)
+        self._unwritten = (0, 0)
         if self._metrics is not None:
             names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
             self._metrics.observe(event, names, decisions)
@@ -134,6 +138,46 @@ class EventProcessor:
             elif decision.kind == "notify_intent":
                 self._notify(decision, seq)
         self.incident_files.flush(self.progress_ns)
+        self._report_unprotected()
+
+    def flush(self) -> None:
+        """Write the events that were processed with `more`."""
+        self.recorder.flush()
+        self._report_unprotected()
+
+    @property
+    def unwritten(self) -> tuple[int, int]:
+        """How many events, and decisions, wait for the disk right now. Any thread."""
+        events, decisions = self._unwritten
+        return max(events, self.recorder.unwritten), decisions
+
+    def _judging_policy(self) -> Policy:
+        """Return the policy in force; where nothing can be done, no rule says that it would be."""
+        if not self.recorder.ended or self.policy.mode not in ACTING_MODES:
+            return self.policy
+        if self._watching is None or self._watching[0] is not self.policy:
+            self._watching = self.policy, replace(self.policy, mode="observe")
+        return self._watching[1]
+
+    def check_space(self) -> None:
+        """Renew the record's reserve; say when it comes into use, and when it is whole again."""
+        self.recorder.check_space(self._run.path)
+        why = self.recorder.no_space
+        if bool(why) != self._is_short and not self.recorder.ended:
+            self._is_short = bool(why)
+            self._report_space(record_space.SHORT if why else record_space.ENOUGH, why)
+
+    def _report_unprotected(self) -> None:
+        """Say once, at once, that the record ended before the run."""
+        if self.recorder.ended and not self._is_unprotected:
+            self._is_unprotected = True
+            self._report_space(record_space.UNPROTECTED, self.recorder.trouble or "")
+
+    def _report_space(self, kind: str, why: str) -> None:
+        text = f"the disk of {self._run.path}: {why or 'it has space again'}"
+        acts = {"acts": self.policy.mode in ACTING_MODES}
+        data = self.recorder.shortage(self._run.path) | acts
+        self.process(Notice(clock.monotonic_ns(), kind, text, data=data))
 
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
@@ -299,7 +343,8 @@ class EventProcessor:
     def _notify(self, decision: Decision, seq: int | None) -> None:
         number = decision.step if seq is None else seq
         message = self.message(decision)
-        if not self._outbox.post(message, key=f"{self._run.id}:{number}") and message.request:
+        key, to_all = f"{self._run.id}:{number}", bool(decision.data["message"].get("to_all"))
+        if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 
     def _delivered(self, request: str, how: str) -> None:

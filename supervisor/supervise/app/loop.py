@@ -340,10 +340,11 @@ class App:
     def _process(self, events: Sequence[Event]) -> None:
         for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._enricher.complete(event):
-                self.processor.process(completed)
+                self.processor.process(completed, more=True)
             self._preemptor.observe(event)
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
+        self.processor.flush()
         checkpoint_wiring.forward_saves(self._checkpoints, events, self.processor)
 
     def _added_values(self, pid: int, leads: bool) -> dict[str, float]:
@@ -391,11 +392,11 @@ class App:
             processor.process(Tick(now_ns, judged))
         self._preemptor.run_second(control)
         checkpoint_wiring.verify_awaited(self._checkpoints, processor)
-        changed = self._segments.tighten(
-            rule_scope.needs_dense_sampling(processor.policy, processor.state), now_ns
-        )
+        dense = rule_scope.needs_dense_sampling(processor.policy, processor.state)
+        changed = self._segments.tighten(dense, now_ns)
         if changed is not None:
             self.recorder.note("sampling", processor.state.step, changed, {})
+        processor.check_space()
         self._status.write(control, now_ns)
 
     # ── the life of a process ─────────────────────────────────────────────────────────────────────

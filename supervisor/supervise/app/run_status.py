@@ -13,7 +13,7 @@ from ..core.analysis.failure_classes import FailureClass
 from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
 from ..core.state.incident import PROBATION
-from ..errors import SegmentError, StoreError
+from ..errors import SegmentError, StoreError, no_space
 from ..inputs import clock
 from ..inputs.failure_records import End, FailureRecords
 from ..inputs.log_files import LogFiles
@@ -146,6 +146,8 @@ class Status:
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
         found["can"] = can if probe else {}
+        if self._recorder.no_space:
+            found["space"] = self._recorder.shortage(self._settings.run.path)
         policy = self._processor.policy
         found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns, probe)
         found["messages_to"] = list(self._channels)
@@ -158,7 +160,10 @@ class Status:
         try:
             self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
         except StoreError as error:
-            self._recorder.failed(error)
+            if (why := no_space(error)) is None:
+                self._recorder.failed(error)
+            else:  # the record has a reserve
+                self._recorder.on_full(why)
 
     def _report_once(self, can: Mapping[str, str], probe: Mapping[str, Any], now_ns: int) -> None:
         """Say what can be done: once the savepoints have shown it, after a minute in any case."""

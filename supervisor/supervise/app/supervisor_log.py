@@ -16,6 +16,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -105,7 +106,8 @@ class SupervisorLog(logging.Handler):
         while record is not None:
             handler.handle(record)
             record = self._queue.get()
-        handler.close()
+        with suppress(OSError):  # of what was buffered, on a full disk
+            handler.close()
 
     def _formatter(self) -> logging.Formatter:
         import structlog  # here, where nobody waits for the import

@@ -101,6 +101,8 @@ def _perform(
             facts["inconsistent"] = True
         if error.unfenceable:
             facts["unfenceable"] = error.unfenceable
+        if error.no_space:
+            facts["no_space"] = True
         if error.hint:
             facts["hint"] = error.hint
         finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))

@@ -41,7 +41,7 @@ import psutil
 from ..core.model.events import Frame
 from ..core.model.failure import Failure
 from ..core.model.redaction import Redactor
-from ..errors import ActionError
+from ..errors import FULL, ActionError
 from ..store import files
 from . import host_facts, rank_survey, shard_origins, stacks
 
@@ -311,6 +311,7 @@ def _unwritable(home: Path, error: OSError) -> ActionError:
     return ActionError(
         f"cannot write the evidence bundle in {home}: {error.strerror or error}",
         retryable=True,
+        no_space=error.errno in FULL,
         hint="free space on that disk, or choose another with --run-dir",
     )
 

@@ -38,6 +38,9 @@ def _reasons(state: Mapping[str, Any], age_s: float | None) -> Iterator[str]:
         yield f"unknown: the supervisor has written no status for {_time(age_s)}"
     if trouble := state.get("trouble"):
         yield f"no action is possible: {trouble}"
+    elif space := state.get("space"):
+        left, needed = (f"{space[key] / 1e6:.1f} MB" for key in ("reserve_bytes", "need_bytes"))
+        yield f"the disk is full: free {needed} on {space['mount']}; {left} in reserve"
     incident = (state.get("incidents") or {}).get("open") or {}
     about = f"{incident.get('id')} {incident.get('severity')}" if incident else "no incident"
     for one in state.get("approvals") or ():

@@ -1,13 +1,17 @@
 """The audit log of a run: hash-chained, durable before effects, repaired after a crash.
 
-Rule 1: one record is one `os.write` to a file opened with O_APPEND.
+Rule 1: a record is written completely, in one `os.write` where the file system takes it, or not at
+all.
 Rule 2: a record with `sync=True` (intent, commit, abort, in_doubt, approval) is on disk before
 `append` returns; the others follow within GROUP_COMMIT_S.
 Rule 3: after a failed fsync nothing more is written: the kernel may have dropped the pages, and a
 second fsync may report success. A caller that gets a StoreError must do nothing destructive.
 Rule 4: one writer. It holds `flock` on the log, which the kernel drops with the process; each
 writer is an epoch.
-Rule 5: if the log or the journal is removed during the run, the log counts as unwritable. The
+Rule 5: the log has a reserve of space beyond its end, which nobody else can take, and beside it a
+file of RESERVE_BYTES. The file goes first: it makes room for what else is written about the run.
+When the log itself needs it, `trouble` says so.
+Rule 6: if the log or the journal is removed during the run, the log counts as unwritable. The
 committing thread checks once a second, because the check may hang.
 
 Thread-safe. Records are opaque here.
@@ -15,7 +19,6 @@ Thread-safe. Records are opaque here.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
@@ -25,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError
+from ..errors import FULL, StoreError
 from . import files
 from .files import locked
 from .hash_chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
@@ -36,7 +39,6 @@ GROUP_COMMIT_S = 0.2
 CHECK_EVERY_S = 1.0
 RESERVE_BYTES = 1 << 20  # room for about a thousand records on a disk that filled up
 MAX_TAIL = 1 << 20  # bytes of a truncated record that are kept
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _boot_id() -> str:
@@ -64,6 +66,7 @@ class Audit:
         self._reserve = path.with_name(path.name + ".reserve")
         self._dead = False  # nothing more may be written
         self._opened = os.fstat(fd)
+        self._reserved = 0  # offset up to which the disk has room for the log
         self._missing_journal: Callable[[], str | None] = lambda: None
         self._lock = threading.RLock()
         self._dirty = threading.Event()
@@ -185,6 +188,31 @@ class Audit:
             "disk_full", actor="store", at_ns=at_ns, wall=wall, step=step, body=note, sync=False
         )
 
+    def reserve(self, size_bytes: int) -> None:
+        """Make sure of so many bytes for what comes. Raises OSError."""
+        with self._lock:
+            if self._dead:
+                return
+            end = self._chain.offset + size_bytes
+            if end > self._reserved:
+                files.allocate(self._fd, self._chain.offset, size_bytes)
+                self._reserved = end
+
+    def renew_reserve(self) -> None:
+        """Make the file beside the log, unless it is there."""
+        if not self._reserve.exists():
+            self._fill_reserve()
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that can be written though the disk is full."""
+        return max(0, self._reserved - self._chain.offset)
+
+    def release_reserve(self) -> None:
+        """Give up the file beside the log, for all else that is written about the run."""
+        with suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
     def commit(self) -> None:
         """Sync all records to disk. Raises StoreError."""
         self._sync()
@@ -204,8 +232,10 @@ class Audit:
             except StoreError:
                 pass  # see `trouble`
             self._dead = True
-            with suppress(OSError):  # not permitted, or removed
-                self._reserve.unlink(missing_ok=True)
+            self.release_reserve()
+            if self._reserved:
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._chain.offset)
             fd, self._fd = self._fd, -1
             with suppress(OSError):
                 _close(fd)
@@ -255,7 +285,7 @@ class Audit:
             self._write_line(line)
             return False
         except OSError as error:
-            if error.errno not in _FULL or not self._reserve.exists():
+            if error.errno not in FULL or not self._reserve.exists():
                 raise self._unwritable(error) from error
         self._reserve.unlink()
         try:
@@ -265,15 +295,14 @@ class Audit:
             raise self._unwritable(error) from error
 
     def _write_line(self, line: bytes) -> None:
-        try:
-            if os.write(self._fd, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
+        _, error = files.write_all(self._fd, line)
+        if error is not None:
             try:
                 os.ftruncate(self._fd, self._chain.offset)
+                self._reserved = 0
             except OSError:
                 self._dead = True  # it may be half written; the next `open` repairs it
-            raise
+            raise error
 
     def _unwritable(self, error: OSError) -> StoreError:
         self.trouble = f"{self._path} cannot be written: {error.strerror}"

@@ -13,6 +13,7 @@ names another. Whose word is acted on says `foreign`.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import grp
@@ -31,6 +32,8 @@ from typing import Any
 from ..errors import StoreError
 
 FILE, FOLDER = 0o600, 0o700
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
 MAX_JSON = 16 << 20  # bytes; our largest document has some hundred kB
@@ -236,6 +239,37 @@ def replace(path: Path, data: bytes, *, durable: bool) -> None:
             os.fsync(file.fileno())
     if durable:
         sync_directory(path.parent)
+
+
+def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
+    """Write `data` in as many parts as the file system takes it.
+
+    Returns:
+        Number of bytes written, and why the others were not, None if all were.
+    """
+    done = 0
+    try:
+        while done < len(data):
+            if not (written := os.write(fd, data[done:] if done else data)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += written
+    except OSError as error:
+        return done, error
+    return done, None
+
+
+def allocate(fd: int, start: int, size_bytes: int) -> None:
+    """Give a file these bytes on disk, also beyond its end, which stays where it is.
+
+    What is written there later needs no more space, whoever has taken the rest meanwhile.
+
+    Raises:
+        OSError: the disk is full, or its file system cannot do that (EOPNOTSUPP).
+    """
+    length, offset = ctypes.c_long(size_bytes), ctypes.c_long(start)
+    if _libc.fallocate(fd, _KEEP_SIZE, offset, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _is_ours(uid: int, path: Path) -> bool:

@@ -3,10 +3,14 @@
     segment = `SUPVJRN1` | u64 number of its first record | records         little-endian
     record  = u32 payload length | u32 crc | u32 number | u8 kind | payload
 
-Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. One append is one
-`os.write`, so that a killed supervisor loses no processed event; only a power cut can lose records
-since the last `sync`. A bad record without a valid one after it is a truncated tail: reading stops
-there, and the next writer removes it. A bad record before a valid one is damage, and an error.
+Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. `append` writes at
+once, `add` with the next `flush`: many events, one write. A killed supervisor loses no written
+event; only a power cut can lose records since the last `sync`. A bad record without a valid one
+after it is a truncated tail: reading stops there, and the next writer removes it. A bad record
+before a valid one is damage, and an error.
+
+The newest segment has a reserve of space beyond its end, which nobody else can take: once the disk
+is full, writing goes on into it, in the same segment.
 
 A journal over its limit is *thinned*, piece by piece (a piece is a segment that is full): frames,
 ticks and gaps are removed from it, all else keeps its number. Such a piece begins with `SUPVJRNT`.
@@ -18,23 +22,32 @@ contain: holes are skipped, and the search for a valid record after a bad one is
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..core.model.events import Event, Frame, Gap, Tick
-from ..errors import StoreError
+from ..errors import FULL, StoreError
 from . import files
 from .event_codec import KINDS, pack, unpack
-from .journal_segment import MAGIC, MAX_PAYLOAD, SEGMENT_BYTES, START, THINNED, Segment, record
+from .journal_segment import (
+    MAGIC,
+    MAX_PAYLOAD,
+    SEGMENT_BYTES,
+    START,
+    THINNED,
+    Segment,
+    record,
+)
 
+BATCH_BYTES = 1 << 20  # written at once at most
 PIECES = 8  # of a journal with a limit: what is thinned at once is a part of it; project default
 RETENTION = "retention.json"  # of the run directory: what `supervise gc` has removed
 
@@ -91,7 +104,11 @@ class Journal:
         self._fd = -1
         self._segment = -1
         self._size = 0  # bytes of good records in the segment
-        self._number = 0
+        self._number = 0  # of written events
+        self._batch: list[bytes] = []  # the records behind them
+        self._batch_bytes = 0
+        self._reserved = 0  # offset in the segment up to which the disk has room
+        self._is_full = False  # it had none beyond that
         self._opened: tuple[Path, os.stat_result] | None = None
         self._partial = False  # the end may be half a record
         self._total = 0  # bytes of all segments, as written
@@ -142,23 +159,68 @@ class Journal:
         Raises:
             StoreError: it was not written; then do nothing destructive.
         """
+        number = self.add(event)
+        self.flush()
+        return number
+
+    def add(self, event: Event) -> int:
+        """Take one event, to be written by `flush`, and return its number.
+
+        Raises:
+            StoreError: it was not taken, or those before it were not written.
+        """
+        number = self._number + len(self._batch)
         try:
             kind, payload = pack(event)
         except (struct.error, ValueError, TypeError, RecursionError) as error:
             name = type(event).__name__
-            raise StoreError(f"event {self._number} ({name}) cannot be encoded: {error}") from error
+            raise StoreError(f"event {number} ({name}) cannot be encoded: {error}") from error
         if len(payload) > MAX_PAYLOAD:
             name = type(event).__name__
-            raise StoreError(f"event {self._number} ({name}) is too large: {len(payload)} bytes")
-        raw = record(self._number, kind, payload)
+            raise StoreError(f"event {number} ({name}) is too large: {len(payload)} bytes")
+        if self._batch_bytes and self._size + self._batch_bytes >= self._segment_bytes:
+            self.flush()
+        self._batch.append(record(number, kind, payload))
+        self._batch_bytes += len(self._batch[-1])
+        if self._batch_bytes >= BATCH_BYTES:
+            self.flush()
+        return number
+
+    @property
+    def unwritten(self) -> int:
+        """Number of events that wait for `flush`."""
+        return len(self._batch)
+
+    def flush(self) -> None:
+        """Write the events that wait.
+
+        Raises:
+            StoreError: not all of them were written; the others are forgotten.
+        """
+        if not self._batch:
+            return
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
         try:
-            if self._size >= self._segment_bytes:
-                self._start_segment()
-            self._write(raw)
+            if self._size >= self._segment_bytes and not self._is_full:
+                self._continue_elsewhere()
+            self._write(batch)
         except OSError as error:
             raise StoreError(f"cannot write {self._directory}: {error.strerror}") from error
-        self._number += 1
-        return self._number - 1
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make sure of so many bytes for what comes. Raises OSError."""
+        if self._size + size_bytes > self._reserved or self._is_full:
+            try:
+                files.allocate(self._fd, self._size, size_bytes)
+            except OSError as error:
+                self._is_full = error.errno in FULL
+                raise
+            self._reserved, self._is_full = self._size + size_bytes, False
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that can be written though the disk is full."""
+        return max(0, self._reserved - self._size)
 
     def sync(self) -> None:
         """Sync all events to disk. Raises StoreError."""
@@ -218,39 +280,60 @@ class Journal:
         return None if self._opened is None else files.missing(*self._opened)
 
     def close(self) -> None:
-        """Close the file; nothing is buffered."""
+        """Close the file, without its reserve. Raises OSError."""
         if self._fd >= 0:
+            if self._reserved:
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
             os.close(self._fd)
             self._fd = -1
 
-    def _write(self, record: bytes) -> None:
+    def _write(self, batch: Sequence[bytes]) -> None:
+        """Write records; after an error those that are complete count."""
         if self._partial:
             os.ftruncate(self._fd, self._size)
             self._partial = False
-        try:
-            if os.write(self._fd, record) != len(record):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            self._partial = True
-            raise
-        self._size += len(record)
-        self._count(record)
+        left, error = files.write_all(self._fd, b"".join(batch))
+        if error is not None:
+            self._partial, complete = True, 0
+            while len(batch[complete]) <= left:
+                left -= len(batch[complete])
+                complete += 1
+            self._take(batch[:complete])
+            raise error
+        self._take(batch)
+
+    def _take(self, batch: Sequence[bytes]) -> None:
+        raw = b"".join(batch)
+        self._size += len(raw)
+        self._number += len(batch)
+        self._count(raw)
 
     def _count(self, raw: bytes) -> None:
         self._total += len(raw)
         self._sum.update(raw)
         self._segment_sum.update(raw)
 
+    def _continue_elsewhere(self) -> None:
+        """Start a new segment, or stay in this one while the disk is full and it has a reserve."""
+        try:
+            self._start_segment()
+        except OSError as error:
+            if error.errno not in FULL or not self.reserve_bytes:
+                raise
+            self._is_full = True
+
     def _start_segment(self) -> None:
+        path = self._directory / f"{self._segment + 1:05}.jrn"
+        start = START.pack(MAGIC, self._number)
+        # The first one is made durable with the rest of a new run directory.
+        files.replace(path, start, durable=self._fd >= 0)
+        fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
             os.fdatasync(self._fd)  # later calls of `sync` do not reach it
             self._end_piece(is_thinned=False, cited=self._cited)
-        path = self._directory / f"{self._segment + 1:05}.jrn"
-        start = START.pack(MAGIC, self._number)
-        files.replace(path, start, durable=True)
-        fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         self.close()
-        self._fd, self._size, self._partial = fd, START.size, False
+        self._fd, self._size, self._partial, self._reserved = fd, START.size, False, 0
         self._opened = path, os.fstat(fd)
         self._segment += 1
         self._first, self._cited = self._number, False

@@ -15,6 +15,7 @@ from . import files
 from .event_codec import TYPES
 
 SEGMENT_BYTES = 64 << 20
+MAX_RESERVE = 16 << 20  # bytes that a segment has beyond its end; project default
 MAX_PAYLOAD = 4 << 20  # bytes; the largest event is a reload: a policy has at most 256 kB
 MAGIC, THINNED = b"SUPVJRN1", b"SUPVJRNT"
 START = struct.Struct("<8sQ")
@@ -23,7 +24,7 @@ _HEAD = struct.Struct("<IIIB")
 _SUMMED = struct.Struct("<IB")  # the part of the head under the crc
 _PREFIX = struct.Struct("<II")
 _MAX_NUMBER = 1 << 53
-_SEARCHED = SEGMENT_BYTES + _HEAD.size + MAX_PAYLOAD  # bytes; a segment is never longer
+_SEARCHED = SEGMENT_BYTES + MAX_RESERVE + _HEAD.size + MAX_PAYLOAD  # bytes; never longer
 _TRIED_BYTES = 256 << 20  # limit of checksummed bytes in the search for a valid record
 _TRIAL_BYTES = 1 << 10  # overhead of one trial, in bytes
 # A head may be wherever the length is small enough and the kind is known.

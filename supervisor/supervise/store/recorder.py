@@ -3,24 +3,34 @@
 If the log cannot be written, the run is still watched, but no action is taken. `trouble` says why,
 from the first failure on. The journal ends there, since one with a gap could not be replayed, and
 the audit log records that as far as it can still be written.
+
+A disk without space is no such failure yet: both files have a reserve, see `check_space`.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ..core.model.decisions import Decision, record
 from ..core.model.events import Event, Frame
 from ..core.model.redaction import Redactor
-from ..errors import StoreError
-from .audit import Audit
+from ..errors import FULL, StoreError, no_space
+from .audit import RESERVE_BYTES, Audit
 from .journal import Journal
+from .journal_segment import MAX_RESERVE
 
 # On disk before the next step, with the events that caused them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})
 INCOMPLETE = "journal-incomplete"  # `what` of the note in the audit log
 THINNED = "journal-thinned"  # the same, where a limit made it shorter
+AUDIT_RESERVE = 2 << 20  # bytes: a hundred incidents of twenty records; project default
+LEAST = 64 << 10  # bytes of it: how the run ended must have room, whatever comes; project default
+SHARE = 8  # the reserves take an eighth of what is free at most; project default
 
 
 def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -62,6 +72,9 @@ class Recorder:
         self._step = -1  # of the newest frame
         audit.watch_journal(journal.missing)
         self._redactor = Redactor()
+        self._reserves: tuple[int, int] | None = None  # bytes for the journal and the audit log
+        self._since = 0, 0  # time, and bytes of the journal, when the reserves were made
+        self._no_space = ""  # how the disk said that it is full, "" while it is not
         self.on_record: Callable[[Mapping[str, Any]], None] = lambda record: None
 
     def redact(self, redactor: Redactor) -> None:
@@ -79,6 +92,21 @@ class Recorder:
         return self._trouble or self._audit.trouble
 
     @property
+    def unwritten(self) -> int:
+        """Number of events that wait to be written."""
+        return self._journal.unwritten
+
+    @property
+    def no_space(self) -> str:
+        """How the disk said that it has no more space, "" while it has some."""
+        return self._no_space
+
+    @property
+    def reserve_bytes(self) -> tuple[int, int]:
+        """What is left of the reserves of journal and audit log."""
+        return self._journal.reserve_bytes, self._audit.reserve_bytes
+
+    @property
     def head(self) -> str:
         """`size head` of the audit log, for messages: a later `--witness`."""
         size, head = self._audit.head
@@ -89,10 +117,13 @@ class Recorder:
         """Size and digest of the journal, for a record of the audit log."""
         return self._journal.head
 
-    def event(self, event: Event) -> int | None:
+    def event(self, event: Event, *, more: bool = False) -> int | None:
         """Write an event and return its number; None if it could not be written.
 
         After a failure nothing more is written: a journal with a gap could not be replayed.
+
+        Args:
+            more: others come at once; it may be written with them, by `flush` or before a decision.
         """
         if isinstance(event, Frame):
             self._step = event.step
@@ -100,7 +131,13 @@ class Recorder:
             self.failed(StoreError(self._audit.trouble))
         if self.ended:
             return None
-        return self._safely(lambda: self._journal.append(event))
+        return self._safely(lambda: (self._journal.add if more else self._journal.append)(event))
+
+    def flush(self) -> bool:
+        """Write the events that wait; return whether all that were taken are written."""
+        if self._journal.unwritten and not self.ended:
+            self._safely(self._flush_journal)
+        return not self.ended
 
     def decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:
         """Write a decision of the engine, caused by journal event number `event`.
@@ -108,6 +145,8 @@ class Recorder:
         Returns:
             The number of its audit record, None when it could not be written.
         """
+        if event is not None and not self.flush():
+            event = None
         body = record(decision)
         kind, step = body.pop("kind"), body.pop("step")
         body["event"] = -1 if event is None else event
@@ -146,8 +185,69 @@ class Recorder:
         except StoreError as error:
             self.failed(error)
 
+    def check_space(self, path: Path) -> None:
+        """Renew the reserves, and with that find out whether the disk is full. Call it often.
+
+        Args:
+            path: of the run; how large they can be depends on what is free there at first.
+        """
+        if self.ended:
+            return
+        try:
+            if self._reserves is None:
+                share = shutil.disk_usage(path).free // SHARE
+                self._reserves = min(MAX_RESERVE, share), min(AUDIT_RESERVE, max(share // 2, LEAST))
+                self._since = self._now()[0], self._journal.size_bytes
+            if self._no_space and shutil.disk_usage(path).free < 2 * self._missing_bytes():
+                return
+            self._journal.reserve(self._reserves[0])
+            self._audit.reserve(self._reserves[1])
+            self._audit.renew_reserve()
+        except OSError as error:
+            if error.errno in FULL:
+                self.on_full(str(error.strerror))
+        else:
+            self._no_space = ""
+
+    def shortage(self, path: Path) -> dict[str, Any]:
+        """Return what must become free and where, and how long the reserve lasts, where known.
+
+        `mount` and `runs` are quoted for a shell; nothing, unless the disk is full.
+        """
+        if not self._no_space:
+            return {}
+        where, (journal, audit) = path.resolve(), self.reserve_bytes
+        with suppress(OSError):
+            while not where.is_mount():
+                where = where.parent
+        found = {
+            "need_bytes": 2 * self._missing_bytes(),
+            "reserve_bytes": journal + audit,
+            "mount": shlex.quote(str(where)),
+            "runs": shlex.quote(str(path.parent)),
+        }
+        seconds = (self._now()[0] - self._since[0]) / 1e9
+        grown = self._journal.size_bytes - self._since[1]
+        return {**found, "seconds": round(journal * seconds / grown)} if grown > 0 else found
+
+    def _missing_bytes(self) -> int:
+        """Return what the reserves lack."""
+        wanted, (journal, audit) = self._reserves or (0, 0), self.reserve_bytes
+        return max(0, wanted[0] - journal) + max(0, wanted[1] - audit) + RESERVE_BYTES
+
+    def on_full(self, why: str) -> None:
+        """The disk has no space: the reserve beside the audit log is freed, and shared out."""
+        if self._no_space:
+            return
+        self._no_space = why
+        self._audit.release_reserve()
+        with suppress(OSError):
+            self._journal.reserve(RESERVE_BYTES // 2)
+            self._audit.reserve(RESERVE_BYTES // 4)
+
     def close(self) -> None:
         """Close both; failures were reported."""
+        self.flush()
         try:
             self._journal.close()
         except OSError as error:  # a network file system may report it only now
@@ -158,6 +258,7 @@ class Recorder:
         """Record once that the run directory cannot be written."""
         if self._trouble is None:
             self._trouble = str(error)
+            self._no_space = no_space(error) or self._no_space
             self._show(f"supervise: {error}; watching only, no action will be taken")
             first = len(self._journal)
             text = f"the journal is incomplete from event {first} on: {error}; no action is taken"
@@ -181,6 +282,10 @@ class Recorder:
 
     def _sync_journal(self) -> int:
         self._journal.sync()
+        return len(self._journal)
+
+    def _flush_journal(self) -> int:
+        self._journal.flush()
         return len(self._journal)
 
     def _safely(self, write: Callable[[], int]) -> int | None:

@@ -21,7 +21,7 @@ from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
 from ..state.run_state import END_REQUESTED, JobLife, Restarts, State, StepContext
 from ..state.runbook_execution import Reason, RunbookExecution
-from . import early_end, host_outcome, preempt_outcome
+from . import early_end, host_outcome, preempt_outcome, record_space
 
 # Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
 # USR1, USR2 (before Grid Engine's KILL).
@@ -54,6 +54,9 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "preempt": preempt_outcome.on_preempt,
     HEALTH: host_outcome.on_health,
     approvals.DELIVERED: approvals.deliver,
+    record_space.SHORT: record_space.on_short,
+    record_space.ENOUGH: record_space.on_enough,
+    record_space.UNPROTECTED: record_space.on_unprotected,
 }
 
 

@@ -254,15 +254,15 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
+        if result.get("no_space") and run.intent.verb == "snapshot":  # the remedy needs none
+            run.index += 1
+            proceed(ctx, incident)
+            return
         closing.note_ranks(ctx, incident, run, result, event.error or "")
         fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
         return
-    ctx.record(
-        "commit",
-        f"{event.action_id} done {brief(result)}".rstrip(),
-        action={"id": event.action_id},
-        result=result,
-    )
+    done = f"{event.action_id} done {brief(result)}".rstrip()
+    ctx.record("commit", done, action={"id": event.action_id}, result=result)
     _record_committed(ctx.state, incident, run, result)
     if run.intent.verb == weights_check.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)

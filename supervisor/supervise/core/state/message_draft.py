@@ -21,6 +21,7 @@ class MessageDraft:
         next: what happens now, or what a person should do.
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
+        to_all: it goes to every channel, whatever its least severity.
     """
 
     incident: Incident | None
@@ -32,6 +33,7 @@ class MessageDraft:
     next: str = ""
     request: str = ""
     acknowledged_by: str = ""
+    to_all: bool = False
 
     def merge(self, other: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
@@ -49,6 +51,7 @@ class MessageDraft:
         self.next = other.next or self.next
         self.request = other.request or self.request
         self.acknowledged_by = other.acknowledged_by or self.acknowledged_by
+        self.to_all |= other.to_all
 
     def decision(self, kind: str, step: int, attempt: int) -> Decision:
         """Return the message as a record for the audit log."""
@@ -64,6 +67,7 @@ class MessageDraft:
             "rules": [] if incident is None else list(incident.rules),
             **({"request": self.request} if self.request else {}),
             **({"acknowledged_by": self.acknowledged_by} if self.acknowledged_by else {}),
+            **({"to_all": True} if self.to_all else {}),
         }
         return Decision(
             kind="notify_intent",

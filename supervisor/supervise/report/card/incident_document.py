@@ -17,6 +17,7 @@ from ...core.model.decisions import plain
 from ...core.model.failure import Failure
 from ...core.model.policy import Policy, Rule
 from ...store.hash_chain import decode
+from ...store.recorder import INCOMPLETE
 from .. import failure_report
 from ..records import Record, is_of, order_of, outcomes, records_of
 from . import deeds, facts, sentences, standing
@@ -120,6 +121,7 @@ class _Case:
             inputs=sentences.inputs(facts.fired(mine, self.rule_of), self.conditions),
         )
         self.acted = _acted(mine)
+        self.unprotected = _unprotected(records, mine[-1]["seq"])
         self.run = shlex.quote(about.directory)
 
 
@@ -169,6 +171,7 @@ def _sentences(case: _Case) -> dict[str, Any]:
         approval=case.approval,
         suppressed=case.suppressed,
         verification=case.checks,
+        unprotected=case.unprotected,
     )
     ended = case.state in (standing.JOB_ENDED, standing.STOPPED) and not case.end.endswith("code 0")
     spent = sentences.cost(
@@ -272,6 +275,17 @@ def _policy_at(
     policy = about.policies.get(digest)
     rules: dict[str, Rule] = {} if policy is None else {rule.id: rule for rule in policy.rules}
     return mode, digest, rules.get
+
+
+def _unprotected(records: Sequence[Record], until: int) -> bool:
+    """Whether the record of the run had ended before its record `until`, and nobody took over."""
+    ended = False
+    for r in records:
+        if r["seq"] > until:
+            break
+        ended |= is_of(r, "note", INCOMPLETE)
+        ended &= not is_of(r, "note", "adopted")
+    return ended
 
 
 def _metrics(mine: Sequence[Record]) -> list[str]:

@@ -257,8 +257,13 @@ def did(
     approval: Part | None,
     suppressed: Sequence[Part],
     verification: Sequence[Part],
+    unprotected: bool,
 ) -> str:
-    """Return what was done, and what was asked or refused where nothing was."""
+    """Return what was done, and what was asked or refused where nothing was.
+
+    Args:
+        unprotected: the record of the run ended before the incident did.
+    """
     parts = deeds.did(actions, verified=state == RECOVERED)
     if approval is not None and approval["answer"] is None and state == WAITING:
         parts.append(f"asked: approve {approval['runbook']}? ({approval['id']}, no answer yet)")
@@ -277,9 +282,11 @@ def did(
     if would is not None:
         parts.append(f"nothing to the job: mode {would[0]}; enforce would have run {would[1]}")
     elif not parts:
-        reason = (
-            f"mode {mode}" if mode in ("observe", "shadow") else "none of its rules has an action"
-        )
+        reason = "none of its rules has an action"
+        if unprotected:
+            reason = "the record of the run could not be written, and without it nothing is done"
+        elif mode in ("observe", "shadow"):
+            reason = f"mode {mode}"
         parts.append(f"nothing: {reason}")
     return " · ".join(parts)
 
