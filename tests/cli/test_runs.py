@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from supervise.cli import _send_command
+from supervise.cli import _run_index, _send_command
 from supervise.core.model.events import Exited, Launched
 from supervise.job.proc_stat import start_ticks
 from supervise.store.audit import Audit
@@ -22,6 +22,7 @@ SECOND = "20260106-081500-0b44d1"
 def runs(recorded, tmp_path, monkeypatch):
     """A function that puts a run into ./runs under a name; each is newer than those before."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     bare = recorded([Launched(1, 2**22 + 7, 0), Exited(2, 0)], end=0).path.rename(tmp_path / "bare")
     (tmp_path / "runs").mkdir()
     made: list[Audit] = []
@@ -152,3 +153,48 @@ def test_an_incident_alone_is_one_of_the_newest_run(supervise, runs):
     assert (code, "no incident 'inc-9'" in err) == (64, True)
     runs(SECOND)
     assert "no incident 'inc-1'" in supervise("why", "inc-1")[2]
+
+
+@pytest.fixture
+def elsewhere(recorded, tmp_path, monkeypatch):
+    """A run with a directory of its own, away from here, where another run is."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = recorded()
+    (tmp_path / "projects").mkdir()
+    moved = RunDir(run.path.rename(tmp_path / "projects" / "main"), run.id)
+    _run_index.add(moved, os.environ)
+    here = tmp_path / "here"
+    shutil.copytree(moved.path, here / "runs" / FIRST)
+    (here / "runs" / FIRST / "run.json").write_text(json.dumps({"run": FIRST}))
+    monkeypatch.chdir(here)
+    return moved
+
+
+def test_a_run_elsewhere_is_found_by_id_and_name(supervise, elsewhere):
+    """Messages name the id, and a run that was given --run-dir is not under ./runs."""
+    for given in (elsewhere.id, elsewhere.id[-6:], elsewhere.id[:-3], "main", elsewhere.path):
+        code, out, err = supervise("status", given, "--json")
+        assert (code, err) == (0, ""), given
+        assert json.loads(out)["run"] == elsewhere.id
+    code, _, err = supervise("lr", elsewhere.id, "0.5")
+    assert f"{elsewhere.path} has no supervisor" in err
+    assert json.loads(supervise("status", "--json")[1])["run"] == FIRST  # the newest of here
+
+
+def test_an_entry_that_is_out_of_date_is_told_and_never_followed(supervise, elsewhere):
+    """The directory was removed, or holds another run by now; the hint names no other run."""
+    (elsewhere.path / "run.json").write_text(json.dumps({"run": "20270101-000000-ffffff"}))
+
+    code, _, err = supervise("status", elsewhere.id)
+
+    assert code == 64 and f"was in {elsewhere.path}, and is not there any more" in err
+    assert FIRST not in err
+    assert FIRST not in supervise("status", "20251231-235959-abcdef")[2]
+
+
+def test_an_id_is_found_under_runs_without_an_index(supervise, elsewhere, monkeypatch):
+    """As another user, or on another machine that shares the directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    shutil.copytree(elsewhere.path, "runs/main")
+
+    assert json.loads(supervise("status", elsewhere.id, "--json")[1])["run"] == elsewhere.id

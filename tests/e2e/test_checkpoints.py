@@ -121,4 +121,6 @@ def test_the_last_one_is_verified_after_the_end(supervise, tmp_path):
     titles = [(one["severity"], one["title"]) for one in told]
     assert ("SEV1", "finished at step 4, and the newest checkpoint is damaged") in titles
     assert "not verified" not in run.stderr
+    run_id = json.loads((run.directory / "run.json").read_text())["run"]
+    assert supervise("checkpoints", run_id).returncode == 0  # as messages name it, not below ./runs
     run.prove()

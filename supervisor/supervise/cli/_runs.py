@@ -1,4 +1,7 @@
-"""Lookup of the run that a command names: a path, a name, the beginning of one, or the newest run.
+"""Lookup of the run that a command names: a path, name, id, the beginning of one, or the newest.
+
+A run is looked for under ./runs, and, by its id or the name of its directory, among all runs that
+this user has watched (`_run_index`).
 
 A command that only reads takes the newest run where none is named; one that acts on the job takes
 the run that has a supervisor, if that is one.
@@ -7,6 +10,7 @@ the run that has a supervisor, if that is one.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -20,6 +24,7 @@ from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
 from ..store.run_outcome import skim
+from . import _run_index
 from ._params import ARGV, PROGRAM
 from ._run_life import LOST, UNSUPERVISED, state_of
 
@@ -83,9 +88,9 @@ def only_adoptable() -> Path:
 
 
 def find(given: str) -> Path:
-    """Return the run that is named: a path, a name under ./runs, or the beginning of either.
+    """Return the run that is named: a path, an id, a name, or the beginning of one.
 
-    The last part of a name, as `7f3a9c`, will do, too.
+    Names are looked for under ./runs first. The last part of a name, as `7f3a9c`, will do, too.
 
     Raises:
         StoreError: there is no such run.
@@ -98,26 +103,41 @@ def find(given: str) -> Path:
     parent = path.parent if "/" in given else RUNS
     known = runs_in(parent) if path.name and parent.is_dir() else []
     near = [run for run in known if _is_short_for(path.name, run.name)]
+    near = near or [run for run in known if _is_short_for(path.name, _id_of(run))]
+    elsewhere = {} if "/" in given else _run_index.entries(os.environ)
+    named = {i: p for i, p in elsewhere.items() if _is_short_for(given, i, p.name)}
+    here = {run.resolve() for run in near}
+    near += [
+        p for i, p in named.items() if p.resolve() not in here and _run_index.still_there(i, p)
+    ]
     if len(near) == 1:
         return near[0]
     if near:
         raise UsageError(f"{len(near)} runs are called {given}…", hint=_choices(near, given))
     if path.exists():
         RunDir.open(path)  # raises, with what is wrong with it
+    if named:
+        old = next(iter(named.values()))
+        raise StoreError(f"{given} was in {old}, and is not there any more", hint=NO_RUN)
     alike = difflib.get_close_matches(path.name, [run.name for run in known], n=1)
     if alike:
         raise StoreError(f"{given} is not a run", hint=f"did you mean {parent / alike[0]}?")
-    newest_of = f"did you mean {known[0]}? `supervise runs` lists all" if known else NO_RUN
-    raise StoreError(f"{given} is not a run", hint=newest_of)
+    raise StoreError(
+        f"{given} is not a run", hint="`supervise runs` lists all" if known else NO_RUN
+    )
 
 
 def exactly(given: str) -> Path | None:
-    """Return the run that this is the path or the whole name of, None for another text."""
+    """Return the run that this is the path, the id or the whole name of, None for another text."""
     path = Path(given)
     if is_run(path):
         return path
-    below = RUNS / given
-    return below if given and "/" not in given and is_run(below) else None
+    if not given or "/" in given:
+        return None
+    if is_run(RUNS / given):
+        return RUNS / given
+    linked = _run_index.entries(os.environ).get(given)
+    return linked if linked is not None and _run_index.still_there(given, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,13 +191,21 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
-    return [CompletionItem(run.name) for run in runs_in() if run.name.startswith(incomplete)]
+    names = dict.fromkeys([*(run.name for run in runs_in()), *_run_index.entries(os.environ)])
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _is_short_for(text: str, name: str) -> bool:
+def _id_of(run: Path) -> str:
+    with suppress(StoreError):
+        return RunDir.open(run).id
+    return ""
+
+
+def _is_short_for(text: str, *names: str) -> bool:
     if len(text) < LEAST:
-        return False
-    return name.startswith(text) or name.rpartition("-")[2].startswith(text)
+        return text in names
+    parts = [*names, *(name.rpartition("-")[2] for name in names)]
+    return any(part.startswith(text) for part in parts)
 
 
 def _choices(runs: Sequence[Path], given: str | None = None) -> str:

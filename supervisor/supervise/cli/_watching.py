@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ from ..report import receipt
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
+from . import _run_index
 from ._output import PrintLine, channels_of
 from ._params import Options
 from ._streams import leave
@@ -183,6 +186,9 @@ def watch(
         heartbeat.start(begins=app.settings.past is None)
     if metrics is not None:
         metrics.start(print_line)
+    index = threading.Thread(target=_run_index.add, args=(run, os.environ), daemon=True)
+    with suppress(RuntimeError):  # at the limit of threads
+        index.start()  # a home directory may hang
     code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)
     if not done:
         leave(code)  # a thread hangs: do not wait for it

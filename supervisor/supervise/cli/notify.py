@@ -103,6 +103,7 @@ def _message(policy: str) -> Message:
         host=host,
         policy=policy,
         at=at,
+        directory="",
     )
 
 

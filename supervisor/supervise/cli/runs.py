@@ -39,7 +39,8 @@ def command(directory: Path, state: tuple[str, ...], as_json: bool) -> None:
     the job, unseen (`supervise adopt` handles both). `crashed`, `stopped` (by policy, operator or
     signal) and `finished` are over. `unknown` runs on another machine, or cannot be read.
 
-    Where a command shows [RUN], it takes a path, a name in this list, or the beginning of one.
+    Where a command shows [RUN], it takes a path, a name in this list, or the beginning of one; and
+    from everywhere the id of a run of yours, or the name of its directory.
 
     \b
     Examples:

@@ -153,7 +153,7 @@ def sentences(message: Message) -> list[tuple[str, str]]:
 
 
 def footer(message: Message) -> list[str]:
-    """Return where a message is from, for people: run, step, incident, host, job, policy, audit.
+    """Return where a message is from, for people: run, directory, step, host, policy and so on.
 
     Of the head of the audit log twelve digits are shown; the webhook has all of them.
     """
@@ -166,6 +166,7 @@ def footer(message: Message) -> list[str]:
         ("host", message.host),
         ("job", clip(message.job, 80)),
         ("policy", policy),
+        ("directory", clip(message.directory, 200)),
         ("audit", f"{size} {head[:12]}".strip()),
     )
     return [f"{name} {text}".strip() for name, text in parts if text]

@@ -97,7 +97,8 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
     def cut(text: str, limit: int) -> str:
         return clip(text, int(limit * share))
 
-    about = {"run": message.run, "policy": message.policy, "mode": message.mode}
+    about = {"run": message.run, "directory": cut(message.directory, 500)}
+    about |= {"policy": message.policy, "mode": message.mode}
     details = {head: cut(text, 4000) for head, text in sentences(message)}
     details |= {name: cut(text, 500) for name, text in message.facts[:8]}
     details |= {name: text for name, text in about.items() if text}

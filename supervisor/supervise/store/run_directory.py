@@ -251,8 +251,8 @@ def _refuse_unfit(path: Path) -> None:
 
 
 def _near(path: Path) -> str:
-    """Return a hint that names the newest run below `path` or `./runs`."""
-    for parent in (path, path / RUNS, RUNS):
+    """Return a hint that names the newest run below `path`: one elsewhere is another run."""
+    for parent in (path, path / RUNS):
         runs = sorted(found.parent for found in parent.glob("*/run.json"))
         if runs:
             return f"did you mean {runs[-1]}?"
