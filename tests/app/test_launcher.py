@@ -71,7 +71,7 @@ def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
     assert kept == first_environment(run)
     assert (kept["PATH"], kept["START_STEP"]) == (os.environ["PATH"], "0")
     assert environment.LAUNCH not in kept
-    assert (run.path / "environ.json").stat().st_mode & 0o777 == 0o600
+    assert (run.secrets_path / "environ.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_later_launch_gets_what_the_policy_says(told, run):

@@ -52,7 +52,7 @@ def armed(recorded, tmp_path):
     more = {"tier": "T1", "tier_reason": None, "reload": ["small", None], "drills": []}
     described = json.loads((run.path / "run.json").read_text()) | more
     run.write_json("run.json", described | {"host": socket.gethostname(), "cwd": str(tmp_path)})
-    run.write_json("environ.json", {"LD_PRELOAD": "theirs.so"})
+    run.write_secret("environ.json", {"LD_PRELOAD": "theirs.so"})
     run.write_json("probe.json", {"shm": str(victim)})
     pid = bystander.pid
     made = {"attempt": 0, "pid": pid, "start_ticks": start_ticks(pid)}

@@ -42,6 +42,8 @@ S = "s3cr3t-V4lue"
         ["train", "--token", S],
         ["train", f"--token={S}"],
         ["train", "--db-password", S],
+        ["train", f"--pw={S}"],
+        ["train", "--db_pw", S],
         ["train", f"--wandb_api_key={S}"],
         ["train", f"+logger.api_key={S}"],
         ["env", f"WANDB_API_KEY={S}", "python", "train.py"],
@@ -79,6 +81,10 @@ def test_every_form_of_a_secret_in_a_command_is_found(words):
         f"Bearer {S}",
         "hf_abcdefghijklmnopqrstuvwxyz01 is not allowed",
         "see https://hooks.slack.com/services/T000/B000/s3cr3t-V4lue",
+        f"HTTPError: 404 for url: https://api.telegram.org/bot123456789:AAHdqTcvCH1{S}/sendMessage",
+        f"Max retries exceeded with url: /v1/up?t=aB3dE5fG7hI9jK1lM3{S} (Caused by ...)",
+        f"<urlopen error https://h.example/hook/aB3dE5fG7hI9jK1lM3{S}>",
+        f"https://h.example/cb?next=https%3A%2F%2Fx%3Ftoken%3D{S}",
     ],
 )
 def test_a_secret_that_nobody_named_is_known_by_its_form(text):
@@ -106,6 +112,9 @@ def test_a_secret_that_nobody_named_is_known_by_its_form(text):
         "train_loss_raw 7.31 exceeds 5.0 (z=8.2, threshold=6.0) at step 120",
         "supervise: the job ended with exit code=7; next: supervise why runs/20260105-1 inc-1",
         "KeyError: 'model'; the batch has keys: input_ids, labels",
+        "404 for url: https://huggingface.co/meta-llama/Meta-Llama-3-8B-Instruct/resolve/main/x.bin",
+        "https://h.co/resolve/86b5e0934494bd15c9632b12f734a8a67f723594/Qwen2VLForConditional7B.pt",
+        "s3://bucket/runs/20260105-101112-7f3a9c/ckpt-000100.pt is missing",
         "job.relaunch.args --init_from=resume; see http://localhost:5000/run/1",
     ],
 )

@@ -98,3 +98,26 @@ def test_nothing_is_written_into_a_directory_put_in_place_of_the_run(tmp_path, p
 
     assert (other / "state.json").read_text() == "theirs"
     assert {path.name for path in other.rglob("*")} == {"incidents", "state.json"}
+
+
+def test_a_shared_run_holds_no_secret(tmp_path, policy):
+    """`chmod -R g+rX RUN` does not reach what a later supervisor needs, and the end removes it."""
+    argv = ["train", "--token", "s3cr3tValue"]
+    run = RunDir.create(tmp_path / "run", argv=argv, policy=policy, wall=WALL)
+    run.write_secret("environ.json", {"HF_TOKEN": "s3cr3tValue"})
+
+    inside = [path for path in run.path.rglob("*") if path.is_file()]
+    assert [path for path in inside if b"s3cr3tValue" in path.read_bytes()] == []
+    assert run.secrets_path.stat().st_mode & 0o777 == 0o700
+    assert RunDir.open(run.path).command() == argv
+    run.remove_secrets()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_secrets_lie_in_the_run_where_nothing_can_lie_beside_it(tmp_path, policy):
+    """A volume that is mounted there, or a directory above that is closed."""
+    (tmp_path / ".run.secrets").write_text("in the way")
+    run = RunDir.create(tmp_path / "run", argv=["train"], policy=policy, wall=WALL)
+
+    assert run.secrets_path == run.path / "secrets"
+    assert RunDir.open(run.path).command() == ["train"]

@@ -120,7 +120,7 @@ class Launcher:
         config = probe_config(self._run, self.directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
         if not launch.attempt:
-            self._run.write_json(ENVIRON, environ, durable=True)
+            self._run.write_secret(ENVIRON, environ)
         if launch.path:
             how = policy.job["relaunch"]
             config |= _resuming(launch, how)
@@ -185,7 +185,7 @@ def last_launch(run: RunDir) -> dict[str, int] | None:
 
 def first_environment(run: RunDir) -> dict[str, str]:
     """Return the environment that the job was first started in. Raises StoreError."""
-    return dict(run.read_json(ENVIRON))
+    return dict(run.read_secret(ENVIRON))
 
 
 def redactor(

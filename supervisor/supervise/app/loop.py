@@ -155,6 +155,8 @@ class App:
         kept |= {"head": self.recorder.head, "journal": self.recorder.journal}
         data = {"exit_code": code, "probe_share": status_snapshot.overhead(self.processor.state)}
         self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data | kept)
+        if self.recorder.trouble is None:  # else `adopt` may have to complete the run
+            self.settings.run.remove_secrets()
         self.processor.incident_files.close()
         self.recorder.close()
         self.closed = True

@@ -53,8 +53,8 @@ def command(run: Path, quiet: bool) -> int:
     Frames that the job published meanwhile are judged, as far as its ring buffer still holds them.
     An action in progress takes effect once; undelivered messages are sent; holds, budgets and open
     incidents continue. From then on it behaves as `supervise run` does, signals included. A
-    relaunch uses the command and environment of the first start (RUN/command.json,
-    RUN/environ.json).
+    relaunch uses the command and environment of the first start, which are kept beside the run
+    until it ends. Refused for a run that another user may have written.
 
     \b
     Examples:

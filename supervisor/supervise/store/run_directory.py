@@ -6,11 +6,11 @@
     incidents/     evidence, one directory per incident         state.json    current status
     control/       commands of operators                        run.json      command, policy, host
     launch.json    newest process of the job                    relaunch/     stages of relaunches
-    environ.json   the job's environment    command.json  its command as given
     supervisor.log  errors of our own, as JSON lines
     quarantine.json  excluded data, if any   identity.json  what the newest launch consists of
 
-Only `environ.json` and `command.json` contain secrets of the job: the rest can be shared.
+What may hold secrets of the job, its environment and its command as given, lies beside the run, in
+`.<name>.secrets`, and goes with the run's end: all that is in the run can be shared.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RunDir:
 
         Args:
             path: None for `./runs/<utc>-<id>`; else an empty or new directory.
-            argv: the job's command; only command.json has it unredacted.
+            argv: the job's command; only the secrets beside the run have it unredacted.
             wall: UTC now, ISO-8601; names the run.
             info: further keys of run.json.
             redactor: for the secrets in run.json.
@@ -101,7 +101,8 @@ class RunDir:
                 "python": sys.version.split()[0],
                 **clean.tree(info or {}),
             }
-            run.write_json(COMMAND, list(argv), durable=True)
+            run._make_secrets_directory()
+            run.write_secret(COMMAND, list(argv))
             run.write_json("run.json", described, durable=True)
             files.sync_directory(path.parent)
         except OSError as error:
@@ -149,6 +150,8 @@ class RunDir:
         run = cls.open(path)
         try:
             why, hint = files.foreign(run.path)
+            if not why and run.secrets_path.exists():
+                why, hint = files.foreign(run.secrets_path)
         except OSError as error:
             raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
         if why:
@@ -191,9 +194,40 @@ class RunDir:
         """The policy as resolved at the start of the run."""
         return self.path / "policy.yaml"
 
+    @property
+    def secrets_path(self) -> Path:
+        """The directory of what a later supervisor needs, and nobody else may read.
+
+        In the run only where it could not be made beside it.
+        """
+        inside = self.path / "secrets"
+        return inside if inside.is_dir() else self.path.with_name(f".{self.path.name}.secrets")
+
+    def _make_secrets_directory(self) -> None:
+        """Make it where `chmod -R` on the run does not reach it. Raises OSError."""
+        same_disk = self.path.parent.stat().st_dev == self.path.stat().st_dev
+        try:
+            if not same_disk:  # a volume of its own, which may be all that outlives a container
+                raise OSError
+            files.make_directory(self.secrets_path)
+        except OSError:
+            files.make_directory(self.path / "secrets")
+
+    def write_secret(self, name: str, obj: Any) -> None:
+        """Write a file of `secrets_path`, to survive a power cut. Raises StoreError."""
+        self.write_json(str(self.secrets_path / name), obj, durable=True)
+
+    def read_secret(self, name: str) -> Any:
+        """Return the content of a file of `secrets_path`. Raises StoreError."""
+        return self.read_json(str(self.secrets_path / name))
+
+    def remove_secrets(self) -> None:
+        """The run has ended: nobody takes it over."""
+        files.remove_tree(self.secrets_path)
+
     def command(self) -> list[str]:
         """Return the job's command as given, with secrets. Raises StoreError."""
-        return [str(argument) for argument in self.read_json(COMMAND)]
+        return [str(argument) for argument in self.read_secret(COMMAND)]
 
     def discard(self) -> None:
         """Remove the run of a job that could not be started; an existing directory is kept."""
@@ -204,6 +238,7 @@ class RunDir:
                     files.remove_tree(child)
                 else:
                     child.unlink(missing_ok=True)
+            self.remove_secrets()
         for directory in reversed(self._created):
             try:
                 directory.rmdir()

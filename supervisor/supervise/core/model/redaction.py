@@ -24,7 +24,7 @@ REDACTED = "<redacted>"
 
 # Of a variable, option, header or parameter: its value is a secret wherever it stands.
 _STRONG = re.compile(
-    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|(?:^|[^A-Z])PASS$|^[A-Z]{0,8}PASS$|PWD$|WEBHOOK"
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PASSCODE|(?:^|[^A-Z])PASS$|^[A-Z]{0,8}PASS$|PWD$|(?:^|[^A-Z])PW$|WEBHOOK"
     r"|DSN$|CREDENTIAL|CREDS$|AUTH|COOKIE|SIGNATURE|(?:^|[^A-Z])SIG$|BEARER|PRIVATE|(?:^|[_-])PAT$",
     re.IGNORECASE,
 )
@@ -45,7 +45,13 @@ _LOGIN = re.compile(
     r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://([^/\s:@'\"]*:[^/\s@'\"]+|[^/\s:@'\"]+)@",
     re.IGNORECASE,
 )
-_QUERY = re.compile(r"[?&;](?P<name>[\w.%-]+)=([^&;#\s'\"<>]+)")
+_QUERY = re.compile(
+    r"(?:[?&;]|%3F|%26)(?P<name>(?:(?!%3D|%26)[\w.%-])++)(?:=|%3D)((?:(?!%3F|%26)[^&;#\s'\"<>])+)",
+    re.IGNORECASE,
+)
+_URL = re.compile(r"(?:(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+:/|\burl:\s?)/[^\s'\"<>]*", re.IGNORECASE)
+_URL_PART = re.compile(r"(?<=[/=:#])([\w~%+-]{16,})(?![\w.])")  # no name of a file
+_RUN = re.compile(r"[A-Za-z0-9]{16,}")
 _HEADER = re.compile(
     r"\b(?:(?:proxy-)?authorization|(?:set-)?cookie|(?:x-)?(?:api|auth)[\w-]{0,20}(?:key|token))"
     r"['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|token|digest)\s+)?([^\s'\",;]+)",
@@ -67,11 +73,12 @@ _TOLD = re.compile(
 _SHAPED = re.compile(
     r"\b(gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_\w{20,}|sk-[\w-]{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}"
-    r"|(?<=hooks\.slack\.com/services/)\S+|(?<=/api/webhooks/)\S+)"
+    r"|(?<=hooks\.slack\.com/services/)\S+|(?<=/api/webhooks/)\S+|(?<=/webhook/)\S+"
+    r"|(?<=/webhookb2/)\S+|(?<=/bot)\d{6,12}:[\w-]{20,})"
 )
 # One of these is in every text that one of the patterns above matches.
 _SUSPECT = re.compile(
-    r"[=?@]|:[\s'\"/\w]|['\"]:|-|bearer|(?:gh[pousr]|pat|hf)_|xox|AKIA|eyJ|hooks", re.IGNORECASE
+    r"[=?@]|%3D|:[\s'\"/\w]|['\"]:|-|bearer|(?:gh[pousr]|pat|hf)_|xox|AKIA|eyJ|hooks", re.IGNORECASE
 )
 _WORD = re.compile(r"[+~]{0,2}(?:--?)?(?P<name>[A-Za-z_][\w./-]*+)=(?P<value>.+)", re.DOTALL)
 _HEADER_WORD = re.compile(r"(?P<name>[A-Za-z][\w-]*+):\s*(?P<value>.+)", re.DOTALL)
@@ -284,6 +291,18 @@ def _scan(text: str) -> tuple[str, list[str]]:
             taken.append(secret)
         return found[0][:at] + REDACTED + found[0][at + len(found[last]) :]
 
+    def take_token(found: re.Match[str]) -> str:
+        if not any(map(_is_mixed, _RUN.findall(found[1]))):
+            return found[0]
+        taken.append(found[1])
+        return REDACTED
+
     for pattern in (_LOGIN, _SHAPED, _HEADER, _BEARER, _QUERY, _OPTION, _ASSIGNED, _TOLD):
         text = pattern.sub(take, text)
-    return text, taken
+    return _URL.sub(lambda url: _URL_PART.sub(take_token, url[0]), text), taken
+
+
+def _is_mixed(run: str) -> bool:
+    """Whether letters and digits are mixed as in a token, and in no word or hexadecimal number."""
+    digits = sum(map(str.isdecimal, run))
+    return digits > 1 and run != run.lower() and run != run.upper()
