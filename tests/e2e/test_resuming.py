@@ -175,3 +175,81 @@ def test_on_a_host_that_is_not_fit_it_is_not_started_again(supervise, comes_back
     elsewhere = supervise.run(*options, job=[sys.executable, "-c", ""])
     assert elsewhere.returncode == 0 and "it is looked at again" in elsewhere.stderr
     assert (supervise.home / "run.2").is_dir()
+
+
+SAVES = """\
+import glob, os, sys, time
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+os.makedirs("ck", exist_ok=True)
+start, found = 0, sorted(glob.glob("ck/*.pt"))
+if "--resume" in sys.argv and found:
+    state = torch.load(found[-1])
+    model.load_state_dict(state["model"]), optimizer.load_state_dict(state["optimizer"])
+    start = state["step"]
+print("begins at", start, flush=True)
+for step in range(start, start + 1000):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    if (step + 1) % 20 == 0 and step < start + 60:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**state, "step": step + 1}, f"ck/{step + 1:05d}.pt")
+    if step == start + 70:
+        print("saved", flush=True)
+        time.sleep(60)
+"""
+RECIPE = """\
+version: supervise/v1
+extends: nano
+job:
+  checkpoints: {glob: ["ck/*.pt"]}
+"""
+
+
+def test_after_an_interrupt_the_same_command_goes_on_from_the_newest_checkpoint(supervise):
+    """The last line is that command. Without a recipe it is refused, and no file is written over;
+    `--fresh` starts the command as it is, and a plain run never gets an argument."""
+    home = supervise.home
+    (home / "job.py").write_text(SAVES)
+    (home / "none.yaml").write_text(RECIPE)
+    (home / "recipe.yaml").write_text(RECIPE + '  relaunch: {args: ["--resume"]}\n')
+
+    def interrupted(policy, *options, name="main"):
+        given = ("run", "--policy", policy, "--run-dir", name, *options)
+        watcher = supervise.start(*given, "--", sys.executable, "job.py")
+        begin = next(line for line in watcher.stdout if line.startswith("begins at"))
+        next(line for line in watcher.stdout if line == "saved\n")
+        watcher.send_signal(signal.SIGINT)
+        _, told = watcher.communicate(timeout=100)
+        return begin, told
+
+    begin, told = interrupted("recipe.yaml")
+    assert begin == "begins at 0\n"
+    command = told.splitlines()[-1].removeprefix("  to go on: ")
+    assert command == (
+        f"supervise run --policy recipe.yaml --run-dir main --resume-run -- {sys.executable} job.py"
+    ), told
+    (home / "ck/00080.pt").write_bytes((home / "ck/00060.pt").read_bytes()[:300])  # cut off
+    before = {path.name: path.stat().st_mtime_ns for path in (home / "ck").iterdir()}
+
+    refused = supervise.process(
+        *("run", "--policy", "none.yaml", "--run-dir", "main", "--resume-run", "--"),
+        *(sys.executable, "job.py"),
+    )
+    assert refused.returncode == 64, refused.stderr
+    assert "job.relaunch" in refused.stderr and "supervise init -- " in refused.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (home / "ck").iterdir()} == before
+    assert not (home / "main.2").exists()
+
+    begin, told = interrupted("recipe.yaml", "--resume-run")
+    assert begin == "begins at 60\n", told
+    assert f"going on from ckpt-3 of step 59 in {home}/ck/00060.pt" in told
+    assert command in told.splitlines()[-1]
+    assert supervise.run_of("main.2").events(Frame)[0].step == 60
+    assert supervise.records("main.2")[0]["data"]["resumed_from"]["step"] == 59
+
+    begin, told = interrupted("recipe.yaml", "--resume-run", "--fresh")
+    assert begin == "begins at 0\n", told

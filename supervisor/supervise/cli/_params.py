@@ -9,11 +9,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..app.launcher import Launch
 
 PROGRAM = "supervise"
 ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again
@@ -31,6 +34,7 @@ class Options:
         previous: directory of the run that this one follows, None: it follows none.
         quiet: only errors, and messages of SEV0, are printed.
         cites: what the record cites of trials, see `trial_log.citation`.
+        launch: the first one, from a checkpoint of the run before; None: it begins at step 0.
     """
 
     watch_policy: bool = False
@@ -39,6 +43,7 @@ class Options:
     previous: Path | None = None
     quiet: bool = False
     cites: tuple[Mapping[str, Any], ...] = ()
+    launch: Launch | None = None
 
     def kept(self) -> dict[str, Any]:
         """Return what run.json keeps of them, for a supervisor that takes over."""

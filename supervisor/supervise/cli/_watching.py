@@ -21,7 +21,7 @@ from ..app.run_status import closed, vitals
 from ..app.settings import Settings
 from ..app.supervisor_log import NAME, SupervisorLog
 from ..catalog import load_policy
-from ..checkpoints.registry import BAD, VERIFIED, Register
+from ..checkpoints.registry import BAD, VERIFIED, Entry, Register
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
@@ -88,11 +88,13 @@ def watch_started(
     for warning in (*unset, *_nested_restarts(started.argv, policy)):
         print_line(f"supervise: warning: {warning}")
     cites = [*started.options.cites, *_citations(policy, print_line)]
+    launch = started.options.launch
     facts: Mapping[str, Any] = {
         "previous": None if started.options.previous is None else str(started.options.previous),
         "drills": list(started.faults),
         "channels": [sender.name for sender in senders],
         **({"cites": cites} if cites else {}),
+        **({} if launch is None else {"resumed_from": {"path": launch.path, "step": launch.step}}),
     }
     settings = Settings(
         started.redactor.command(started.argv),
@@ -154,7 +156,13 @@ def watch(
     metrics = app.settings.metrics
 
     def read_receipt() -> None:
-        lines[:] = [*receipt.closing(run), *_unverified(run)]
+        newest = Register(run.path).newest()
+        resumes = app.processor.policy.job.get("relaunch") is not None
+        lines[:] = [
+            *receipt.closing(run),
+            *_unverified(run, newest),
+            *receipt.next_command(run, saved=newest is not None, resumes=resumes),
+        ]
 
     def run_and_close() -> int:
         code = app.run(process, outbox)
@@ -198,9 +206,8 @@ def watch(
     return code
 
 
-def _unverified(run: RunDir) -> list[str]:
+def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
     """Return the line about a newest checkpoint that nobody has verified, [] without one."""
-    newest = Register(run.path).newest()
     if newest is None or newest.state in (VERIFIED, BAD):
         return []
     return [

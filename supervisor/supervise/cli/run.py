@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def _citations(
 )
 @click.option("--logs", is_flag=True, help="Keep what the job prints in RUN/output/output.log.")
 @click.option("--resume-run", is_flag=True, help="Resume the run in --run-dir if it has not ended.")
+@click.option("--fresh", is_flag=True, help="With --resume-run: from no checkpoint, at step 0.")
 @click.option("--watch-policy", is_flag=True, help="Reload the policy file when it is edited.")
 @click.option(
     "--metrics-port",
@@ -113,6 +115,7 @@ def command(
     cites: tuple[Mapping[str, Any], ...],
     logs: bool,
     resume_run: bool,
+    fresh: bool,
     watch_policy: bool,
     port: int | None,
     host: str,
@@ -136,7 +139,9 @@ def command(
 
     With --resume-run the same command line can be repeated, as a service manager does: a run in
     --run-dir whose supervisor died is adopted (`supervise adopt`); after a run that has ended, a
-    new one starts in D.2, then D.3 and so on.
+    new one starts in D.2, then D.3 and so on, from the newest verified checkpoint, as
+    `job.relaunch` of the policy says. Without that it is refused; --fresh starts the command as it
+    is, which may write over the checkpoints.
 
     \b
     Examples:
@@ -147,23 +152,30 @@ def command(
     Exit codes: the job's own (128+n after signal n); 64 wrong usage; 65 invalid policy; 75 stopped,
     safe to requeue; 78 stopped, a person is needed; 126, 127 the command cannot be started.
     """
-    if not argv:
-        raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
-    if resume_run and run_dir is None:
-        raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
+    _check(argv, run_dir, resume_run=resume_run, fresh=fresh)
     mode, name = mode or (None if policy else DEFAULT_MODE), policy or DEFAULT_POLICY
     channels = _channels(notify)
     print_line = line_printer(quiet=quiet)
     chosen = _choose(name, mode, channels, print_line)
     faults = _faults(drill)
     reload_from = str(locate(name).absolute()), mode, channels
-    previous = None
+    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), quiet=quiet, cites=cites)
     if resume_run and run_dir is not None:
-        run_dir, previous, code = _resume(run_dir, argv, chosen, faults, print_line, quiet=quiet)
+        given = run_dir, argv, chosen, faults, print_line
+        run_dir, code, options = _resume(*given, options, fresh=fresh)
         if code is not None:
             return code
-    options = Options(watch_policy, logs, _endpoint(port, host, per_rank), previous, quiet, cites)
     return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
+
+
+def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh: bool) -> None:
+    """Raise UsageError if an option or the command is missing."""
+    if not argv:
+        raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
+    if fresh and not resume_run:
+        raise UsageError("--fresh needs --resume-run", hint="add --resume-run --run-dir D")
+    if resume_run and run_dir is None:
+        raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
 
 
 def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] | None:
@@ -177,15 +189,17 @@ def _resume(
     policy: Policy,
     faults: Sequence[Any],
     print_line: PrintLine,
+    options: Options,
     *,
-    quiet: bool,
-) -> tuple[Path, Path | None, int | None]:
-    """Return where the next run starts, the run before it, and the exit code of an adopted one."""
+    fresh: bool,
+) -> tuple[Path, int | None, Options]:
+    """Return where the next run starts, the exit code of an adopted one, and the options with the
+    run before and the launch from its checkpoint."""
     from ._resuming import resume, run_before
 
-    first = given.absolute()
-    path, code = resume(first, argv, policy, faults, print_line, quiet=quiet)
-    return path, run_before(first, path), code
+    first, quiet = given.absolute(), options.quiet
+    path, code, launch = resume(first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh)
+    return path, code, replace(options, previous=run_before(first, path), launch=launch)
 
 
 def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine) -> Policy:
@@ -270,7 +284,7 @@ def supervise(
         launcher = Launcher(argv, environ, run, directory, faults, terminal=terminal, output=output)
         recorder = open_records(run, print_line)
         forwarder.install()
-        process = launcher.start(policy, Launch())
+        process = launcher.start(policy, options.launch or Launch())
     except SuperviseError:
         shared_memory.remove(directory)
         run.discard()

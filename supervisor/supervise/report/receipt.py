@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..core.model.policy import Policy
@@ -44,6 +46,41 @@ def closing(run: RunDir) -> list[str]:
     lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
     lines.append(f"  stability record: supervise record {shown(run)}")
     return lines
+
+
+def next_command(run: RunDir, *, saved: bool, resumes: bool) -> list[str]:
+    """Return the line with the command that goes on after a signal ended the job, else [].
+
+    Args:
+        saved: there is a checkpoint. resumes: the policy says how the job goes on from one.
+
+    Raises StoreError.
+    """
+    notes = (one["data"] for one in audit.read(run.audit_path) if one["kind"] == "note")
+    signals = [data["details"] for data in notes if data.get("what") == "signal"]
+    if not any(details.get("final") for details in signals):
+        return []
+    described = run.read_json("run.json")
+    if saved and not resumes:
+        init = shlex.join(["supervise", "init", "--", *described["argv"]])
+        return [f"  how it goes on from a checkpoint is not in the policy; {init}"]
+    policy, mode = described["reload"]
+    command = ["supervise", "run", "--policy", _typed(policy)]
+    command += ["--mode", mode] if mode else []
+    for kind, settings in described["notify"].items():
+        command += ["--notify", f"{kind}:{settings['url_env']}"]
+    command += ["--run-dir", _typed(_first_directory(run.path)), "--resume-run", "--"]
+    purpose = "to go on" if saved else "no checkpoint was saved; to start again"
+    return [f"  {purpose}: {shlex.join([*command, *described['argv']])}"]
+
+
+def _first_directory(path: Path) -> Path:
+    """Return the directory that was given for the first of the runs that follow each other."""
+    stem, _, number = path.name.rpartition(".")
+    if not stem or not number.isdigit():
+        return path
+    first = path.with_name(stem)
+    return first if (first / "run.json").is_file() else path
 
 
 def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,5 +142,10 @@ def counted(number: int, noun: str) -> str:
 
 def shown(run: RunDir) -> str:
     """Return the run's path as typed from the working directory."""
-    relative = os.path.relpath(run.path)
-    return str(run.path) if relative.startswith("..") else relative
+    return _typed(run.path)
+
+
+def _typed(path: str | Path) -> str:
+    """Return a path as typed from the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
