@@ -165,14 +165,23 @@ def test_what_needs_several_ranks_follows_the_command():
         ("python -u train.py --config x.py", "train.py"),
         ("python3.11 -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
         ("torchrun --nproc-per-node 2 train.py", "train.py"),
+        ("python -W error -X dev train.py", "train.py"),
         ("python -m tool out.py", None),
+        ("python -m package.train out.py", "package/train.py"),
+        ("python -u -m package", "package/__main__.py"),
+        ("torchrun --nproc-per-node 2 -m package.train", "package/train.py"),
+        ("accelerate launch --module package.train x.py", "package/train.py"),
         ("python -c pass out.py", None),
         ("ssh there python train.py", None),
         ("python", None),
     ],
 )
-def test_only_a_script_that_is_to_be_here_is_looked_for(line, script):
+def test_only_a_script_that_is_to_be_here_is_looked_for(line, script, tmp_path, monkeypatch):
     """What is an argument of something else may be made later, or elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").touch()
+    (tmp_path / "package" / "__main__.py").touch()
     assert script_of(tuple(line.split())) == script
 
 
@@ -195,6 +204,7 @@ def test_a_trial_that_broke_off_is_no_success():
         ("torchrun --nnodes 2 --nproc-per-node 8 train.py", {}, None),
         ("python -m torch.distributed.run --nproc-per-node=4 train.py", {}, 4),
         ("accelerate launch --num_processes 2 train.py", {}, 2),
+        ("torchrun --nproc-per-node 2 -m package.train --nproc-per-node 3", {}, 2),
         ("mpirun -np 16 python train.py", {}, 16),
         ("python train.py", {"WORLD_SIZE": "4"}, 4),
         ("python train.py", {"SLURM_NTASKS": "32"}, 32),
@@ -210,6 +220,8 @@ NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 ACCELERATE = """\
 from accelerate import Accelerator
 parser.add_argument("--resume_from_checkpoint", type=str)
+accelerator = Accelerator()
+accelerator.load_state(parser.parse_args().resume_from_checkpoint)
 def main():
     for epoch in range(3):
         for batch in loader:
@@ -248,7 +260,7 @@ GOES_BACK = "a rollback takes it back too, where its variables can be copied"
         (PROGRAMS / "lightning_fit.py", f"Lightning runs it: {GOES_ON}", "Lightning: resumes from"),
         (PROGRAMS / "gan.py", f"`for` at gan.py:31: {GOES_ON}", "none seen; nothing says how"),
         (NANO, f"`while` at train.py:231: {GOES_BACK}", "resumes by --resume={checkpoint}"),
-        (ACCELERATE, f"`for` at t.py:5: {GOES_ON}", "accelerate: resumes by --resume_from_check"),
+        (ACCELERATE, f"`for` at t.py:7: {GOES_ON}", "accelerate: resumes by --resume_from_check"),
         (TWO_FUNCTIONS, f"`while` at t.py:6: {GOES_BACK}", "none seen"),
         (A_WHILE_OF_LOADERS, f"`for` at t.py:4: {GOES_ON}", "none seen"),
         ("import mine\nmine.train()", "t.py makes no update that can be seen: the first", "none"),

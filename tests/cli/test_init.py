@@ -10,9 +10,10 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli.init import lines
-from supervise.core.model.recipes import recognise
+from supervise.core.analysis.job_recipes import recognise
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
+TRAINER = "from transformers import Trainer\nTrainer(model).train()"
 OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it again."
 
 
@@ -20,7 +21,7 @@ OUT_OF_A_LINE = "# How this job resumes is not known, so that nothing starts it 
     ("script", "argv", "job"),
     [
         (NANO.read_text(), "python t.py", {"resume": "args", "args": ("--resume={checkpoint}",)}),
-        ("from transformers import Trainer", "python t.py", {"resume": "library", "args": ()}),
+        (TRAINER, "python t.py", {"resume": "library", "args": ()}),
         ("", "litgpt pretrain x", {"resume": "args", "args": ("--resume={checkpoint}",)}),
         ("import torch", "python t.py", None),
         ("", "litgpt finetune_lora x", None),

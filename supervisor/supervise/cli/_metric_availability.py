@@ -96,6 +96,9 @@ PER_RANK = {
 # Launchers, and their options for the number of processes on a machine.
 _LAUNCHERS = re.compile(r"torchrun|accelerate|deepspeed|mpirun|mpiexec|orterun|srun")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
+_LAUNCHER_MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+)
 _COUNTS = re.compile(
     r"--?(nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|ntasks|np|n)(?:=(.*))?"
 )
@@ -203,18 +206,35 @@ def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 def script_of(argv: Sequence[str]) -> str | None:
     """Return the Python script that the command names, None if it is not certain.
 
-    A shell, a container or `-c` may run any script.
+    A shell, a container or `-c` may run any script; so may a module that is not here (`-m`).
     """
-    args = argv[1:]
-    if _PYTHON.fullmatch(Path(argv[0]).name):
-        if args[:1] == ("-m",) and "torch.distributed" in "".join(args[1:2]):
-            args = args[2:]  # as torchrun
-        else:
-            first = next((each for each in args if each in ("-c", "-m") or each[:1] != "-"), "")
-            return first if first.endswith(".py") else None
-    elif Path(argv[0]).name not in ("torchrun", "accelerate", "deepspeed"):
+    name, args = Path(argv[0]).name, list(argv[1:])
+    if _PYTHON.fullmatch(name):
+        while args and args[0][:1] == "-" and args[0] not in ("-c", "-m"):
+            del args[: 2 if args[0] in ("-X", "-W") else 1]
+        if args[:1] != ["-m"]:
+            return args[0] if args and args[0].endswith(".py") else None
+        if "".join(args[1:2]) not in _LAUNCHER_MODULES:
+            return _module_file("".join(args[1:2]))
+        args = args[2:]
+    elif name not in ("torchrun", "accelerate", "deepspeed"):
         return None
-    return next((each for each in args if each.endswith(".py")), None)
+    for place, each in enumerate(args):
+        if each in ("-m", "--module"):
+            return _module_file("".join(args[place + 1 : place + 2]))
+        if each.endswith(".py"):
+            return each
+    return None
+
+
+def _module_file(module: str) -> str | None:
+    """Return the file that `-m` runs, None if it is in none of the job's own directories."""
+    path = Path(*module.split("."))
+    for folder in ("", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
+        for file in (Path(folder, path).with_suffix(".py"), Path(folder, path, "__main__.py")):
+            if module and file.is_file():
+                return str(file)
+    return None
 
 
 def _several_nodes(args: Sequence[str]) -> bool:
@@ -222,8 +242,9 @@ def _several_nodes(args: Sequence[str]) -> bool:
 
 
 def _until_script(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments before the job's script: what follows belongs to the script."""
-    for each in argv:
-        if each.endswith(".py"):
+    """Yield the arguments before the job's script or module: what follows belongs to that."""
+    for each, following in zip(argv, [*argv[1:], ""], strict=True):
+        module = each == "-m" and "." in following and following not in _LAUNCHER_MODULES
+        if each.endswith(".py") or module:
             return
         yield each

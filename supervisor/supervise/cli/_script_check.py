@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..checkpoints.discovery import matches
-from ..core.model.recipes import Recipe, recognise
+from ..core.analysis.job_recipes import Recipe, of_code
+from ..core.analysis.script_code import ScriptCode
 
 MAX_BYTES = 2 << 20
 DRIVING = ("Trainer", "Lightning", "litgpt", "torchtitan", "OLMo-core")  # their own code loops
@@ -82,16 +83,13 @@ def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
                 text = file.read(MAX_BYTES).decode("utf-8", "replace")
         except OSError:
             text = ""
-    recipe = recognise(text, argv)
+    code = ScriptCode(text)
+    recipe = of_code(code, argv)
     found = ScriptFacts(Path(script).name if script else "", recipe)
     if recipe is not None and recipe.glob:
         found.existing = len(matches([recipe.glob], Path.cwd()))
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # of another Python, or no Python
-        return found
+    tree, calls = code.tree, code.calls
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     loops: dict[Loop, None] = {}
     for call in calls:
         if _updates(call, tree):

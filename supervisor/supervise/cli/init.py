@@ -15,7 +15,7 @@ import click
 
 from ..catalog.document.yaml_writer import inline
 from ..catalog.inventory import shipped
-from ..core.model.recipes import Recipe
+from ..core.analysis.job_recipes import Recipe
 from ..errors import InputError, UsageError
 from ._metric_availability import script_of, world_size
 from ._params import PROGRAM, JobCommand

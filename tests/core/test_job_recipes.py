@@ -7,10 +7,48 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.model.recipes import Recipe, recognise
+from supervise.core.analysis.job_recipes import Recipe, recognise
 
-ACCELERATE = "from accelerate import Accelerator\nparser.add_argument(%s)\n"
+ACCELERATE = """\
+\"\"\"Fine-tunes a model without using a Trainer.\"\"\"
+import transformers
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, get_scheduler
+parser.add_argument(%s)
+accelerator = Accelerator()
+if args.resume_from_checkpoint:
+    accelerator.load_state(args.resume_from_checkpoint)
+"""
+FABRIC = """\
+from lightning.fabric import Fabric
+fabric = Fabric()
+parser.add_argument(
+    "-r", "--resume-from", default=None)
+fabric.load(args.resume_from)
+"""
 NANOGPT = "out_dir = 'out-char'\nif init_from == 'resume':\n    load('ckpt.pt')\n"
+OWN_TRAINER = """\
+from transformers import AutoTokenizer
+class Trainer:
+    pass
+Trainer().train()
+"""
+DERIVED = """\
+import transformers as hf
+class Base(hf.Trainer): pass
+class Mine(Base): pass
+Mine(model).train()
+"""
+ELSEWHERE = """\
+from transformers import HfArgumentParser, TrainingArguments
+from project.training import OurTrainer
+arguments, = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()
+OurTrainer(args=arguments).train()
+"""
+RESUMES = """\
+p.add_argument(%s)
+state = torch.load(args.resume)
+"""
 NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
 
 
@@ -18,10 +56,16 @@ NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
     ("script", "command", "expected"),
     [
         pytest.param(
-            "from transformers import Trainer, TrainingArguments",
+            "from transformers import Trainer, TrainingArguments\nTrainer(m).train()",
             "python train.py",
             Recipe("Trainer", resume="library"),
             id="Trainer",
+        ),
+        pytest.param(
+            DERIVED, "python t.py", Recipe("Trainer", resume="library"), id="a derived Trainer"
+        ),
+        pytest.param(
+            ELSEWHERE, "python t.py", Recipe("Trainer", resume="library"), id="in another file"
         ),
         pytest.param(
             "import lightning as L\nL.Trainer(max_steps=9).fit(model)",
@@ -36,8 +80,7 @@ NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
             id="accelerate",
         ),
         pytest.param(
-            "from lightning.fabric import Fabric\nfabric = Fabric()\n"
-            'parser.add_argument(\n    "-r", "--resume-from", default=None)',
+            FABRIC,
             "python train.py",
             ("Fabric", "", "args", ("--resume-from={checkpoint}",)),
             id="Fabric",
@@ -69,7 +112,7 @@ NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
         pytest.param(
             NANOGPT,
             "python train.py config/x.py",
-            ("nanoGPT-like", "out-char/ckpt.pt", "args", ("--init_from=resume",)),
+            ("nanoGPT-like", "", "args", ("--init_from=resume",)),
             id="nanoGPT",
         ),
         pytest.param(
@@ -78,7 +121,7 @@ NANO = (Path(__file__).parents[2] / "examples/nano/train.py").read_text()
             ("script with --resume", "", "args", ("--resume={checkpoint}",)),
         ),
         pytest.param(
-            'p.add_argument("--resume", action="store_true")',
+            RESUMES % '"--resume", action="store_true"',
             "python train.py",
             ("script with --resume", "", "args", ("--resume",)),
             id="a switch",
@@ -101,7 +144,7 @@ def test_a_known_job_is_started_again_by_its_recipe(script, command, expected):
         ("", "litgpt finetune_lora x", "only litgpt pretrain and finetune_full"),
         (ACCELERATE % '"--lr"', "python t.py", "calls Accelerator.load_state"),
         ("import olmo_core", "python t.py", "name that folder"),
-        ("import lightning\nFabric()", "python t.py", "calls Fabric.load"),
+        ("import lightning\nlightning.Fabric()", "python t.py", "calls Fabric.load"),
     ],
 )
 def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, command, why):
@@ -113,4 +156,21 @@ def test_a_job_that_cannot_be_started_again_yet_says_what_it_lacks(script, comma
 @pytest.mark.parametrize("option", ['"--resume", type=int', '"--resume", choices=["a"]', '"--lr"'])
 def test_an_unknown_job_has_no_recipe(option):
     """Nor has one whose option takes something else than a path."""
-    assert recognise(f"import torch\np.add_argument({option})", ["python", "t.py"]) is None
+    assert recognise(RESUMES % option, ["python", "t.py"]) is None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        '"""Trains without the Trainer( of transformers."""\nimport transformers\n',
+        "import transformers  # Trainer(model).train()\n",
+        OWN_TRAINER,
+        "USAGE = 'p.add_argument(\"--resume\")'\ntorch.load(args.resume)\n",
+        'p.add_argument("--resume")\ntorch.load("weights.pt")\n',
+        'p.add_argument("--resume")\nprint(args.resume)\n',
+        "def (:",
+    ],
+)
+def test_prose_is_no_code(script):
+    """A comment, a docstring, another text; a name of the script's own; an option without use."""
+    assert recognise(script, ["python", "t.py"]) is None
