@@ -101,7 +101,16 @@ ONE_THING = {"adoption"}  # a takeover: `app` does what `core.handlers` decides
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
 PURE = frozenset(
     (
-        *("__future__", "abc", "bisect", "collections", "collections.abc", "copy", "dataclasses"),
+        *(
+            "__future__",
+            "abc",
+            "ast",
+            "bisect",
+            "collections",
+            "collections.abc",
+            "copy",
+            "dataclasses",
+        ),
         *("enum", "functools", "hashlib", "heapq", "itertools", "json", "keyword", "math"),
         *("operator", "re", "statistics", "string", "struct", "types", "typing"),
     )

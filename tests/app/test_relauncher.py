@@ -387,6 +387,21 @@ def test_nothing_is_stopped_that_could_not_be_started_in_time(control, edges):
     assert control.process.poll() is None
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_that_may_work_is_not_restarted_for_a_standstill(control, edges, ended):
+    """Here no rank says where it is; one that has ended works no more."""
+    if ended:
+        control.process.signal(9)
+        control.process.wait(60.0)
+        assert control.relaunch({**ARGS, "if_idle_s": 0.2}, key="r:1", deadline_s=60)["pid"]
+        return
+    with pytest.raises(ActionError, match=r"main threads are cannot be read\): not restarted"):
+        control.relaunch({**ARGS, "if_idle_s": 0.2}, key="r:1", deadline_s=60)
+
+    assert [what for what, *_ in edges.asked] == ["prepare"]
+    assert control.process.poll() is None and control.exit_code is None
+
+
 def test_a_checkpoint_that_cannot_be_put_back_costs_the_job_nothing(control, edges):
     """It is found out while the job lives."""
     edges.error = UsageError("the pin is damaged")

@@ -184,6 +184,24 @@ def test_devices_of_other_jobs_are_none_of_ours(tmp_path):
     assert looked.newest(os.getpid(), leads=True)["gpu_temperature"] == 61.0
 
 
+@pytest.mark.parametrize(
+    ("users", "share"),
+    [
+        ({0: ["own"], 1: ["own"]}, 0.9),
+        ({0: [os.getppid()], 1: ["own"]}, 0.3),
+        ({0: [2**22 + 9]}, 0.9),
+        ({0: [os.getppid()]}, 0.0),
+    ],
+)
+def test_the_share_of_the_job_is_that_of_its_most_used_device(tmp_path, users, share):
+    """Those of other jobs are none; in a container all may be."""
+    own = {n: [os.getpid() if pid == "own" else pid for pid in pids] for n, pids in users.items()}
+    looked = hardware(tmp_path, Driver(own))
+    looked.look()
+
+    assert looked.device_share == share
+
+
 def test_in_a_container_the_leader_answers_for_all_devices(tmp_path):
     looked = hardware(tmp_path, Driver({0: [2**22 + 9], 1: [2**22 + 10]}))
     looked.look()

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
-from ..core.model.interfaces import Steps
+from ..core.model.interfaces import Seconds, Steps
 from ..errors import ActionError
 from ._rate import rewarm_shows
 
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
 SLOWEST = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
+LONGEST_IDLE_S = 300.0  # as in `stop`
 CLOSE = 1e-6  # of the learning rate: another process may round otherwise; project default
 
 
@@ -33,6 +34,8 @@ class Relaunch(Action):
     and the newest good one is chosen again, unless people approved that one. Newer checkpoints of
     the job's own are set aside, never deleted; those of other jobs are left alone. The job gets the
     arguments and the environment that the policy's `job.relaunch` gives, and a new attempt number.
+    With `if_idle` a job that lives is watched for that long first, and left as it is when it works:
+    CPU, bytes or a device in one of two windows, or a main thread that wakes or has moved.
     The learning rate starts at `start` times what the job asks for and is back at 1.0 after
     `rewarm` steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the
     first breach are dropped when they come again.
@@ -62,6 +65,7 @@ class Relaunch(Action):
     start: float = 0.1
     rewarm: Steps = 50
     skip: Steps = 0
+    if_idle: Seconds = 0.0  # 0: in any case
     continuity: Literal["exact", "rate", "any"] = "rate"
 
     def check(self) -> list[tuple[str, str]]:
@@ -70,12 +74,15 @@ class Relaunch(Action):
             for name in ("at_least", "rewarm", "skip")
             if (value := getattr(self, name)) < 0
         ]
+        if not 0.0 <= self.if_idle <= LONGEST_IDLE_S:
+            most = f"{LONGEST_IDLE_S:g}s"
+            wrong.append(("if_idle", f"must be between 0s and {most}, not {self.if_idle:g}s"))
         if not 0.0 < self.start <= 1.0:
             wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
         return wrong
 
     def limit_s(self, args: Mapping[str, Any]) -> float:
-        return self.deadline_s + float(args["bytes"]) / SLOWEST
+        return self.deadline_s + float(args["bytes"]) / SLOWEST + float(args.get("if_idle_s", 0.0))
 
     def before(self, breach_step: int) -> int:
         """Return the step before which a checkpoint must have been saved."""
@@ -102,6 +109,7 @@ class Relaunch(Action):
             "attempt": context.attempt + 1,
             "rewarm": {"start": self.start, "steps": self.rewarm} if self.rewarm else None,
             "skip": [[first, context.breach_step]] if self.skip else None,
+            **({"if_idle_s": self.if_idle} if self.if_idle else {}),
             **({"resumable": WEIGHTS_ONLY} if found.resumable == WEIGHTS_ONLY else {}),
         }
 

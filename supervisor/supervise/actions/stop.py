@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.model.action import Action, Job, PlanContext, busy
+from ..core.model.action import Action, Job, PlanContext, busy, usage
 from ..core.model.interfaces import Seconds
 from ..errors import ActionError
 
@@ -64,10 +64,8 @@ class Stop(Action):
         if watched_s:
             work = job.work(watched_s)
             if busy(work, watched_s):
-                raise ActionError(
-                    f"the job makes no steps but works ({work['cpu_s']:.1f} s of CPU and "
-                    f"{work['bytes']:.0f} bytes in {watched_s:.0f} s): not stopped"
-                )
+                works = usage(work, watched_s)
+                raise ActionError(f"the job makes no steps but works ({works}): not stopped")
         seen = job.stop(grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"])
         if seen.get("returncode") is None or seen.get("survivors"):
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")

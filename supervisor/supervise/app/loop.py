@@ -31,6 +31,7 @@ from ..inputs.frame_enrichment import FrameEnricher
 from ..inputs.hardware import Hardware
 from ..inputs.segment import Segments
 from ..job.controller import Control
+from ..job.idleness import Looks
 from ..job.phase_inference import Phases
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder, typed
@@ -215,10 +216,10 @@ class App:
         environ, machine = self._launcher.environ, lambda: self._hardware
         gate = health_gate(lambda: processor.policy, environ, machine)
         relaunch = Relauncher(run, self._checkpoints, self, gate, processor.process)
-        listed = Quarantine(run.quarantine_path)
-        control = self.control = Control(
-            process, self._segments, evidence.collect, relaunch, listed, wake=self.wakeup.set
-        )
+        edges = (evidence.collect, relaunch, Quarantine(run.quarantine_path))
+        looks = Looks(evidence.main_stack, lambda: self._hardware.device_share)
+        control = Control(process, self._segments, *edges, wake=self.wakeup.set, looks=looks)
+        self.control = control
         processor.open(Performer(control, self.wakeup.set), outbox)
         self._hardware = Hardware(control.processes, Path.cwd(), hardware.driver())
         self._enricher = FrameEnricher(self._added_values, lambda: control.process.now())

@@ -44,6 +44,7 @@ from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..health.gate import HealthGate, Machine, Start
 from ..job.controller import Control
+from ..job.idleness import movement
 from ..job.termination import LOOP_S, halt
 from ..store import files
 from ..store.run_directory import RunDir
@@ -153,10 +154,10 @@ class Relauncher:
         """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
 
         Raises:
-            ActionError: the checkpoint cannot be put back, the host is not fit, or the training
-                that it was for is over, and the job goes on; the old gang is still alive; or the
-                checkpoint is not in its place, the host is not fit, or the command could not be
-                started, and the job has ended.
+            ActionError: the checkpoint cannot be put back, the host is not fit, the training that
+                it was for is over, or it works, and the job goes on; the old gang is still alive;
+                or the checkpoint is not in its place, the host is not fit, or the command could not
+                be started, and the job has ended.
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
@@ -167,6 +168,9 @@ class Relauncher:
             self._carefully(lambda: self._guard.prepare(prepared))
             if job.process.returncode is None:
                 self._check_host(job, prepared, until - STOP_S, alive=True)
+                if works := self._movement(job, float(args.get("if_idle_s", 0.0))):
+                    why = f"the job makes no steps but works ({works}): not restarted"
+                    raise ActionError(why)
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
             job.raise_if_withdrawn()
@@ -183,6 +187,11 @@ class Relauncher:
         args = done["args"]
         seen = {key: value for key, value in done.items() if key not in ("key", "args")}
         return {**seen, "checkpoint": args["checkpoint"], "step": args["step"]}
+
+    def _movement(self, job: Control, idle_s: float) -> str:
+        """Return why a job that lives cannot count as idle, "" where it can or need not."""
+        works = movement(job, idle_s) if idle_s else ""
+        return works if job.process.returncode is None else ""
 
     def _check_host(
         self, job: Control, checkpoint: str, until: float, *, alive: bool = False

@@ -84,16 +84,22 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
 
 def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
     """Yield the lines of a policy that extends `base`, the commented ones last."""
+    from ..catalog import load_policy
+
+    policy = load_policy(base)
     yield "version: supervise/v1"
     yield f"extends: {base}"
-    yield f"mode: enforce # {WAYS}"
+    yield f"mode: {policy.mode} # {WAYS}"
     if recipe is not None and recipe.works:
         yield f"job: # {recipe.name}{f': {recipe.note}' if recipe.note else ''}"
         if recipe.glob:
             yield f"  checkpoints: {inline({'glob': [recipe.glob]})}"
         how = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
         yield f"  relaunch: {inline(how)}"
-        yield "  # on_crash: restart # also when it ends by itself with an error"
+        if "restart" in policy.budgets:
+            yield "  on_crash: restart # a crash, within the budget `restart`"
+            yield "override: # a standstill in which nothing moves, where a checkpoint is verified"
+            yield "  hang.stuck: {run: restart-if-stuck}"
     else:
         why = f" {recipe.name}: {recipe.note}" if recipe else ""
         yield f"# How this job resumes is not known, so that nothing starts it again.{why}"

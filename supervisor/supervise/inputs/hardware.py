@@ -83,6 +83,7 @@ class Hardware:
         self._peak_bytes = 0
         self._host: Mapping[str, float] = {}
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
+        self._device_share = 0.0
         self._at = float("-inf")
         self._found: list[psutil.Process] = []
         self._found_at = float("-inf")
@@ -125,6 +126,12 @@ class Hardware:
     def peak_bytes(self) -> int | None:
         """The most memory of its own that the job was seen with, None: never seen. Any thread."""
         return self._peak_bytes or None
+
+    @property
+    def device_share(self) -> float:
+        """The share of the time that the job's most used device is in use; 0.0 where nobody knows,
+        and without one. Any thread."""
+        return self._device_share if time.monotonic() - self._at <= STALE_S else 0.0
 
     @property
     def device_count(self) -> int | None:
@@ -203,17 +210,21 @@ class Hardware:
             self._devices = self._open(nvml)
             self._xids = Xids(nvml, self._devices)
         found: dict[int, dict[str, float]] = {}
-        errors = self._xids.count()
+        errors, share = self._xids.count(), 0.0
+        ours = {ELSEWHERE, *(process.pid for process in self._found)}
         for device in self._devices:
             users = [int(user.pid) for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)]
             if not users:
                 continue
             values = {**self._device(nvml, device), "gpu_xid_errors": float(errors)}
+            if ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
+                share = max(share, values.get("gpu_util", 0.0) / 100.0)
             for pid in users:
                 mine = found.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
                 for name, value in values.items():
                     worse = min if name == "gpu_util" else max
                     mine[name] = worse(mine.get(name, value), value)
+        self._device_share = share
         return found
 
     def _open(self, nvml: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, SuperviseError
+from .idleness import Looks
 from .phase_inference import work
 from .proc_stat import halted, suspended
 from .process import Process
@@ -63,6 +64,7 @@ class Control:
             job's own result counts.
         withdrawn: why the action under way is to ask nothing more of the job, "" while it may.
         standstill: the action under way answers a job that stands still.
+        looks: what is read of the job from outside.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Control:
         manifest: Manifest | None = None,
         lease: Lease | None = None,
         wake: Callable[[], None] = lambda: None,
+        looks: Looks | None = None,
     ) -> None:
         self.process = process
         self.exit_code: int | None = None
@@ -91,7 +94,7 @@ class Control:
         self._late: deque[str] = deque()
         self._earlier_acks: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
         self._lease = lease or Lease()
-        self._wake = wake
+        self._wake, self.looks = wake, looks or Looks()
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
@@ -387,5 +390,9 @@ class Control:
         return self._relaunch(self, args, key, deadline_s)
 
     def work(self, within_s: float) -> dict[str, float]:
-        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
-        return work(self.process, within_s)
+        """Watch the job for `within_s` seconds; return what it used and moved."""
+        return work(self.process, within_s, self.looks.device)
+
+    def pids(self) -> dict[int, int]:
+        """Return the process of each rank."""
+        return {rank: view["pid"] for rank, view in self.on_loop(self.ranks, LOOP_S).items()}

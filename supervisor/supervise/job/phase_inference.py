@@ -19,6 +19,7 @@ from .proc_stat import suspended
 from .process import Process
 
 STARTUP = "startup"
+DEVICE_S = 1.0  # between two looks at the devices of a job that is watched
 LOOK_S = 10.0  # over which a start-up is asked for work; the idle watch of the shipped runbooks
 LONG_S = 900.0  # a start-up that works is reported after it, and each time it has doubled
 
@@ -100,11 +101,19 @@ def _stopped(rank: int, pid: int) -> str:
     )
 
 
-def work(process: Process, within_s: float) -> dict[str, float]:
-    """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
-    before = counters(process.tree.members())
-    process.wait(within_s)
-    return difference(before, counters(process.tree.members()))
+def work(
+    process: Process, within_s: float, device: Callable[[], float] = lambda: 0.0
+) -> dict[str, float]:
+    """Watch the job for `within_s` seconds; return what `core.model.action.Job.work` says.
+
+    Args:
+        device: returns the share of the time that the most used device of the job is in use.
+    """
+    before, until_s, most = counters(process.tree.members()), time.monotonic() + within_s, 0.0
+    while process.returncode is None and (left_s := until_s - time.monotonic()) > 0.0:
+        most = max(most, device())
+        process.wait(min(left_s, DEVICE_S))
+    return {**difference(before, counters(process.tree.members())), "device": most}
 
 
 def difference(

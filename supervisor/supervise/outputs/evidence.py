@@ -157,6 +157,10 @@ class Evidence:
             files.remove_tree(temporary)
         return described(made / MANIFEST)
 
+    def main_stack(self, pid: int) -> str:
+        """Return where the main thread of a process of the job is, "" where nobody can tell."""
+        return rank_survey.main_stack(self._marks, pid)
+
     def _fill(self, bundle: Bundle, job: EvidenceSource, incident: str, key: str) -> None:
         members = job.processes()[:PROCESSES]
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))

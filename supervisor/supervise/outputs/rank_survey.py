@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from ..core.analysis.standstill import Collective, RankStand, Standstill, explain
+from .stacks import ask
 
 _STATES = {
     psutil.STATUS_STOPPED: "stopped",
@@ -99,6 +100,15 @@ def main_thread(stacks: str) -> tuple[str, bool]:
     if own is None:
         return "", in_backward
     return f"{PurePath(own['file']).name}:{own['line']} in {own['name']}", in_backward
+
+
+def main_stack(marks: Path, pid: int) -> str:
+    """Return the frames of a process's main thread, "" where they cannot be read."""
+    try:
+        found = _main_frames(ask(pid, marks).splitlines())
+    except OSError:
+        return ""
+    return "\n".join(frame[0].strip() for frame in found)
 
 
 def _main_frames(lines: Iterable[str]) -> Iterable[re.Match[str]]:

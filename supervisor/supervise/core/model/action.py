@@ -35,6 +35,7 @@ class EffectCheck:
 
 BUSY_SHARE = 0.1  # of a core; a process that waits uses next to nothing
 BUSY_BYTES = 65536  # moved per second by reads and writes
+BUSY_DEVICE = 0.05  # of the time, of the device that is used most
 
 
 def busy(used: Mapping[str, float], within_s: float) -> bool:
@@ -42,7 +43,17 @@ def busy(used: Mapping[str, float], within_s: float) -> bool:
 
     Source: project defaults; a Python process that sleeps uses under 1 % of a core.
     """
-    return used["cpu_s"] > BUSY_SHARE * within_s or used["bytes"] > BUSY_BYTES * within_s
+    works = used["cpu_s"] > BUSY_SHARE * within_s or used["bytes"] > BUSY_BYTES * within_s
+    return works or used.get("device", 0.0) > BUSY_DEVICE
+
+
+def usage(used: Mapping[str, float], within_s: float) -> str:
+    """Return what `Job.work` saw in `within_s` seconds, in words."""
+    device = used.get("device", 0.0)
+    devices = f", a device {device:.0%} in use" if device else ""
+    return (
+        f"{used['cpu_s']:.1f} s of CPU and {used['bytes']:.0f} bytes{devices} in {within_s:.0f} s"
+    )
 
 
 class Refused(Exception):  # noqa: N818, it is an answer and not a fault
@@ -111,7 +122,8 @@ class Job(Protocol):
         ...
 
     def work(self, within_s: float) -> dict[str, float]:
-        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it."""
+        """Watch the job for `within_s` seconds; return `cpu_s` used and `bytes` moved by it, and
+        `device`, the largest share of the time that one of its devices was in use."""
         ...
 
     def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:

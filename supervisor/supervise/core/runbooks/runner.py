@@ -87,7 +87,8 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
         step = int(order.get("step", -1))
         given = recipes.command(settings, str(order.get("path", "")), step)
         then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
-        then += f", or a newer one that is verified meanwhile, with {given}"
+        idle = f", if nothing moves for {order['if_idle_s']:g} s" if "if_idle_s" in order else ""
+        then += f", or a newer one that is verified meanwhile, with {given}{idle}"
     if "hold_rate" in run.runbook.verbs:
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
