@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,42 @@ def test_a_supervisor_that_can_start_no_thread_watches_on(supervise, halves):
     assert "the machine is not measured: can't start new thread" in notes
     assert any(r["reason"] == "console: no thread could be started" for r in records)
     supervise.prove("run")
+
+
+def test_a_supervisor_without_memory_passes_signals_on_and_ends(supervise):
+    """A thread that dies before its first call is not waited for without end."""
+    job = tiny("--steps", 100000, "--sleep", 0.01)
+    running = supervise.start("--policy", "nano", "--run-dir", "run", "--", *job)
+    wait_until(lambda: supervise.run_of().state.get("step", -1) > 5, "step 5")
+    resource.prlimit(running.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate(timeout=120)[1]
+
+    assert running.returncode == 128 + signal.SIGTERM, said
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "why"),
+    [("NOFILE", 8, "only 8 files may be open, "), ("AS", 100 << 20, "only 100 MiB of address ")],
+)
+def test_where_limits_leave_no_room_the_job_runs_as_without_us(supervise, limit, most, why):
+    """Its process, its code, its output, one line of ours, and no run directory."""
+    job = ["sh", "-c", "echo $$; exit 7"]
+    number = getattr(resource, f"RLIMIT_{limit}")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "supervise", "--run-dir", "run", "--", *job],
+        cwd=supervise.home,
+        env=supervise.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(number, (most, most)),
+    )
+    out, said = running.communicate(timeout=60)
+
+    assert (running.returncode, out) == (7, f"{running.pid}\n"), said
+    assert said.startswith(f"supervise: not watched: {why}") and said.count("\n") == 1
+    assert not (supervise.home / "run").exists()
 
 
 @pytest.mark.parametrize(("what", "answer"), [("audit.log", 64), ("journal", 1)])

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..threads import Thread
+
 MAX_WATCHES = 256
 MAX_BELOW = 16  # of the newest directories; a checkpoint is written in one, and then left alone
 RETRY_S = 5.0  # for directories that are not there yet; project default
@@ -66,7 +68,7 @@ class FileWatch:
     def start(self) -> None:
         """Begin. Whatever cannot be watched is looked at from time to time only."""
         try:
-            threading.Thread(target=self._run, name="file watch", daemon=True).start()
+            Thread(target=self._run, name="file watch", daemon=True).start()
         except RuntimeError:  # at the limit of processes and threads
             _log.warning("no thread for the file watch")
 

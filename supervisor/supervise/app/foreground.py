@@ -7,7 +7,6 @@ signals here, and so a signal reaches the job whatever the disk does.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from ..job.process import Process
 from ..job.signals import Forwarder
 from ..outputs.outbox import Outbox
 from ..report.receipt import counted, shown
+from ..threads import Thread
 from .loop import App
 
 CHECK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
@@ -52,15 +52,18 @@ class Foreground:
         lost. The process must then end without waiting for any thread.
         """
         codes: list[int] = []
+        errors: list[BaseException] = []
         wakeup = self._forwarder.wakeup
 
         def run() -> None:
             try:
                 codes.append(work())
+            except BaseException as error:  # no memory even to report one
+                errors.append(error)
             finally:
                 wakeup.set()
 
-        thread = threading.Thread(target=run, name="loop", daemon=True)
+        thread = Thread(target=run, name="loop", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # at the limit of threads: signals wait for the disk, as they may
@@ -76,6 +79,8 @@ class Foreground:
                 self._app.wakeup.set()
             if codes:
                 return codes[0], True
+            if errors:
+                raise errors[0]
             stalled_s = self._stalled_s()
             if process.returncode is None:
                 self._ended = self._cut_short_s = None
@@ -146,7 +151,7 @@ class Foreground:
 
 def _run_within(call: Callable[[], object], within_s: float) -> None:
     """Call on a thread of its own, and wait for it no longer than that."""
-    thread = threading.Thread(target=call, daemon=True)
+    thread = Thread(target=call, daemon=True)
     try:
         thread.start()
     except RuntimeError:  # at the limit of threads

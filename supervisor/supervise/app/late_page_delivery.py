@@ -23,6 +23,7 @@ from ..inputs import clock
 from ..notifiers import Sender, destination, reopen
 from ..outputs.outbox import Undelivered
 from ..store.late_page_spool import Page, Spool, spool_directory
+from ..threads import Thread
 
 KEEP_S = 2.0  # of the end of a run
 DAYS = 7
@@ -54,7 +55,7 @@ def keep(
     kept: list[dict[str, Any]] = []
     trouble = [f"no answer from the disk within {within_s:g} s"]
     task = partial(_keep, found, notify, env, tell, kept, trouble)
-    thread = threading.Thread(target=task, name="spool", daemon=True)
+    thread = Thread(target=task, name="spool", daemon=True)
     try:
         thread.start()
         thread.join(within_s)
@@ -245,7 +246,7 @@ class Courier:
     def start(self) -> None:
         """Begin, and return at once."""
         with suppress(RuntimeError):  # no more threads: the next run sends them
-            threading.Thread(target=self._run, name="courier", daemon=True).start()
+            Thread(target=self._run, name="courier", daemon=True).start()
 
     def stop(self) -> None:
         """Begin nothing more; a post that is under way goes on while the process lives."""

@@ -20,6 +20,7 @@ from ..core.model.policy import Policy
 from ..errors import InputError, SuperviseError
 from ..inputs import clock, control_inbox
 from ..store.policies import Reloader
+from ..threads import Thread
 from .file_watch import Target
 
 QUIET_S = 1.0  # without a write; project default
@@ -56,7 +57,7 @@ class PolicyWatch:
         self._changed = threading.Event()
         self._seen = self._snapshot()
         self._refused = ""  # as it was told
-        self._thread = threading.Thread(target=self._work, name="policy watch", daemon=True)
+        self._thread = Thread(target=self._work, name="policy watch", daemon=True)
 
     def start(self) -> None:
         """Begin."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
 import traceback
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Any
 
 from ..core.model.redaction import Redactor
 from ..store import files
+from ..threads import Thread
 
 NAME = "supervisor.log"
 MAX_WAITING = 256  # records; project default
@@ -52,7 +52,7 @@ class SupervisorLog(logging.Handler):
         self._redactor = redactor
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
-        self._thread = threading.Thread(target=self._work, name="supervisor.log", daemon=True)
+        self._thread = Thread(target=self._work, name="supervisor.log", daemon=True)
 
     def start(self) -> None:
         """Begin; without a thread to spare nothing is logged."""

@@ -20,6 +20,7 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
 from ..errors import StoreError
 from ..inputs import clock
+from ..threads import Thread
 from .discovery import OwnershipResolver
 from .notifications import CheckpointNotifications
 from .registry import BAD, COPIED, FOUND, VANISHED, VERIFIED, Entry, Register
@@ -120,7 +121,7 @@ class CheckpointService:
         self._verifying = threading.Lock()  # one at a time
         self._closed, self._wake = threading.Event(), threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(work, wake), name=name, daemon=True)
+            Thread(target=self._run, args=(work, wake), name=name, daemon=True)
             for name, work, wake in (
                 ("checkpoints", self.scan, self._wake),
                 ("verify", self.verify_next, self._closed),
@@ -139,7 +140,7 @@ class CheckpointService:
         self._kept.closed.set()
         self._verifier.process.close()
         self._restorer.discard_prepared()
-        last = threading.Thread(target=self._scan_ended, name="last scan", daemon=True)
+        last = Thread(target=self._scan_ended, name="last scan", daemon=True)
         self._start(last)  # a thread, because the disk may hang
         until_s = time.monotonic() + CLOSE_S
         for thread in (*self._threads, self._urgent_thread, last):
@@ -205,7 +206,7 @@ class CheckpointService:
         """
         self._urgent_until_s, self._awaited = time.monotonic() + within_s, None
         self._patience_s = within_s if patient else 0.0
-        self._urgent_thread = threading.Thread(
+        self._urgent_thread = Thread(
             target=self._verify_ended, args=(above, before, newest), name="verify now", daemon=True
         )
         self._start(self._urgent_thread)
@@ -223,7 +224,7 @@ class CheckpointService:
         """
         if self._urgent_thread is None or not self._urgent_thread.is_alive():
             self._awaited = before
-            self._urgent_thread = threading.Thread(
+            self._urgent_thread = Thread(
                 target=self._verify_before, args=(before,), name="verify awaited", daemon=True
             )
             if not self._start(self._urgent_thread):

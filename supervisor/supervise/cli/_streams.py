@@ -24,6 +24,8 @@ from typing import NoReturn, TextIO, cast
 
 import click
 
+from ..threads import Thread
+
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell reports a program whose reader went away
 CANNOT_WRITE = 74  # sysexits EX_IOERR
 MAX_BYTES = 256 << 10  # that wait to be written
@@ -153,7 +155,7 @@ class Stream(io.TextIOBase):
     def _begin(self) -> bool:
         """Start the thread unless it runs; return False if no thread can start."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="stderr", daemon=True)
+            thread = Thread(target=self._run, name="stderr", daemon=True)
             try:
                 thread.start()
             except RuntimeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import SuperviseError, UsageError
 from ..inputs import clock
-from ..job import environment, shared_memory
+from ..job import environment, resource_limits, shared_memory
+from ..job.launch import replace_process
 from ..job.process import Process, exit_code
 from ..job.signals import Forwarder
 from ..job.terminal import Terminal
@@ -169,13 +171,24 @@ def command(
 
 
 def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh: bool) -> None:
-    """Raise UsageError if an option or the command is missing."""
+    """Raise UsageError if an option or the command is missing; where none can watch, become it."""
     if not argv:
         raise UsageError("no command given", hint="supervise --policy nano -- python train.py")
     if fresh and not resume_run:
         raise UsageError("--fresh needs --resume-run", hint="add --resume-run --run-dir D")
     if resume_run and run_dir is None:
         raise UsageError("--resume-run needs the directory of the run", hint="add --run-dir D")
+    if not resume_run:  # which may have to fill in a checkpoint
+        _run_unwatched_if_short(argv)
+
+
+def _run_unwatched_if_short(argv: Sequence[str]) -> None:
+    """Become the command where the limits of this process leave no room to watch it."""
+    if (why := resource_limits.shortage()) is not None:
+        print_line = line_printer(quiet=False)
+        print_line(f"supervise: not watched: {why}; the job runs as it does without supervise")
+        sys.stderr.flush()
+        replace_process(argv, os.environ)
 
 
 def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] | None:
@@ -323,9 +336,10 @@ def _fail_open(
         forwarder.attach(process)
         return watch()
     except Exception:
-        import traceback
+        with contextlib.suppress(Exception):  # memory may be short, of which the job has enough
+            import traceback
 
-        report(traceback.format_exc())
+            report(traceback.format_exc())
         return _wait(process, forwarder)
 
 
@@ -342,6 +356,8 @@ def _log_crash(run: RunDir, clean: Redactor) -> None:
 
 def _wait(process: Process, forwarder: Forwarder) -> int:
     """Forward signals until the job ends; return the exit code to pass on."""
-    while process.poll() is None:
-        forwarder.wakeup.wait(0.5, process)
+    while process.wait(0.0) is None:
+        with contextlib.suppress(Exception):
+            process.poll()
+            forwarder.wakeup.wait(0.5, process)
     return exit_code(process.returncode or 0)

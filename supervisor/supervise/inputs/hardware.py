@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from ..threads import Thread
 from .memory_growth import Growth
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Hardware:
         self._every_s = every_s
         self._members_every_s = members_every_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
+        self._thread = Thread(target=self._run, name="hardware", daemon=True)
         self._strikes: dict[str, int] = {}
         self._devices: list[Any] | None = None
         self._xids: Xids

@@ -26,6 +26,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ..errors import LaunchError
 
@@ -71,6 +72,16 @@ def spawn(
         except (OSError, ValueError) as error:
             raise explain(argv, environ, error) from error
     return pid, group or pid
+
+
+def replace_process(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become the program. Raises LaunchError: it cannot be started."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two for itself
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own command
+    except (OSError, ValueError) as error:
+        raise explain(argv, environ, error) from error
 
 
 @contextmanager

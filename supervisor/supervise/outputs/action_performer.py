@@ -8,7 +8,6 @@ thread is abandoned (a daemon, so that it cannot delay the exit) and its later r
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from ..core.model.action import Action, Job
 from ..core.model.events import Finished
 from ..errors import ActionError
+from ..threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Performer:
         self._deadline_ns = time.monotonic_ns() + int((self._deadline_s + SLACK_S) * 1e9)
         # A new queue: the late result of an abandoned thread goes into one that is never read.
         self._done = SimpleQueue()
-        thread = threading.Thread(
+        thread = Thread(
             target=_perform,
             args=(self._job, action_id, action, dict(args), key, self._done, self._wake),
             name=f"action {action_id}",

@@ -33,6 +33,7 @@ from ..core.model.interfaces import (
     Message,
     NotifyError,
 )
+from ..threads import Thread
 from .channel_health import Health, Trouble
 
 _log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class ChannelQueue:
         self._deadline: float | None = None  # set when draining
         self._closed = False
         self._emptied = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
+        self._thread = Thread(target=self._run, name=f"notify-{sender.name}", daemon=True)
         self._start_thread()
 
     def mark_known(self, incident: str | None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.interfaces import FAIL, PING, START, NotifyError, PingSender
+from ..threads import Thread
 
 LOOK_S = 1.0  # between two looks at the run; a SEV0 is reported within it
 STALLED_S = 10.0  # of a loop that makes a round each second; project default
@@ -57,7 +58,7 @@ class DeadManPing:
         self._sender, self._vitals, self._report = sender, vitals, report
         self._look_s, self._now = look_s, monotonic
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = Thread(target=self._run, name="heartbeat", daemon=True)
         self._starts = False
         self._exit_code = 0
         self._kind, self._due_s = PING, float("-inf")  # of the next ping

@@ -28,6 +28,7 @@ import psutil
 
 from .. import __version__
 from ..store import files
+from ..threads import Thread
 from . import host_facts
 
 MAX_FILES = 32  # of each sort; project default
@@ -90,9 +91,7 @@ class IdentityCollector:
         """Collect what a launch consists of; the one before is left as it is."""
         collection = self._collection = _Collection()
         try:
-            threading.Thread(
-                target=self._collect, args=(collection,), name="identity", daemon=True
-            ).start()
+            Thread(target=self._collect, args=(collection,), name="identity", daemon=True).start()
         except RuntimeError as error:  # at the limit of threads
             self._code_is_known({"missing": str(error)})
             collection.finish({"missing": f"not collected: {error}"})
@@ -328,7 +327,7 @@ def _pynvml() -> Any:
 def _within(limit_s: float, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `read` does, or why it did not in time; its thread is left behind then."""
     found: dict[str, Any] = {}
-    thread = threading.Thread(target=lambda: found.update(_guarded(read)), daemon=True)
+    thread = Thread(target=lambda: found.update(_guarded(read)), daemon=True)
     thread.start()
     thread.join(limit_s)
     return {"missing": f"no answer within {limit_s:g} s"} if thread.is_alive() else found

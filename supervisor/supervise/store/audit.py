@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FULL, StoreError
+from ..threads import Thread
 from . import files
 from .files import locked
 from .hash_chain import MAX_LINE, VERSION, Chain, Report, decode, encode, lines, read, verify
@@ -71,7 +72,7 @@ class Audit:
         self._lock = threading.RLock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
-        self._committer = threading.Thread(target=self._commit_often, name="audit", daemon=True)
+        self._committer = Thread(target=self._commit_often, name="audit", daemon=True)
 
     @classmethod
     def open(cls, path: Path, run_id: str, *, at_ns: int, wall: str) -> Audit:

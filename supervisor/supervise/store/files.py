@@ -131,7 +131,9 @@ def read(path: Path, *, foreign: bool = False, limit: int | None = None) -> byte
         ValueError: it has more than `limit` bytes.
     """
     with os.fdopen(open_file(path, foreign=foreign), "rb") as file:
-        raw: bytes = file.read() if limit is None else file.read(limit + 1)
+        # `read(n)` takes memory for n bytes, however many there are.
+        size = os.fstat(file.fileno()).st_size
+        raw: bytes = file.read() if limit is None else file.read(min(limit, size) + 1)
     if limit is not None and len(raw) > limit:
         raise ValueError(f"it is larger than {limit >> 10} KiB")
     return raw

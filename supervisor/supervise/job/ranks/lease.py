@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ...errors import SuperviseError
+from ...threads import Thread
 from .pending_command import Rank
 
 LEASE_S = 60.0
@@ -49,9 +50,7 @@ class Lease:
         """Renew from now on, up to `until_ns` (CLOCK_MONOTONIC) at most."""
         self.end()
         ended = self._ended = threading.Event()
-        thread = threading.Thread(
-            target=self._renew, args=(until_ns, ended), name="lease", daemon=True
-        )
+        thread = Thread(target=self._renew, args=(until_ns, ended), name="lease", daemon=True)
         thread.start()
 
     def end(self) -> None:

@@ -25,6 +25,7 @@ from ...core.model.events import Event, Frame, Gap, Notice
 from ...core.model.policy import Policy
 from ...core.model.state_machine import STATES
 from ...core.state.run_state import State
+from ...threads import Thread
 from .. import status_snapshot
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class RunMetrics:
             from .metrics_endpoint import Endpoint  # most runs serve nothing
 
             server = self._server = Endpoint(self.host, self.port, self.render)
-            thread = threading.Thread(
+            thread = Thread(
                 target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
             )
             thread.start()
