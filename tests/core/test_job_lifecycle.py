@@ -351,7 +351,7 @@ def test_detectors_that_warm_up_again_do_not_stand_against_a_recovery(tell):
     story.frames(2.0, 2.1, 1.9, times=30)
     story.frames(9.0)
     relaunched(story, 80, ended=True)  # 10 steps before the first breach
-    story.frames(2.0, 2.1, 1.9, times=4)
+    story.frames(2.0, 2.1, 1.9, times=7)
     assert story.kinds("verify", "passed")
 
 

@@ -47,7 +47,13 @@ from .model.events import (
 )
 from .model.interfaces import WATCHER
 from .model.policy import HOLD, Policy, Rule
-from .runbooks import checkpoint_choice, effect_verification, runner, weights_check
+from .runbooks import (
+    checkpoint_choice,
+    effect_verification,
+    repeated_steps,
+    runner,
+    weights_check,
+)
 from .state import rule_scope
 from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .state.run_state import JobLife, State, StepContext
@@ -125,6 +131,7 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         names = state.ranks.announce(rank, names)
     if monitor.is_replaced_by(event.program):
         session_change.on_program_replaced(ctx, monitor, event)
+    repeated_steps.on_announced(state, monitor, event)
     monitor.announce(names, event.program)
     state.context.attribution.announced(rank, event.names, event.program)
     state.job.world_size = event.world_size
@@ -202,6 +209,7 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     if state.machine == state_machine.WARMING and seen >= ctx.policy.warmup_steps:
         ctx.move("ready", f"{seen} frames seen")
     if is_leader:
+        repeated_steps.follow(ctx, monitor, frame)
         _follow_phase(ctx, written, monitor, changes, seen)
         epoch_skip.follow(ctx, monitor, frame)
     _record_notes(ctx, monitor)

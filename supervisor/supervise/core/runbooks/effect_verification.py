@@ -42,7 +42,7 @@ from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
 from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
-from . import runner
+from . import repeated_steps, runner
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 FIRST_UPDATE = 10.0  # times the median; of 23 015 healthy rows of 17 programs the largest is 6.0
@@ -75,9 +75,19 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
             text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
     if anew and ctx.state.job.launched:
         ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
-    ctx.notify("SEV1" if anew else "SEV2", text)
+    reshuffled = not (refused or anew or broken) and _is_reshuffled(told)
+    ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
     if run is not None and broken:
         run.verification.rejected = text
+
+
+def _is_reshuffled(told: Mapping[str, Any]) -> bool:
+    """Return whether only the batch is, or may be, another one, and with it the loss."""
+    rate, loss = told.get("lr") or {}, (told.get("loss") or {}).get("is")
+    was, now = rate.get("was"), rate.get("is")
+    same = (told.get("probe_batch") or {}).get("verdict") != "differs"
+    same = same and (None in (was, now) or was == now) and (loss is None or isfinite(loss))
+    return same and told.get("fingerprint") != "same"
 
 
 def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
@@ -125,7 +135,8 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         seen.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
     if seen.clear_steps >= needed and (
-        left := _still_missing(policy, state.monitors, incident, frame, needed)
+        left := repeated_steps.missing(state)
+        or _still_missing(policy, state.monitors, incident, frame, needed)
     ):
         seen.clear_steps, seen.last_trouble = needed - 1, left
     if seen.clear_steps >= needed:
@@ -133,6 +144,8 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         where = f", loss {loss:.4g}" if loss is not None else ""
         where += f" ({band.level:.4g} before)" if band is not None and where else ""
         why = f"no rule fired for {needed} steps after {run.runbook.name}{where}"
+        differs = repeated_steps.differences(state)
+        why += f"; but {differs}" if differs else ""
         runner.on_verified(ctx, incident, why)
     elif state.frame_count > seen.deadline_frame:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"

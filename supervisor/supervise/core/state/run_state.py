@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..analysis.shard_attribution import ShardAttribution
+from ..detection.attempt_overlap import RepeatedSteps
 from ..detection.job_frames import JobFrames
 from ..detection.rank_monitor import RankMonitor
 from ..detection.run_phase import RunPhase
@@ -343,7 +344,7 @@ class State:
         monitors: what is known of each rank, in order of the ranks.
         ranks: frames of several ranks that are not judged yet.
         incident: the open one. ledger: what was spent of the budgets.
-        checkpoints: those of the job that the guard told of.
+        checkpoints: those of the job that the guard told of. repeated: steps that are made again.
         phase, rules, history, job, approvals, context: see their classes.
     """
 
@@ -355,6 +356,7 @@ class State:
     frame_count: int = 0
     monitors: dict[int, RankMonitor] = field(default_factory=dict)
     ranks: JobFrames = field(default_factory=JobFrames)
+    repeated: RepeatedSteps = field(default_factory=RepeatedSteps)
     incident: Incident | None = None
     ledger: Ledger = field(default_factory=Ledger)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -370,7 +372,7 @@ class State:
         twin = copy.copy(self)
         twin.monitors = {rank: monitor.copy() for rank, monitor in self.monitors.items()}
         twin.incident, twin.ranks = copy.deepcopy(self.incident), self.ranks.copy()
-        twin.ledger = copy.deepcopy(self.ledger)
+        twin.ledger, twin.repeated = copy.deepcopy(self.ledger), self.repeated.copy()
         twin.checkpoints, twin.phase = self.checkpoints.copy(), copy.copy(self.phase)
         twin.rules, twin.history = self.rules.copy(), self.history.copy()
         twin.job, twin.approvals = self.job.copy(), self.approvals.copy()

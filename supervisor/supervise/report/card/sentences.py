@@ -320,6 +320,16 @@ def cost(
     return "no steps repeated"
 
 
+def _unlike_before(verification: Sequence[Part], questions: Part, *, judged: bool) -> list[str]:
+    """Return what the job does otherwise than before it was started again, else its norms."""
+    differs = [one["text"] for one in verification if one["what"] == "differs"]
+    if differs:
+        return [f"but {'; '.join(differs)}"]
+    answer = str((questions.get("norms_stayed") or {}).get("answer"))
+    norms = {"yes": "norms as before", "no": "norms are UP"}.get(answer, "norms: unknown")
+    return [norms] if judged else []
+
+
 def proof(
     *,
     state: str,
@@ -344,11 +354,9 @@ def proof(
         parts.append(passed[-1]["text"])
     if state == RECOVERED:
         parts.append(end.removeprefix("recovered: "))
-    norms = (questions.get("norms_stayed") or {}).get("answer")
-    if diagnosis is not None and (back or state == RECOVERED):
-        parts.append(
-            {"yes": "norms as before", "no": "norms are UP"}.get(str(norms), "norms: unknown")
-        )
+    parts += _unlike_before(
+        verification, questions, judged=diagnosis is not None and (back or state == RECOVERED)
+    )
     verified = state == RECOVERED and bool(passed)
     answer = {
         "verified": verified,
