@@ -9,7 +9,7 @@ from supervise.actions.snapshot import Snapshot
 from supervise.core.incidents import action_planning
 from supervise.core.model.events import Finished, Notice
 
-from .conftest import NAN, Touch, Verify, messages, one_rule, runbook_of
+from .conftest import NAMES, NAN, Touch, Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
 
 GOOD, BAD = 2.05, 3.0
@@ -148,3 +148,116 @@ def test_weights_are_sound_where_they_gave_the_step_of_the_first_breach_a_usual_
 
     found = action_planning.plan_context(story.state, story.state.incident)
     assert (found.breach_step, found.sound) == (40, sound)
+
+
+TOKENS = (*NAMES, "batch_token_drift", "batch_top1_share")
+USUAL = {"grad_global_norm": 1.0, "batch_top1_share": 0.05}
+
+
+@pytest.fixture
+def learned(tell):
+    """A job whose tokens are looked at, and whose probe batch answers as the test says."""
+
+    def begin(*answers, keeps=True, names=TOKENS):
+        found = iter(answers)
+
+        def answer(key):
+            if "check_weights" not in key:
+                return Finished(0, key, True, {"attempt": 1} if "touch" in key else {})
+            story.asked = (
+                story.step + 3,
+                Finished(0, key, True, {"loss": next(found), "was": WAS}),
+            )
+            return None
+
+        steps = (CheckWeights(again=20), Snapshot(), Touch(), Verify(within=30, clear_for=5))
+        story = tell(
+            **one_rule(threshold("train_loss_raw", 2.3), "SEV1", "back", for_steps=2),
+            runbooks={"back": runbook_of("back", *steps)},
+            answer=answer,
+            job=KEPT,
+            names=names,
+        )
+        story.asked = None
+        if keeps:
+            story.send(Notice(0, "rewind-unavailable", "it is a for loop"))
+        feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
+        return story
+
+    return begin
+
+
+def feed(story, losses, drift=0.08, **more):
+    for loss in losses:
+        row = {"train_loss_raw": loss, "batch_token_drift": drift + loss / 1e3}
+        story.rows({**USUAL, **row, **more})
+        if story.asked is not None and story.step >= story.asked[0]:
+            asked, story.asked = story.asked[1], None
+            story.send(asked)
+
+
+def falling(first, last, steps, half_life=5.0):
+    return [last + (first - last) * 0.5 ** (step / half_life) for step in range(steps)]
+
+
+@pytest.mark.parametrize("first", [GOOD, BAD], ids=["asked at once", "asked late"])
+def test_other_data_are_learned_and_nothing_is_taken_back(learned, first):
+    """The probe batch is of the old data, and gets worse for as long as others are learned."""
+    story = learned(first, *[3.6] * 9)
+    feed(story, falling(5.5, 2.25, 60), drift=0.4)
+    feed(story, [2.27, 2.33] * 30)
+
+    assert "touch" not in verbs(story)
+    orders = [d.data["action"]["args"] for d in story.kinds("intent")]
+    assert [args.get("renew", False) for args in orders if "within" in args] == [False, True]
+    reasons = [d.reason for d in story.kinds("abort", "withdrawn")]
+    assert (
+        "the data changed at step 41: KL of the batch's tokens from those before 0.4"
+        in (reasons[-1])
+    )
+    assert "the loss fell by itself, from 4.7" in reasons[-1]
+
+
+def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(learned):
+    story = learned(GOOD, *[3.6] * 9)
+    feed(story, falling(5.5, 2.25, 60), drift=0.4)
+    feed(story, [6.0] * 20)
+
+    assert verbs(story)[-1] == "touch"
+    (started,) = [m for m in messages(story) if "started" in m["title"]]
+    assert "new since step" in started["why"] and "the loss jumped again, by 3." in started["why"]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("losses", [falling(4.0, 2.02, 80), [4.0, 4.0, *[2.02] * 78]])
+def test_what_heals_by_itself_is_no_new_evidence(learned, keeps, losses):
+    """As damaged moments and a bad batch do: the probe batch stays a little worse for a while."""
+    story = learned(GOOD, *[2.19] * 9, keeps=keeps)
+    feed(story, losses)
+
+    assert "touch" not in verbs(story)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "lasting", "back"), [(False, True, True), (True, True, False), (True, False, True)]
+)
+def test_one_token_is_nothing_to_learn(learned, keeps, lasting, back):
+    """Where the loop goes on, a rollback waits until other tokens come in."""
+    story = learned(GOOD, *[3.6] * 9, keeps=keeps)
+    feed(story, falling(5.5, 3.5, 30), batch_top1_share=1.0)
+    feed(story, [3.5] * 40, batch_top1_share=1.0 if lasting else 0.05)
+
+    assert ("touch" in verbs(story)) is back
+    if back:
+        (started,) = [m for m in messages(story) if "started" in m["title"]]
+        assert "the inputs were one token in" in started["why"]
+
+
+@pytest.mark.parametrize(("loss", "back"), [(2.35, False), (3.4, True)])
+def test_without_tokens_the_two_losses_tell_learning_from_damage(learned, loss, back):
+    """Damage costs both alike; other data are learned while the probe batch is forgotten."""
+    story = learned(GOOD, *[3.6] * 9, names=NAMES)
+    feed(story, falling(5.5, loss, 20, 2.0))
+    feed(story, [loss] * 60)
+
+    assert ("touch" in verbs(story)) is back

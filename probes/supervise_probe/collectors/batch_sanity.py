@@ -51,6 +51,15 @@ METRICS = (
         COST,
         sparsest=SPARSEST,
     ),
+    MetricSpec(
+        "batch_token_drift",
+        "nat",
+        "KL of the batch's tokens from those of the batches before it: steps where other data come "
+        "in, and gets used to them; absent in the first 4 looks.",
+        "sum p log(p / q), ids modulo 1024; q: running mean of p over 32 looks, with 1 % of all",
+        "one more table of 1024 counts",
+        sparsest=SPARSEST,
+    ),
 )
 
 LONGEST = 16384  # values of one micro-batch
@@ -59,6 +68,8 @@ FEW = 1024  # values that Python counts faster than torch, from cold caches
 LARGEST = 1 << 20  # ids above are sorted
 SHARE = 0.0004  # of a step, for a look divided by the steps between two
 FLOOR_NS = 5_000  # a step, in any case
+BUCKETS, LOOKS = 1024, 32  # of the running mean; its looks
+UNSEEN = 0.01  # of the mass is spread over all buckets
 FIRST = 4  # steps between two looks, until their cost is known
 
 
@@ -74,6 +85,8 @@ class Collector(Base):
         self.pace = Pace(context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
         sets.paces["batch_sanity"] = self.pace
         self._kept: List[Any] = []
+        self._usual: Any = None  # shares of the buckets
+        self._looks = 0
 
     def saw(self, tensor: Any) -> None:
         """These whole numbers went into the model."""
@@ -107,6 +120,23 @@ class Collector(Base):
         values["batch_token_entropy"] = log(size) - mean
         values["batch_unique_ratio"] = kinds / size
         values["batch_top1_share"] = top / size
+        drift = self._drift(ids, size)
+        if self._looks > FIRST:
+            values["batch_token_drift"] = self.scalars.value(drift)
+
+    def _drift(self, ids: Any, size: int) -> Any:
+        """Return how far these tokens are from the usual ones, which follow them."""
+        torch = self.torch
+        table = torch.zeros(BUCKETS, device=ids.device)
+        places = ids.remainder(BUCKETS).long()
+        shares = table.scatter_add_(0, places, torch.ones_like(places, dtype=table.dtype)) / size
+        usual = self._usual
+        if usual is None or usual.device != shares.device:
+            usual, self._looks = shares, 0
+        self._looks += 1
+        self._usual = usual + (shares - usual) / min(self._looks, LOOKS)
+        expected = (1.0 - UNSEEN) * usual + UNSEEN / BUCKETS
+        return torch.special.xlogy(shares, shares / expected).sum()
 
     def _shares(self, ids: Any, size: int) -> Tuple[Number, Number, Number]:
         """Return the mean log of each value's count, how many differ, and the largest count."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 from ..checkpoints.save_reports import save_facts, stamp_of
 from ..runtime.guard import describe
 from . import files
-from .reference_batch import KEY
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -108,7 +107,7 @@ class CrossProcessResume:
             saved.copies.wait()
             files.write(self._torch.save, document, path, lambda: self._stop)
             files.keep_newest(self._wanted["directory"], int(self._wanted["keep"]))
-            value = saved.extra[0].get(KEY)
+            value = self._probe_batch.value_in(saved.extra[0])
             self._written.append((saved.step, path, monotonic() - began, value))
         except files.Stopped:
             self._failed.append(

@@ -13,10 +13,11 @@ does `skip_outliers` before it goes on skipping.
 With several ranks each asks for its own rows, where it can run the model without the others
 (`side_forward.replica`); nothing is compared with what a checkpoint has.
 
-The batch stays the same while checkpoints refer to it: a later process reads it from its file. It
-costs one forward of two rows per savepoint, save and question, nothing at any other step; and once
-a trial of the model (`sampling/trial.py`). What cannot be computed is reported with the reason and
-not judged: so is a save between a forward and its backward.
+The batch stays the same until the supervisor sees that the data changed; a later process reads that
+of its checkpoint from its file. It costs one forward of two rows per savepoint, save and question,
+nothing at any other step; and once a trial of the model (`sampling/trial.py`). What cannot be
+computed is reported with the reason and not judged: so is a save between a forward and its
+backward.
 
 On an accelerator the value and the rows go to the host by a copy that is not waited for; only what
 has arrived is handed to the thread that writes.
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
     LookOn = Callable[[Optional[Callable[[Any], None]]], None]
 
 WHAT = "supervise probe batch 1"
-KEY = "probe_batch"  # of a savepoint's counters
+KEY, SERIAL = "probe_batch", "probe_batch_serial"  # of a savepoint's counters
 UNSEEN = "no batch had been seen when it was saved"
+OTHER = "the probe batch is another one since the data changed"
 DRIFTS = "a forward of the model changes what the next one gives"
 NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here matches the one that it was kept of"
@@ -101,6 +103,7 @@ class ReferenceBatch:
         self._arrivals: List[Any] = []  # events: they are there
         self._path = ""
         self._written = False
+        self._serial = 0  # of the batch
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
         self._output = ReferenceOutput(context.torch)
@@ -143,8 +146,9 @@ class ReferenceBatch:
         to_host = partial(self._to_host, arrivals=self._arrivals)
         self._host = side_forward.mapped(self._torch, (inputs.args, inputs.kwargs), to_host)
         self._root, self.why_not = weakref.ref(root), ""
+        serial = f".{self._serial}" if self._serial else ""
         home = os.path.join(os.path.dirname(config.marks), KEY)  # of the run directory
-        self._path = os.path.join(home, f"{config.attempt}.{self._position.rank}.pt")
+        self._path = os.path.join(home, f"{config.attempt}.{self._position.rank}{serial}.pt")
 
     def observe_targets(self, logits: Any, targets: Any, ignored: int) -> None:
         """The first loss of that step was taken of these."""
@@ -229,6 +233,7 @@ class ReferenceBatch:
     def do_check_weights(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """The verb `check_weights`: the loss of these rows now, and at the newest savepoints.
 
+        With `renew` other rows are kept from the next step on.
         On an accelerator it waits for that one number; the job would be taken back otherwise.
 
         Raises:
@@ -239,8 +244,25 @@ class ReferenceBatch:
         found = self._measure()
         if found is None or found[1] is None:
             raise Refused(f"the probe batch tells nothing: {self.why_not or NO_LOSS}")
-        now = float(found[1])
-        return {"loss": now, "was": [[step, float(loss)] for step, loss in self._losses]}
+        answer = {
+            "loss": float(found[1]),
+            "was": [[step, float(loss)] for step, loss in self._losses],
+        }
+        if args.get("renew"):
+            self._renew()
+        return answer
+
+    def _renew(self) -> None:
+        """Keep a batch of what comes in now: the job has other data to learn.
+
+        What was measured on the old one is not compared any more.
+        """
+        self._serial += 1
+        self._inputs, self._host, self._host_targets, self._written = None, None, None, False
+        self._losses.clear()
+        self._output = ReferenceOutput(self._torch)
+        self.why_not = UNSEEN
+        self._sets.want()
 
     def doubt(self, before_step: int, within: float, sound: bool = False) -> str:
         """Return why the weights may be bad, "" where these rows show that they are good.
@@ -284,10 +306,14 @@ class ReferenceBatch:
         value, loss = (
             v if isinstance(v, (float, type(None))) else self._to_host(v, []) for v in found
         )
-        state[KEY] = value
+        state[KEY], state[SERIAL] = value, self._serial
         if loss is not None:
             self._losses.append((self._position.step - 1, loss))
         self._guard.run(self._part, self._context.gate.without_grad, self._report_output, found[1])
+
+    def value_in(self, state: Mapping[str, Any]) -> Optional[Any]:
+        """Return the value among the counters of a savepoint; None if it is of another batch."""
+        return state.get(KEY) if state.get(SERIAL, 0) == self._serial else None
 
     def _report_output(self, loss: Optional[Any]) -> None:
         """Let what was found join the next frame."""
@@ -335,7 +361,8 @@ class ReferenceBatch:
             self._output.forget()
             while self._losses and self._losses[-1][0] > step:
                 self._losses.pop()
-            self._compare(state.get(KEY), self.why_not or UNSEEN, SAME)
+            why_not = self.why_not or (OTHER if self._serial else UNSEEN)
+            self._compare(self.value_in(state), why_not, SAME)
 
     # ── a checkpoint of an earlier process ────────────────────────────────────────────────────
 

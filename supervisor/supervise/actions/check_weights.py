@@ -18,10 +18,14 @@ class CheckWeights(Action):
 
     One forward of its two rows, at the next step boundary. Within `within` times the lower one of
     its losses at the newest two savepoints from before the breach the weights are good: batches
-    were bad, and no rollback mends those. Evidence is collected, nothing else is done, and `again`
-    steps later it is asked anew if the losses since are out of their band. Where a rollback takes
-    the loop back, other batches come instead and no progress is lost, so that it is asked after a
-    quarter of them, and from then on within half as much more, also than at the last question.
+    were bad, and no rollback mends those. Evidence is collected and nothing else is done. From
+    `again` steps later on the runbook is started anew where the losses rise, jump or fall no
+    further while they are out of their band, or the inputs were one token: another loss of the
+    probe batch alone is no evidence, since the model may have learned other data. Where token
+    statistics stepped and the loss falls by itself, it has: then the probe keeps another batch.
+    Where a rollback takes the loop back, other batches come instead and no progress is lost, so
+    that it is asked after a quarter of the steps, and from then on within half as much more, also
+    than at the last question.
     Beyond it, and where nobody knows (no `job.probe_batch`, several ranks that are not in one
     DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on: at once
     where the loop is taken back, else, with `unknown: wait`, after a quarter of `again` steps, if
@@ -61,6 +65,8 @@ class CheckWeights(Action):
             args["waits"] = True
         if context.good_loss is not None and "rewind" not in context.unavailable:
             args |= {"within": 1.0 + (self.within - 1.0) / 2.0, "good": context.good_loss}
+        if context.data_event:
+            args |= {"data_event": context.data_event, "renew": True}
         return args
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:

@@ -370,8 +370,8 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", recovered=True)
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
-        if incident.run is None and (book := weights_check.due(state, incident)) is not None:
-            why = f"the losses since step {incident.breach_step} are out of their band"
+        if incident.run is None and (due := weights_check.due(state, incident)) is not None:
+            book, why = due
             runner.start(ctx, incident, book.name, book.level, why, escalated=book.escalated)
         elif rule_scope.goes_on(policy, state, incident) or checkpoint_choice.awaits_checkpoint(
             state, incident

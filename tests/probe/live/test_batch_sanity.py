@@ -98,3 +98,13 @@ def test_short_steps_are_looked_at_less_often(probed):
     rows = job.output
     for step in seen:
         assert job.frames[step][NAMES[0]] == pytest.approx(rows[step][NAMES[0]], rel=1e-12)
+
+
+def test_other_data_are_far_from_the_tokens_before_and_become_usual(probed):
+    tokens = "torch.randint(0, 20, (8, 64)) + (20 if step >= 20 else 0)"
+    job = probed.run(script(tokens, steps=120))
+    drift = [frame.get("batch_token_drift") for frame in job.frames]
+
+    assert drift[:5] == [None] * 5
+    assert max(drift[5:20]) < 0.1 < 3.0 < min(drift[20:22])
+    assert drift[-1] < 0.3

@@ -206,6 +206,21 @@ def test_the_loss_of_the_batch_tells_whether_the_weights_are_good(probed, bare, 
         before = rows
 
 
+def test_another_batch_is_kept_once_the_data_changed(probed, bare):
+    """Of what comes in from then on; nothing is compared with what the old one had."""
+    environ = {"KIND": "plain"}
+    job = probed.start(SCRIPT, environ=environ, savepoints=KEEP, probe_batch={})
+    answer = job.order("check_weights", renew=True)
+    probed.wait(job)
+
+    assert job.output == bare.straight(SCRIPT, environ=environ).output
+    losses = [output and output[0] for output in job.output[0]["outputs"]]
+    assert answer.result["loss"] == pytest.approx(losses[answer.step], rel=1e-6)
+    told = {f["step"] - 1: f["fixed_probe_loss"] for f in job.frames if "fixed_probe_loss" in f}
+    of_old = {step: loss == pytest.approx(losses[step], rel=1e-6) for step, loss in told.items()}
+    assert of_old == {5: True, 10: True, 15: True, 20: False, 25: False}
+
+
 def test_weights_that_a_new_process_did_not_take_are_told(probed):
     """A script that resumes as it should; and one that leaves out one tensor of the checkpoint."""
     kind = "dropout"

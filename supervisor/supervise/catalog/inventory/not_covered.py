@@ -42,6 +42,10 @@ _GROUPS = (
         " straggler_rank",
     ),
     (
+        "Healthy changes of the data move it; it is asked before a loss has weights taken back.",
+        "batch_token_drift",
+    ),
+    (
         "Nothing for a person to do: pieces that are too dear go off by themselves; the status and"
         " the end of a run have it.",
         "probe_overhead_frac",

@@ -226,7 +226,8 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     if case.planned:
         return EXPECTED
     if back == YES:
-        return (known or SUSPECT) if case.recurring or normal == NO else RECOVERABLE
+        learned = normal != NO or _happened(case, "data")  # other data have other norms
+        return (known or SUSPECT) if case.recurring or not learned else RECOVERABLE
     if back == UNKNOWN or first["in_time"]:
         return UNDECIDED
     if known == SCHEDULE:

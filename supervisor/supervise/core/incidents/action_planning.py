@@ -16,6 +16,7 @@ from ..model.policy import Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
 from ..state.runbook_execution import RunbookExecution
+from . import weight_evidence
 
 
 def plan_context(
@@ -25,7 +26,12 @@ def plan_context(
     attribution = state.context.attribution
     where = basic_context(state, incident, before, operator)
     sound = _began_with_good_weights(state, incident)
-    return replace(where, sound=sound, suspects=attribution.suspects(), shards=attribution.shards)
+    asked = incident.deferred.weights_check
+    event = ""
+    if asked is not None and not weight_evidence.new_evidence(state, incident, asked):
+        event = weight_evidence.data_event(state, incident)
+    suspects, shards = attribution.suspects(), attribution.shards
+    return replace(where, sound=sound, data_event=event, suspects=suspects, shards=shards)
 
 
 def _began_with_good_weights(state: State, incident: Incident) -> bool:

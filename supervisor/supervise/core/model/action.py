@@ -78,6 +78,7 @@ class PlanContext:
     operator: str = ""  # who asked for it, when no rule did
     sound: bool = False  # the weights of before the first breach's step gave it a loss in its band
     good_loss: float | None = None  # of the probe batch, when it was said that the weights are good
+    data_event: str = ""  # how it is known that other data are being learned since then
 
 
 class Job(Protocol):

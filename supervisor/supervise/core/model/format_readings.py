@@ -42,6 +42,8 @@ METRICS = {
     "step_time": "step time",
     "batch_top1_share": "share of the commonest token",
     "batch_token_entropy": "entropy of the batch",
+    "batch_token_drift": "KL of the batch's tokens from those before",
+    "batch_unique_ratio": "share of different tokens",
 }
 
 

@@ -274,14 +274,14 @@ def _on_weights_checked(
     ctx: StepContext, incident: Incident, run: RunbookExecution, result: dict[str, Any]
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
-    assert run.intent.action is not None
-    why = run.intent.action.objection(run.intent.args, result)
-    if why := why or weights_check.reason_to_wait(incident, run, result):
+    if why := weights_check.objection(ctx.state, incident, run, result):
         weights_check.reduce(ctx, incident, run, why, float(result.get("loss", "inf")))
         _untry(ctx, incident, why)
         return
+    new = weights_check.evidence(ctx.state, incident, result)
     incident.deferred.weights_check = None
-    _announce(ctx, incident, run, f"{incident.trigger.asked_by}: {incident.headline}")
+    why = f"{incident.trigger.asked_by}: {incident.headline}"
+    _announce(ctx, incident, run, f"{new}; {why}" if new else why)
 
 
 def _record_committed(

@@ -1,14 +1,19 @@
-"""Check of weights against batches as the cause, before a runbook restores the weights.
+"""Whether the weights or the batches are to blame: asked before a runbook takes the weights back.
 
 A loss out of its band tells of either. A rollback mends weights; for bad batches it costs the steps
 since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that
 objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
 Where nobody can say, as with shards of several ranks, and the loop goes on, it waits once, as well.
-While the losses stay out of their band it is asked again, each time after twice as many steps.
-Where a rollback takes the loop back, and so ends such a trouble, that is sooner, and once in any
-case: repeated tokens are learned in a few steps, and their loss tells of nothing any more. There
-the evidence waits for the second answer: the job would be some steps further by the time it is
-collected, and weights that had bad batches come back in as few.
+
+That is one decision per onset. From then on the model learns what comes in, and a probe batch of
+other data rises with it: weights are taken back only where something new speaks against them
+(`incidents/weight_evidence`), each time after twice as many steps, and the action names it. Where a
+rollback takes the loop back, and so ends bad batches, it is asked sooner, and once in any case; the
+files of evidence wait for that answer: the job would be some steps further by the time they are
+collected.
+
+Where token statistics stepped at the onset and the loss falls by itself, the data changed. That is
+told, nothing is taken back for it, and the probe takes another batch, of the new data.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..incidents import diagnosis, withdrawal
+from ..incidents import diagnosis, weight_evidence
 from ..model.policy import Policy
 from ..state.incident import Incident, WithdrawnRunbook
 from ..state.run_state import State, StepContext
@@ -44,14 +49,28 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
 
 
-def reason_to_wait(incident: Incident, run: RunbookExecution, result: Mapping[str, Any]) -> str:
-    """Return why the runbook waits although nobody objects, "" where it does not.
-
-    Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
-    steps and mends nothing: it waits once, for as long as it takes to see whether they are.
-    """
-    known = "loss" in result or not run.intent.args.get("waits")
-    if known or incident.deferred.weights_check is not None:
+def objection(
+    state: State, incident: Incident, run: RunbookExecution, result: Mapping[str, Any]
+) -> str:
+    """Return why the weights are not taken back now, "" where they are."""
+    old, action, args = incident.deferred.weights_check, run.intent.action, run.intent.args
+    assert action is not None
+    event = args.get("data_event", "")
+    if why := action.objection(args, result):
+        return f"{why}; {event}" if event else why
+    change = weight_evidence.input_change(state, incident)
+    if event:
+        return str(event)
+    if old is None and change is not None and not change.degenerate:
+        return f"the data changed at step {incident.breach_step}: {change.text}"
+    if old is not None and not weight_evidence.new_evidence(state, incident, old):
+        return f"nothing new speaks against the weights since step {old.step}"
+    loss = result.get("loss")
+    if old is not None and loss is not None:
+        return weight_evidence.better_on_new_data(state, incident, old, float(loss))
+    # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
+    # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
+    if loss is not None or not args.get("waits") or old is not None:
         return ""
     return f"whether the weights are good is not known ({result.get('why', 'no answer')})"
 
@@ -59,39 +78,63 @@ def reason_to_wait(incident: Incident, run: RunbookExecution, result: Mapping[st
 def reduce(
     ctx: StepContext, incident: Incident, run: RunbookExecution, why: str, loss: float
 ) -> None:
-    """Leave of the runbook its evidence, or nothing yet, and plan to ask again.
+    """Leave of the runbook its evidence, and note from when on it may be asked again.
 
     Args:
         loss: of the probe batch, with weights that are good; infinite where that is not known.
     """
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
     waits = int(run.intent.args["again"])
-    rewinds = "rewind" not in state.job.unavailable
     known = loss < math.inf
+    rewinds = "rewind" not in state.job.unavailable
     if rewinds or not known:  # other batches would come instead of the bad ones
         waits = max(1, waits // SOONER)
+    event = run.intent.args.get("data_event", "")
     if old is not None:
-        waits = 2 * old.waits
+        waits, event = 2 * old.waits, event or old.data_event
     incident.deferred.weights_check = WithdrawnRunbook(
         run.runbook.name,
         level,
         run.terms.escalated,
+        state.step,
         state.frame_count + waits,
         waits,
         loss if old is None else min(loss, old.loss),
-        surely=rewinds and old is None,  # some bad batches have low losses
+        rewinds and old is None,
+        event,
     )
-    run.terms.reduced_reason, run.terms.repeated = why, old is not None
+    run.terms.reduced_reason = why
+    run.terms.repeated = old is not None and event == old.data_event
     if incident.deferred.weights_check.surely:
         run.index = len(run.runbook.steps)
-    if known:
+    if known or event:
         state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
 
 
-def due(state: State, incident: Incident) -> WithdrawnRunbook | None:
-    """Return what is to be started anew: the losses since are still out of their band."""
+def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:
+    """Return what is to be started anew, and the reason."""
     old = incident.deferred.weights_check
     if old is None or state.frame_count < old.at or state.approvals.pending is not None:
         return None
-    ill = old.surely or withdrawal.is_loss_out_of_band(state, incident)
-    return old if ill else None
+    evidence = weight_evidence.new_evidence(state, incident, old)
+    if not evidence and not old.data_event:
+        evidence = weight_evidence.data_event(state, incident)
+    if not evidence and old.surely:
+        evidence = f"{old.waits} steps after the weights were good"
+    if evidence:
+        return old, evidence
+    old.at = state.frame_count + max(1, old.waits // SOONER)
+    return None
+
+
+def evidence(state: State, incident: Incident, result: Mapping[str, Any]) -> str:
+    """Return why weights that were found good are taken back after all, "" where they were not."""
+    old = incident.deferred.weights_check
+    if old is None:
+        return ""
+    new = weight_evidence.new_evidence(state, incident, old)
+    loss = result.get("loss")
+    probe = (
+        "" if loss is None else f"; the probe batch has a loss of {loss:.4g}, {old.loss:.4g} then"
+    )
+    return f"new since step {old.step}, when the weights were good: {new}{probe}"

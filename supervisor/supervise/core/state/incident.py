@@ -123,18 +123,21 @@ class WithdrawnRunbook:
 
     Attributes:
         name, level, escalated: it, as it was started.
-        at: frame count at which it is asked anew, if the loss is still out of its band then.
-        waits: steps until then. surely: whatever the loss is.
+        step: of the decision. at: frame count from which new evidence may have it asked anew.
+        waits: steps until then. surely: once without it, to see whether there is any.
         loss: of the probe batch with these weights, the lowest one.
+        data_event: how it is known that the data changed, "" where it is not.
     """
 
     name: str
     level: int
     escalated: bool
+    step: int
     at: int
     waits: int
     loss: float
     surely: bool
+    data_event: str
 
 
 @dataclass(slots=True)
