@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from supervise.backtest.score import CAVEAT
 from supervise.catalog import load_policy
 from supervise.recordings import aliases
+from tests.support.waiting import wait_until
 
 PEERS = sorted((Path(__file__).parents[2] / "policies" / "peers").glob("*.yaml"))
 POLICY = """
@@ -293,3 +297,24 @@ def test_what_others_do_loads(path):
     assert policy.name == path.stem
     assert policy.mode in ("shadow", "observe")
     assert {m for d in policy.detectors.values() for m in d.metrics} <= set(aliases.NAMES)
+
+
+def test_the_workers_of_a_killed_backtest_end(tmp_path, policy):
+    """Nobody is left to take their results."""
+    for name in ("a.csv", "b.csv"):
+        _csv(tmp_path, name, LOSSES * 2000)
+    words = ["backtest", "--policy", policy, "--jobs", "2", tmp_path / "a.csv", tmp_path / "b.csv"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "supervise", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    known = psutil.Process(parent.pid)
+    busy = lambda: [c for c in known.children(recursive=True) if c.num_threads() > 1]  # noqa: E731
+    assert wait_until(lambda: len(busy()) == 2, "two workers")
+    workers = known.children(recursive=True)
+
+    parent.kill()
+    parent.wait()
+
+    assert wait_until(lambda: not any(worker.is_running() for worker in workers), "their end")

@@ -8,6 +8,7 @@ import pytest
 
 from supervise.core.model.events import Exited, Launched
 from supervise.inputs import clock
+from supervise.job.environment import LAUNCH
 from supervise.store.audit import Audit
 
 STATE = {
@@ -204,3 +205,26 @@ def test_a_channel_that_does_not_deliver_is_told(supervise, recorded):
         "channel webhook: 3 messages not delivered since 2026-01-05T10:11:12.345Z, last error: 500"
     ) in out
     assert "no trouble with console, slack; slack: 2 waiting, 3 held for a digest" in out
+
+
+def test_a_job_whose_start_was_not_written_down_runs(supervise, recorded):
+    """Its supervisor was killed in between: the job is known by the mark of the run."""
+    run = recorded([], end=None)
+    environ = {**os.environ, LAUNCH: f"{run.id}:0"}
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environ)
+    try:
+        _, out, _ = supervise("status", run.path)
+        assert f"running (pid {job.pid}), not supervised" in out
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_what_reorders_a_text_is_escaped_in_a_document(supervise, recorded):
+    """As are all characters that no terminal shows; the value stays the same."""
+    run = recorded()
+    run.write_json("state.json", STATE | {"policy": "na\u202eno"})
+
+    _, out, _ = supervise("status", "--json", run.path)
+
+    assert "\u202e" not in out and json.loads(out)["policy"] == "na\u202eno"

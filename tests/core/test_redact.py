@@ -158,3 +158,11 @@ def test_events_lose_what_a_job_or_an_exception_says():
         1, "inc-1/1/0-lr_scale", False, {"traceback": f"x\n{REDACTED}\n"}, f"no {REDACTED}"
     )
     assert redactor.event(frame) is frame
+
+
+def test_marks_that_reorder_what_is_read_are_taken_out():
+    """U+202E and its like show a text as another than it is; the letters stay."""
+    assert (
+        Redactor().text("a \u202e\u2066evil\u2069 name, \u05d0\u05d1")
+        == "a evil name, \u05d0\u05d1"
+    )

@@ -13,7 +13,7 @@ import pytest
 
 from supervise.core.model.events import Frame
 from supervise.errors import ActionError
-from supervise.outputs.evidence import Evidence
+from supervise.outputs.evidence import Evidence, metrics_csv
 
 NAMES = ("train_loss_raw", "loss_scale")
 WINDOW = [
@@ -195,3 +195,12 @@ def test_a_full_disk_fails_the_bundle_and_leaves_nothing(witness, tmp_path):
         assert list((mount / "incidents" / "inc-1").iterdir()) == []
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_no_column_is_a_formula():
+    """The job may call a metric what it likes; a spreadsheet would run it."""
+    text = metrics_csv(
+        [(("=cmd|'/C calc'!A0", "-loss", "loss"), Frame(1, 0, 0, 5, (-1.0, 2.0, 3.0)))]
+    )
+
+    assert text == "step,rank,attempt,at_ns,'=cmd|'/C calc'!A0,'-loss,loss\n5,0,0,1,-1.0,2.0,3.0\n"

@@ -160,6 +160,7 @@ def test_the_page_stands_alone(name):
     """It parses, fetches and runs nothing, and shows all sentences; a job's text is no markup."""
     document = stories.document(name)
     document["title"] += " <script>alert(1)</script>"
+    document["severity"] = "<svg onload=z>"
     document["failures"] = [{"text": "<img src=x onerror=y>", "traceback": "<b>"}]
     page = html.page(document)
     found = _Page(page)
@@ -169,6 +170,7 @@ def test_the_page_stands_alone(name):
     for part in ("what", "cause", "did", "cost", "proof", "next"):
         assert document[part]["text"] in found.said
     assert "<script>alert(1)</script>" in found.said and "onerror=y" in found.said
+    assert "<svg onload" not in page
     assert f'aria-label="loss over steps {document["series"]["steps"][0]}' in page
 
 

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 from ..core.model.policy import Policy
@@ -101,9 +103,17 @@ def counted(
 def _init_worker(
     policies: Sequence[str], extra: Mapping[str, str], loaded: Sequence[Policy] | None = None
 ) -> None:
+    if (parent := parent_process()) is not None:
+        Thread(target=_end_with, args=(parent,), daemon=True).start()
     _policies[:] = loaded or [shadowed(policy) for policy in policies]
     _extra.clear()
     _extra.update(extra)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this worker once its parent is gone: one that was killed told nobody."""
+    parent.join()
+    os._exit(1)
 
 
 def _work(source: Source) -> list[list[Outcome]] | None:

@@ -183,4 +183,5 @@ def _print_error(error: SuperviseError) -> None:
     text = f"supervise: {error if render is None else render()}"
     if render is None and error.hint:
         text += f"\n    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}"
-    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # may quote no Unicode
+    text = text.encode("utf-8", "backslashreplace").decode()  # it may quote what is no Unicode
+    click.echo("".join(c if c.isprintable() or c == "\n" else " " for c in text), err=True)

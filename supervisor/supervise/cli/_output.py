@@ -27,8 +27,12 @@ def printable(text: str) -> str:
 
 def document(value: Any) -> str:
     """Return data as JSON that any terminal and any file can hold."""
-    text = json.dumps(audit.encode(value), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair: escaped
+    return escaped(json.dumps(audit.encode(value), ensure_ascii=False, allow_nan=False))
+
+
+def escaped(text: str) -> str:
+    """Return JSON with escapes for what no terminal shows, and for half of a surrogate pair."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
@@ -69,7 +73,8 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
     def print_line(line: str) -> None:
         if not quiet:
-            sys.stderr.write(f"{line}\n")  # no flush, which may block: see `_streams`
+            shown = "\n".join(map(printable, line.split("\n")))
+            sys.stderr.write(f"{shown}\n")  # no flush, which may block: see `_streams`
 
     return print_line
 

@@ -100,12 +100,12 @@ def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
 def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     """Return the pid of the newest launch, which the journal may lack, and whether it runs."""
     # Here, not above: not needed while the supervisor lives.
-    from ..app.launcher import LAUNCHED
+    from ..app.launcher import LAUNCHED, last_launch
     from ..job.proc_stat import start_ticks
 
     with suppress(StoreError), understood(LAUNCHED, ""):
-        made = run.read_json(LAUNCHED)
-        if launched is None or made["attempt"] >= launched.attempt:
+        made = last_launch(run)
+        if made is not None and (launched is None or made["attempt"] >= launched.attempt):
             return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
     pid = None if launched is None else launched.pid
     return pid, pid is not None and Path(f"/proc/{pid}").exists()

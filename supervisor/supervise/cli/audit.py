@@ -12,7 +12,7 @@ import click
 from ..errors import StoreError, TamperError
 from ..store import audit, record_check
 from ..store.run_directory import RunDir
-from ._output import printable
+from ._output import escaped, printable
 from ._runs import run_argument
 
 
@@ -109,7 +109,7 @@ def show(run: Path, as_json: bool) -> None:
     for record in audit.read(path):
         if as_json:
             text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-            click.echo(text.encode("utf-8", "backslashreplace"))
+            click.echo(escaped(text))
         else:
             click.echo(_line(record))
 

@@ -125,18 +125,20 @@ def explain(
         return _not_found(command, path, search)
     hint = None
     reason = error.strerror or str(error)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path raises where a directory above is closed
         reason = "it is a directory"
     elif error.errno == errno.ENOEXEC:
         reason, hint = "it is not a program", "give its interpreter first, or add a '#!' line"
     elif error.errno == errno.EACCES and not os.access(path, os.X_OK):
         reason = "it is not executable"
         hint = _run_with_python(command) or f"chmod +x {command}"
+        if not os.path.exists(path):  # noqa: PTH110
+            reason, hint = "a directory above it may not be entered", f"namei -l {command}"
     return LaunchError(f"cannot start {command}: {reason}", exit_code=NOT_EXECUTABLE, hint=hint)
 
 
 def _not_found(command: str, path: Path, search: str) -> LaunchError:
-    if path.is_file():  # the file is there, so it is the interpreter in its first line that is not
+    if os.path.isfile(path):  # noqa: PTH113 - the file is there, so it is the interpreter in its first line that is not
         with path.open("rb") as file:
             line = file.readline(256).decode("utf-8", "replace")
         wanted = line[2:].strip() if line.startswith("#!") else "its loader"
@@ -144,7 +146,7 @@ def _not_found(command: str, path: Path, search: str) -> LaunchError:
             f"cannot start {command}: its interpreter {wanted} does not exist",
             exit_code=NOT_EXECUTABLE,
         )
-    hint = _run_with_python(command) if Path(command).is_file() else None
+    hint = _run_with_python(command) if os.path.isfile(command) else None  # noqa: PTH113
     if hint is None and "/" not in command:
         near = difflib.get_close_matches(command, _programs(search), n=1, cutoff=0.75)
         hint = f"did you mean {near[0]}?" if near else None

@@ -40,7 +40,7 @@ import psutil
 
 from ..core.model.events import Frame
 from ..core.model.failure import Failure
-from ..core.model.redaction import Redactor
+from ..core.model.redaction import Redactor, cell
 from ..errors import FULL, ActionError
 from ..store import files
 from . import host_facts, rank_survey, shard_origins, stacks
@@ -247,13 +247,13 @@ def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
     columns = list(dict.fromkeys(name for names, _ in rows for name in names))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", "rank", "attempt", "at_ns", *columns])
+    writer.writerow(["step", "rank", "attempt", "at_ns", *map(cell, columns)])
     for names, frame in rows:
         values = dict(zip(names, frame.values, strict=False))
-        cells = (values.get(column) for column in columns)
+        found = (values.get(column) for column in columns)
         writer.writerow(
             [frame.step, frame.rank, frame.attempt, frame.at_ns]
-            + ["" if value is None else repr(value) for value in cells]
+            + ["" if value is None else repr(value) for value in found]
         )
     return out.getvalue()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from ..core.model.events import Announced, Frame
+from ..core.model.redaction import cell
 from ..errors import InputError, StoreError
 from . import hash_chain, journal
 from .run_directory import RunDir
@@ -134,7 +135,7 @@ def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
         StoreError: the journal is missing or damaged.
     """
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*HEAD, *metrics])
+    writer.writerow([*HEAD, *map(cell, metrics)])
     count = 0
     for step, rank, attempt, wall, values in rows(run):
         time = "" if wall is None else wall.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

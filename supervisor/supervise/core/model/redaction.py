@@ -49,6 +49,7 @@ _QUERY = re.compile(
     r"(?:[?&;]|%3F|%26)(?P<name>(?:(?!%3D|%26)[\w.%-])++)(?:=|%3D)((?:(?!%3F|%26)[^&;#\s'\"<>])+)",
     re.IGNORECASE,
 )
+_BIDIRECTIONAL = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of Unicode
 _URL = re.compile(r"(?:(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+:/|\burl:\s?)/[^\s'\"<>]*", re.IGNORECASE)
 _URL_PART = re.compile(r"(?<=[/=:#])([\w~%+-]{16,})(?![\w.])")  # no name of a file
 _RUN = re.compile(r"[A-Za-z0-9]{16,}")
@@ -105,6 +106,11 @@ def named(notify: Mapping[str, Any]) -> frozenset[str]:
         for key, value in keys.items()
         if str(key).endswith("_env") and value
     )
+
+
+def cell(name: str) -> str:
+    """Return a name that the job chose as a cell that no spreadsheet takes for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 class Redactor:
@@ -165,12 +171,12 @@ class Redactor:
         return clean
 
     def text(self, text: str) -> str:
-        """Return `text` without anything that looks like a secret, or is one that is known."""
+        """Return `text` without secrets, known or by their looks, and without what reorders it."""
         clean = self._clean.get(text)
         if clean is None:
             clean = text if self._known is None else self._known.sub(REDACTED, text)
             clean = self._clipped(clean) if clean.endswith("…") else clean
-            clean = _scan(clean)[0]
+            clean = _BIDIRECTIONAL.sub("", _scan(clean)[0])
             if len(self._clean) >= _REMEMBERED:
                 self._clean.clear()
             if len(text) <= _REMEMBERED:
