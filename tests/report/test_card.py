@@ -19,7 +19,7 @@ from supervise.core.model import format_readings
 from supervise.core.model.failure import Failure
 from supervise.core.model.interfaces import Message
 from supervise.report import reading, receipt
-from supervise.report.card import deeds, html, sentences, text, views
+from supervise.report.card import deeds, facts, html, sentences, text, views
 from supervise.report.card.incident_document import About, build, overview
 from supervise.report.card.incident_schema import schema
 from supervise.report.card.message_facts import with_document
@@ -50,6 +50,25 @@ def made(keep_run, make_frames, small):
         return found, "\n".join(text.full(found)), records
 
     return make
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
+    order = {"id": "a-1", "verb": "relaunch", "runbook": "restart", "args": {"step": 99}}
+    told = [
+        ("intent", {"action": {**order, "touches_job": True}}),
+        ("commit", {"action": {"id": "a-1"}, "result": {"pid": 7}}),
+        ("note", {"what": "resume-refused" if refused else "resumed"}),
+    ]
+    records = [
+        {"seq": n, "kind": kind, "data": data, "mono_ns": n, "step": 120, "wall": "", "attempt": 0}
+        for n, (kind, data) in enumerate(told)
+    ]
+    (did,) = deeds.did(facts.actions(records), verified=False)
+
+    went_on = "started again from the checkpoint of step 99"
+    anew = "started again, NOT from the checkpoint of step 99: it trains from its own start"
+    assert did == (anew if refused else went_on)
 
 
 def test_a_standstill_explains_what_ends_it():

@@ -81,7 +81,10 @@ def origin(action: Part) -> int:
 
 
 def _relaunch(action: Part) -> str:
-    return f"started again from the checkpoint of step {action['args'].get('step', '?')}"
+    of_step = f"the checkpoint of step {action['args'].get('step', '?')}"
+    if action["result"].get("resumed") is False:
+        return f"started again, NOT from {of_step}: it trains from its own start"
+    return f"started again from {of_step}"
 
 
 def _rewarm(rewarm: Any, *, verified: bool) -> str:

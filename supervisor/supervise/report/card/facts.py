@@ -145,6 +145,10 @@ def actions(mine: Iterable[Record]) -> list[dict[str, Any]]:
     started: dict[str, int] = {}
     for r in mine:
         data = r["data"]
+        if r["kind"] == "note" and data.get("what") == "resume-refused":
+            starts = [act for act in found.values() if act["verb"] == "relaunch" and act["ok"]]
+            for action in starts[-1:]:
+                action["result"] = {**action["result"], "resumed": False}
         if r["kind"] == "intent":
             action = data["action"]
             started[action["id"]] = r["mono_ns"]
