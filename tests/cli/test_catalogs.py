@@ -18,11 +18,11 @@ def test_a_runbook_is_explained_step_by_step(supervise):
     assert lines[0] == ["runbook", "rollback-and-rewarm (policy nano)"]
     text = " ".join(out.split())
     assert "runs for nonfinite.poisoned, " in text
-    assert "step 2 pause (lease 900s): Pause training at the next step boundary" in text
+    assert "step 3 pause (lease 900s): Pause training at the next step boundary" in text
     assert "if refused relaunch-and-rewarm" in text
     assert "budgets rollback 2 per 5000 steps, all 6 per 20000 steps" in text
     facts = json.loads(supervise("runbook", "rollback-and-rewarm", "--json")[1])
-    assert [step["verb"] for step in facts["steps"]][:2] == ["check_weights", "pause"]
+    assert [step["verb"] for step in facts["steps"]][:3] == ["check_weights", "hold_rate", "pause"]
     assert (facts["acts"], facts["ladder_level"]) == (True, 2)
     assert all(step["does"] and step["verb"] in discover.actions() for step in facts["steps"])
 

@@ -337,7 +337,10 @@ class Commands:
             return {"groups": 0}
         known = [each for each in self._optimizers.known.values() if each.reference() is not None]
         before, release = int(args["before_step"]), int(args["release"])
-        levels = self._rate.hold_at(known, before, float(args["within"]), release)
+        if "limit" in args:
+            levels = self._rate.hold_below(known, before, float(args["limit"]), release)
+        else:
+            levels = self._rate.hold_at(known, before, float(args["within"]), release)
         if not levels:
             raise Refused(
                 f"no parameter group has a rate from before step {before} that is known on the "

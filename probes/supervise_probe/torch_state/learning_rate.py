@@ -138,6 +138,26 @@ class LearningRate:
             self.hold = RateHold(levels, before, release, last)
         return levels
 
+    def hold_below(
+        self, optimizers: List[OptimizerInfo], at: int, limit: float, release: int
+    ) -> Dict[int, float]:
+        """Hold the first group at `limit`, the others in proportion, as they were in the step `at`.
+
+        Returns the limits; none where the first one's rate was not known.
+        """
+        rates: Dict[int, float] = {}
+        last: Dict[int, float] = {}
+        for each in optimizers:
+            for group, rate in enumerate(rate_hold.asked(each.rates, at)):
+                if rate:
+                    rates[each.first_group + group] = rate
+                    last[each.first_group + group] = each.rates[-1][1][group] or 0.0
+        if 0 not in rates:
+            return {}
+        levels = {number: limit * rate / rates[0] for number, rate in rates.items()}
+        self.hold = RateHold(levels, at, release, last)
+        return levels
+
     def keep_hold(self) -> None:
         """Write down what is held, for a later launch. Raises OSError."""
         if self.hold is not None:

@@ -51,6 +51,16 @@ def healthy(trail: Trail, group: int, before: int) -> Optional[float]:
     return found or None
 
 
+def asked(trail: Trail, at: int) -> List[Optional[float]]:
+    """Return the rates that were asked for in the step `at`, the oldest known ones before that."""
+    found: List[Optional[float]] = []
+    for step, rates in trail:
+        if step > at and found:
+            break
+        found = rates
+    return found
+
+
 class RateHold:
     """The levels of one order.
 

@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.model.action import PlanContext
+
 RAMP_STEPS = 5  # how far a ramp may have come in the first frame that shows it
 TOLERANCE = 0.01
 
 Metrics = Mapping[str, float | None]
+
+
+def rewarm_due(context: PlanContext, start: float, steps: int) -> dict[str, Any] | None:
+    """Return the re-warm behind going back, None where the rate is not to blame."""
+    due = steps and not context.rate_cleared
+    return {"start": start, "steps": steps} if due else None
 
 
 def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:

@@ -25,6 +25,11 @@ class HoldRate(Action):
     or by `supervise lr RUN 1.0`. A rollback and a relaunch leave it in force. It is the one command
     that does not wait for the next boundary: it works in the update that is about to be made.
 
+    With `tested` it is the remedy for a rate that was tested as the cause of the trouble, and left
+    out where it was not. The level is then the rate that 128 steps of before had at least, with
+    good weights; where the trouble came back behind a rollback at the same rate, half of that. The
+    groups keep their proportions. A schedule that decays passes under it, and ends it so.
+
     Refused where the host knows no rate of before: in the first step, and where they are tensors on
     a device. A group that is thawed, so had none, is left alone. With a captured step nothing that
     the host sets is used.
@@ -45,6 +50,7 @@ class HoldRate(Action):
 
     within: float = 1.0
     release: Steps = 64
+    tested: bool = False
     lift: bool = False
 
     def check(self) -> list[tuple[str, str]]:
@@ -55,14 +61,26 @@ class HoldRate(Action):
             wrong.append(("release", f"must not be negative, not {self.release}"))
         return wrong
 
+    def is_due(self, context: PlanContext) -> bool:
+        return not self.tested or (
+            context.rate_limit is not None and "fence" not in context.unavailable
+        )
+
+    @property
+    def budget_class(self) -> str | None:
+        return None if self.tested else self.budget  # it is a part of what goes back, which counts
+
+    @property
+    def is_dispensable(self) -> bool:
+        return self.tested
+
     def plan(self, context: PlanContext) -> dict[str, Any]:
         if self.lift:
             return {"lift": True}
-        return {
-            "before_step": context.breach_step,
-            "within": self.within,
-            "release": self.release,
-        }
+        args: dict[str, Any] = {"before_step": context.breach_step, "release": self.release}
+        if not self.tested:
+            return args | {"within": self.within}
+        return args | {"limit": context.rate_limit, "harmful": context.rate}
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
         seen = job.command("hold_rate", args, key=key, deadline_s=self.deadline_s)

@@ -15,7 +15,7 @@ from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
 from ..core.model.interfaces import Seconds, Steps
 from ..errors import ActionError
-from ._rate import rewarm_shows
+from ._rate import rewarm_due, rewarm_shows
 
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
 SLOWEST = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
@@ -37,8 +37,8 @@ class Relaunch(Action):
     With `if_idle` a job that lives is watched for that long first, and left as it is when it works:
     CPU, bytes or a device in one of two windows, or a main thread that wakes or has moved.
     The learning rate starts at `start` times what the job asks for and is back at 1.0 after
-    `rewarm` steps; `rewarm: 0` leaves it. With `skip`, the updates of that many steps up to the
-    first breach are dropped when they come again.
+    `rewarm` steps, with the exceptions of `rollback`. With `skip`, the updates of that many steps
+    up to the first breach are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
     relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see
@@ -107,7 +107,7 @@ class Relaunch(Action):
             "step": found.step,
             "bytes": found.bytes,
             "attempt": context.attempt + 1,
-            "rewarm": {"start": self.start, "steps": self.rewarm} if self.rewarm else None,
+            "rewarm": rewarm_due(context, self.start, self.rewarm),
             "skip": [[first, context.breach_step]] if self.skip else None,
             **({"if_idle_s": self.if_idle} if self.if_idle else {}),
             **({"resumable": WEIGHTS_ONLY} if found.resumable == WEIGHTS_ONLY else {}),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.interfaces import Steps
 from ..errors import ActionError
-from ._rate import rewarm_shows
+from ._rate import rewarm_due, rewarm_shows
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Rollback(Action):
     `rng: restore` also puts back the random state, so that the same batches and dropout masks come
     again (to see whether the trouble was chance in the hardware), and the rollback fails where they
     do not; `rng: keep` lets them differ. The learning rate starts at `start` times what the job
-    asks for and is back at 1.0 after `rewarm` steps; `rewarm: 0` leaves it.
+    asks for and is back at 1.0 after `rewarm` steps. It is left as it is with `rewarm: 0`, and
+    where it is not to blame: the run had it for 32 steps before, and did well.
 
     `skip: {before: 5, after: 0}` passes over the offending batches: with `rng: restore` they come
     again, and the updates of the 5 steps before the first breach and of that one are dropped.
@@ -102,7 +103,7 @@ class Rollback(Action):
                 f"the incident started at step {context.breach_step}, so no savepoint can be "
                 f"{self.at_least} steps older"
             )
-        rewarm = {"start": self.start, "steps": self.rewarm} if self.rewarm else None
+        rewarm = rewarm_due(context, self.start, self.rewarm)
         args: dict[str, Any] = {"before_step": before, "rng": self.rng, "rewarm": rewarm}
         if self.skip is not None:
             first = context.breach_step - self.skip.before

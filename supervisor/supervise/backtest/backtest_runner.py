@@ -221,11 +221,12 @@ def _charge(
     if name is None:
         return
     for action in policy.runbooks[name].steps:
-        if action.budget is None:
+        kind = action.budget_class
+        if kind is None:
             continue
-        spent = ledger.exhausted(policy.budgets, action.budget, state.frame_count, state.at_ns)
+        spent = ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
         if spent is None:
-            ledger.spend(action.budget, state.frame_count, state.at_ns)
+            ledger.spend(kind, state.frame_count, state.at_ns)
         else:
             outcome.budgets.setdefault(spent[0], [0, spent[1].max, 0])[2] += 1
     for kind, used in ledger.usage(policy.budgets, state.frame_count, state.at_ns).items():

@@ -78,7 +78,8 @@ def _facts(name: str, whole: Facts) -> dict[str, Any]:
         verb, args = (step, {}) if isinstance(step, str) else next(iter(step.items()))
         form = actions[verb]
         steps.append({"verb": verb, "args": args, "does": summary(form)})
-        budgets += [form.budget, "all"] if form.budget else []
+        counted = form.budget and not args.get("tested")  # else a part of what goes back
+        budgets += [form.budget, "all"] if counted else []
     given = whole.get("budgets") or {}
     rules = whole.get("rules") or ()
     ladder = (whole.get("escalate") or {}).get("ladder") or ()

@@ -104,7 +104,9 @@ class FakeJob:
             self.rate_limit = None
             return {"groups": 0}
         before = max((step for step in self.rates if step < args["before_step"]), default=None)
-        if before is not None:
+        if "limit" in args:
+            self.rate_limit = args["limit"]
+        elif before is not None:
             self.rate_limit = args["within"] * self.rates[before]
         return {"rate_limit": self.rate_limit, "groups": 1}
 

@@ -188,6 +188,25 @@ def test_a_hold_outlives_the_process_until_it_is_let_go(probed):
     assert again.column("learning_rate") == pytest.approx([0.05] * 6 + [0.1] * 3)
 
 
+def test_a_rate_that_did_harm_is_limited_until_the_schedule_passes_under_it(probed):
+    """Groups keep their proportions."""
+    setup = """w, b = model.parameters()
+    optimizer = torch.optim.SGD([{"params": [w]}, {"params": [b], "lr": 0.2}], lr=0.1)
+    s = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)""".replace("\n    ", "\n")
+    job = probed.start(loop(setup=setup, after="s.step()"))
+    job.reached()
+    ack = job.send("hold_rate", before_step=2, limit=0.03, release=4)
+    job.go()
+    probed.wait(job)
+    assert job.answer(ack).result == {"rate_limit": 0.03, "groups": 2}
+    first_held = job.answer(ack).step + 1
+    for group, first in (("learning_rate", 0.1), ("learning_rate.1", 0.2)):
+        own = [first * 0.9**step for step in range(30)]
+        limited = [min(rate, 0.3 * first) for rate in own]
+        assert job.column(group) == pytest.approx([*own[:first_held], *limited[first_held:]])
+    assert any("held no more" in n.message for n in job.notices)
+
+
 def test_a_pause_holds_the_job_until_resume(probed, bare):
     job = probed.start(loop())
     ack = job.order("pause", lease_s=60)

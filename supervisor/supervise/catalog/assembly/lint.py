@@ -42,7 +42,7 @@ def budgets(
         for step in runbook.form.steps:
             if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
                 continue
-            for name in (step.budget, ALL) if step.budget is not None else ():
+            for name in (step.budget_class, ALL) if step.budget_class is not None else ():
                 if name not in given:
                     missing.setdefault(name, (discover.name_of(step), runbook.name))
     for name, (verb, user) in missing.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..analysis.rate_cause import GOOD
 from ..model.policy import EARLY, LATE, STEADY, Policy
 
 LR_PHASE = "lr_phase"
@@ -24,11 +25,14 @@ class RunPhase:
     """The phase now.
 
     Attributes:
-        name: `early`, `steady` or `late`. highest: the highest rate so far.
+        name: `early`, `steady` or `late`. highest: the highest rate so far; `settled` without the
+            newest 128 frames at least.
     """
 
     name: str = EARLY
     highest: float = 0.0
+    settled: float = 0.0
+    _settles: float = 0.0
     _first_step: int | None = None
     _written: Policy | None = None
     _in_force: Policy | None = None
@@ -48,6 +52,8 @@ class RunPhase:
         warms_up = seen < warmup and self._first_step < warmup
         if rate is not None and rate > self.highest:
             self.highest = rate
+        if seen % GOOD == 0:
+            self.settled, self._settles = self._settles, self.highest
         if before == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
             return False
         if lr_phase is None or rate is None:

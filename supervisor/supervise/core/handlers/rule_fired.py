@@ -381,6 +381,8 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
     if rule.runbook != HOLD:
         book = ctx.policy.runbooks[rule.runbook]
         for verb, action in zip(book.verbs, book.steps, strict=True):
+            if not action.is_due(where):
+                continue
             try:
                 steps.append({"verb": verb, "args": action.plan(where)})
             except Refused as refusal:

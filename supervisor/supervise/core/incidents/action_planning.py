@@ -54,7 +54,9 @@ def basic_context(
         before: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
-    asked = incident.deferred.weights_check
+    asked, rate = incident.deferred.weights_check, incident.case.rate
+    if operator or incident.trigger.still:
+        rate = None
     return PlanContext(
         incident=incident.id,
         step=state.step,
@@ -67,6 +69,9 @@ def basic_context(
         batches=incident.onset.batches,
         operator=operator,
         good_loss=None if asked is None else asked.loss,
+        rate=None if rate is None else rate.used,
+        rate_limit=None if rate is None else rate.limit,
+        rate_cleared=rate is not None and rate.cleared,
     )
 
 
@@ -89,6 +94,8 @@ def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
 def _refusal(where: PlanContext, book: Runbook) -> str:
     apart = where.unavailable.get("fence")
     for verb, step in zip(book.verbs, book.steps, strict=True):
+        if not step.is_due(where):
+            continue
         if apart and (step.changes_training or verb == "pause"):
             return f"{verb}: {apart}"
         try:
@@ -104,7 +111,7 @@ def planned_steps(state: State, incident: Incident, book: Runbook) -> list[dict[
     return [
         {"verb": verb, "args": step.plan(where)}
         for verb, step in zip(book.verbs, book.steps, strict=True)
-        if step.touches_job
+        if step.touches_job and step.is_due(where)
     ]
 
 

@@ -189,6 +189,8 @@ def close(
         if then == NOTHING:
             then = next_steps.of_machine(ctx.policy, ctx.state, incident)
             then = then or diagnosis.advice(ctx.policy, ctx.state, incident, found)
+    if held := next_steps.of_rate(ctx.state, incident):
+        then = held if then == NOTHING else f"{held}; {then}"
     severity = "INFO" if incident.is_order or superseded_by else incident.severity
     title = f"{incident.id}: closed"
     ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)

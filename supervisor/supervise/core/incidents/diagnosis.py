@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ..analysis import rate_cause, spike_classifier
 from ..analysis import slow_step as slow_steps
-from ..analysis import spike_classifier
 from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
 from ..analysis.spike_classifier import DEADLINE, OWN_RATE, ContextEvent, Evidence, Verdict
 from ..detection.rank_monitor import RankMonitor
-from ..model.policy import Planned, Policy, Rule
+from ..model.policy import EARLY, Planned, Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident, LossCase
 from ..state.run_state import LossContext, State
@@ -60,6 +60,13 @@ def open_case(
         for metric in (GRAD, UPDATE, CLIPPED)
         if len(values := values_before(monitor, metric, onset)) >= LEAST
     }
+    case.rate = rate_cause.weigh(
+        history.series(RATE),
+        history.series(UPDATE),
+        onset,
+        state.phase.settled,
+        warms_up=state.phase.name == EARLY,
+    )
     for frame in history.frames:
         if frame.step >= onset:
             _observe(case, monitor, frame.values, frame.step)

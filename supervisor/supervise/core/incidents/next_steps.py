@@ -57,3 +57,14 @@ def read(runbook: str) -> str:
     if not runbook:
         return ""
     return f"what to check: supervise policy show RUN/policy.yaml --runbook {runbook}"
+
+
+def of_rate(state: State, incident: Incident) -> str:
+    """Say that the learning rate goes on being held as the cause, "" where it is not."""
+    limits, monitor = incident.recovery.rate_limits, state.monitors.get(incident.case.rank)
+    if not limits or monitor is None or monitor.value("lr_hold") is None:
+        return ""
+    return (
+        f"the learning rate stays at {limits[-1]:.3g} at most until the job asks for no more; to "
+        "let it go: supervise lr RUN 1.0"
+    )

@@ -79,6 +79,9 @@ class PlanContext:
     sound: bool = False  # the weights of before the first breach's step gave it a loss in its band
     good_loss: float | None = None  # of the probe batch, when it was said that the weights are good
     data_event: str = ""  # how it is known that other data are being learned since then
+    rate: float | None = None  # the greatest one in use up to the first breach
+    rate_limit: float | None = None  # the most of it that is good, where it was tested as the cause
+    rate_cleared: bool = False  # it is not the cause: the run had it before, and did well
 
 
 class Job(Protocol):
@@ -174,6 +177,20 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
     def limit_s(self, args: Mapping[str, Any]) -> float:
         """Return how long `perform` may take with these arguments, in seconds. Pure."""
         return self.deadline_s
+
+    def is_due(self, context: PlanContext) -> bool:
+        """Return whether there is a reason for it; else the runbook goes on without it. Pure."""
+        return True
+
+    @property
+    def budget_class(self) -> str | None:
+        """The budget that this one is counted in besides `all`; None is not counted at all."""
+        return self.budget
+
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether the runbook goes on where the job refuses it."""
+        return False
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
         """Return the absolute, JSON-ready arguments for this incident. Pure.

@@ -43,6 +43,9 @@ def _relaunch(args: Args) -> str:
 def _hold_rate(args: Args) -> str:
     if args.get("lift"):
         return "hold the learning rate no more"
+    if "limit" in args:
+        harm = f", as {args['harmful']:.3g} did the harm"
+        return f"hold the learning rate at {args['limit']:.3g} at most{harm}"
     return f"hold the learning rate at its level from before step {args.get('before_step', '?')}"
 
 

@@ -224,6 +224,13 @@ def needed_before(policy: Policy, state: State) -> int | None:
     return None
 
 
+def with_restored(why: str, incident: Incident) -> str:
+    """Return a verdict with the step that the incident was taken back to."""
+    step = incident.recovery.restored_step
+    where = "with the weights of" if incident.recovery.loop_kept else "back at"
+    return why if step is None else f"{where} step {step}; {why}"
+
+
 def _has_reason(policy: Policy, state: State, incident: Incident) -> bool:
     return _has_acting_rule(policy, state, incident) or awaits_checkpoint(state, incident)
 

@@ -45,6 +45,8 @@ from ..state.runbook_execution import RunbookExecution
 from . import repeated_steps, runner
 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
+# A loss that is to come back is back by then, on the way of a re-warm, too: project defaults.
+SOON, CLEARLY = 40, 20  # frames behind a rollback, and the newest of them that are looked at
 FIRST_UPDATE = 10.0  # times the median; of 23 015 healthy rows of 17 programs the largest is 6.0
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
@@ -118,6 +120,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         return
     broken = seen.rejected or _missing_effect(ctx, incident, frame)
     broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
+    broken = broken or _still_ill(monitor, incident, run)
     if broken:
         ctx.record("verify", broken, what="failed")
         incident.run = None
@@ -233,6 +236,23 @@ def _relapse_after_rollback(
     return ""
 
 
+def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) -> str:
+    """Say that going back has not helped: a loss that is out of its band for so long stays so."""
+    band = incident.case.band
+    if band is None or not _went_back(run) or monitor.attempt < incident.recovery.rolled_back_to:
+        return ""
+    since = [f.step for f in monitor.history.frames if f.attempt == monitor.attempt]
+    first = max(since[0], incident.recovery.must_pass + 1)
+    newest = [point for point in monitor.history.series(LOSS) if point[0] >= first]
+    if len(newest) < SOON:
+        return ""
+    over = median([loss - band.limit_at(step) for step, loss in newest[-CLEARLY:]])
+    if over <= 0.0:
+        return ""
+    text = f"the median of the newest {CLEARLY} losses is {over:.3g} above its band"
+    return f"{run.runbook.name} did not help: {len(newest)} steps after it {text}"
+
+
 def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
     behind = [n for n in policy.detectors_of(rule) if monitor.codes[monitor.index[n]] == BREACH]
@@ -300,8 +320,11 @@ def _level_missing(monitor: RankMonitor, incident: Incident, frames: int) -> str
 
 
 def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, frames: int) -> str:
-    """Say that the update norm is not back where it was, "" when it is or is no part of this."""
-    before = incident.case.norms.get(UPDATE)
+    """Say that the update norm is not back where it was, "" when it is or is no part of this.
+
+    A rate that is held as the cause is another one than the rates of before, and bounds it.
+    """
+    before = None if incident.recovery.rate_limits else incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
     behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
     if not before or not any(UPDATE in detector.metrics for detector in behind):

@@ -14,12 +14,12 @@ from ..model import escalation, recipes, state_machine
 from ..model.action import Action
 from ..model.events import Finished
 from ..model.interfaces import ACTION
-from ..model.policy import HOLD, Policy, Runbook
+from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.run_state import ApprovalRequest, State, StepContext
 from ..state.runbook_execution import OperatorRequest, RunbookExecution, RunbookFailure, StartTerms
-from . import checkpoint_choice, steps, weights_check
+from . import checkpoint_choice, lower_rate, steps, weights_check
 
 
 def start(
@@ -89,7 +89,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
         then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
         idle = f", if nothing moves for {order['if_idle_s']:g} s" if "if_idle_s" in order else ""
         then += f", or a newer one that is verified meanwhile, with {given}{idle}"
-    if "hold_rate" in run.runbook.verbs:
+    if lower_rate.holds(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
@@ -231,6 +231,9 @@ def _is_left_out(
     if checks and not weights_check.applies(ctx.policy, incident, run):
         return True
     dead = ctx.state.job.returncode is not None and verb != "relaunch"
+    where = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
+    if not action.is_due(where):
+        return True
     only_evidence = bool(run.terms.reduced_reason) or dead
     return only_evidence and (action.touches_job or checks or verb == "verify")
 
@@ -255,8 +258,10 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record("abort", why, action={"id": event.action_id}, result=result)
-        if result.get("no_space") and run.intent.verb == "snapshot":  # the remedy needs none
-            run.index += 1
+        dispensable = run.intent.action is not None and run.intent.action.is_dispensable
+        no_space = result.get("no_space") and run.intent.verb == "snapshot"
+        if no_space or (failure.refused and dispensable):  # the remedy goes on without it
+            failure.refused, run.index = False, run.index + 1
             proceed(ctx, incident)
             return
         closing.note_ranks(ctx, incident, run, result, event.error or "")
@@ -412,7 +417,12 @@ def escalate(ctx: StepContext, incident: Incident, why: str, after: str = HOLD) 
         after: what comes instead where it is on none.
     """
     opening.invalidate_attempt(ctx.state, incident)
-    standing = compensation.escalation_undos(incident.recovery)
+    lower_rate.weigh(ctx, incident)
+    if (book := lower_rate.again(ctx.policy, ctx.state, incident)) is not None:
+        start(ctx, incident, book.name, incident.escalation.level, why)
+        return
+    stands = not lower_rate.is_disproved(incident)
+    standing = compensation.escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
         number = incident.escalation.runs
@@ -472,18 +482,6 @@ def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
     ctx.move("verified", why)
 
 
-def _with_restored(why: str, incident: Incident) -> str:
-    step = incident.recovery.restored_step
-    where = "with the weights of" if incident.recovery.loop_kept else "back at"
-    return why if step is None else f"{where} step {step}; {why}"
-
-
-def _after_relapse(policy: Policy, incident: Incident) -> str:
-    name, _ = escalation.next_level(policy.ladder, incident.escalation.level)
-    then = "automatic actions stop, and a person is needed" if name == HOLD else f"{name} runs"
-    return f"nothing to do; if it comes back, {then}"
-
-
 def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
     steps.record_success(ctx.state.history, incident)
@@ -494,7 +492,7 @@ def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
         ctx.notify(
             incident.severity,
             f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
-            verdict=_with_restored(why, incident),
-            then=_after_relapse(ctx.policy, incident),
+            verdict=checkpoint_choice.with_restored(why, incident),
+            then=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
             kind=ACTION,
         )

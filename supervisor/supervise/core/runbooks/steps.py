@@ -82,7 +82,7 @@ def undo(
 
 def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -> str | None:
     """Count the intent in its budget; return why it may not be, None when it may."""
-    state, kind = ctx.state, action.budget
+    state, kind = ctx.state, action.budget_class
     if kind is None:
         return None
     spent = state.ledger.exhausted(ctx.policy.budgets, kind, state.frame_count, state.at_ns)

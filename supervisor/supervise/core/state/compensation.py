@@ -32,6 +32,8 @@ def record_committed(
         step = result.get("step", run.intent.args.get("step"))
         recovery.restored_step = step if isinstance(step, int) else None
         recovery.loop_kept = result.get("loop") == "keep"
+    if verb == "hold_rate" and "limit" in run.intent.args:
+        recovery.rate_limits.append(run.intent.args["limit"])
     forget(recovery, verb)
     opposite = action.undo()
     if opposite is not None and not run.requested.operator:
@@ -68,9 +70,10 @@ def record_uncertain(recovery: Recovery, run: RunbookExecution) -> None:
         recovery.undos.append((run.number, opposite))
 
 
-def escalation_undos(recovery: Recovery) -> list[Action]:
+def escalation_undos(recovery: Recovery, *, rate_stands: bool) -> list[Action]:
     """Return what takes back all that the next level is not to find, newest first."""
-    return [undo for undo in all_undos(recovery) if verb_of(undo) not in STANDS]
+    stand = STANDS if rate_stands else ()
+    return [undo for undo in all_undos(recovery) if verb_of(undo) not in stand]
 
 
 def session_undos(recovery: Recovery) -> list[Action]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..analysis.loss_band import Band
+from ..analysis.rate_cause import RateCause
 from ..analysis.spike_classifier import ContextEvent, Verdict
 from ..model import format_readings
 from ..model.action import Action
@@ -49,6 +50,7 @@ class LossCase:
         since_frame: frame count from which the loss has time to come back; `opened_at_frame` never
             changes.
         band: that the loss was in before the onset. norms: metric -> median before it.
+        rate: what is known of the learning rate as a cause, None for nothing.
         context: what else happened around the onset.
         rolled_back: it was taken back since. exhausted: it came back after the last level.
         verdict: the class that it was given while it is open.
@@ -62,6 +64,7 @@ class LossCase:
     opened_at_frame: int = 0
     band: Band | None = None
     norms: dict[str, float] = field(default_factory=dict)
+    rate: RateCause | None = None
     context: list[ContextEvent] = field(default_factory=list)
     excursion: Excursion = field(default_factory=Excursion)
     rolled_back: bool = False
@@ -83,6 +86,7 @@ class Recovery:
             it may lie far ahead, and the count of crashes judges it.
         crashed: the first breach, if that is the end of the process.
         suspect_from: attempt -> step from which its checkpoints are suspect because of this.
+        rate_limits: what the learning rate was held at as the cause, oldest first.
     """
 
     undos: list[tuple[int, Action]] = field(default_factory=list)
@@ -93,6 +97,7 @@ class Recovery:
     probation_step: int = -1
     crashed: int = -1
     suspect_from: dict[int, int] = field(default_factory=dict)
+    rate_limits: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)

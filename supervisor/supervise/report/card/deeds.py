@@ -101,6 +101,13 @@ def _resume(action: Part) -> str:
     return f"paused {held:.1f} s" if isinstance(held, (int, float)) else "paused and resumed"
 
 
+def _hold_rate(action: Part) -> str:
+    args = action["args"]
+    if "limit" in args:
+        return f"lr held at {args['limit']:.3g} at most ({args['harmful']:.3g} did the harm)"
+    return "learning rate free again" if args.get("lift") else "learning rate held"
+
+
 def _quarantine(action: Part) -> str:
     names = [str(one.get("name")) for one in action["args"].get("add", ())]
     return f"left out {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}"
@@ -115,9 +122,7 @@ DONE: Mapping[str, Callable[[Part], str]] = {
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
     "lr_scale": lambda action: f"learning rate × {action['args'].get('value')}",
-    "hold_rate": lambda action: (
-        "learning rate free again" if action["args"].get("lift") else "learning rate held"
-    ),
+    "hold_rate": _hold_rate,
     "skip_step": lambda action: f"{action['args'].get('count')} updates skipped",
     "quarantine": _quarantine,
     "check_weights": lambda action: (

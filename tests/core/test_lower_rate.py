@@ -1,0 +1,159 @@
+"""A learning rate that was tested as the cause binds the remedy; one that was not does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervise.actions.hold_rate import HoldRate
+from supervise.actions.rollback import Rollback
+from supervise.core.analysis import rate_cause
+from supervise.core.model.events import Finished, Notice
+from supervise.core.model.policy import Budget, Ladder
+
+from .conftest import Verify, messages, one_rule, runbook_of
+from .conftest import above as threshold
+
+NAMES = ("train_loss_raw", "learning_rate", "update_norm")
+CLIMB = [(step, max(0.002, 0.002 + 0.0005 * (step - 150))) for step in range(380)]
+
+
+def updates(rates, times=50.0):
+    return [(step, times * rate) for step, rate in rates if step % 4 == 0]
+
+
+def weigh(rates, norms=None, onset=372, highest=0.002, warms_up=False):
+    norms = updates(rates) if norms is None else norms
+    return rate_cause.weigh(rates, norms, onset, highest, warms_up=warms_up)
+
+
+def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_with_it():
+    found = weigh(CLIMB)
+    assert not found.cleared
+    assert found.used == pytest.approx(0.113)
+    assert 0.02 < found.limit < 0.05
+
+
+@pytest.mark.parametrize(
+    "untested",
+    [
+        {"norms": [(step, 0.1) for step, _ in CLIMB]},  # it moved first, and that is all
+        {"norms": []},
+        {"warms_up": True},
+        {"highest": 0.113},  # the run had it long before
+        {"rates": [(step, 0.002) for step in range(370)] + [(370, 0.0025), (371, 0.0025)]},
+        {"rates": CLIMB[300:]},  # too few steps were seen
+    ],
+)
+def test_a_rate_that_merely_moved_first_is_not_tested(untested):
+    found = weigh(**{"rates": CLIMB, **untested})
+    assert found.limit is None
+    assert not found.cleared
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [(step, 0.01) for step in range(380)],
+        [(step, 0.01 - 0.00002 * step) for step in range(380)],
+        [(step, 0.002 * (1 - step % 100 / 100)) for step in range(380)],
+    ],
+)
+def test_a_rate_that_the_run_had_for_long_is_cleared(rates):
+    assert weigh(rates, onset=370).cleared
+
+
+def test_the_rate_of_a_job_that_has_none_is_not_known():
+    assert weigh([]) is None
+
+
+@pytest.fixture
+def run(tell):
+    """A job at a constant rate of 0.01 whose loss is too high from step 100 on; each rollback keeps
+    the loop."""
+
+    def begin(*, rollbacks=2, rate=0.01):
+        attempts = iter(range(1, 9))
+
+        def answer(key):
+            result = {"attempt": next(attempts), "step": 75, "loop": "keep"}
+            result = result if "rollback" in key else {"groups": 1}
+            return Finished(0, key, True, result)
+
+        steps = (HoldRate(tested=True), Rollback(rng="keep"), Verify(within=200, clear_for=20))
+        story = tell(
+            **one_rule(threshold("train_loss_raw", 5.0), "SEV1", "back"),
+            runbooks={"back": runbook_of("back", *steps)},
+            ladder=Ladder(("back", "hold")),
+            budgets={"rollback": Budget(rollbacks), "all": Budget(9)},
+            names=NAMES,
+            answer=answer,
+        )
+        story.send(Notice(story.at_ns, "rewind-unavailable", "it is a for loop"))
+        story.rate = rate
+        feed(story, 2.0, 100)
+        feed(story, 8.0, 1)
+        return story
+
+    return begin
+
+
+def feed(story, loss, times):
+    rates = story.state.incident and story.state.incident.recovery.rate_limits
+    story.attempt = max(story.attempt, story.state.attempt, _ordered(story))
+    rate = min([story.rate, *(rates or ())])
+    row = {"train_loss_raw": loss, "learning_rate": rate, "update_norm": 50 * rate}
+    story.rows(*[row] * times)
+
+
+def _ordered(story):
+    incident = story.state.incident
+    return 0 if incident is None else incident.recovery.rolled_back_to
+
+
+def plans(story, verb):
+    intents = [d.data["action"] for d in story.kinds("intent")]
+    return [one["args"] for one in intents if one["verb"] == verb]
+
+
+def test_what_the_rate_did_not_do_is_taken_back_and_goes_on_at_the_scheduled_rate(run):
+    story = run()
+    assert plans(story, "hold_rate") == []
+    assert [args["rewarm"] for args in plans(story, "rollback")] == [None]
+
+
+def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_given_up(run):
+    story = run()
+    feed(story, 2.0, 30)
+    assert "which is held lower" in messages(story)[-1]["next"]
+    feed(story, 8.0, 1)
+    assert [args["limit"] for args in plans(story, "hold_rate")] == [0.005]
+    assert plans(story, "rollback")[1]["before_step"] == story.step - 10
+    assert plans(story, "rollback")[1]["rewarm"] is not None
+
+    feed(story, 2.0, 30)
+    feed(story, 8.0, 1)
+    assert len(plans(story, "rollback")) == 2, "the budget is spent"
+    assert story.state.machine == "holding"
+    assert plans(story, "hold_rate")[1:] == [], "the limit stands"
+
+
+def test_a_trouble_that_comes_back_at_a_quarter_too_was_not_the_rate_s(run):
+    story = run(rollbacks=3)
+    for _ in range(3):
+        feed(story, 2.0, 30)
+        feed(story, 8.0, 1)
+    limits = [args.get("limit") for args in plans(story, "hold_rate")]
+    assert limits == [0.005, 0.0025, None]
+    assert plans(story, "hold_rate")[-1] == {"lift": True}
+    assert story.state.machine == "holding"
+
+
+def test_a_loss_that_a_rollback_never_mended_tells_nothing_of_the_rate_and_is_reported_soon(run):
+    story = run()
+    feed(story, 8.0, 39)
+    assert story.state.machine == "acting"
+    feed(story, 8.0, 2)
+    assert story.state.machine == "holding"
+    assert len(plans(story, "rollback")) == 1
+    assert plans(story, "hold_rate") == []
+    assert "did not help" in messages(story)[-1]["verdict"]
