@@ -14,14 +14,16 @@ from ..job.process import Process
 from ..job.signals import Forwarder
 from ..outputs.outbox import Outbox
 from ..report.receipt import counted, shown
+from ..store import files
 from ..threads import Thread
 from .loop import App
 
 CHECK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
 TERMINAL_S = 0.05  # the same where the job has a terminal: nothing announces a change of its group
-PATIENCE_S = 6.0  # with a loop that does nothing; delivering messages takes up to 5
+PATIENCE_S = 6.0  # with a loop that does nothing, or waits for the disk; messages take up to 5
 RELAUNCH_S = 60.0  # the same where the job is to be started again; project default
 DELIVER_S, LEAVE_S = 1.0, 3.2  # then for what can still be delivered, or kept for later
+NO_ANSWER = "does not answer"
 LONGEST_S = 1.0  # from one look to the next that counts; longer, and we were stopped
 VERIFY_NOW_S = 1.0  # for messages, after a signal that comes once the job has ended
 
@@ -43,6 +45,7 @@ class Foreground:
         self._progress = 0, 0.0  # the newest move of the loop, and when it was seen
         self._hanging = False  # as people were told
         self._ended: tuple[Process, float, int] | None = None  # who, when, signals until then
+        self._disk_s = 0.0  # that the loop had waited for the disk when the job ended
         self._cut_short_s: float | None = None
 
     def attend(self, work: Callable[[], int]) -> tuple[int, bool]:
@@ -85,8 +88,12 @@ class Foreground:
             if process.returncode is None:
                 self._ended = self._cut_short_s = None
                 self._report_hanging(stalled_s > PATIENCE_S)
-            elif min(self._since_end_s(process), stalled_s) > self._patience_s():
-                return self._abandon(process), False
+            else:
+                since_end_s = self._since_end_s(process, files.waited_s(thread.ident))
+                disk_s = files.waited_s(thread.ident) - self._disk_s
+                if min(since_end_s, max(stalled_s, disk_s)) > self._patience_s():
+                    answers = disk_s > stalled_s
+                    return self._abandon(process, "is too slow" if answers else NO_ANSWER), False
 
     def _patience_s(self) -> float:
         """Return how long to wait for the loop; longer where it is about to start the job again."""
@@ -102,11 +109,11 @@ class Foreground:
             self._progress = self._app.processor.progress_ns, self._now_s
         return self._now_s - self._progress[1]
 
-    def _since_end_s(self, process: Process) -> float:
+    def _since_end_s(self, process: Process, disk_s: float) -> float:
         """Return for how long the job has ended; who signals since then does not want to wait."""
         asked = self._forwarder.asked
         if self._ended is None or self._ended[0] is not process:
-            self._ended = process, self._now_s, asked
+            self._ended, self._disk_s = (process, self._now_s, asked), disk_s
         _, since_s, asked_before = self._ended
         if self._cut_short_s is None and asked > asked_before:
             self._cut_short_s = self._now_s + VERIFY_NOW_S
@@ -129,11 +136,11 @@ class Foreground:
                 f"supervise: the disk of {where} answers again; recording goes on"
             )
 
-    def _abandon(self, process: Process) -> int:
+    def _abandon(self, process: Process, trouble: str) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
         app = self._app
         code, where = app.exit_code(process), shown(app.settings.run)
-        ending = f"supervise: exit code {code}; the disk of {where} does not answer. "
+        ending = f"supervise: exit code {code}; the disk of {where} {trouble}. "
         if app.closed:
             self._app.settings.print_line(
                 f"{ending}The record is complete: supervise audit show {where}"

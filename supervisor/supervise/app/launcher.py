@@ -144,7 +144,7 @@ class Launcher:
         newest, self._newest = self._newest, None
         if newest is not None:
             with suppress(StoreError):
-                self._run.write_json(LAUNCHED, newest, durable=True)
+                self._run.write_json(LAUNCHED, newest)
 
     @property
     def environ(self) -> Mapping[str, str]:

@@ -44,6 +44,7 @@ from ..store import files
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
+from ..threads import Thread
 from . import checkpoint_wiring
 from .adoption import Adoption
 from .event_processor import EventProcessor
@@ -228,6 +229,8 @@ class App:
             self._adopt(self.settings.past, process, outbox)
         else:
             self._launcher.record_launch()
+            with suppress(RuntimeError, OSError):  # without it a power cut may cost the record
+                Thread(target=run.make_durable, name="sync", daemon=True).start()
             self._status.started(process.pid)
             self._on_launch(process, 0)
         self._checkpoints.start()

@@ -93,8 +93,6 @@ class Audit:
             fd = files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             files.take(fd, path)
             chain, tail = _scan(path, run_id)
-            if not chain.size:
-                files.sync_directory(path.parent)
             remains = path.with_name(f"{path.name}.truncated-{chain.offset}")
             if tail:
                 _keep(remains, path, chain.offset)
@@ -223,7 +221,8 @@ class Audit:
         self._closing.set()
         self._dirty.set()
         if self._committer.is_alive():
-            self._committer.join()
+            with files.waiting():
+                self._committer.join()
         with self._lock:
             if self._fd < 0:
                 return
@@ -273,7 +272,7 @@ class Audit:
     def _sync(self) -> None:
         self._dirty.clear()
         try:
-            os.fdatasync(self._fd)
+            files.sync(self._fd)
         except OSError as error:
             with self._lock:
                 self._dead = True

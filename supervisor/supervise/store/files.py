@@ -23,6 +23,7 @@ import pwd
 import secrets
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,11 +42,54 @@ _SEARCH = stat.S_IXGRP | stat.S_IXOTH
 _held: dict[Path, tuple[int, int]] = {}  # directory -> device and inode
 
 
+class _Wait:
+    """One thread's waiting for disks: the time of what is over, and since when it waits now."""
+
+    __slots__ = ("began_s", "depth", "total_s")
+
+    def __init__(self) -> None:
+        self.total_s = self.began_s = 0.0
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        if not self.depth:
+            self.began_s = time.monotonic()
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.total_s += time.monotonic() - self.began_s
+
+
+_waits: dict[int, _Wait] = {}
+
+
+def waiting() -> _Wait:
+    """Return a context in which this thread waits for a disk."""
+    return _waits.setdefault(threading.get_ident(), _Wait())
+
+
+def waited_s(thread: int | None) -> float:
+    """Return how long a thread has waited for disks, up to now. Any thread."""
+    wait = None if thread is None else _waits.get(thread)
+    if wait is None:
+        return 0.0
+    return wait.total_s + (time.monotonic() - wait.began_s if wait.depth else 0.0)
+
+
+def sync(fd: int) -> None:
+    """Sync the content of a file to disk. Raises OSError."""
+    with waiting():
+        os.fdatasync(fd)
+
+
 def sync_directory(path: Path) -> None:
     """Sync the names in the directory `path` to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with waiting():
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -234,13 +278,14 @@ def replace(path: Path, data: bytes, *, durable: bool) -> None:
     Raises:
         OSError: the old file is unchanged.
     """
-    with replacing(path) as file:
-        file.write(data)
+    with waiting():
+        with replacing(path) as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    if durable:
-        sync_directory(path.parent)
+            sync_directory(path.parent)
 
 
 def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
@@ -251,10 +296,11 @@ def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
     """
     done = 0
     try:
-        while done < len(data):
-            if not (written := os.write(fd, data[done:] if done else data)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            done += written
+        with waiting():
+            while done < len(data):
+                if not (written := os.write(fd, data[done:] if done else data)):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                done += written
     except OSError as error:
         return done, error
     return done, None

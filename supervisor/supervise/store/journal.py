@@ -225,7 +225,7 @@ class Journal:
     def sync(self) -> None:
         """Sync all events to disk. Raises StoreError."""
         try:
-            os.fdatasync(self._fd)
+            files.sync(self._fd)
         except OSError as error:
             raise StoreError(f"cannot sync {self._directory}: {error.strerror}") from error
 
@@ -330,7 +330,7 @@ class Journal:
         files.replace(path, start, durable=self._fd >= 0)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
-            os.fdatasync(self._fd)  # later calls of `sync` do not reach it
+            files.sync(self._fd)  # later calls of `sync` do not reach it
             self._end_piece(is_thinned=False, cited=self._cited)
         self.close()
         self._fd, self._size, self._partial, self._reserved = fd, START.size, False, 0

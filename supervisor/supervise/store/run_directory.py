@@ -16,6 +16,7 @@ What may hold secrets of the job, its environment and its command as given, lies
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import sys
@@ -87,7 +88,7 @@ class RunDir:
             run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
-            files.replace(path / "policy.yaml", policy.resolved.encode(), durable=True)
+            files.replace(path / "policy.yaml", policy.resolved.encode(), durable=False)
             described = {
                 "run": run_id,
                 "created": wall,
@@ -103,8 +104,7 @@ class RunDir:
             }
             run._make_secrets_directory()
             run.write_secret(COMMAND, list(argv))
-            run.write_json("run.json", described, durable=True)
-            files.sync_directory(path.parent)
+            run.write_json("run.json", described)
         except OSError as error:
             raise StoreError(
                 f"cannot create the run directory {path}: {error.strerror}",
@@ -214,8 +214,8 @@ class RunDir:
             files.make_directory(self.path / "secrets")
 
     def write_secret(self, name: str, obj: Any) -> None:
-        """Write a file of `secrets_path`, to survive a power cut. Raises StoreError."""
-        self.write_json(str(self.secrets_path / name), obj, durable=True)
+        """Write a file of `secrets_path`. Raises StoreError."""
+        self.write_json(str(self.secrets_path / name), obj)
 
     def read_secret(self, name: str) -> Any:
         """Return the content of a file of `secrets_path`. Raises StoreError."""
@@ -228,6 +228,24 @@ class RunDir:
     def command(self) -> list[str]:
         """Return the job's command as given, with secrets. Raises StoreError."""
         return [str(argument) for argument in self.read_secret(COMMAND)]
+
+    def make_durable(self) -> None:
+        """Let the run survive a power cut from here on, as far as the disk does it.
+
+        Not before the job is started: the job would wait for each file, and ends with the power.
+        """
+        folders = (self.journal_path, self.secrets_path, self.marks_path, self.incidents_path)
+        for path in (path for folder in (self.path, *folders[:2]) for path in folder.iterdir()):
+            with suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    fd = files.open_file(path)
+                    try:
+                        files.sync(fd)
+                    finally:
+                        os.close(fd)
+        for folder in (*folders, self.path, self.path.parent, *self._created):
+            with suppress(OSError):
+                files.sync_directory(folder)
 
     def discard(self) -> None:
         """Remove the run of a job that could not be started; an existing directory is kept."""
