@@ -13,7 +13,7 @@ from recovery_cases import FAULT_STEP, Case
 from supervise.store import audit, history
 from supervise.store.run_directory import RunDir
 
-OF_MACHINE = ("hardware.host_memory", "hardware.disk_low", "hardware.disk_full")
+OF_MACHINE = ("hardware.host_memory", "checkpoint.disk_low", "checkpoint.disk_full")
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ def full_disk_without_a_reserve(case: Case) -> None:
     """There is hardly any reserve: that it is spent is told, and the job comes to its end."""
     case.run = case.tmpfs("disk", f"size={case.draw.choice([300, 400, 600])}k") / "run"
     (case.run.parent / "before").write_bytes(bytes(case.draw.choice([60, 120, 160]) << 10))
-    case.start("--policy", "nano", job=case.train(400, sleep=0.01, exit=3))
-    case.steps(2)
+    case.start("--policy", "nano", job=case.train(700, sleep=0.01, exit=3))
+    case.up()
     filler = _Filler(case)
     filler.start()
     case.ends(3, done=None)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -251,3 +252,16 @@ def test_the_thread_looks_by_itself_and_ends(tmp_path):
     looked.close()
 
     assert found["host_mem_used"] > 0
+
+
+def test_the_fullest_disk_of_a_run_counts(tmp_path):
+    """The job may write elsewhere than its checkpoints, and the record lies on a third disk."""
+    empty, used = Path("/proc"), 100.0 - psutil.disk_usage(str(tmp_path)).percent
+    alone = Hardware(list, empty)
+    looked = Hardware(list, empty, disks=lambda: (tmp_path, tmp_path / "gone"))
+    alone.look()
+    looked.look()
+
+    assert alone.newest(0, leads=True)["disk_free"] == 100.0
+    assert looked.newest(0, leads=True)["disk_free"] == pytest.approx(used, abs=5.0)
+    assert used < 100.0

@@ -89,8 +89,8 @@ class Foreground:
                 self._ended = self._cut_short_s = None
                 self._report_hanging(stalled_s > PATIENCE_S)
             else:
-                since_end_s = self._since_end_s(process, files.waited_s(thread.ident))
-                disk_s = files.waited_s(thread.ident) - self._disk_s
+                since_end_s = self._since_end_s(process, files.disk_wait_s(thread.ident))
+                disk_s = files.disk_wait_s(thread.ident) - self._disk_s
                 if min(since_end_s, max(stalled_s, disk_s)) > self._patience_s():
                     answers = disk_s > stalled_s
                     return self._abandon(process, "is too slow" if answers else NO_ANSWER), False

@@ -222,7 +222,11 @@ class App:
         control = Control(process, self._segments, *edges, wake=self.wakeup.set, looks=looks)
         self.control = control
         processor.open(Performer(control, self.wakeup.set), outbox)
-        self._hardware = Hardware(control.processes, Path.cwd(), hardware.driver())
+        driver, disks = (
+            hardware.driver(),
+            lambda: (run.path, self._checkpoints.folder() or run.path),
+        )
+        self._hardware = Hardware(control.processes, Path.cwd(), driver, disks=disks)
         self._enricher = FrameEnricher(self._added_values, lambda: control.process.now())
         self._hardware.start()
         if self.settings.past is not None:

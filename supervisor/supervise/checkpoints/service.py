@@ -273,6 +273,11 @@ class CheckpointService:
     def _is_urgent(self) -> bool:
         return time.monotonic() < self._urgent_until_s and not self._closed.is_set()
 
+    def folder(self) -> Path | None:
+        """Return where the newest checkpoint lies, None before the first one. Any thread."""
+        entries = self._register.entries
+        return Path(entries[-1].path).parent if entries else None
+
     def frame_values(self) -> dict[str, float]:
         """Return the metrics of one checkpoint that is in no frame yet, `{}` if there is none."""
         return self._notifications.frame()

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Hardware:
         members: returns the processes of the job.
         disk: a path on the file system that the job writes to.
         nvml: the `pynvml` module, or whatever has its functions.
+        disks: returns paths on further file systems that the run needs.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Hardware:
         nvml: Any = None,
         every_s: float = EVERY_S,
         members_every_s: float = MEMBERS_S,
+        disks: Callable[[], Iterable[Path]] = tuple,
     ) -> None:
         self._members = members
-        self._disk = disk
+        self._disk, self._disks = disk, disks
         self._nvml = nvml
         self._troubles: deque[str] = deque()
         self._every_s = every_s
@@ -198,7 +201,11 @@ class Hardware:
         return values
 
     def _free(self) -> dict[str, float]:
-        return {"disk_free": 100.0 - psutil.disk_usage(str(self._disk)).percent}
+        free = [100.0 - psutil.disk_usage(str(self._disk)).percent]
+        for path in self._disks():
+            with suppress(OSError):
+                free.append(100.0 - psutil.disk_usage(str(path)).percent)
+        return {"disk_free": min(free)}
 
     # ── devices ───────────────────────────────────────────────────────────────────────────────────
 

@@ -70,7 +70,7 @@ def waiting() -> _Wait:
     return _waits.setdefault(threading.get_ident(), _Wait())
 
 
-def waited_s(thread: int | None) -> float:
+def disk_wait_s(thread: int | None) -> float:
     """Return how long a thread has waited for disks, up to now. Any thread."""
     wait = None if thread is None else _waits.get(thread)
     if wait is None:

@@ -235,7 +235,7 @@ class RunDir:
         Not before the job is started: the job would wait for each file, and ends with the power.
         """
         folders = (self.journal_path, self.secrets_path, self.marks_path, self.incidents_path)
-        for path in (path for folder in (self.path, *folders[:2]) for path in folder.iterdir()):
+        for path in (path for folder in (self.path, *folders[:2]) for path in folder.glob("*")):
             with suppress(OSError):
                 if path.is_file() and not path.is_symlink():
                     fd = files.open_file(path)

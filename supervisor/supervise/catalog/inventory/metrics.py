@@ -150,7 +150,12 @@ _ROWS = (
         "shared and file pages; see supervise/inputs/memory_growth.py.",
         "psutil",
     ),
-    ("disk_free", "%", "Free space where checkpoints go.", "psutil"),
+    (
+        "disk_free",
+        "%",
+        "Free space where checkpoints, the job and the record of the run are: the least.",
+        "psutil",
+    ),
     ("open_files", "1", "Open file descriptors of the job.", "psutil"),
     # runs, checkpoints, logs
     (
