@@ -21,8 +21,6 @@ class Config(NamedTuple):
         savepoints: `{"every", "keep", "max_bytes"}` in steps, pieces, bytes; None: keep none.
             `spill`: directory for those beyond `max_bytes`, None: they are given up; without it
             beside the marks. `max_disk_bytes`: of all that are there, without it any number.
-            `portable`: `{"every", "directory", "keep"}` of those that are written for another
-            process.
         safeguards: `{"skip_nonfinite": {"max", "per"}, "zero_nonfinite": {"max", "per"},
             "skip_outliers": {"max", "per", "spreads", "rise"}, "update_clip": {"window", "sigma",
             "max_gb"}}`, or some of them.
@@ -34,7 +32,7 @@ class Config(NamedTuple):
         first_step: what the first step is called: one more than the last in the checkpoint.
         counters: `collectors.COUNTERS` that this launch counts on from, by rank; under "all" those
             of the other ranks. Without them it counts from 0.
-        resume: `{"how": "library" or "savepoint", "path"}` of what this launch begins with, unless
+        resume: `{"how": "library", "path"}` of what this launch begins with, unless
             the job's own arguments say so.
         rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
         skip: `[first, last]` of steps whose update is dropped.

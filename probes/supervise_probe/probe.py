@@ -153,7 +153,7 @@ class Probe:
         """Another training begins with the step under way; what is known of that stays."""
         parts, context = self.parts, self.parts.context
         parts.rank.publisher.flush()
-        parts.rank.rollbacks.close()
+        parts.rank.close()
         context.reporter.writer.close()
         context.reporter.writer = None
         # What this launch was to begin with was for the one before.
@@ -197,8 +197,6 @@ class Probe:
         rollback = "ready" if steps else "none yet"
         if rollbacks is not None and rollbacks.why_not:
             rollback = f"unavailable: {rollbacks.why_not}"
-        elif rollbacks is not None and rollbacks.why_keep:
-            rollback += f"; the weights go back, the loop goes on: {rollbacks.why_keep}"
         collectors = {name: guard.part(name) for name in parts.collectors.by_name}
         why = parts.no_optimizer()
         if_any = {
@@ -276,7 +274,7 @@ class Probe:
             parts.wired.framework.ended()
             reporter.beat("exiting")
             reporter.writer.last_words(*exit_status.last_words())
-            parts.rank.rollbacks.close()
+            parts.rank.close()
             reporter.writer.close()
         except Exception:  # at exit nothing is left to report to
             pass

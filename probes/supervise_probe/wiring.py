@@ -6,7 +6,6 @@ a rank with a segment (`RankParts`). No part knows the others but by what it is 
 
 from __future__ import annotations
 
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
 
 from .checkpoints.on_demand import OnDemand
@@ -31,7 +30,6 @@ from .sampling.schedule import SamplingSchedule
 from .sampling.snapshots import Snapshots
 from .sampling.watch import Sampler
 from .savepoints.controller import RollbackController, RollbackParts
-from .savepoints.cross_process import CrossProcessResume
 from .savepoints.reference_batch import ReferenceBatch
 from .savepoints.skip_ranges import SkipRanges
 from .savepoints.step_history import StepHistory
@@ -246,6 +244,9 @@ class Parts:
         return self.no_optimizer() or self.engine.why_not()
 
 
+EXIT_S = 5.0  # of what is being written when the process ends; then the thread leaves torch
+
+
 class RankParts:
     """What there is once the process is a rank: frames, commands, savepoints.
 
@@ -254,7 +255,7 @@ class RankParts:
 
     def __init__(self, parts: Parts, mailbox: Mailbox, times: Times) -> None:
         context, config, wired = parts.context, parts.context.config, parts.wired
-        background = Background()
+        background = self._background = Background()
         self.publisher = Publisher(
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )
@@ -280,14 +281,6 @@ class RankParts:
             parts.extra,
         )
         self._skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
-        self._handover = CrossProcessResume(
-            context,
-            background,
-            self.publisher,
-            self.probe_batch,
-            self._round_size,
-            parts._from_its_start,
-        )
         self.rollbacks = RollbackController(
             context,
             parts.collectors,
@@ -295,14 +288,10 @@ class RankParts:
             parts.rate,
             parts.optimizers,
             RollbackParts(
-                background,
                 self.history,
-                self._skips,
-                self._handover,
                 self.probe_batch,
                 parts.safeguards,
             ),
-            self._rewound,
         )
         self.on_demand = OnDemand(
             context, wired.framework, parts.save_reports, lambda: self.history.finite
@@ -317,12 +306,10 @@ class RankParts:
         """Become the rank of the process."""
         parts, reporter = self._parts, self._parts.context.reporter
         parts.rank = self
-        own = self.publisher, self.commands, self._skips, self._handover
-        parts.tracker.connect(*own, self.rollbacks)
+        parts.tracker.connect(self.publisher, self.commands, self._skips, self.rollbacks)
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.safeguards.outliers.connect(self.probe_batch.doubt)
         parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)
-        parts.loader.connect(self.rollbacks)
         parts.saves.connect(self.on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.opened()
@@ -344,12 +331,10 @@ class RankParts:
     def _batches(self) -> Any:
         return list(self.history.seen)
 
-    def _round_size(self) -> int:
-        return self._parts.tracker.round
-
-    def _rewound(self, step: int, attempt: int) -> None:
-        """The run stands right behind `step` again."""
-        parts = self._parts
-        parts.tracker.rewind(step, attempt)
-        parts.sampling.begin(parts.context.position.step, monotonic_ns())
-        parts.drills.end_all()
+    def close(self) -> None:
+        """Drop all savepoints and write what a later launch needs; the process ends."""
+        try:
+            self.rollbacks.close()
+        finally:
+            if self._background.close(EXIT_S):  # else it may be writing the history
+                self.history.close()

@@ -16,7 +16,7 @@ from supervise.actions.quarantine import Quarantine
 from supervise.actions.raise_sampling import RaiseSampling
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.resume import Resume
-from supervise.actions.rollback import Around, Rollback
+from supervise.actions.rollback import Rollback
 from supervise.actions.skip_step import SkipStep
 from supervise.actions.stop import Stop
 from supervise.actions.unquarantine import Unquarantine
@@ -244,7 +244,6 @@ def test_a_job_that_waits_is_stopped(context, fake_job):
         (Verify(within=10, clear_for=20), "within"),
         (Verify(clear_for=0), "clear_for"),
         (Rollback(at_least=-1, start=0.0, rewarm=-5), "at_least start rewarm"),
-        (Rollback(rng="keep", skip=Around(before=-1)), "skip skip"),
         (Relaunch(at_least=-1, start=1.5, rewarm=-5, skip=-1), "at_least rewarm skip start"),
         (Quarantine(shards="none"), "shards"),
         (Quarantine(shards=()), "shards"),

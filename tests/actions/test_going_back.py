@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
-from supervise.actions.rollback import Around, Rollback
+from supervise.actions.rollback import Rollback
 from supervise.core.model.action import EffectCheck, Refused
 from supervise.core.model.checkpoint_registry import WEIGHTS_ONLY, Checkpoint
 from supervise.errors import ActionError
@@ -16,14 +16,13 @@ def test_it_aims_before_the_cause_not_before_the_alarm(context):
     """First breach at 150, seen at 153, 10 steps of margin: a savepoint before 140."""
     assert Rollback().plan(context()) == {
         "before_step": 140,
-        "rng": "restore",
         "rewarm": {"start": 0.1, "steps": 50},
     }
 
 
 def test_without_rewarm_the_learning_rate_is_left_alone(context):
     """`rewarm: 0` is none, not one that ends at once."""
-    assert Rollback(rewarm=0, rng="keep").plan(context())["rewarm"] is None
+    assert Rollback(rewarm=0).plan(context())["rewarm"] is None
 
 
 def test_when_nothing_can_be_old_enough_it_is_refused(context):
@@ -34,20 +33,15 @@ def test_when_nothing_can_be_old_enough_it_is_refused(context):
     assert Rollback().plan(context(breach_step=11))["before_step"] == 1
 
 
-def test_the_offending_batches_are_absolute_steps(context):
-    """Five before the first breach, two behind it, and that one; never before the first step."""
-    action = Rollback(skip=Around(before=5, after=2), moments="zero")
-
-    assert action.plan(context())["skip"] == [145, 152]
-    assert action.plan(context())["moments"] == "zero"
-    assert Rollback(at_least=0, skip=Around()).plan(context(breach_step=3))["skip"] == [0, 3]
+def test_moments_are_zeroed_where_the_policy_says_so(context):
+    assert Rollback(moments="zero").plan(context())["moments"] == "zero"
 
 
 def test_weights_from_before_suspect_moments_need_be_older_than_the_first_breach_only(
     context, fake_job
 ):
     """Where the probe says that it kept such, as at step 149 here; else the margin counts."""
-    action = Rollback(rng="keep", moments="suspect")
+    action = Rollback(moments="suspect")
     args = action.plan(context())
     assert (args["before_step"], args["sign"], "moments" in args) == (140, 150, False)
     assert "sound" not in args
@@ -117,14 +111,6 @@ def test_weights_alone_are_no_exact_continuation(context):
     assert Relaunch().plan(context(good=(weights,)))["resumable"] == WEIGHTS_ONLY
 
 
-def test_a_job_that_cannot_write_savepoints_for_another_process_says_why(context):
-    """Then that is why there is nothing to go back to; what was written before still counts."""
-    why = "the loop is a `for`"
-    with pytest.raises(Refused, match="2 good in all\\); the loop is a `for`"):
-        Relaunch().plan(context(breach_step=80, unavailable={"portable": why}))
-    assert Relaunch().plan(context(unavailable={"portable": why}))["checkpoint"] == "ckpt-2"
-
-
 def test_without_words_in_the_policy_it_is_refused(context):
     with pytest.raises(Refused, match="does not say how"):
         Relaunch().plan(context(unavailable={"relaunch": "the policy does not say how"}))
@@ -184,7 +170,7 @@ def test_a_scale_shows_in_the_rate_that_is_used(used, asked, rewarm, missing):
 def test_a_rollback_shows_in_attempt_step_and_rate():
     """The frame is of the new attempt, behind the savepoint, at the start of the re-warm."""
     action = Rollback()
-    args = {"before_step": 140, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+    args = {"before_step": 140, "rewarm": {"start": 0.1, "steps": 50}}
     result = {"step": 125, "attempt": 1}
     frame = {"learning_rate": 0.1, "learning_rate_scheduled": 1.0}
 
@@ -195,7 +181,7 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     )
 
 
-BACK = {"before_step": 140, "step": 125, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+BACK = {"before_step": 140, "step": 125, "rewarm": {"start": 0.1, "steps": 50}}
 
 
 def during(used: float, held: float, rewarm: float | None = None) -> dict[str, float | None]:

@@ -30,24 +30,6 @@ def test_the_peak_of_a_device_that_no_table_knows_reaches_the_probe(tmp_path, te
     assert config["peak_flops"] == peak
 
 
-def test_savepoints_for_another_process_are_written_where_a_relaunch_needs_them(tmp_path):
-    """A job that cannot resume by itself goes on from one; others pay for none."""
-    run = SimpleNamespace(id="r", path=tmp_path, marks_path=Path("m"), quarantine_path=Path("q"))
-
-    def told(how):
-        job = f"job: {{relaunch: {{resume: {how}}}}}\nsavepoints: {{every: 25, keep: 3}}\n"
-        kept = {"every": 25, "keep": 3}  # only a policy that acts has them
-        policy = replace(load(tmp_path, job), mode="enforce", savepoints=kept)
-        return probe_config(run, tmp_path, policy, ())["savepoints"]
-
-    assert told("savepoint")["portable"] == {
-        "every": 100,
-        "keep": 2,
-        "directory": str(tmp_path / "savepoints"),
-    }
-    assert "portable" not in told("args")
-
-
 def test_savepoints_have_a_budget_of_memory_and_one_of_disk(tmp_path):
     """Shares of what the machine has, unless the policy says how much; or none go to disk."""
     run = SimpleNamespace(

@@ -72,11 +72,6 @@ def pointed(text: str) -> tuple[str, list[str]]:
             "job.relaunch.args[0]: no placeholder '{chekpoint}' (did you mean '{checkpoint}'?)",
         ),
         (
-            BACK + "{resume: ¦savepoint}}",
-            "a relaunch resumes from a savepoint, but none are kept (add savepoints: {every: 25, "
-            "keep: 4})",
-        ),
-        (
             "override:\n  hang.stalled: {¦aftr: {min: 30s}}",
             "hang.stalled has no key 'aftr' (did you mean 'after'?)",
         ),
@@ -98,7 +93,6 @@ def test_a_name_that_means_nothing_is_an_error_with_a_hint(check, line, said):
         BACK + "{}}",
         BACK + "{args: ['--resume={checkpoint}', '{directory}/{step}']}}",
         BACK + """{args: ['--with={"a": 1}', '{}', '${now:%Y}', '${HOME}', '{{rank}}']}}""",
-        BACK + "{resume: savepoint}}\nsavepoints: {every: 25}",
         "override:\n  hang.stalled: {grace: {eval: 30s, exiting: 10s}}",
         "planned: [{from: 10, to: 50, what: learning_rate, expect: up}]",
         "planned: [{from: 10, to: 50, what: a new mix of data}]",

@@ -61,7 +61,7 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     assert re.search(r"^inc-1 .* RECOVERED$", story, re.M)
     for word in ("What", "Cause", "Did", "Cost", "Proof", "Loss", "Next"):
         assert f"\n{word} " in story
-    assert "rolled back" in story and "no relapse in" in story
+    assert "restored; the loop went on" in story and "no relapse in" in story
     assert "same: " in story  # replay's word
     assert len(re.findall(r"^  \S*supervise (audit|export|--policy) ", story, re.M)) == 3
     assert audit.verify(tmp_path / "run" / "audit.log").exit_code == 0
@@ -72,7 +72,9 @@ def test_the_demo_breaks_a_run_and_shows_it_being_saved(tmp_path):
     jsonschema.validate(document, schema())
     assert (document["state"], document["final"]) == ("RECOVERED", True)
     assert document["cause"]["text"].startswith("drill lr_spike at step 150")
-    assert "rolled back" in document["did"]["text"] and "⟲" in document["loss"]["spark"]
+    assert (
+        "restored; the loop went on" in document["did"]["text"] and "⟲" in document["loss"]["spark"]
+    )
     (early,) = home.glob("snapshot-*/incident.json")
     assert json.loads(early.read_text())["state"] == "ACTING"
     for directory in (home, early.parent):

@@ -230,50 +230,25 @@ def main():
             lr_scheduler.step()
         accelerator.save_state(out)
 """
-TWO_FUNCTIONS = """\
-class Run:
-    def update(self, batch):
-        self.opt.step()
-        self.sched.step()
-    def fit(self):
-        while self.step < 9:
-            self.update(next(self.batches))
-for seed in range(3):
-    Run().fit()
-"""
-A_WHILE_OF_LOADERS = """\
-sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-mine = torch.optim.AdamW(model.parameters())
-while True:
-    for batch in loader:
-        mine.step()
-"""
-GOES_ON = "a rollback restores the weights, the loop goes on"
-GOES_BACK = "a rollback takes it back too, where its variables can be copied"
 
 
 @pytest.mark.parametrize(
-    ("script", "loop", "checkpoints"),
+    ("script", "checkpoints"),
     [
-        (PROGRAMS / "byte_gpt.py", f"`for` at byte_gpt.py:13: {GOES_ON}", "saved at byte_gpt.py:"),
-        (PROGRAMS / "hf_trainer.py", f"Trainer runs it: {GOES_ON}", "Trainer: resumes from what"),
-        (PROGRAMS / "lightning_fit.py", f"Lightning runs it: {GOES_ON}", "Lightning: resumes from"),
-        (PROGRAMS / "gan.py", f"`for` at gan.py:31: {GOES_ON}", "none seen; nothing says how"),
-        (NANO, f"`while` at train.py:231: {GOES_BACK}", "resumes by --resume={checkpoint}"),
-        (ACCELERATE, f"`for` at t.py:7: {GOES_ON}", "accelerate: resumes by --resume_from_check"),
-        (TWO_FUNCTIONS, f"`while` at t.py:6: {GOES_BACK}", "none seen"),
-        (A_WHILE_OF_LOADERS, f"`for` at t.py:4: {GOES_ON}", "none seen"),
-        ("import mine\nmine.train()", "t.py makes no update that can be seen: the first", "none"),
-        ("def (:", "t.py makes no update that can be seen", "none seen"),
+        (PROGRAMS / "byte_gpt.py", "saved at byte_gpt.py:"),
+        (PROGRAMS / "hf_trainer.py", "Trainer: resumes from what"),
+        (PROGRAMS / "lightning_fit.py", "Lightning: resumes from"),
+        (PROGRAMS / "gan.py", "none seen; nothing says how"),
+        (NANO, "resumes by --resume={checkpoint}"),
+        (ACCELERATE, "accelerate: resumes by --resume_from_check"),
+        ("import mine\nmine.train()", "none"),
+        ("def (:", "none seen"),
     ],
 )
-def test_the_text_of_a_script_says_what_its_loop_allows(tmp_path, script, loop, checkpoints):
-    """The innermost function that loops decides, as in the probe: a `for` there cannot go back."""
+def test_a_script_is_read_for_its_checkpoints(tmp_path, script, checkpoints):
     if isinstance(script, str):
         (tmp_path / "t.py").write_text(script)
         script = tmp_path / "t.py"
     facts = look_at(str(script), ["python", str(script)])
 
-    assert facts.loop()[1].startswith(loop)
-    assert facts.loop()[0] == ("while" in loop)
     assert checkpoints in facts.checkpoints()[1]

@@ -182,18 +182,12 @@ def test_the_first_good_checkpoint_is_gone_back_to(refused, ladder):
 
 
 def test_what_no_checkpoint_helps_is_not_waited_for(refused):
-    """It cannot be started again, or saves none, or is too young for one that is old enough."""
-    resume = {"relaunch": {"resume": "savepoint"}}
-    for story in (
-        refused(unavailable=["relaunch"]),
-        refused(unavailable=["rollback"], job=resume),
-        refused(breach=8),
-    ):
+    """It cannot be started again, or is too young for one that is old enough."""
+    for story in (refused(unavailable=["relaunch"]), refused(breach=8)):
         assert story.kinds("abort", "refused")
         assert "tried again" not in messages(story)[0]["next"]
         evidence(story)
-        if "portable" not in story.state.job.unavailable:
-            save(story, "a", 0)
+        save(story, "a", 0)
         assert story.actions() == [FIRST]
 
 

@@ -181,7 +181,7 @@ def test_what_a_job_that_began_anew_saves_is_suspect(back):
 
 def test_a_loop_that_goes_on_is_judged_by_frames_of_the_restored_weights(back):
     """Step numbers go on; what was seen of the weights that are gone is forgotten."""
-    story = back(Rollback(at_least=10, rng="keep", rewarm=0), "rollback")
+    story = back(Rollback(at_least=10, rewarm=0), "rollback")
     monitor, story.step = story.state.monitors[0], 60
     data = {"attempt": 1, "to": 40}
     story.send(Notice(story.at_ns, "weights-restored", "the weights are back", 0, 60, data))

@@ -317,7 +317,7 @@ def test_what_the_job_itself_refuses_gives_way_too(tell):
 @pytest.mark.parametrize(("moved", "held"), [(0.05, False), (1.5, False), (2.5, True)])
 def test_the_first_update_from_restored_weights_is_a_usual_one(tell, moved, held):
     """What keeps other weights elsewhere, and writes them back, makes a far larger one."""
-    done = {"step": 40, "attempt": 1, "loop": "keep"}
+    done = {"step": 40, "attempt": 1, "from_step": 60}
     story = tell(
         answer=lambda key: Finished(0, key, True, done),
         names=("train_loss_raw", "update_norm"),

@@ -7,14 +7,14 @@ import pytest
 from supervise.core.incidents import next_steps
 from supervise.core.model import format_actions
 
-PLAN = {"before_step": 191, "rng": "keep", "rewarm": {"start": 0.1, "steps": 50}}
+PLAN = {"before_step": 191, "rewarm": {"start": 0.1, "steps": 50}}
 
 
 @pytest.mark.parametrize(
     ("verb", "args", "said"),
     [
         ("rollback", PLAN, "over 50 steps"),
-        ("rollback", PLAN, "restore a savepoint from before step 191 (other batches"),
+        ("rollback", PLAN, "restore the weights from before step 191"),
         ("relaunch", {"step": 30, "rewarm": None}, "from the checkpoint of step 30"),
         ("relaunch", {"step": 30, "resumable": "weights only"}, "30, which holds weights only"),
         ("lr_scale", {"value": 0.5}, "multiply the learning rate by 0.5"),

@@ -7,7 +7,7 @@ import pytest
 from supervise.actions.hold_rate import HoldRate
 from supervise.actions.rollback import Rollback
 from supervise.core.analysis import rate_cause
-from supervise.core.model.events import Finished, Notice
+from supervise.core.model.events import Finished
 from supervise.core.model.policy import Budget, Ladder
 
 from .conftest import Verify, messages, one_rule, runbook_of
@@ -75,11 +75,11 @@ def run(tell):
         attempts = iter(range(1, 9))
 
         def answer(key):
-            result = {"attempt": next(attempts), "step": 75, "loop": "keep"}
+            result = {"attempt": next(attempts), "step": 75}
             result = result if "rollback" in key else {"groups": 1}
             return Finished(0, key, True, result)
 
-        steps = (HoldRate(tested=True), Rollback(rng="keep"), Verify(within=200, clear_for=20))
+        steps = (HoldRate(tested=True), Rollback(), Verify(within=200, clear_for=20))
         story = tell(
             **one_rule(threshold("train_loss_raw", 5.0), "SEV1", "back"),
             runbooks={"back": runbook_of("back", *steps)},
@@ -88,7 +88,6 @@ def run(tell):
             names=NAMES,
             answer=answer,
         )
-        story.send(Notice(story.at_ns, "rewind-unavailable", "it is a for loop"))
         story.rate = rate
         feed(story, 2.0, 100)
         feed(story, 8.0, 1)

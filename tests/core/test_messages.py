@@ -43,7 +43,7 @@ def test_messages_have_a_kind_and_keep_their_incident(title, kinds):
 
     assert [f"{made.data['message']['kind']} {made.incident}" for made in told] == kinds
     if "operator" in title:
-        assert (told[-1].severity, told[-1].reason) == ("INFO", "stopped by operator at step 365")
+        assert (told[-1].severity, told[-1].reason) == ("INFO", "stopped by operator at step 389")
 
 
 def incident(name: str) -> Incident:

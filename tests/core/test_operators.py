@@ -365,16 +365,6 @@ def test_a_rollback_takes_evidence_first_and_goes_to_before_the_step_given(tell)
     assert [args[1]["before_step"], args[3]["before_step"]] == [30, 80]
 
 
-def test_a_loop_that_cannot_be_taken_back_goes_on_behind_a_rollback_that_is_ordered(tell):
-    """As a `for` loop, Trainer, or several ranks: refused, it would be no help at all."""
-    story = tell(healthy=50)
-    story.send(Notice(story.at_ns, "rewind-unavailable", "2 ranks train together"))
-    story.say("rollback", before=30)
-
-    (_, back) = (d.data["action"]["args"] for d in story.kinds("intent"))
-    assert (back["before_step"], back["rng"]) == (30, "keep")
-
-
 def test_in_shadow_a_person_acts_and_the_policy_still_does_not(tell):
     """A rule that is in breach on the probation of an order starts nothing."""
     story = tell(mode="shadow", healthy=50, then=8.0)

@@ -7,7 +7,7 @@ import pytest
 from supervise.actions.check_weights import CheckWeights
 from supervise.actions.snapshot import Snapshot
 from supervise.core.incidents import action_planning
-from supervise.core.model.events import Finished, Notice
+from supervise.core.model.events import Finished
 
 from .conftest import NAMES, NAN, Touch, Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
@@ -21,7 +21,7 @@ WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 def asked(tell):
     """A job of 40 healthy steps and one of loss 8, whose probe batch answers as the test says."""
 
-    def begin(*answers, severity="SEV1", job=KEPT, keeps=False, unknown=False, **result):
+    def begin(*answers, severity="SEV1", job=KEPT, unknown=False, **result):
         found = iter(answers)
 
         def answer(key):
@@ -38,8 +38,6 @@ def asked(tell):
             job=job,
             healthy=40,
         )
-        if keeps:
-            story.send(Notice(story.at_ns, "rewind-unavailable", "it is a for loop"))
         story.frames(8.0)
         return story
 
@@ -50,13 +48,11 @@ def verbs(story):
     return [key.rpartition("-")[2] for key in story.actions()]
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_bad_batches_cost_no_rollback_and_are_told_once(asked, keeps):
-    """Where a rollback takes the loop back it is asked once more in any case."""
-    story = asked(GOOD, GOOD, keeps=keeps)
+def test_bad_batches_cost_no_rollback_and_are_told_once(asked):
+    story = asked(GOOD)
     story.frames(2.0, times=60)
 
-    assert verbs(story) == ["check_weights"] * (1 if keeps else 2) + ["snapshot"]
+    assert verbs(story) == ["check_weights", "snapshot"]
     assert story.kinds("abort", "withdrawn")[0].reason == (
         "back withdrawn: the weights are good: the probe batch has a loss of 2.05, and had 2 "
         "before step 40"
@@ -64,19 +60,6 @@ def test_bad_batches_cost_no_rollback_and_are_told_once(asked, keeps):
     titles = [message["title"] for message in messages(story)]
     assert "inc-1: back withdrawn" in titles and not any("started" in title for title in titles)
     assert story.state.incident is None and story.state.machine == "nominal"
-
-
-@pytest.mark.parametrize(
-    ("keeps", "first", "then"),
-    [(False, 2.05, 2.15), (False, 1.9, 2.05), (True, 1.9, 2.15), (True, 2.15, 2.19)],
-)
-def test_the_second_question_is_stricter_where_no_progress_is_lost(asked, keeps, first, then):
-    """Within half of what is allowed at first, also of the loss that was good then."""
-    story = asked(first, then, keeps=keeps)
-    assert verbs(story) == ["check_weights", *["snapshot"] * keeps]
-    story.frames(4.0, times=40)
-
-    assert ("touch" in verbs(story)) is not keeps
 
 
 @pytest.mark.parametrize("loss", [BAD, NAN, float("inf")])
@@ -92,15 +75,14 @@ def test_where_nobody_knows_it_goes_on(asked, result):
     assert verbs(asked(GOOD, **result)) == ["check_weights", "snapshot", "touch"]
 
 
-@pytest.mark.parametrize(("keeps", "loss"), [(True, 2.0), (True, 8.0), (False, 8.0)])
-def test_where_nobody_can_say_and_the_loop_goes_on_the_losses_are_waited_for(asked, keeps, loss):
+@pytest.mark.parametrize("loss", [2.0, 8.0])
+def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
     """A quarter of the steps, once: what is over by then needs no rollback."""
-    story = asked(keeps=keeps, unknown=True)
-    now = verbs(story)
+    story = asked(unknown=True)
+    first = verbs(story)
     story.frames(loss, times=12)
 
-    once = ["check_weights", "snapshot"]
-    assert now == (once if keeps else [*once, "touch"])
+    assert first == ["check_weights", "snapshot"]
     assert ("touch" in verbs(story)) is (loss == 8.0)
     assert verbs(story).count("touch") <= 1
 
@@ -110,21 +92,19 @@ def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(a
     assert verbs(asked(**changes)) == ["snapshot", "touch"]
 
 
-@pytest.mark.parametrize(("keeps", "first"), [(False, 10), (True, 40)])
-def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked, keeps, first):
-    """Then after twice as many steps; people hear of it when something is done. The loop of some
-    jobs goes on: the bad batches, too, so that it is asked later, and told at once."""
-    story, once = asked(GOOD, GOOD, BAD, keeps=keeps), ["check_weights", "snapshot"]
-    asking = once if keeps else once[:1]
-    story.frames(4.0, times=first - 1)
-    assert verbs(story) == asking
+def test_it_is_asked_again_while_the_losses_stay_out_of_their_band(asked):
+    """Then after twice as many steps; people hear of it once, and when something is done."""
+    story, once = asked(GOOD, GOOD, BAD), ["check_weights", "snapshot"]
+    assert verbs(story) == once
+    story.frames(4.0, times=39)
+    assert verbs(story) == once
     story.frames(4.0)
-    assert verbs(story) == asking + once
-    story.frames(4.0, times=2 * first - 1)
-    assert verbs(story) == asking + once
+    assert verbs(story) == once * 2
+    story.frames(4.0, times=79)
+    assert verbs(story) == once * 2
     story.frames(4.0)
 
-    assert verbs(story) == [*asking, *once, *once, "touch"]
+    assert verbs(story) == [*once * 3, "touch"]
     titles = [message["title"] for message in messages(story)]
     assert titles.count("inc-1: back withdrawn") == 1
     assert titles.count("inc-1: automatic action started: back") == 1
@@ -158,7 +138,7 @@ USUAL = {"grad_global_norm": 1.0, "batch_top1_share": 0.05}
 def learned(tell):
     """A job whose tokens are looked at, and whose probe batch answers as the test says."""
 
-    def begin(*answers, keeps=True, names=TOKENS):
+    def begin(*answers, names=TOKENS):
         found = iter(answers)
 
         def answer(key):
@@ -179,8 +159,6 @@ def learned(tell):
             names=names,
         )
         story.asked = None
-        if keeps:
-            story.send(Notice(0, "rewind-unavailable", "it is a for loop"))
         feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
         return story
 
@@ -228,22 +206,19 @@ def test_a_loss_that_jumps_while_other_data_are_learned_is_new_evidence(learned)
     assert "new since step" in started["why"] and "the loss jumped again, by 3." in started["why"]
 
 
-@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("losses", [falling(4.0, 2.02, 80), [4.0, 4.0, *[2.02] * 78]])
-def test_what_heals_by_itself_is_no_new_evidence(learned, keeps, losses):
+def test_what_heals_by_itself_is_no_new_evidence(learned, losses):
     """As damaged moments and a bad batch do: the probe batch stays a little worse for a while."""
-    story = learned(GOOD, *[2.19] * 9, keeps=keeps)
+    story = learned(GOOD, *[2.19] * 9)
     feed(story, losses)
 
     assert "touch" not in verbs(story)
 
 
-@pytest.mark.parametrize(
-    ("keeps", "lasting", "back"), [(False, True, True), (True, True, False), (True, False, True)]
-)
-def test_one_token_is_nothing_to_learn(learned, keeps, lasting, back):
+@pytest.mark.parametrize(("lasting", "back"), [(True, False), (False, True)])
+def test_one_token_is_nothing_to_learn(learned, lasting, back):
     """Where the loop goes on, a rollback waits until other tokens come in."""
-    story = learned(GOOD, *[3.6] * 9, keeps=keeps)
+    story = learned(GOOD, *[3.6] * 9)
     feed(story, falling(5.5, 3.5, 30), batch_top1_share=1.0)
     feed(story, [3.5] * 40, batch_top1_share=1.0 if lasting else 0.05)
 

@@ -93,6 +93,11 @@ torch.set_num_threads(1)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 step = 0
+for argument in sys.argv[1:]:
+    checkpoint = torch.load(argument.partition("=")[2], weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    step = checkpoint["step"]
 while step < 100000:
     trouble = Path("trouble").exists()
     if trouble:
@@ -107,6 +112,9 @@ while step < 100000:
     optimizer.step()
     time.sleep(0.01)
     step += 1
+    if step % 20 == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, f"ckpt_{step:06d}.pt")
 """
 GENTLER = """\
 version: supervise/v1
@@ -116,7 +124,10 @@ detectors:
   knob: {kind: threshold, metric: knob, gt: 0.5}
 rules:
   - {id: turned, when: knob, sev: SEV1, run: back}
-job: {on_crash: restart, relaunch: {resume: savepoint}}
+job:
+  on_crash: restart
+  relaunch: {args: ["--resume={checkpoint}"]}
+  checkpoints: {glob: ["ckpt_*.pt"], settle: 0.1s}
 savepoints: {every: 5, keep: 4}
 runbooks:
   back: [snapshot, {rollback: {at_least: 2, rewarm: 2000}}, {verify: {clear_for: 5}}]
@@ -136,8 +147,10 @@ def test_an_operators_rate_composes_with_what_the_policy_does(supervise):
     job = (sys.executable, "train.py")
     watcher = supervise.start("--policy", "gentler.yaml", "--run-dir", "runs/r1", "--", *job)
     run = supervise.run_of("runs/r1")
-    saved = lambda: any("savepoint of step" in r["reason"] for r in run.records)  # noqa: E731
-    wait_until(saved, "a savepoint")
+    verified_checkpoint = lambda: any(  # noqa: E731
+        r["data"]["details"].get("ok") for r in run.kinds("note", "checkpoint")
+    )
+    wait_until(verified_checkpoint, "a checkpoint")
 
     def set_rate(value):
         answer = supervise("lr", value, "--by", "anna")

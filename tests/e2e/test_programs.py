@@ -80,9 +80,8 @@ def test_what_can_be_done_is_said_in_the_first_minute_and_when_it_is_lost(superv
     assert run.returncode == 0
     can = [line for line in run.stderr.splitlines() if line.startswith("supervise: rollback: ")]
     assert can == [
-        "supervise: rollback: yes, weights (ex.py:6 drives the step from a for statement, whose "
-        "iterator cannot be rewound, so the loop goes on) · relaunch: not configured (supervise "
-        "init -- COMMAND) · ranks: 1 · messages: console only"
+        "supervise: rollback: yes · relaunch: not configured (supervise init -- COMMAND) · "
+        "ranks: 1 · messages: console only"
     ]
     assert [n["reason"] for n in run.kinds("note", "capabilities")] == [can[0][11:]]
     (lost,) = (m for m in run.kinds("notify_intent") if "no rollback" in m["reason"])

@@ -47,7 +47,7 @@ runbooks:
   back:
     steps:
       - snapshot
-      - rollback: {loop: LOOP, at_least: 10, rng: keep, start: 0.1, rewarm: 5}
+      - rollback: {at_least: 10, start: 0.1, rewarm: 5}
     verify: {within: 60, clear_for: 10}
     if_refused: relaunch-and-rewarm
   relaunch-and-rewarm:
@@ -65,10 +65,10 @@ probation: 10
 """
 
 
-def watched(supervise, tmp_path, script, loop, *drills):
+def watched(supervise, tmp_path, script, *drills, policy_text=POLICY):
     """Run a job of a library to its end under the policy."""
     policy = tmp_path / "library.yaml"
-    policy.write_text(POLICY.replace("LOOP", loop))
+    policy.write_text(policy_text)
     job = [sys.executable, str(JOBS / script), str(tmp_path / "out")]
     job.append(str(tmp_path / "run" / "audit.log"))
     drilled = [word for drill in drills for word in ("--drill", drill)]
@@ -85,12 +85,11 @@ def watched(supervise, tmp_path, script, loop, *drills):
 def test_trainer_goes_on_with_the_weights_of_before_and_from_its_checkpoint(supervise, tmp_path):
     """After a damage without a relaunch: its loop and its count go on. After a death from its own
     checkpoint, exactly."""
-    run = watched(supervise, tmp_path, "trainer.py", "auto", HIT, DEATH)
+    run = watched(supervise, tmp_path, "trainer.py", HIT, DEATH)
 
     assert run.actions == ["rollback", "relaunch"]
     (back,) = (r["data"]["result"] for r in run.kinds("commit") if "rollback" in r["reason"])
-    assert back["loop"] == "keep"
-    assert "supervise: rollback: yes, weights (trainer.py:" in run.stderr
+    assert "supervise: rollback: yes" in run.stderr
     assert "relaunch: not yet (no checkpoint" in run.stderr or "relaunch: yes, from" in run.stderr
     to = f"with the weights of step {back['step']}"
     assert any(to in str(r["data"]["message"]) for r in run.kinds("notify_intent"))
@@ -101,9 +100,9 @@ def test_trainer_goes_on_with_the_weights_of_before_and_from_its_checkpoint(supe
 
 @pytest.mark.chaos
 def test_lightning_begins_its_epoch_anew_from_its_checkpoint(supervise, tmp_path):
-    """After a damage, where the loop is to go back too, which it cannot; people are told that the
-    step was another one."""
-    run = watched(supervise, tmp_path, "lit.py", "rewind", HIT)
+    """After a damage, where no savepoint fits; people are told that the step was another one."""
+    no_room = POLICY.replace("keep: 4}", "keep: 4, max_bytes: 64, spill: none}")
+    run = watched(supervise, tmp_path, "lit.py", HIT, policy_text=no_room)
 
     assert run.actions == ["relaunch"]
     (refused,) = run.kinds("abort", "refused")

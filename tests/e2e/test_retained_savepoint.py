@@ -23,7 +23,7 @@ rules:
   - {id: blown, when: high, sev: SEV1, run: back}
 runbooks:
   back:
-    steps: [snapshot, {rollback: {at_least: 10, rng: keep, rewarm: 0}}]
+    steps: [snapshot, {rollback: {at_least: 10, rewarm: 0}}]
     verify: {within: 100, clear_for: 20}
 budgets: {all: {max: 4}, rollback: {max: 2}}
 """

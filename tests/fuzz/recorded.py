@@ -63,7 +63,7 @@ runbooks:
   back:
     meaning: The gradient is wild.
     impact: It may not come back.
-    steps: [snapshot, rollback: {at_least: 2, rng: keep, start: 0.1, rewarm: 5}]
+    steps: [snapshot, rollback: {at_least: 2, start: 0.1, rewarm: 5}]
     verify: {within: 9, clear_for: 3}
 savepoints: {every: 2, keep: 4}
 budgets:

@@ -11,7 +11,6 @@ from supervise.outputs.capabilities import capabilities, is_known, line
 
 NANO = load_policy("nano")
 AGAIN = replace(NANO, job={**NANO.job, "relaunch": {"resume": "library"}})
-FOR = "main.py:171 drives the step from a for statement, whose iterator cannot be rewound"
 READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
 
 
@@ -24,21 +23,21 @@ def told(policy, probe, ranks=1, channels=("console",), **missing):
     return capabilities(policy, state, probe, channels), is_known(policy, state, probe)
 
 
-def test_a_loop_of_a_library_with_nothing_configured():
-    found, known = told(NANO, READY | {"library": "Trainer"}, rewind=FOR)
+def test_a_job_of_a_library_with_nothing_configured():
+    found, known = told(NANO, READY | {"library": "Trainer"})
 
     assert known
     assert line(found) == (
-        f"rollback: yes, weights ({FOR}, so the loop goes on) · relaunch: not configured (Trainer "
-        "recognised: supervise init -- COMMAND) · ranks: 1 · messages: console only"
+        "rollback: yes · relaunch: not configured (Trainer recognised: supervise init -- COMMAND)"
+        " · ranks: 1 · messages: console only"
     )
 
 
 @pytest.mark.parametrize(
     ("policy", "probe", "facts", "what", "how"),
     [
-        (NANO, READY, {}, "rollback", "yes, weights and loop"),
-        (NANO, READY, {"ranks": 2}, "rollback", "yes, weights and loop"),
+        (NANO, READY, {}, "rollback", "yes"),
+        (NANO, READY, {"ranks": 2}, "rollback", "yes"),
         (NANO, READY, {"rollback": "too large; relaunch"}, "rollback", "no (too large)"),
         (NANO, {"rollback": "unavailable: no room"}, {}, "rollback", "no (no room)"),
         (NANO, {"rollback": "none yet"}, {}, "rollback", "not yet (savepoints are taken every 25"),
@@ -67,7 +66,7 @@ def test_each_capability_has_its_reason(policy, probe, facts, what, how):
 def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
     found, _ = told(NANO, READY | {"savepoints": steps})
     late = f", savepoints {apart} steps apart for their cost"
-    assert found["rollback"] == "yes, weights and loop" + (late if apart else "")
+    assert found["rollback"] == "yes" + (late if apart else "")
 
 
 def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():

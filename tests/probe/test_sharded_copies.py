@@ -15,20 +15,19 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from supervise_probe.capture.tensor_copies import BufferPool, TensorCopies
-from supervise_probe.capture.variable_walk import is_copyable
+from supervise_probe.capture.tensor_copies import BufferPool, TensorCopies, is_copyable
 
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 weight = distribute_tensor(torch.arange(12.0).view(4, 3), init_device_mesh("cpu", (1,)), [Shard(0)])
 moment = weight.clone()
 assert is_copyable(torch, weight)
 copies = TensorCopies(torch)
-first, second = copies.add(weight, bulk=True), copies.add(moment, bulk=True)
+first, second = copies.add(weight), copies.add(moment)
 copies.copy(BufferPool())
 part = weight.to_local()
 weight.mul_(3.0)
 del moment
-copies.write_training_state()
+copies.write()
 assert torch.equal(part, torch.arange(12.0).view(4, 3)) and copies.original(first) is weight
 again = copies.restored(second)
 assert isinstance(again, DTensor) and again.placements == weight.placements

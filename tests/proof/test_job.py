@@ -43,10 +43,10 @@ def test_every_action_is_content_with_it(verb: str, job: FakeJob) -> None:
 
 def test_a_rollback_goes_to_the_newest_savepoint_that_is_old_enough(job: FakeJob) -> None:
     assert list(job.kept) == [40, 50, 60]
-    args = {"before_step": 55, "rng": "keep", "rewarm": {"start": 0.1, "steps": 10}}
+    args = {"before_step": 55, "rewarm": {"start": 0.1, "steps": 10}}
 
     assert job.command("rollback", args, key="k", deadline_s=1)["step"] == 50
-    assert (job.next_step, job.attempt, list(job.kept)) == (51, 1, [40, 50])
+    assert (job.next_step, job.attempt, list(job.kept)) == (61, 1, [40, 50])
     assert job.lr_factor() == pytest.approx(0.1)
     for _ in range(5):
         job.finish_step()

@@ -239,7 +239,7 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
 
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
-    went = {"verb": "rollback", "ok": True, "step": 201, "args": {"loop": "keep"}}
+    went = {"verb": "rollback", "ok": True, "step": 201, "args": {}}
     found = deeds.cost([went | {"result": {"step": 175}}])
 
     assert (found["steps_lost"], found["steps_repeated"]) == (26, 0)

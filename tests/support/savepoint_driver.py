@@ -30,7 +30,7 @@ class Driver:
 
     every: savepoint behind every n-th step, from the first on. keep, max_bytes, spill,
     max_disk_bytes: of Savepoints; a savepoint on its way to the disk is waited for.
-    rollbacks: [{"at", "before", "rng"}], each carried out once. last: class name of the optimizer
+    rollbacks: [{"at", "before"}], each carried out once. last: class name of the optimizer
     that ends a step, where there are several. spare: {step: before}, what is spared from then on.
     """
 
@@ -57,25 +57,22 @@ class Driver:
         self.events.write(json.dumps(event) + "\n")
         self.events.flush()
 
-    def boundary(self, optimizer, loss):
-        """Returns what the step shall return: after a rollback, the closure's loss of that step."""
+    def boundary(self, optimizer):
+        """Between two steps: take or restore a savepoint as the plan says."""
         self.registry.optimizers.add(optimizer)
         if self.last not in (None, type(optimizer).__name__):
-            return loss
+            return
         if self.step in self.spare:
             self.savepoints.retain_before(self.spare[self.step])
         due = self.rollbacks and self.rollbacks[0]["at"] == self.step
         try:
             if due:
                 plan = self.rollbacks.pop(0)
-                result, extra = self.savepoints.restore(
-                    plan["before"], plan["rng"], plan.get("loop", "rewind")
-                )
-                self.step, loss = extra
+                result, extra = self.savepoints.restore(plan["before"])
+                assert extra == result["step"]
                 self.emit(restored=result, steps=self.savepoints.steps)
             elif self.every and self.step % self.every == 0:
-                extra = self.step, None if loss is None else loss.detach().clone()
-                taken = self.savepoints.take(self.step, 0, extra)
+                taken = self.savepoints.take(self.step, 0, self.step)
                 self.emit(taken={**taken, "allocated": allocated(self.savepoints)})
                 while self.savepoints.busy:
                     time.sleep(0.001)
@@ -85,7 +82,6 @@ class Driver:
         except CannotRestore as refusal:
             self.emit(refused=str(refusal), step=self.step, steps=self.savepoints.steps)
         self.step += 1
-        return loss
 
 
 def allocated(savepoints):
@@ -106,7 +102,8 @@ def install(plan, events):
         @functools.wraps(step)
         def wrapper(self, *args, **kwargs):
             result = inner(self, *args, **kwargs)
-            return driver.boundary(self, result)
+            driver.boundary(self)
+            return result
 
         return wrapper
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-JOBS = HERE.parent / "probe" / "jobs"
 PROBE = HERE.parents[1] / "probes" / "supervise_probe"
 START = """
 import sys
@@ -23,12 +22,11 @@ exec(code, {"__name__": "__main__"})
 
 
 class SavepointJobs:
-    """Runs scripts: files under `jobs/`, or their text. One plan per run, see the driver."""
+    """Runs the text of scripts. One plan per run, see the driver."""
 
     def __init__(self, folder):
         self.folder = folder
         self.numbers = itertools.count()
-        self.straight = {}
         driver = [str(HERE / "savepoint_driver.py"), str(PROBE / "savepoint_driver.py")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parent)}
         self.process = subprocess.Popen(
@@ -39,25 +37,17 @@ class SavepointJobs:
             env=environment,
         )
 
-    def run(self, script, *argv, **plan):
+    def run(self, script, **plan):
         """Returns (what the script printed as JSON, the events at its boundaries)."""
         out = self.folder / f"job{next(self.numbers)}"
-        path = JOBS / script
-        if "\n" in script:
-            path = out.with_suffix(".py")
-            path.write_text(script)
-        job = {"script": str(path), "argv": argv, "plan": plan, "out": str(out)}
+        path = out.with_suffix(".py")
+        path.write_text(script)
+        job = {"script": str(path), "argv": [], "plan": plan, "out": str(out)}
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "0\n"
         events = out.with_suffix(".events").read_text().splitlines()
         return json.loads(out.read_text()), [json.loads(line) for line in events]
-
-    def untouched(self, script, *argv):
-        """The result of a run without a single savepoint."""
-        if (script, argv) not in self.straight:
-            self.straight[script, argv] = self.run(script, *argv)[0]
-        return self.straight[script, argv]
 
     def close(self):
         self.process.stdin.close()
@@ -65,9 +55,9 @@ class SavepointJobs:
         self.process.stdout.close()
 
 
-def back(at, before, rng="restore"):
+def rollback(at, before):
     """Return the plan of a rollback behind step `at`."""
-    return {"at": at, "before": before, "rng": rng}
+    return {"at": at, "before": before}
 
 
 def of_kind(events, kind):

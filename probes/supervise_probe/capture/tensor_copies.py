@@ -45,11 +45,9 @@ class _Slot:
     """One tensor of the job and its copy."""
 
     __slots__ = (
-        "array",
         "buffer",
         "bulk",
         "device",
-        "fresh",
         "key",
         "layout",
         "owner",
@@ -60,7 +58,7 @@ class _Slot:
         "version",
     )
 
-    def __init__(self, tensor: Any, owner: Any, array: bool, bulk: bool, fresh: bool) -> None:
+    def __init__(self, tensor: Any, owner: Any) -> None:
         self.owner: Callable[[], Any] = weakref.ref(owner)
         # How a DTensor is spread over the ranks, with its class; None of any other tensor.
         spec = getattr(owner, "_spec", None)
@@ -68,8 +66,7 @@ class _Slot:
         shape, stride = tensor.shape, tensor.stride()
         # Tensors with overlapping memory or of inference mode cannot be written in bulk.
         repeats = 0 in stride and any(s == 0 and n > 1 for s, n in zip(stride, shape))
-        self.array, self.fresh = array, fresh
-        self.bulk = bulk and not repeats and not tensor.is_inference()
+        self.bulk = not repeats and not tensor.is_inference()
         self.device = tensor.device
         self.requires_grad: bool = tensor.requires_grad
         self.key = (tensor.dtype, shape, stride, tensor.is_cuda)
@@ -103,35 +100,18 @@ class TensorCopies:
                 id(slot.owner()): slot for slot in before.slots if slot.sample is not None
             }
 
-    def add(self, tensor: Any, owner: Any = None, bulk: bool = False, fresh: bool = False) -> int:
-        """Plan a copy of a dense tensor; the same tensor twice gets the same number.
-
-        Args:
-            owner: the numpy array whose memory `tensor` shares.
-            bulk: training state, written back in one go by `write_training_state`.
-            fresh: never write back into the tensor itself (it has a history in autograd).
-        """
-        array = owner is not None
-        owner, tensor = owner if array else tensor, local(tensor)
+    def add(self, owner: Any) -> int:
+        """Plan a copy of a dense tensor; the same tensor twice gets the same number."""
         number = self._numbers.get(id(owner))
         if number is not None:
-            self.slots[number].bulk |= bulk
             return number
-        slot = _Slot(tensor, owner, array, bulk, fresh)
-        self.slots.append(slot)
+        tensor = local(owner)
+        self.slots.append(_Slot(tensor, owner))
         self._numbers[id(owner)] = number = len(self.slots) - 1
         self._sources.append(tensor)
         self.nbytes += tensor.numel() * tensor.element_size()
         self._owners.append(owner)
         return number
-
-    def add_host_tensor(self, buffer: Any, device: Any, array: bool, requires_grad: bool) -> int:
-        """Use a host tensor as the copy of one that no longer exists; return its number."""
-        slot = _Slot(buffer, buffer, array, bulk=False, fresh=False)
-        slot.owner, slot.buffer = lambda: None, buffer
-        slot.device, slot.requires_grad = device, requires_grad
-        self.slots.append(slot)
-        return len(self.slots) - 1
 
     def share(self) -> None:
         """Share what has not changed with the previous savepoint, before it may be dropped."""
@@ -209,7 +189,7 @@ class TensorCopies:
         """
         if slot.requires_grad or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
             return
-        if slot.key[-1] or slot.array or not writes_are_counted(tensor):
+        if slot.key[-1] or not writes_are_counted(tensor):
             return
         if not tensor.is_contiguous():
             return
@@ -235,15 +215,15 @@ class TensorCopies:
         self._events = []
 
     def original(self, number: int) -> Any:
-        """Return the job's own tensor or array, or None when it no longer exists."""
+        """Return the job's own tensor, or None when it no longer exists."""
         owner = self.slots[number].owner()
         fix = getattr(owner, "_fix_weakref", None)
         if fix is not None:
             fix()  # torch may own the object, and must know of a new Python reference
         return owner
 
-    def write_training_state(self) -> None:
-        """Write the training state back into those of its tensors that still exist, in place."""
+    def write(self) -> None:
+        """Write the copies back into those tensors that still exist, in place."""
         self.wait()
         targets, sources = [], []
         for number, slot in enumerate(self.slots):
@@ -261,39 +241,37 @@ class TensorCopies:
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
     def any_shape_changed(self) -> bool:
-        """Whether `write_training_state` would fail."""
+        """Whether `write` would fail."""
         return any(slot.bulk and self.shape_changed(i) for i, slot in enumerate(self.slots))
 
     def restored(self, number: int) -> Any:
         """Return the tensor with its saved content: the job's own, else a new one."""
         slot, owner = self.slots[number], self.original(number)
-        if owner is None or slot.fresh:
+        if owner is None:
             return self._new(slot)
         return owner if slot.bulk or self._write(slot, owner) else self._new(slot)
 
     def _new(self, slot: _Slot) -> Any:
-        """Return a new tensor or array with the saved content, on its device."""
+        """Return a new tensor with the saved content, on its device."""
         self.wait()
-        if slot.array:
-            return slot.buffer.clone().numpy()
         tensor = slot.buffer.clone() if slot.device.type == "cpu" else slot.buffer.to(slot.device)
         if slot.spec is not None:
             kind, spec = slot.spec
-            return kind(tensor, spec, requires_grad=slot.requires_grad and not slot.fresh)
-        return tensor.requires_grad_(slot.requires_grad and not slot.fresh)
+            return kind(tensor, spec, requires_grad=slot.requires_grad)
+        return tensor.requires_grad_(slot.requires_grad)
 
     def _write(self, slot: _Slot, owner: Any) -> bool:
         """Write the saved content into `owner` where it differs; False if it cannot be."""
         self.wait()
         try:
-            tensor = self._torch.from_numpy(owner) if slot.array else local(owner)
+            tensor = local(owner)
             if tensor.device.type == "cpu" and same_bits(self._torch, tensor, slot.buffer):
                 return True
             if tensor.shape != slot.buffer.shape:
                 return False
             with self._torch.no_grad():
                 tensor.copy_(slot.buffer)
-        except (RuntimeError, TypeError):  # inference tensors, overlapping memory, read-only arrays
+        except (RuntimeError, TypeError):  # inference tensors, overlapping memory
             return False
         return True
 
@@ -316,3 +294,15 @@ def writes_are_counted(tensor: Any) -> bool:
     Torch marks shared memory as not resizable.
     """
     return not tensor.is_inference() and bool(tensor.untyped_storage().resizable())
+
+
+def is_copyable(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor, or this rank's part of it, is plain memory: dense, on CPU or CUDA."""
+    tensor = local(tensor)
+    return bool(
+        tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not tensor.is_quantized
+        and not torch.nn.parameter.is_lazy(tensor)
+        and type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    )

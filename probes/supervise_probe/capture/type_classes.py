@@ -1,4 +1,4 @@
-"""Classification of a value by its type alone, for the walk over variables.
+"""Classification of a value by its type alone, for a walk over the inputs of a model.
 
 Rule 1: the walk enters data and objects of the job's own classes only; a library's objects are
 referenced by identity.
@@ -6,16 +6,14 @@ Rule 2: no code of the job is called: no property, no `__getattr__`, no `__len__
 """
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Dict, Iterable, Tuple
 
 from ..runtime import rng
-from ..runtime.object_access import attributes
 from .call_stack import is_library
 
 _TYPES_MAX = 4096
-_WATCHED_MAX = 64  # attributes of a library's object that are compared
 _CONSTANTS = (int, float, complex, str, bytes, type(None), type(...), range, slice)
 _PLAIN_OBJECTS = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
 _IMMUTABLE = (
@@ -34,7 +32,6 @@ _NEVER_ENTERED = (
     ("io", "IOBase"),
     ("builtins", "BaseException"),
 )
-_CONTAINERS = (list, dict, set, deque)
 _RAW = (bytearray, memoryview)
 _EXACT: Dict[type, str] = {
     FunctionType: "function",
@@ -99,22 +96,6 @@ class TypeClasses:
         """Whether a value is immutable data."""
         return self.of(type(value)) == "constant"
 
-    def stamp(self, value: Any) -> Dict[str, Any]:
-        """Return the plain attributes of a library's object and the lengths of its containers,
-        which show a change of the object."""
-        own = attributes(value)
-        known: Dict[str, Any] = {}
-        for name, held in own.items() if len(own) <= _WATCHED_MAX else ():
-            if type(held) in _CONTAINERS:
-                known[name] = len(held)
-            elif self.is_constant(held):
-                known[name] = held
-        return known
-
-    def is_code(self, value: Any) -> bool:
-        """Whether a value is a function, class or module."""
-        return self.of(type(value)) in ("code", "class", "function", "method")
-
 
 def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
     found = (getattr(sys.modules.get(module), name, None) for module, name in names)
@@ -127,3 +108,8 @@ def is_job_class(kind: type) -> bool:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return isinstance(file, str) and not is_library(file)
+
+
+def dict_base(table: Dict[Any, Any]) -> Any:
+    """Return the class whose methods read and write a dict; an OrderedDict has its own order."""
+    return OrderedDict if isinstance(table, OrderedDict) else dict

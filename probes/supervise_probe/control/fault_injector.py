@@ -112,13 +112,6 @@ class FaultInjector:
         if self._publisher is not None:
             self._publisher.muted = any(fault.silent for fault, _, _ in self._active)
 
-    def end_all(self) -> None:
-        """The run was rolled back: what acts now is over, what has not begun still comes."""
-        over, self._active, self.active = self._active, [], False
-        self._lacking = {}
-        self.follows = bool(self._following())
-        self._end(over)
-
     def _end(self, over: Sequence[Active]) -> None:
         for fault, name, _ in over:
             missed = self._guard.run(self._part, _ended, fault)

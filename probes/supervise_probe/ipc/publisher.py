@@ -36,7 +36,6 @@ class Publisher:
 
     Attributes:
         muted: frames are dropped: a drill wants silence.
-        discarding: steps are not even finished: they are about to be thrown away.
 
     Args:
         writer: the segment's `Writer`.
@@ -62,7 +61,7 @@ class Publisher:
         self._drafts: Deque[Draft] = deque()
         self._thread = 0  # that submitted the newest of them
         self._overflow = False
-        self.muted = self.discarding = False
+        self.muted = False
 
     @property
     def waiting(self) -> int:
@@ -71,8 +70,6 @@ class Publisher:
 
     def submit(self, step: int, attempt: int, at_ns: int, values: Dict[str, Number]) -> None:
         """Publish the frame now if the host has all its values, else at a later step."""
-        if self.discarding:
-            return
         pending = self._scalars.pack(values)
         if pending is None and not self._drafts:
             self._publish(step, attempt, at_ns, values)

@@ -1,16 +1,14 @@
-"""Batches of a DataLoader: seen, remembered for a rollback, passed over when in quarantine."""
+"""Batches of a DataLoader: seen, or passed over when in quarantine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
     from ..collectors.quarantine import Collector as QuarantineCollector
     from ..context import ProbeContext
     from ..data.shard_tracker import ShardTracker
-    from ..savepoints.batch_replay import BatchReplay
-    from ..savepoints.controller import RollbackController
     from ..stepping.inferred_steps import InferredSteps
 
 
@@ -20,7 +18,6 @@ class LoaderListener:
     Attributes:
         inferred: a batch may be the sign that a step without an optimizer is over.
         shards: which shard each batch comes from.
-        rollbacks: None before the process is a rank; its `batches` can be given again.
         beat: shows a sign of life.
     """
 
@@ -36,21 +33,7 @@ class LoaderListener:
         self.beat = context.reporter.beat
         self.inferred, self.shards = inferred, shards
         self._batch, self._held = batch, quarantine
-        self.rollbacks: Optional[RollbackController] = None
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
-        self._replay_part = guard.part("batch_tape")
-
-    def connect(self, rollbacks: RollbackController) -> None:
-        """The process is a rank from now on."""
-        self.rollbacks = rollbacks
-
-    def again(self, replay: BatchReplay, iterator: Any) -> Any:
-        """Return the batch that comes next as it came before a rollback, None for a new one."""
-        return self._guard.run(self._replay_part, replay.next_recorded, iterator)
-
-    def keep(self, replay: BatchReplay, iterator: Any, batch: Any) -> None:
-        """`iterator` gave a new batch to train on."""
-        self._guard.run(self._replay_part, replay.record, iterator, batch)
 
     def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""

@@ -60,13 +60,7 @@ def patch_loader(
     @uncounted
     def fetch(iterator: Any) -> Any:
         began = monotonic_ns()
-        rollbacks = listeners.loader.rollbacks
-        replay = rollbacks.batches if rollbacks and torch.is_grad_enabled() else None
-        batch = None if replay is None else listeners.loader.again(replay, iterator)
-        if batch is None:
-            batch = original(iterator)
-            if replay is not None:
-                listeners.loader.keep(replay, iterator, batch)
+        batch = original(iterator)
         if torch.is_grad_enabled():  # an evaluation's is no part of training
             times.input += monotonic_ns() - began
         return batch

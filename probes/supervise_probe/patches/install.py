@@ -157,7 +157,8 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) 
             listeners.step.scaler_stepped(optimizer, entries)
         finally:
             listeners.step.scaler_left()
-        return listeners.step.boundary.cross(result)
+        listeners.step.boundary.cross()
+        return result
 
     for original, ours in ((scale, scale_), (unscale, unscale_), (step, step_)):
         name = original.__name__

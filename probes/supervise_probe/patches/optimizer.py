@@ -138,7 +138,8 @@ def _around(
                     restore()
                 gate.inside = False
             after(update)
-            return listeners.step.boundary.cross(result)
+            listeners.step.boundary.cross()
+            return result
 
         return step
 

@@ -1,31 +1,11 @@
 """Attributes of a Python object, read and written without a call of its class.
 
-This file knows no savepoint; it is the few corners of the object model that the rest relies on.
+The few corners of the object model that the rest relies on.
 """
 
-import weakref
-from types import FunctionType
 from typing import Any, Dict, List
 
 _EMPTY: Dict[str, Any] = {}  # stands for an attribute that is not there
-
-
-def weak(value: Any) -> Any:
-    """A weak reference, or None for the types that take none."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return None
-
-
-def find(reference: Any, number: int, live: Any) -> Any:
-    """The object behind `weak(value)` and `id(value)`, or None when it is gone.
-
-    Without a weak reference the object can only be recognised at its old place, as `live`.
-    """
-    if reference is not None:
-        return reference()
-    return live if id(live) == number else None
 
 
 def attributes(thing: Any) -> Dict[str, Any]:
@@ -68,18 +48,3 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
         own[name] = value
     else:
         object.__setattr__(thing, name, value)
-
-
-def closure(function: Any) -> Dict[str, Any]:
-    """The cells of a function's closure by variable name, without empty ones."""
-    if not isinstance(function, FunctionType) or not function.__closure__:
-        return {}
-    cells = zip(function.__code__.co_freevars, function.__closure__)
-    return {name: cell for name, cell in cells if _filled(cell)}
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is cell.cell_contents
-    except ValueError:
-        return False

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Set, Tuple
 
-from ..capture.containers import dict_base
-from ..capture.type_classes import TypeClasses
+from ..capture.type_classes import TypeClasses, dict_base
 from ..runtime import rng
 from . import holders
 

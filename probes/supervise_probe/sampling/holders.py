@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Dict, List, Tuple
 
-from ..capture.containers import dict_base
+from ..capture.type_classes import dict_base
 from ..runtime.object_access import attributes, set_attribute, slots
 
 Exchange = Callable[[Any], Any]

@@ -1,7 +1,7 @@
 """Schedule of savepoints, and the probe's own part of a rollback.
 
-The probe's own counters (tokens, applied steps) travel inside the savepoint. `Savepoints` does the
-work; this is the probe's part of it.
+The probe's own counters of applied updates travel inside the savepoint; those of the data go on
+with the loop. `Savepoints` does the work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from ..errors import Refused
 from ..torch_state.foreign_engine import ForeignEngine
 from ..torch_state.rate_hold import LATE
 from ..torch_state.state_watch import StateWatch
-from . import skip_ranges
-from .batch_replay import BatchReplay
 from .joint_schedule import JointSchedule
 from .time_share import TimeShare
 
@@ -25,11 +23,9 @@ if TYPE_CHECKING:
     from ..collectors import Collectors
     from ..context import ProbeContext
     from ..ipc.publisher import Publisher
-    from ..runtime.background import Background
     from ..safeguards.around_step import Safeguards
     from ..torch_state.learning_rate import LearningRate, Levels
     from ..torch_state.records import Optimizers
-    from .cross_process import CrossProcessResume
     from .reference_batch import ReferenceBatch
     from .step_history import StepHistory
 
@@ -44,7 +40,7 @@ STARTS_AT_ZERO = frozenset(
 
 GOOD = 1.1  # times the loss that the probe batch had, for weights that are good; as `check_weights`
 
-# Counters that go on with the loop when only the weights go back: the data's and the schedule's.
+# Counters that go on with the loop: the data's and the schedule's.
 OF_THE_LOOP = ("tokens_seen", "lr_phase.")
 
 
@@ -52,17 +48,12 @@ class RollbackParts(NamedTuple):
     """What a rollback needs beside the savepoints.
 
     Attributes:
-        background: writes to disk in a thread.
-        history: the newest steps. skips: those whose update is dropped.
-        cross_process: savepoints for another process, and the one that this process starts from.
+        history: the newest steps.
         probe_batch: checks whether the restored weights are those that were saved.
         safeguards: forget what they have learned since.
     """
 
-    background: Background
     history: StepHistory
-    skips: skip_ranges.SkipRanges
-    cross_process: CrossProcessResume
     probe_batch: ReferenceBatch
     safeguards: Safeguards
 
@@ -71,12 +62,7 @@ class RollbackController:
     """The savepoints of one rank.
 
     Attributes:
-        batches: recorded batches of the loaders, None where no rollback is possible.
-        result: what the optimizer's step is about to return to the job.
         why_not: why no rollback is possible in this job, "" while it is.
-
-    Args:
-        rewound: called with step and attempt when the run stands right after that step again.
     """
 
     def __init__(
@@ -87,15 +73,12 @@ class RollbackController:
         rate: LearningRate,
         optimizers: Optimizers,
         parts: RollbackParts,
-        rewound: Callable[[int, int], None],
     ) -> None:
         self._torch, self._position = context.torch, context.position
         self._reporter, self._collectors = context.reporter, collectors
         self._publisher, self._rate, self._optimizers = publisher, rate, optimizers
-        self._history, self._skips = parts.history, parts.skips
-        self._cross_process, self._probe_batch = parts.cross_process, parts.probe_batch
+        self._history, self._probe_batch = parts.history, parts.probe_batch
         self._safeguards, self._engine = parts.safeguards, ForeignEngine(context.registry)
-        self._rewound = rewound
         self._savepoints: Any = None
         self._joint: Optional[JointSchedule] = None  # of several ranks
         self._next, self._every = 0, 1
@@ -105,9 +88,7 @@ class RollbackController:
         self._deferred_reason = ""  # why no savepoint is taken for now, as reported
         self._unfinished: Dict[int, Dict[str, float]] = {}
         self._levels: Dict[int, Levels] = {}  # by step of a savepoint: the rates of then
-        self.result: Any = None
         self.why_not = ""
-        self.batches: Optional[BatchReplay] = None
         config, ranks = context.config, self._position.world_size
         wanted = config.savepoints
         if not wanted:
@@ -127,30 +108,21 @@ class RollbackController:
                 self._every,
                 lambda why: self._reporter.notice("note", why),
             )
-        self.batches = BatchReplay(context.torch, max_bytes)
         self._savepoints = Savepoints(
             context.torch,
             context.registry,
             int(wanted["keep"]),
             max_bytes,
             wanted.get("spill", os.path.dirname(config.marks)),
-            self.batches,
             wanted.get("max_disk_bytes"),
         )
-        if ranks > 1:
-            self._savepoints.why_keep = f"{ranks} ranks train together"
 
     def disable(self, why: str) -> None:
         """Keep no savepoints from now on: no rollback can work in this job."""
         if self._savepoints is not None:
-            self._savepoints, self.batches = None, None
+            self._savepoints = None
             self._reporter.notice("rollback-unavailable", f"no rollback is possible: {why}")
         self.why_not = why
-
-    @property
-    def why_keep(self) -> str:
-        """Why a rollback lets the loop go on, "" while it can rewind it, or none is possible."""
-        return "" if self._savepoints is None else str(self._savepoints.why_keep)
 
     @property
     def steps(self) -> List[int]:
@@ -158,13 +130,11 @@ class RollbackController:
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
     def due(self) -> bool:
-        """Whether a savepoint is due, or a resume from another process.
+        """Whether a savepoint is due.
 
         None is taken after a step that was not finite, while an older one is being written, or as
         long as they would take more than their share of the time.
         """
-        if self._cross_process.pending:
-            return True
         if self._savepoints is None:
             return False
         if self._joint is not None:
@@ -175,11 +145,8 @@ class RollbackController:
         return self._history.finite and not self._savepoints.busy
 
     def take_due(self) -> None:
-        """Take the savepoint that is due, or resume from that of another process."""
+        """Take the savepoint that is due."""
         reporter, position = self._reporter, self._position
-        if self._cross_process.pending:
-            self._cross_process.run_pending(self._resumed_from)
-            return
         step = position.step - 1
         began, cpu = monotonic_ns(), thread_time_ns()
         try:
@@ -205,25 +172,25 @@ class RollbackController:
     def take_before_jump(self) -> None:
         """Save the weights before an update at a rate that has jumped.
 
-        What a held rate costs are above all the steps since its savepoint. Only where the loop goes
-        on in any case: within a step there is no place in the program to go back to. It is taken
-        ahead of its time: the next one, of either kind, waits for as long again. While the jump may
-        still be confirmed no other is taken.
+        What a held rate costs are above all the steps since its savepoint. It is taken ahead of its
+        time: the next one, of either kind, waits for as long again. While the jump may still be
+        confirmed no other is taken.
         """
         savepoints, step = self._savepoints, self._position.step - 1
         if savepoints is None or step < 0 or not self._history.finite or savepoints.busy:
             return
         self._next = max(self._next, step + LATE)
-        if savepoints.why_keep and step not in savepoints.steps:
+        if step not in savepoints.steps:
             self._take_ahead(partial(self.take, within_step=True))
 
     @property
     def watches(self) -> bool:
         """Whether `saw_moments` and `step_ended` are to be called.
 
-        Replicas see the same moments in the same step; what only some ranks saved is never used.
+        From the first savepoint on, whose moments are the older ones. Replicas see the same moments
+        in the same step; what only some ranks saved is never used.
         """
-        return self._watch.on and self._savepoints is not None and bool(self._savepoints.why_keep)
+        return self._watch.on and bool(self._levels)
 
     def step_ended(self) -> None:
         """All optimizers of a step have made their updates."""
@@ -233,7 +200,7 @@ class RollbackController:
         """Save the weights before an update with moments that no optimizer left there.
 
         They may be damaged, and then those of the next savepoint are; with these weights go the
-        moments of the savepoint before. Only where the loop goes on in any case, ahead of its time.
+        moments of the savepoint before. It is taken ahead of its time.
         """
         position, savepoints = self._position, self._savepoints
         if not self._watch.written(position.step) or not self._history.finite or savepoints.busy:
@@ -268,7 +235,7 @@ class RollbackController:
         """
         why = self._engine.why_not()
         if why:
-            self._savepoints, self.batches, self.why_not = None, None, why
+            self._savepoints, self.why_not = None, why
         if self._savepoints is None:
             raise Refused(self.why_not)
         from .manager import Busy, CannotRestore
@@ -276,28 +243,17 @@ class RollbackController:
         position = self._position
         step = position.step - 1
         state = self._collectors.state()
-        result = self.result
-        if isinstance(result, self._torch.Tensor):
-            result = result.detach().clone()
         self._probe_batch.add_value_to(state)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
             taken: Dict[str, Any] = self._savepoints.take(
-                step, position.attempt, (state, result), older_moments
+                step, position.attempt, state, older_moments
             )
         except Busy as problem:
             raise Refused(str(problem)) from problem
         except CannotRestore as problem:
-            self._savepoints, self.batches, self.why_not = None, None, str(problem)
+            self._savepoints, self.why_not = None, str(problem)
             raise Refused(str(problem)) from problem
-        if self._savepoints.why_keep and self.batches is not None:
-            self.batches = None  # none is given again
-            self._reporter.notice(
-                "rewind-unavailable",
-                "a rollback takes the weights back and lets the loop go on: "
-                f"{self._savepoints.why_keep}",
-            )
-        self._cross_process.savepoint_taken(self._savepoints)
         kept = set(self.steps)
         before = self._levels.get(max(self._levels, default=step), {})
         self._levels = {k: v for k, v in self._levels.items() if k in kept}
@@ -327,12 +283,10 @@ class RollbackController:
         probe batch found good; where it tells nothing, those that `args` calls `sound`.
 
         Raises:
-            Refused: it can go nowhere, or its loop would have to go back too.
+            Refused: it can go nowhere.
         """
         if self._savepoints is None:
             raise Refused(self.why_not)
-        if args.get("rng", "restore") == "restore" or args.get("loop") == "rewind":
-            raise Refused(f"the loop cannot be taken back: {self.why_keep}")
         before, sound = int(args["before_step"]), bool(args.get("sound"))
         undo = [
             step
@@ -346,44 +300,34 @@ class RollbackController:
 
         Args:
             args: `before_step`, `sign`, `sound`: see `roll_back`; or `to_step`, of a savepoint that
-                all ranks have; `rng`: "restore" or "keep"; `rewarm`: `{"start", "steps"}` or None;
-                `skip`: the first and the last step whose update is dropped when it is repeated;
-                `moments`: "restore" or "zero"; `loop`: see `Savepoints.restore`.
+                all ranks have; `rewarm`: `{"start", "steps"}` or None; `moments`: "restore" or
+                "zero".
         """
-        rewarm, skip = args.get("rewarm"), args.get("skip")
-        rng, zero = str(args.get("rng", "restore")), args.get("moments") == "zero"
-        loop = str(args.get("loop", "auto"))
+        rewarm, zero = args.get("rewarm"), args.get("moments") == "zero"
         from_step = self._position.step - 1
-        steps = skip_ranges.parse(skip) if skip is not None else None
-        if steps is not None and rng != "restore":
-            raise Refused("skip needs rng=restore, which repeats the same batches")
         if zero:
             _check_moments(self._optimizers.living())
         before, sign = int(args["before_step"]), int(args.get("sign", 0))
         if "to_step" in args:
             before, sign = int(args["to_step"]) + 1, 0
-        result = self.roll_back(before, rng, loop, sign, bool(args.get("sound")))
+        result = self.roll_back(before, sign, bool(args.get("sound")))
         if result["step"] >= int(args["before_step"]):
             result["older_moments"] = True
         if zero:
             _zero_moments(self._torch, self._optimizers.living())
-        if steps is not None:
-            self._skips.add(*steps)
         if rewarm:
-            levels = self._levels.get(result["step"], {}) if result["loop"] == "keep" else {}
+            levels = self._levels.get(result["step"], {})
             limit = self._rate.warm(float(rewarm["start"]), int(rewarm["steps"]), levels)
             if limit is not None:
                 result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
 
-    def roll_back(
-        self, before_step: int, rng: str, loop: str, sign: int = 0, sound: bool = False
-    ) -> Dict[str, Any]:
+    def roll_back(self, before_step: int, sign: int = 0, sound: bool = False) -> Dict[str, Any]:
         """Restore the newest savepoint before `before_step`; see `Savepoints.restore`.
 
         One that only `sign` allows has the weights of right before damaged moments were used. Were
         they damaged as well? Unless the probe batch denies it, or `sound` where that tells nothing,
-        it is an older one.
+        it is an older one. The loop stands where it did, in a new attempt.
 
         Raises:
             Refused: there is none, or it cannot be restored here.
@@ -393,65 +337,33 @@ class RollbackController:
         from .manager import CannotRestore
 
         try:
-            restored, (state, result) = self._savepoints.restore(before_step, rng, loop, sign)
+            restored, state = self._savepoints.restore(before_step, sign)
             doubt = partial(self._probe_batch.doubt, before_step, GOOD, sound)
             if "older_moments" in restored and doubt():
-                restored, (state, result) = self._savepoints.restore(before_step, rng, loop)
+                restored, state = self._savepoints.restore(before_step)
         except CannotRestore as problem:
             raise Refused(str(problem)) from problem
         self._watch.forget()
         self._publisher.flush()
-        attempt = self._position.attempt + 1
-        if restored["loop"] == "keep":
-            self._weights_back_to(int(restored["step"]), attempt, state)
-        else:
-            self.result = result
-            self._collectors.rewind(state)
-            self._rolled_back_to(int(restored["step"]), attempt)
-        if rng == "restore":
-            self._history.expect_repeat(int(restored["step"]) + 1, exact=True)
-        else:
-            self._history.expect_nothing()
-        self._probe_batch.restored(state, int(restored["step"]))
-        self._safeguards.restored(int(restored["step"]))
-        return dict(restored)
-
-    def _weights_back_to(self, step: int, attempt: int, state: Mapping[str, float]) -> None:
-        """The weights are those after `step`; the loop stands where it did, in a new attempt."""
-        position = self._position
+        step, position = int(restored["step"]), self._position
         self._reporter.notice(
             "weights-restored",
             f"the weights of step {step} are back; the loop goes on with step {position.step}",
-            {"attempt": attempt, "to": step},
+            {"attempt": position.attempt + 1, "to": step},
         )
         of_weights = {k: v for k, v in state.items() if not k.startswith(OF_THE_LOOP)}
         self._collectors.rewind(of_weights)
-        position.attempt = attempt
-        self._cross_process.rolled_back_to(step)
+        position.attempt += 1
         self._reporter.status_changed()
-
-    def _resumed_from(self, state: Dict[str, float], step: int, attempt: int, result: Any) -> None:
-        """The job continues from another process's savepoint, whose step returned `result`."""
-        self._collectors.rewind(state)
-        self.result = result
-        self._rolled_back_to(step, attempt)
-        self._rate.begin_again()
-
-    def _rolled_back_to(self, step: int, attempt: int) -> None:
-        """The job stands after `step` again: so does the probe."""
-        self._rewound(step, attempt)
-        self._next = self._next_multiple(step)
-        self._cross_process.rolled_back_to(step)
-        self._reporter.status_changed()
+        self._history.expect_nothing()
+        self._probe_batch.restored(state, step)
+        self._safeguards.restored(step)
+        return dict(restored)
 
     def close(self) -> None:
-        """Drop all savepoints and write what a later launch needs; the process ends."""
-        try:
-            if self._savepoints is not None:
-                self._savepoints.close()
-        finally:
-            if self._cross_process.close():  # else the background may be writing the history
-                self._history.close()
+        """Drop all savepoints; the process ends."""
+        if self._savepoints is not None:
+            self._savepoints.close()
 
     def _next_multiple(self, step: int) -> int:
         return (step // self._every + 1) * self._every

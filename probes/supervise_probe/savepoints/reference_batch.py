@@ -67,7 +67,6 @@ class ReferenceBatch:
 
     Attributes:
         why_not: why there is no value, "" while there is.
-        resuming: the job is about to resume from the savepoint of another process.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class ReferenceBatch:
         self._sets, self._sampler, self._times = sets, sampler, times
         self._background, self._history = background, history
         self._look_on, self._extra = look_on, extra
-        self.resuming = False
         self._part = context.guard.part(KEY, share=1.0)
         self._root: Callable[[], Any] = lambda: None
         self._compiled = False
@@ -371,13 +369,11 @@ class ReferenceBatch:
         if self._compares:
             if self._position.step != self._context.config.first_step:
                 self._compares = False  # the job did not load the checkpoint, which is reported
-            elif not self.resuming:
-                self.resumed()
+            else:
+                self._compare_resumed()
 
-    def resumed(self) -> None:
+    def _compare_resumed(self) -> None:
         """Compare: the job stands where the checkpoint was saved."""
-        if not self._compares:
-            return
         given = self._given or {}
         if self._inputs is None and given.get("path"):
             found = self._guard.run(self._part, self._read, str(given["path"]))
@@ -432,7 +428,7 @@ class ReferenceBatch:
             "dtype": inputs.dtype,
             "modes": list(inputs.modes),
         }
-        files.write(torch.save, document, self._path, lambda: False)
+        files.write(torch.save, document, self._path)
 
     def _read(self, path: str) -> bool:
         """Read the batch of an earlier process; return whether there is a model for it."""

@@ -1,9 +1,9 @@
-"""The newest steps: for evidence, and to check that a run continues as before a rollback.
+"""The newest steps: for evidence, and to check that a relaunched run continues as before.
 
-A repeated step must see the same batch and have the same loss, at the same rate of the job's own
-schedule. In the same process all of it bit for bit; after a relaunch the loss within `CLOSE`, since
-threads may add in another order. The result of the probe batch (`reference_batch.py`) is reported
-with it, or by itself where no step is compared.
+A repeated step must see the same batch and have the same loss within `CLOSE`, since threads may add
+in another order, at the same rate of the job's own schedule. The result of the probe batch
+(`reference_batch.py`) is reported with it, or by itself where no step is compared, as after a
+rollback.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class StepHistory:
         # Rows as plain tuples, which the job's garbage collector untracks at its first visit.
         self._plain: Deque[Tuple[Any, ...]] = deque(maxlen=ROWS)
         self._expected: Optional[Row] = None
-        self._exact = True
         self._reference_result: Optional[Dict[str, Any]] = None
         self._path = os.path.join(context.config.marks, f"tape.{self._position.rank}.json")
         self._unwritten = 0
@@ -65,11 +64,7 @@ class StepHistory:
         if config.attempt:
             self._plain.extend(map(tuple, _read(self._path, config.attempt)))
             if config.first_step:
-                self.expect_repeat(config.first_step, exact=False)
-
-    def expect_repeat(self, step: int, exact: bool) -> None:
-        """Compare the next `step` with how it was before."""
-        self._expected, self._exact = self._newest(step), exact
+                self._expected = self._newest(config.first_step)
 
     def expect_nothing(self) -> None:
         """Compare nothing: the next steps see other data."""
@@ -138,7 +133,7 @@ class StepHistory:
         if was.fingerprint is not None and now.fingerprint is not None:
             batch = "same" if was.fingerprint == now.fingerprint else "other"
         wrong = [] if batch != "other" else ["another batch"]
-        if not _equal(was.loss, now.loss, 0.0 if self._exact else CLOSE):
+        if not _equal(was.loss, now.loss, CLOSE):
             wrong.append(f"loss {now.loss!r} instead of {was.loss!r}")
         if not _equal(was.lr, now.lr, 0.0):
             wrong.append(f"learning rate {now.lr!r} instead of {was.lr!r}")

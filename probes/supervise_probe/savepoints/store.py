@@ -1,7 +1,6 @@
 """Storage of savepoints: in host memory up to a budget, older ones in files.
 
-Rule 1: the copies in memory never take more than the budget, those being written to disk included;
-only a rollback while one is written for another process may have that one on top.
+Rule 1: the copies in memory never take more than the budget, those being written to disk included.
 Rule 2: the job does not wait for a disk. While one savepoint is being written no other is taken;
 one that cannot be written is dropped when its memory is needed.
 Rule 3: the retained savepoint is dropped last; where no other fits, no new one is taken.
@@ -17,6 +16,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ..capture.call_stack import CannotRestore
 from ..capture.tensor_copies import BufferPool, TensorCopies
+from ..capture.training_state import TrainingState
 from ..runtime.background import Background
 
 STOP_S = 5.0  # a rollback waits so long for the disk to finish its chunk
@@ -90,23 +90,19 @@ class DiskSpill:
 
 
 class Savepoint:
-    """One savepoint: the parts that `Savepoints` fills in, and where its copies are.
+    """One savepoint, and where its copies are.
 
     Attributes:
-        pinned: its copies are being read, and must not change.
         older_moments: it has those of the savepoint before, see `Savepoints.take`.
-        loaders: where the loaders stood.
     """
 
-    def __init__(self, step: int, attempt: int, extra: Any, copies: TensorCopies) -> None:
+    def __init__(
+        self, step: int, attempt: int, extra: Any, copies: TensorCopies, training: TrainingState
+    ) -> None:
         self.step, self.attempt, self.extra = step, attempt, extra
-        self.copies = copies
+        self.copies, self.training = copies, training
         self.spill: Optional[DiskSpill] = None
-        self.pinned = self.older_moments = False
-        self.loaders: List[Any] = []
-        self.training: Any = None
-        self.program: Any = None
-        self.rng: List[Any] = []
+        self.older_moments = False
 
     @property
     def held(self) -> int:
@@ -119,7 +115,7 @@ class SavepointStore:
 
     Attributes:
         saved: the savepoints. disk_errors: sentences about a disk that failed.
-        max_bytes: of memory. reserved: bytes of these that recorded batches take.
+        max_bytes: of memory.
         retain_before: the newest savepoint before this step is retained; 0: none is.
     """
 
@@ -139,7 +135,7 @@ class SavepointStore:
         self._torch = torch
         self._keep = max(1, keep)
         self.max_bytes = max_bytes
-        self.reserved = self.retain_before = 0
+        self.retain_before = 0
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
@@ -149,7 +145,7 @@ class SavepointStore:
     @property
     def busy(self) -> bool:
         """Whether a savepoint is being written."""
-        return self._background.busy or any(saved.pinned for saved in self.saved)
+        return self._background.busy
 
     @property
     def held(self) -> int:
@@ -176,14 +172,14 @@ class SavepointStore:
         retained, pool = self.retained, BufferPool()
         if retained is not None:
             stays = 0 if _written(retained) else retained.held
-            if self._keep == 1 or stays + self.reserved + nbytes > self.max_bytes:
+            if self._keep == 1 or stays + nbytes > self.max_bytes:
                 raise Busy(
                     f"the savepoint of step {retained.step} is kept for a possible rollback, and "
                     "there is no room for another beside it"
                 )
         for saved in self._excess():
             self._drop(saved, pool)
-        held = self.held + self.reserved
+        held = self.held
         for saved in [saved for saved in self.saved if saved.copies.in_memory]:
             if held + nbytes <= self.max_bytes:
                 break
@@ -208,7 +204,7 @@ class SavepointStore:
             return
         leaving = self._excess()
         staying = [saved for saved in self.saved if saved not in leaving]
-        needed = sum(saved.held for saved in staying) + new.copies.nbytes + self.reserved
+        needed = sum(saved.held for saved in staying) + new.copies.nbytes
         needed -= self.max_bytes
         for saved in staying:
             if needed <= 0:
@@ -269,7 +265,7 @@ class SavepointStore:
     def _free_memory(self, wanted: Savepoint, pool: BufferPool) -> None:
         """Free the memory that `wanted` needs; drop older savepoints that are in memory."""
         for saved in list(self.saved):
-            if self.held + self.reserved + wanted.copies.nbytes <= self.max_bytes:
+            if self.held + wanted.copies.nbytes <= self.max_bytes:
                 return
             if saved is not wanted and saved.copies.in_memory:
                 self._drop(saved, pool)
@@ -304,7 +300,7 @@ class SavepointStore:
             saved.spill.stop()
             if saved.spill.state == "written":
                 saved.spill.close()
-        if pool is not None and saved.copies.in_memory and not saved.pinned:
+        if pool is not None and saved.copies.in_memory:
             saved.copies.release(pool)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class BetweenSteps:
-    """The one place where the probe may hold the job, take it back, or stop it."""
+    """The one place where the probe may hold the job, restore its weights, or stop it."""
 
     def __init__(self, context: ProbeContext, tracker: StepTracker) -> None:
         self._context, self._tracker = context, tracker
@@ -25,29 +25,20 @@ class BetweenSteps:
         """The process is a rank from now on."""
         self._rollbacks, self._commands = rollbacks, commands
 
-    def cross(self, result: Any) -> Any:
+    def cross(self) -> None:
         """If a step has just ended on time: keep a savepoint, obey commands.
-
-        Args:
-            result: what the optimizer's step is about to return.
-
-        Returns:
-            What it shall return: after a rollback, the result of the step that was gone back to.
 
         Raises:
             KeyboardInterrupt: the supervisor wants the job to stop.
         """
         tracker, context = self._tracker, self._context
         if not tracker.on_time or not context.gate.on:
-            return result
+            return
         tracker.on_time = False
         guard, rollbacks = context.guard, self._rollbacks
         guard.turn()
-        rollbacks.result = result
         if rollbacks.due():
             guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due)
         if context.reporter.status_due():
             guard.run(guard.core, context.reporter.write_status)
         self._commands.run()
-        result, rollbacks.result = rollbacks.result, None
-        return result

@@ -139,7 +139,7 @@ class InferredSteps:
         """A forward, a loss, a batch or a backward is about to come: the step may be over."""
         guard = self._context.guard
         guard.run(guard.core, self._gate.without_grad, self._settle, backward)
-        self._boundary.cross(None)
+        self._boundary.cross()
 
     def end(self) -> None:
         """The process ends; a step that is as long as the one before has had its update."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..sampling.schedule import SamplingSchedule
     from ..sampling.watch import Sampler
     from ..savepoints.controller import RollbackController
-    from ..savepoints.cross_process import CrossProcessResume
     from ..savepoints.skip_ranges import SkipRanges
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.learning_rate import LearningRate
@@ -108,7 +107,6 @@ class StepTracker:
         self._publisher: Any = None
         self._commands: Any = None
         self._skips: Any = None
-        self._handover: Any = None
         self._rollbacks: Any = None
         self._savepoints_part = self._guard.part("savepoints", share=1.0)
         self._began = self._position.step
@@ -126,13 +124,12 @@ class StepTracker:
         publisher: Publisher,
         commands: Commands,
         skips: SkipRanges,
-        handover: CrossProcessResume,
         rollbacks: RollbackController,
     ) -> None:
         """The process is a rank from now on."""
         self._rollbacks = rollbacks
         self._publisher, self._commands = publisher, commands
-        self._skips, self._handover = skips, handover
+        self._skips = skips
 
     def before_step(
         self, optimizer: Any, closure: bool, overflow: bool = False
@@ -257,7 +254,7 @@ class StepTracker:
         if self._in_force.acting:
             self._safeguards.after_update(update)
         self._guard.run_all(self._plan.now["after_update"], update)
-        if self._round.ends() or self._handover.ends_discarded_step(self._round.members):
+        if self._round.ends():
             self.close(on_time=True)
 
     def overflowed(self, optimizer: Any) -> None:
@@ -278,11 +275,6 @@ class StepTracker:
     def open(self) -> bool:
         """Whether a round was stepped that is not over yet: a forward now is the next step's."""
         return bool(self._round.members) and (self.current is None or self._undecided)
-
-    @property
-    def round(self) -> int:
-        """How many optimizers made the last step."""
-        return len(self._round.before)
 
     def abandon(self, update: Update) -> None:
         """The optimizer's step raised: the job may catch that and try again."""
@@ -367,11 +359,6 @@ class StepTracker:
         """An update without an optimizer is over, and its step with it."""
         self._round.members = [id(update.optimizer)]
         self.after_step(update)
-
-    def rewind(self, step: int, attempt: int) -> None:
-        """The run stands again right behind `step`, in a new attempt."""
-        self._position.step, self._position.attempt = step + 1, attempt
-        self.accumulates = False
 
 
 def _another_training(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:

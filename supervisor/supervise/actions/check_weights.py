@@ -23,14 +23,11 @@ class CheckWeights(Action):
     further while they are out of their band, or the inputs were one token: another loss of the
     probe batch alone is no evidence, since the model may have learned other data. Where token
     statistics stepped and the loss falls by itself, it has: then the probe keeps another batch.
-    Where a rollback takes the loop back, other batches come instead and no progress is lost, so
-    that it is asked after a quarter of the steps, and from then on within half as much more, also
-    than at the last question.
     Beyond it, and where nobody knows (no `job.probe_batch`, several ranks that are not in one
-    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on: at once
-    where the loop is taken back, else, with `unknown: wait`, after a quarter of `again` steps, if
-    the losses are out of their band then. It is asked only when a rule about the size of the loss
-    wants the runbook: what is not finite, or SEV0 otherwise, needs no second opinion.
+    DistributedDataParallel, no savepoint yet, no answer in time), the runbook goes on: with
+    `unknown: wait` after a quarter of `again` steps, if the losses are out of their band then. It
+    is asked only when a rule about the size of the loss wants the runbook: what is not finite, or
+    SEV0 otherwise, needs no second opinion.
 
     Example:
         - check_weights: {within: 1.1, again: 20}
@@ -38,9 +35,7 @@ class CheckWeights(Action):
     Undo: none needed; it touches nothing.
     Source: project defaults, measured on the programs of benchmarks/proving: a rollback for bad
         batches was worse than nothing on each, and the best remedy for damaged weights. 20 steps
-        are those that a verification looks at. Half as much more: after 8 batches of one token the
-        example's probe batch had 1.06 times its loss and more with all 15 batches of 3 seeds, after
-        3 of them 1.04 at most; gone back it ends 0.5 % above the undisturbed loss, left alone 1.2.
+        are those that a verification looks at.
     """
 
     touches_job: ClassVar[bool] = False  # it only looks
@@ -61,10 +56,8 @@ class CheckWeights(Action):
     def plan(self, context: PlanContext) -> dict[str, Any]:
         args: dict[str, Any] = {"before_step": context.breach_step, "within": self.within}
         args |= {"again": self.again}
-        if self.unknown == "wait" and "rewind" in context.unavailable:
+        if self.unknown == "wait":
             args["waits"] = True
-        if context.good_loss is not None and "rewind" not in context.unavailable:
-            args |= {"within": 1.0 + (self.within - 1.0) / 2.0, "good": context.good_loss}
         if context.data_event:
             args |= {"data_event": context.data_event, "renew": True}
         return args
@@ -79,7 +72,6 @@ class CheckWeights(Action):
         before = [loss for step, loss in result.get("was", ()) if step < args["before_step"]]
         # Two: the newest one may be from between the damage and its first breach.
         was, now = min(before[-2:], default=0.0), result.get("loss", math.inf)
-        was = min(was, args.get("good", was))
         if not now <= args["within"] * was:  # or it is NaN
             return ""
         return (

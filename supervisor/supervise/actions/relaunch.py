@@ -92,7 +92,7 @@ class Relaunch(Action):
         if "relaunch" in context.unavailable:
             raise Refused(context.unavailable["relaunch"])
         found = newest_before(context.good, self.before(context.breach_step))
-        why = f"; {context.unavailable['portable']}" if "portable" in context.unavailable else ""
+        why = ""
         if found is not None and found.resumable == WEIGHTS_ONLY and self.continuity == "exact":
             why, found = f"; {found.id} holds weights only, so training cannot go on exactly", None
         if found is None:

@@ -1,4 +1,4 @@
-"""Rollback: go back to before the trouble began, and set off again more gently.
+"""Rollback: restore the weights of before the trouble began, and go on more gently.
 
 The savepoint must be older than the cause, not merely than the alarm; hence `at_least`.
 """
@@ -16,49 +16,30 @@ from ._rate import rewarm_due, rewarm_shows
 
 
 @dataclass(frozen=True)
-class Around:
-    """The steps around the first breach, that one included."""
-
-    before: Steps = 5
-    after: Steps = 0
-
-
-@dataclass(frozen=True)
 class Rollback(Action):
     """Restore the newest savepoint at least `at_least` steps before the first breach, in process.
 
-    Model, optimizer, scaler and loop variables go back together: `loop: rewind`. Where the loop
-    cannot be taken back, as a `for` statement or that of a library, `loop: keep` restores
-    parameters, buffers, optimizer state and scaler only: the loop, its data and its schedule go on
-    where they are, the step numbers too. Until the re-warm is over no learning rate is more than
-    1.5 times what it was at the savepoint. `loop: auto` rewinds where that is possible, else keeps.
+    Parameters, buffers, optimizer state and gradient scaler go back. The loop, its data, its
+    schedule and its random numbers go on where they are, and so do the step numbers: the batches
+    of before do not come again. The learning rate starts at `start` times what the job asks for and
+    is back at 1.0 after `rewarm` steps; until then it is at most 1.5 times what it was at the
+    savepoint. It is left as it is with `rewarm: 0`, and where it is not to blame: the run had it
+    for 32 steps before, and did well.
 
-    `rng: restore` also puts back the random state, so that the same batches and dropout masks come
-    again (to see whether the trouble was chance in the hardware), and the rollback fails where they
-    do not; `rng: keep` lets them differ. The learning rate starts at `start` times what the job
-    asks for and is back at 1.0 after `rewarm` steps. It is left as it is with `rewarm: 0`, and
-    where it is not to blame: the run had it for 32 steps before, and did well.
-
-    `skip: {before: 5, after: 0}` passes over the offending batches: with `rng: restore` they come
-    again, and the updates of the 5 steps before the first breach and of that one are dropped.
-    Weights and optimizer stay as they are, the loop and its data go on. `moments: zero` sets the
-    optimizer's first and second moments and its count of steps to zero after going back, as if it
-    had never made a step; an optimizer whose state cannot begin at zero (Rprop, L-BFGS) refuses.
-
-    `moments: suspect` is for damaged moments. Where the loop goes on, the probe saves the weights
+    `moments: zero` sets the optimizer's first and second moments and its count of steps to zero
+    afterwards, as if it had never made a step; an optimizer whose state cannot begin at zero
+    (Rprop, L-BFGS) refuses. `moments: suspect` is for damaged moments: the probe saves the weights
     right before an update with moments that no optimizer left there, together with the moments of
     the savepoint before. That one need be older than the first breach only, if the probe batch has
     the loss with its weights that it had; where it cannot be asked, if the loss of the step of the
     first breach was in its band; else `at_least` counts as ever.
 
     Example:
-        - rollback: {at_least: 10, rng: keep, start: 0.1, rewarm: 50}
-        - rollback: {skip: {before: 5, after: 0}, moments: restore}
+        - rollback: {at_least: 10, start: 0.1, rewarm: 50}
 
-    Undo: none. The abandoned steps stay in the run directory as an attempt of their own.
-    Source: PaLM, arXiv:2204.02311, section 5.1: back to about 100 steps before the spike, and the
-        same batches from another state did not spike again; they skipped 200 to 500 batches. 10
-        steps and 5 are the scale of a small run with a savepoint every 25.
+    Undo: none. The steps since the savepoint stay on record; their progress is lost.
+    Source: PaLM, arXiv:2204.02311, section 5.1: back to about 100 steps before the spike, without
+        the batches around it. 10 steps are the scale of a small run with a savepoint every 25.
     """
 
     destructive: ClassVar[bool] = True
@@ -67,12 +48,9 @@ class Rollback(Action):
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
     at_least: Steps = 10
-    rng: Literal["restore", "keep"] = "restore"
     start: float = 0.1
     rewarm: Steps = 50
-    skip: Around | None = None
     moments: Literal["restore", "zero", "suspect"] = "restore"
-    loop: Literal["auto", "rewind", "keep"] = "auto"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = []
@@ -82,21 +60,11 @@ class Rollback(Action):
             wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
         if self.rewarm < 0:
             wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
-        if self.skip is not None and min(self.skip.before, self.skip.after) < 0:
-            wrong.append(("skip", "must not be negative"))
-        if self.skip is not None and self.rng != "restore":
-            wrong.append(("skip", "needs rng: restore, which repeats the same batches"))
-        if self.loop == "keep" and self.rng == "restore":
-            wrong.append(("loop", "keep does not repeat batches, so it needs rng: keep"))
-        if self.moments == "suspect" and self.rng == "restore":
-            wrong.append(("moments", "suspect does not repeat batches, so it needs rng: keep"))
         return wrong
 
     def plan(self, context: PlanContext) -> dict[str, Any]:
         if "rollback" in context.unavailable:
             raise Refused(context.unavailable["rollback"])
-        if "rewind" in context.unavailable and (self.loop == "rewind" or self.rng == "restore"):
-            raise Refused(context.unavailable["rewind"])
         before = context.breach_step - self.at_least
         if before < 1:
             raise Refused(
@@ -104,18 +72,13 @@ class Rollback(Action):
                 f"{self.at_least} steps older"
             )
         rewarm = rewarm_due(context, self.start, self.rewarm)
-        args: dict[str, Any] = {"before_step": before, "rng": self.rng, "rewarm": rewarm}
-        if self.skip is not None:
-            first = context.breach_step - self.skip.before
-            args["skip"] = [max(0, first), context.breach_step + self.skip.after]
+        args: dict[str, Any] = {"before_step": before, "rewarm": rewarm}
         if self.moments == "zero":
             args["moments"] = self.moments
         elif self.moments == "suspect":
             args["sign"] = context.breach_step
             if context.sound:
                 args["sound"] = True
-        if self.loop != "auto":
-            args["loop"] = self.loop
         return args
 
     def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
@@ -135,4 +98,4 @@ class Rollback(Action):
         return rewarm_shows(check.frame, check.args["rewarm"], check.result.get("rate_limit"))
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
-        return False  # rng: restore promises all bit for bit; after keep the weights are compared
+        return False  # the probe batch has the loss that it had, or the weights are others

@@ -60,15 +60,10 @@ def forward_save(
 ) -> None:
     """Pass a save that a probe reported to the checkpoint service.
 
-    Where a relaunch begins with a savepoint, nothing else can be gone back to.
-
     Args:
         window: the newest frames, each with its names, oldest first.
     """
-    if not isinstance(event, Notice) or event.kind != "checkpoint-saved":
-        return
-    resume = (policy.job.get("relaunch") or {}).get("resume")
-    if resume != "savepoint" or event.data.get("how") == "savepoint":
+    if isinstance(event, Notice) and event.kind == "checkpoint-saved":
         checkpoints.on_save(_with_counters(event, window))
 
 

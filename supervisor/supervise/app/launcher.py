@@ -250,16 +250,8 @@ def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
         "max_bytes": _memory_bytes() // SAVEPOINT_SHARE,
         "max_disk_bytes": shutil.disk_usage(run.marks_path.parent).free // SPILL_SHARE,
     }
-    return {**most, **wanted, **nowhere, **_portable(run, policy)}
+    return {**most, **wanted, **nowhere}
 
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _portable(run: RunDir, policy: Policy) -> dict[str, Any]:
-    """Say where savepoints for another process go, when a relaunch would begin with one."""
-    if (policy.job.get("relaunch") or {}).get("resume") != "savepoint":
-        return {}
-    every = int(policy.savepoints["every"]) * PORTABLE
-    return {"portable": {"every": every, "keep": 2, "directory": str(run.path / "savepoints")}}

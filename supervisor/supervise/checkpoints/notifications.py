@@ -85,9 +85,8 @@ class CheckpointNotifications:
     ) -> None:
         if measured:
             values = [float(ok)]
-            # Tensors only: other files in a checkpoint grow independently. A savepoint of ours
-            # holds the loop's variables too, which are of any size.
-            if ok and entry.how != "savepoint":
+            # Tensors only: other files in a checkpoint grow independently.
+            if ok:
                 values.append(float(entry.tensor_bytes or entry.bytes))
             self._frames.append(dict(zip(METRICS, values, strict=False)))
         data = {

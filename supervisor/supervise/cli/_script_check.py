@@ -1,4 +1,4 @@
-"""Static check of a training script: its loop, its library and its checkpoints.
+"""Static check of a training script: its library and its checkpoints.
 
 Nothing is run or imported. What cannot be told from the text is called unknown: the run says it in
 its first minute.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,8 @@ from ..core.analysis.script_code import ScriptCode
 
 MAX_BYTES = 2 << 20
 DRIVING = ("Trainer", "Lightning", "litgpt", "torchtitan", "OLMo-core")  # their own code loops
-UNKNOWN = "the first minute of the run says what a rollback can do"
 _SAVES = re.compile(r"save(_state|_checkpoint|_pretrained|_model|_file)?")
 _SAVERS = ("torch", "fabric", "accelerator", "dcp", "checkpointer", "manager", "model", "engine")
-_OPTIMIZER = re.compile(r"opt|scaler|adam|sgd|muon|lion|adafactor", re.I)
-Loop = ast.For | ast.AsyncFor | ast.While
 
 
 @dataclass
@@ -31,30 +28,14 @@ class ScriptFacts:
 
     Attributes:
         name: of the script's file, "" if the command names none.
-        loops: `(while or for, line)` of the statements that the updates are made in.
         saves: lines on which a checkpoint may be saved.
         existing: how many files match the recipe's pattern already.
     """
 
     name: str = ""
     recipe: Recipe | None = None
-    loops: list[tuple[str, int]] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     existing: int = 0
-
-    def loop(self) -> tuple[bool, str]:
-        """Return whether a rollback may take the loop back, and the sentence about it."""
-        library = self.recipe.name if self.recipe else ""
-        if library in DRIVING and not self.loops:
-            return False, f"{library} runs it: a rollback restores the weights, the loop goes on"
-        if not self.loops:
-            where = f"{self.name} makes no update that can be seen" if self.name else "no script"
-            return False, f"{where}: {UNKNOWN}"
-        kinds = dict.fromkeys(kind for kind, _ in self.loops)
-        places = ", ".join(f"`{kind}` at {self.name}:{line}" for kind, line in self.loops)
-        if "for" in kinds:
-            return False, f"{places}: a rollback restores the weights, the loop goes on"
-        return True, f"{places}: a rollback takes it back too, where its variables can be copied"
 
     def checkpoints(self) -> tuple[bool, str]:
         """Return whether the job can be started again from one, and the sentence about it."""
@@ -88,34 +69,8 @@ def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
     found = ScriptFacts(Path(script).name if script else "", recipe)
     if recipe is not None and recipe.glob:
         found.existing = len(matches([recipe.glob], Path.cwd()))
-    tree, calls = code.tree, code.calls
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    loops: dict[Loop, None] = {}
-    for call in calls:
-        if _updates(call, tree):
-            loops |= dict.fromkeys(_around(call, parents, calls, set()))
-    found.loops = [("while" if isinstance(o, ast.While) else "for", o.lineno) for o in loops]
-    found.saves = sorted(call.lineno for call in calls if _saves(call))
+    found.saves = sorted(call.lineno for call in code.calls if _saves(call))
     return found
-
-
-def _updates(call: ast.Call, tree: ast.Module) -> bool:
-    """Return whether a call is the step of an optimizer, by the names in it."""
-    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "step"):
-        return False
-    owner = ast.unparse(call.func.value)
-    if re.search(r"sched|prof|env\b", owner, re.I):
-        return False
-    return bool(_OPTIMIZER.search(owner)) or owner in _made(tree)
-
-
-def _made(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that are given what looks like an optimizer."""
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(value, ast.Call) and _OPTIMIZER.search(ast.unparse(value.func)):
-            assert isinstance(node, ast.Assign)
-            yield from map(ast.unparse, node.targets)
 
 
 def _saves(call: ast.Call) -> bool:
@@ -127,25 +82,3 @@ def _saves(call: ast.Call) -> bool:
         return False
     owner = ast.unparse(func.value).lower()
     return func.attr != "save" or any(owner.endswith(name) for name in _SAVERS)
-
-
-def _around(
-    node: ast.AST, parents: dict[ast.AST, ast.AST], calls: list[ast.Call], seen: set[str]
-) -> Iterator[Loop]:
-    """Yield the loops that drive a call: of its function, else of those that call the function.
-
-    One `for` is enough to keep the loop where it is; a `while` inside a `for` counts as that.
-    """
-    inside: list[Loop] = []
-    while node in parents:
-        child, node = node, parents[node]
-        if isinstance(node, Loop) and child in node.body:
-            inside.append(node)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            break
-    if inside:
-        yield next((loop for loop in inside if not isinstance(loop, ast.While)), inside[0])
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in seen:
-        for call in calls:
-            if ast.unparse(call.func).rpartition(".")[2] == node.name:
-                yield from _around(call, parents, calls, {*seen, node.name})

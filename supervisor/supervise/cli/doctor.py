@@ -2,7 +2,7 @@
 
 It starts the job's interpreter, never the job: `_probe_check.py` trains a tiny model there, and
 `_metric_availability.py` tells which metrics to expect, `_script_check.py` what the script's text
-says of its loop and its checkpoints.
+says of its checkpoints.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class Check:
 def command(run_dir: Path | None, health: bool, as_json: bool, argv: tuple[str, ...]) -> int:
     """Check this machine and the job's Python.
 
-    Given COMMAND, it says what the script's loop allows and whether it can be started again from
-    a checkpoint, and lists every metric and whether the job's frames will contain it. The job
-    itself is not started.
+    Given COMMAND, it says whether the job can be started again from a checkpoint, and lists every
+    metric and whether the job's frames will contain it. The job itself is not started.
 
     With --health it also looks at memory, disk and driver, and lets the job's Python multiply
     matrices on each device that is not in use, and compare them with their known product: in
@@ -125,8 +124,8 @@ def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
     checks = [_check_script(argv, f"tier {tier}; its Python: {interpreter}")]
     if checks[0].status == "ok":
         facts = look_at(script_of(argv), argv)
-        answers = (("loop", facts.loop()), ("checkpoints", facts.checkpoints()))
-        checks += [Check(name, "ok" if good else "note", text) for name, (good, text) in answers]
+        good, text = facts.checkpoints()
+        checks.append(Check("checkpoints", "ok" if good else "note", text))
     probed = check_probe(interpreter)
     return [*checks, *probe_checks(probed, world_size(argv, os.environ))], probed
 

@@ -54,11 +54,11 @@ def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
     """Return whether the job has shown what a rollback can do in it."""
     if policy.mode not in ACTING_MODES:
         return True
-    reported = state.job.unavailable.keys() & {"rollback", "rewind"}
     refused = str(probe.get("rollback", "")).startswith(REFUSED)
-    # Three savepoints show which frame drives the loop.
+    # Three show how far apart they are.
     enough = min(3, int(policy.savepoints.get("keep", 3)))
-    return bool(reported) or refused or len(probe.get("savepoints") or ()) >= enough
+    known = "rollback" in state.job.unavailable or refused
+    return known or len(probe.get("savepoints") or ()) >= enough
 
 
 def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
@@ -74,10 +74,7 @@ def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     if not probe.get("savepoints"):
         every = policy.savepoints.get("every", "?")
         return f"not yet (savepoints are taken every {every} steps at most)"
-    how = "yes, weights and loop"
-    if "rewind" in missing:
-        how = f"yes, weights ({_reason(missing['rewind'])}, so the loop goes on)"
-    return how + _lateness(policy, state, probe["savepoints"])
+    return "yes" + _lateness(policy, state, probe["savepoints"])
 
 
 def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
@@ -98,8 +95,6 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
         return f"no ({why})"
     if not _has(policy, "relaunch"):
         return f"only by command (policy {policy.name} never runs it)"
-    if settings.get("resume") == "savepoint":
-        return "yes, from a savepoint"
     good = state.checkpoints.good()
     if not good:
         patterns = ", ".join(policy.job.get("checkpoints", {}).get("glob") or ())

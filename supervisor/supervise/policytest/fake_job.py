@@ -133,18 +133,21 @@ class FakeJob:
     def _profile(self, args: Mapping[str, Any]) -> dict[str, Any]:
         return {"path": f"incidents/{args['incident']}/profile-{self.next_step}-rank-0.json"}
 
+    def _check_weights(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Find the weights bad: with good ones no scenario would come to a remedy."""
+        return {"loss": 2.0, "was": [[int(args["before_step"]) - 1, 1.0]]}
+
     def _rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
         before = int(args["before_step"])
         found = [step for step in self.kept if step < before]
         if not found:
             raise ActionError(f"no savepoint before step {before}: there are {list(self.kept)}")
-        self._rewind(found[-1], self.attempt + 1, args.get("rewarm"))
-        return {"step": self.step, "attempt": self.attempt}
-
-    def _rewind(self, step: int, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
-        self.step, self.next_step = step, step + 1
-        while self.kept and self.kept[-1] > step:
+        while self.kept[-1] > found[-1]:
             self.kept.pop()
+        self._begin_attempt(self.attempt + 1, args.get("rewarm"))
+        return {"step": found[-1], "attempt": self.attempt, "from_step": self.step}
+
+    def _begin_attempt(self, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
         self.attempt = attempt
         self.rollbacks += 1
         if rewarm:
@@ -167,7 +170,8 @@ class FakeJob:
         self.clip_bound, self._clipped = None, 0
         self.kept.clear()
         self.launches += 1
-        self._rewind(int(args["step"]), int(args["attempt"]), args["rewarm"])
+        self.step, self.next_step = int(args["step"]), int(args["step"]) + 1
+        self._begin_attempt(int(args["attempt"]), args["rewarm"])
         return {
             "pid": self.launches,
             "attempt": self.attempt,

@@ -222,55 +222,6 @@ def test_a_scaler_changes_no_value(probed, bare, optimizer, late, clip):
     assert job.kinds() == []
 
 
-def test_a_rollback_takes_everything_back_exactly(probed):
-    script = """
-model = nn.Linear(6, 5)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-step, late = 0, True
-while step < 40:
-    if step == 31 and late:
-        late = barrier("go")
-    loss = 0.0
-    optimizer.zero_grad()
-    for micro in range(2):
-        x, y = torch.randn(8, 6), torch.randint(0, 5, (8,))
-        (F.cross_entropy(model(x), y) / 2).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.45)
-    optimizer.step()
-    scheduler.step()
-    step += 1
-"""
-    job = probed.start(
-        script,
-        savepoints={"every": 10, "keep": 2, "max_bytes": 1 << 26},
-        sampling={"gradients": 3, "weights": 0, "share": 1e6},
-    )
-    ack = job.order("rollback", before_step=25, rng="restore", rewarm=None)
-    probed.wait(job)
-    assert ack.ok and ack.result["step"] == 20, ack.error
-    first = {f["step"]: f for f in job.frames if f["attempt"] == 0}
-    again = {f["step"]: f for f in job.frames if f["attempt"] == 1}
-    names = [
-        "train_loss_ema",
-        "train_ppl",
-        "grad_spike_score",
-        "tokens_applied",
-        "grad_clip_rate",
-        "lr_phase",
-        "skip_reason",
-        "grad_noise_scale",
-        "gsnr",
-        "adam_rms_ratio",
-    ]
-    for step in range(21, 31):
-        for name in names:
-            assert first[step].get(name) == again[step].get(name), (name, step)
-    assert 0 < again[30]["grad_clip_rate"] < 100
-    assert any("grad_noise_scale" in frame for frame in again.values())
-    assert len({frame["lr_phase"] for frame in again.values()}) == len(again)
-
-
 def test_a_broken_moment_is_found_in_one_round_and_stays_found(probed):
     """Wherever it is; once it is healed the value is 1 again."""
     script = """

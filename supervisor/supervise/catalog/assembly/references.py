@@ -74,7 +74,7 @@ def crash(root: Mapping, library: RunbookCatalog, problems: Problems) -> None:
 
 
 def relaunch(root: Mapping, problems: Problems) -> None:
-    """The placeholders in `job.relaunch` are known, and what it resumes from is kept."""
+    """The placeholders in `job.relaunch` are known."""
     known = [f"{{{name}}}" for name in PLACEHOLDERS]
     for what, node in _templates(root):
         for match in _PLACEHOLDER.finditer(node.text):
@@ -82,10 +82,6 @@ def relaunch(root: Mapping, problems: Problems) -> None:
                 message = f"job.relaunch.{what}: no placeholder {match[0]!r}"
                 hint = did_you_mean(match[0], known)
                 problems.add(inside(node, match.start()), message, hint)
-    resume = _get(root, "job", "relaunch", "resume")
-    if isinstance(resume, Scalar) and resume.text == "savepoint" and "savepoints" not in root.pairs:
-        message = "a relaunch resumes from a savepoint, but none are kept"
-        problems.add(resume, message, "add savepoints: {every: 25, keep: 4}")
 
 
 def _templates(root: Mapping) -> Iterator[tuple[str, Scalar]]:

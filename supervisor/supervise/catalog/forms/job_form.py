@@ -112,11 +112,8 @@ class RelaunchForm:
     """
 
     resume: Annotated[
-        Literal["args", "library", "savepoint"],
-        Doc(
-            "args: by `args` and `env`; library: through Trainer or Lightning; savepoint: the "
-            "probe restores its own state after the first step"
-        ),
+        Literal["args", "library"],
+        Doc("args: by `args` and `env`; library: through Trainer or Lightning"),
     ] = "args"
     args: Annotated[tuple[str, ...], Doc("added to the command")] = ()
     env: Annotated[Mapping[str, str], Doc("added to its environment")] = field(default_factory=dict)

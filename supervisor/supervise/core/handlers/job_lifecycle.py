@@ -33,8 +33,6 @@ UNMONITORED = {  # kind of notice -> what it means
 }
 LOST = {  # verb -> what it means that the job does not allow it any more
     "rollback": "no rollback is possible from here on",
-    "rewind": "a rollback takes the weights back from here on, and the loop goes on",
-    "portable": "a relaunch has no savepoint to go on from",
 }
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another ctx: a job that says one of these knows better than we do.
@@ -75,7 +73,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
-    for verb in ("rollback", "rewind", "portable", "fence"):  # of the process that is gone
+    for verb in ("rollback", "fence"):  # of the process that is gone
         job.unavailable.pop(verb, None)
     if event.attempt:
         run, settings = state.run(), ctx.policy.job.get("relaunch") or {}
@@ -125,12 +123,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
     verb, _, how = event.kind.rpartition("-")
-    # rollback, relaunch; rewind: a rollback of the loop; portable: savepoints for another process
     if how == "unavailable":
         job.unavailable[verb] = event.message
-        resume = (ctx.policy.job.get("relaunch") or {}).get("resume")
-        if verb == "rollback" and resume == "savepoint":
-            job.unavailable["portable"] = event.message
         _notify_lost(ctx, verb, event.message)
     if event.kind == "capabilities":
         job.lost = frozenset(job.unavailable)

@@ -61,7 +61,7 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     state, incident = ctx.state, ctx.state.incident
     verb, keys = VERBS[event.command](event)
     if verb == "rollback":
-        keys |= action_planning.operator_rollback(state)
+        keys |= action_planning.OPERATOR_ROLLBACK
     action = _made(ctx.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:

@@ -5,6 +5,7 @@ Pure questions about the state: nothing is decided, said or done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +55,7 @@ def basic_context(
         before: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
-    asked, rate = incident.deferred.weights_check, incident.case.rate
+    rate = incident.case.rate
     if operator or incident.trigger.still:
         rate = None
     return PlanContext(
@@ -68,7 +69,6 @@ def basic_context(
         good=state.checkpoints.good(),
         batches=incident.onset.batches,
         operator=operator,
-        good_loss=None if asked is None else asked.loss,
         rate=None if rate is None else rate.used,
         rate_limit=None if rate is None else rate.limit,
         rate_cleared=rate is not None and rate.cleared,
@@ -85,8 +85,6 @@ def refusal(
 def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
     where = plan_context(state, incident)
-    if "portable" in where.unavailable:  # and none will ever come
-        return False
     oldest = Checkpoint("", 0, 0, "", ok=True)
     return not _refusal(replace(where, good=(oldest, *where.good)), book)
 
@@ -157,11 +155,7 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     return found
 
 
-def operator_rollback(state: State) -> dict[str, Any]:
-    """Return the keys of a rollback that a person orders: where the loop cannot be taken back, the
-    weights are."""
-    keys: dict[str, Any] = {"at_least": 0}
-    return keys | ({"rng": "keep"} if "rewind" in state.job.unavailable else {})
+OPERATOR_ROLLBACK: Mapping[str, Any] = {"at_least": 0}  # keys of a rollback that a person orders
 
 
 def _goes_before(

@@ -21,7 +21,7 @@ def rollback(policy: Policy, state: State, incident: Incident) -> str:
         return ""
     before = incident.breach_step
     try:
-        ordered = form(**action_planning.operator_rollback(state))
+        ordered = form(**action_planning.OPERATOR_ROLLBACK)
         ordered.plan(action_planning.basic_context(state, incident, before, "operator"))
     except Refused:
         return ""

@@ -78,10 +78,8 @@ def new_evidence(state: State, incident: Incident, old: WithdrawnRunbook) -> str
     change = input_change(state, incident)
     if change is not None and change.degenerate:
         # The same batches would go on damaging what was taken back.
-        useless = change.lasting and "rewind" in state.job.unavailable
-        rewinds = "rewind" not in state.job.unavailable
-        ill = rewinds or withdrawal.is_loss_out_of_band(state, incident)
-        return change.text if ill and not useless else ""
+        ill = withdrawal.is_loss_out_of_band(state, incident)
+        return change.text if ill and not change.lasting else ""
     course = loss_course(state, incident, old.step)
     if course is not None and course.jump > 0.0:
         return f"the loss jumped again, by {course.jump:.4g}, since step {old.step}"

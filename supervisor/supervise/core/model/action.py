@@ -77,7 +77,6 @@ class PlanContext:
     batches: tuple[int, ...] = ()  # fingerprints, from 5 steps before the breach on
     operator: str = ""  # who asked for it, when no rule did
     sound: bool = False  # the weights of before the first breach's step gave it a loss in its band
-    good_loss: float | None = None  # of the probe batch, when it was said that the weights are good
     data_event: str = ""  # how it is known that other data are being learned since then
     rate: float | None = None  # the greatest one in use up to the first breach
     rate_limit: float | None = None  # the most of it that is good, where it was tested as the cause

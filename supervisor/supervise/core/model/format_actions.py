@@ -25,11 +25,7 @@ def describe(verb: str, args: Args) -> str:
 
 
 def _rollback(args: Args) -> str:
-    text = f"restore a savepoint from before step {args.get('before_step', '?')}"
-    if args.get("rng") == "keep":
-        text += " (other batches and dropout than before)"
-    if args.get("skip"):
-        text += " without the updates of steps {} to {}".format(*args["skip"])
+    text = f"restore the weights from before step {args.get('before_step', '?')}"
     return text + _ramp(args.get("rewarm"))
 
 

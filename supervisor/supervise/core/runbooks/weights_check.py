@@ -1,16 +1,13 @@
-"""Whether the weights or the batches are to blame: asked before a runbook takes the weights back.
+"""Check of weights against batches as the cause, before a runbook restores the weights.
 
 A loss out of its band tells of either. A rollback mends weights; for bad batches it costs the steps
 since the savepoint, and they go on coming. So a runbook may begin with `check_weights`; where that
 objects, its evidence is collected, nothing else is done, and the trouble counts as one of the data.
-Where nobody can say, as with shards of several ranks, and the loop goes on, it waits once, as well.
+Where nobody can say, as with shards of several ranks, it waits once, as well.
 
 That is one decision per onset. From then on the model learns what comes in, and a probe batch of
 other data rises with it: weights are taken back only where something new speaks against them
-(`incidents/weight_evidence`), each time after twice as many steps, and the action names it. Where a
-rollback takes the loop back, and so ends bad batches, it is asked sooner, and once in any case; the
-files of evidence wait for that answer: the job would be some steps further by the time they are
-collected.
+(`incidents/weight_evidence`), each time after twice as many steps, and the action names it.
 
 Where token statistics stepped at the onset and the loss falls by itself, the data changed. That is
 told, nothing is taken back for it, and the probe takes another batch, of the new data.
@@ -29,7 +26,7 @@ from ..state.run_state import State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
 VERB = "check_weights"
-SOONER = 4  # times, where a rollback takes the loop back, too
+SOONER = 4  # times, where nobody can say
 BATCH = "data"  # kind of an event, see `spike_classifier`
 
 
@@ -86,8 +83,7 @@ def reduce(
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
     waits = int(run.intent.args["again"])
     known = loss < math.inf
-    rewinds = "rewind" not in state.job.unavailable
-    if rewinds or not known:  # other batches would come instead of the bad ones
+    if not known:
         waits = max(1, waits // SOONER)
     event = run.intent.args.get("data_event", "")
     if old is not None:
@@ -100,13 +96,10 @@ def reduce(
         state.frame_count + waits,
         waits,
         loss if old is None else min(loss, old.loss),
-        rewinds and old is None,
         event,
     )
     run.terms.reduced_reason = why
     run.terms.repeated = old is not None and event == old.data_event
-    if incident.deferred.weights_check.surely:
-        run.index = len(run.runbook.steps)
     if known or event:
         state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
 
@@ -119,8 +112,6 @@ def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None
     evidence = weight_evidence.new_evidence(state, incident, old)
     if not evidence and not old.data_event:
         evidence = weight_evidence.data_event(state, incident)
-    if not evidence and old.surely:
-        evidence = f"{old.waits} steps after the weights were good"
     if evidence:
         return old, evidence
     old.at = state.frame_count + max(1, old.waits // SOONER)

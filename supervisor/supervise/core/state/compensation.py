@@ -31,7 +31,7 @@ def record_committed(
     if verb in GOES_BACK:
         step = result.get("step", run.intent.args.get("step"))
         recovery.restored_step = step if isinstance(step, int) else None
-        recovery.loop_kept = result.get("loop") == "keep"
+        recovery.loop_kept = verb == "rollback"
     if verb == "hold_rate" and "limit" in run.intent.args:
         recovery.rate_limits.append(run.intent.args["limit"])
     forget(recovery, verb)

@@ -80,7 +80,7 @@ class Recovery:
         undos: (number of the runbook, the action that reverses one of its actions), oldest first.
         rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
         restored_step: the step that it was taken back to, None before that.
-        loop_kept: only the weights were; the loop, and the step numbers, went on.
+        loop_kept: by a rollback: the loop, and the step numbers, went on.
         must_pass, probation_step: after a rollback: the first breach, a step that a recovery must
             have passed, and the step before which its probation does not end. A crash has neither:
             it may lie far ahead, and the count of crashes judges it.
@@ -129,7 +129,7 @@ class WithdrawnRunbook:
     Attributes:
         name, level, escalated: it, as it was started.
         step: of the decision. at: frame count from which new evidence may have it asked anew.
-        waits: steps until then. surely: once without it, to see whether there is any.
+        waits: steps until then.
         loss: of the probe batch with these weights, the lowest one.
         data_event: how it is known that the data changed, "" where it is not.
     """
@@ -141,7 +141,6 @@ class WithdrawnRunbook:
     at: int
     waits: int
     loss: float
-    surely: bool
     data_event: str
 
 

@@ -154,7 +154,7 @@ class RunMetrics:
             verb = self._verbs.pop(data["action"]["id"], "unknown")
             self._counts["supervise_actions", (verb, OUTCOMES[decision.kind])] += 1
             result = data.get("result") or {}
-            if result.get("loop") == "keep" and "from_step" in result:
+            if "from_step" in result:
                 lost = int(result["from_step"]) - int(result["step"])
                 self._counts["supervise_steps_lost", ()] += max(0, lost)
 

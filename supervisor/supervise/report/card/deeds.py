@@ -63,16 +63,7 @@ def _snapshot(action: Part) -> str:
 
 
 def _rollback(action: Part) -> str:
-    result = action["result"]
-    text = f"rolled back {origin(action)} → {result.get('step', '?')}"
-    if _went_on(action):
-        text = f"weights of step {result.get('step', '?')} restored; the loop went on"
-    return text
-
-
-def _went_on(action: Part) -> bool:
-    """Return whether only the state of the training went back, and not the job's loop."""
-    return "keep" in (action["args"].get("loop"), action["result"].get("loop"))
+    return f"weights of step {action['result'].get('step', '?')} restored; the loop went on"
 
 
 def origin(action: Part) -> int:
@@ -161,8 +152,7 @@ def cost(actions: Iterable[Part]) -> dict[str, Any]:
             continue
         verb, result, args = action["verb"], action["result"], action["args"]
         if verb == "rollback" and isinstance(result.get("step"), int):
-            kind = "steps_lost" if _went_on(action) else "steps_repeated"
-            found[kind] += max(0, origin(action) - result["step"])
+            found["steps_lost"] += max(0, origin(action) - result["step"])
         elif verb == "relaunch" and isinstance(args.get("step"), int):
             found["steps_repeated"] += max(0, origin(action) - args["step"])
             found["relaunches"] += 1

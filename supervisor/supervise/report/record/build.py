@@ -243,7 +243,7 @@ def _cost(made: Sequence[Mapping[str, Any]], seen: Frames) -> dict[str, Any]:
     kept = [
         max(0, seen_at["from_step"] - seen_at["step"])
         for action in made
-        if (seen_at := action["observed"]).get("loop") == "keep" and "from_step" in seen_at
+        if "from_step" in (seen_at := action["observed"])
     ]
     no_frame = unknown(seen.unreadable or NO_FRAME)
     paused_s = sum(float(a["observed"].get("held_s") or 0.0) for a in made)

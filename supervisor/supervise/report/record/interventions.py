@@ -9,7 +9,7 @@ from typing import Any
 from ..records import DONE, DOUBT, FAILED, Record, is_of
 
 ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
-OBSERVED = ("ack_step", "step", "from_step", "attempt", "loop", "held_s", "path", "sha256", "pid")
+OBSERVED = ("ack_step", "step", "from_step", "attempt", "held_s", "path", "sha256", "pid")
 
 
 def unknown(why: str) -> dict[str, str]:
