@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from supervise.cli import invoke
-from supervise.core.model.events import Adopted, Gap, Notice
+from supervise.core.model.events import Adopted, Announced, Frame, Gap, Notice
 from supervise.report.record.record_form import schema
 from supervise.store.run_directory import RunDir
 from tests.support.recorded_run import SECOND, SMALL, make_frames, record_run
@@ -48,6 +48,19 @@ def kept(tmp_path_factory):
     record_run(home / "run", events, policy=home / "small.yaml", answer=answer)
     assert invoke(["record", str(home / "run")]) == 0
     return home / "run"
+
+
+def test_tokens_are_those_of_all_ranks_and_each_batch_counts_once(tmp_path, keep_run):
+    names = ("train_loss_raw", "tokens_per_update", "batch_copies")
+    events = [Announced(SECOND, rank, 4, 5 + rank, names) for rank in range(4)]
+    events += [  # two batches, each on two ranks
+        Frame((10 + step) * SECOND, rank, 0, step, (2.0, 100.0, 2.0))
+        for step in range(5)
+        for rank in range(4)
+    ]
+    run = keep_run(events)
+    assert invoke(["record", str(run.path)]) == 0
+    assert read(run)["run"]["tokens"] == 5 * 2 * 100
 
 
 @pytest.fixture

@@ -47,6 +47,27 @@ def test_success_before_the_planned_length_is_reported(tell, steps, before, shor
     assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
 
 
+@pytest.mark.parametrize(("signal", "by_drill"), [(9, True), (11, False)])
+def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal, by_drill):
+    killed = {"kind": "signal", "type": "SIGKILL", "cls": "killed", "leading": True}
+    killed |= {"title": "another process killed it", "then": "look for who sent it"}
+    drill = {"fault": "crash", "params": {"signal": signal}, "steps": 1}
+    story = tell()
+    end(
+        story,
+        -9,
+        Notice(0, "drill", "drill crash begins at step 50", 0, 50, drill),
+        Notice(0, "failure", "SIGKILL", 0, data=killed),
+    )
+    (newest,) = [m for m in messages(story) if m["kind"] == "finished"]
+    assert ("a drill ended it" in newest["verdict"]) == by_drill
+    (note,) = story.kinds("note", "failure")
+    assert note.data["details"]["cls"] == ("drill" if by_drill else "killed")
+
+    story.send(Launched(story.at_ns, 2, 1))
+    assert story.state.job.drill_signal == ""
+
+
 def test_a_failure_is_reported_as_one(tell):
     assert end(tell(job={"steps": 60}), 1) == ("SEV1", "the job ended with code 1 at step 49")
 

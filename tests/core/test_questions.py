@@ -131,14 +131,18 @@ def test_a_smaller_batch_is_one_that_stays(tell, counts, kind):
     assert "tokens_per_update 64, 512 before" in found["questions"]["else_happened"]["text"]
 
 
-def test_a_loss_that_is_nan_again_is_not_contained(tell):
+def test_a_loss_that_stays_nan_is_not_contained(tell):
+    """A finite one shows that the weights are finite, however many batches were bad before."""
     story = watch_only(tell, **one_rule(Nonfinite(("train_loss_raw",)), "SEV2"))
     bad = row(math.nan, grad_global_norm=math.nan, update_norm=0.0, update_skipped=1.0)
     story.rows(*[row(2.0)] * 100, bad, *[row(2.0)] * 60)
     assert closed(story).data["spike"]["class"] == "contained numeric fault"
     story.rows(bad, row(2.0), bad, *[row(2.0)] * 60)
+    assert closed(story).data["spike"]["class"] == "contained numeric fault"
+    story.rows(*[bad] * 400)
 
-    assert closed(story).data["spike"]["class"] == "numeric fault"
+    (found,) = story.kinds("incident", "classified")
+    assert found.data["spike"]["class"] == "numeric fault"
 
 
 def test_question_four_knows_what_happened(tell):

@@ -117,7 +117,7 @@ def test_every_number_is_served_under_a_stable_name_in_base_units(serve):
     expected = {
         ("supervise_step_total",): 12.0,
         ("supervise_steps_lost_total",): 4.0,
-        ("supervise_tokens_total",): 120.0,
+        ("supervise_tokens_total",): 240.0,
         ("supervise_nonfinite_total",): 2.0,
         ("supervise_frames_lost_total",): 7.0,
         ("supervise_training_step",): 7.0,

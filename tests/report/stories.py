@@ -66,6 +66,8 @@ RATE = {
     "grad_global_norm": "1x151 6.9x19 1x60",
     "train_loss_raw": "2.3x151 3.4 4.8 5.6x17 2.3x60",
 }
+SKIP = "skip_nonfinite skipped the update: loss or gradient norm is not finite"
+SKIPPED = ("safeguard", SKIP, {"order": "skip_nonfinite"})
 CALM = {
     "learning_rate": "0.001x400",
     "update_norm": "0.1x400",
@@ -76,6 +78,18 @@ STORIES = {
     "spike": Story("nano", SPIKE, after_rollback=CALM),
     "rate": Story("nano", RATE, after_rollback=CALM, notices={150: DRILL}),
     "nan": Story("nano", NAN, after_rollback=LOSSES_AGAIN),
+    "skipped": Story(
+        "nano",
+        {
+            "train_loss_raw": "2.4x100 nan 2.4x69 nan 2.4x60",
+            "update_norm": "0.1x100 0 0.1x69 0 0.1x60",
+            "update_skipped": "0x100 1 0x69 1 0x60",
+            "skip_reason": "0x100 2 0x69 2 0x60",
+            "tokens_per_update": "512x100 0 512x69 0 512x60",
+        },
+        (InjectForm(at=228, exit=0),),
+        notices={100: SKIPPED, 170: SKIPPED},
+    ),
     "held": Story(
         "nano",
         NAN,

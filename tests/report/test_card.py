@@ -117,6 +117,17 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
     assert (cause["text"], cause["known"], cause["after"]) == (text, True, "an unusual batch")
 
 
+def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
+    """Also several, with finite losses between them: nothing is to be taken back."""
+    document = stories.document("skipped")
+    assert document["did"]["text"] == "skipped the update of step 100 and 1 more, to 170"
+    assert document["cost"]["text"] == "2 updates skipped"
+    assert document["cause"]["text"].startswith("a batch without targets, from step 100: ")
+    assert document["diagnosis"]["class"] == "contained numeric fault"
+    assert "no rollback needed" in document["next"]["text"]
+    assert document["proof"]["text"].startswith("loss back in its band")
+
+
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 
 

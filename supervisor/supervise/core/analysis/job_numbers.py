@@ -119,5 +119,11 @@ def _sum(parts: Iterable[float]) -> float:
     return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
 
 
+def tokens_of(values: Values) -> float:
+    """Return what one rank adds to the tokens of its step: ranks that read one batch share it."""
+    tokens = _over(values.get(TOKENS), values.get("batch_copies") or 1.0)
+    return tokens if tokens is not None and math.isfinite(tokens) else 0.0
+
+
 def _over(value: float | None, copies: float) -> float | None:
     return None if value is None else value / copies

@@ -121,7 +121,7 @@ class Evidence:
         nonfinite: first step at which the loss, the gradient or the update was not finite.
         lasting: the newest frame is not finite either.
         skipped: first and last one of those that were skipped instead; they are none of the former.
-        bad_losses: how many losses were not finite, skipped or not.
+        bad_losses: how many of the newest losses in a row are not finite, skipped or not.
         planned: an announced event covers the onset, and the loss went the way that was expected.
         exhausted: it came back after the last level of the ladder.
         recurring: why it counts as recurring, "" when it does not.
@@ -214,7 +214,7 @@ def judge(case: Evidence) -> Verdict:
 
 def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     back, shifted, normal, _ = answers
-    # A skipped step is contained; a loss that is NaN again, or after a rollback, is not.
+    # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
     again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
         return NUMERIC

@@ -7,13 +7,14 @@ over when the job has ended and nothing is under way that would start another on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ..analysis.host_health import KIND as HEALTH
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
 from ..model.events import Adopted, Exited, Launched, Notice
-from ..model.failure import ASKED_TYPE, LOG, THREAD, Failure, exit_text
+from ..model.failure import ASKED_TYPE, LOG, SIGNAL, SIGNALS, THREAD, Failure, exit_text
 from ..model.failure import KIND as FAILURE
 from ..model.interfaces import ACTION, WATCHER
 from ..model.policy import HOLD, Runbook
@@ -33,6 +34,11 @@ UNMONITORED = {  # kind of notice -> what it means
 }
 LOST = {  # verb -> what it means that the job does not allow it any more
     "rollback": "no rollback is possible from here on",
+}
+DRILL = {  # of a failure, in the place of what its signal means
+    "cls": "drill",
+    "title": "a drill ended it, on purpose",
+    "then": "nothing to look for: leave out --drill crash",
 }
 # 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
 # scheduler for another ctx: a job that says one of these knows better than we do.
@@ -69,6 +75,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
             ""  # it was taken back from a training that had just begun
         )
     job.failures.clear()
+    job.drill_signal = ""
     job.pids, job.ended_ns = {event.pid}, 0
     state.checkpoints.launched(event.attempt)
     for monitor in state.monitors.values():
@@ -92,6 +99,8 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
 def on_notice(ctx: StepContext, event: Notice) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = ctx.state, ctx.state.job
+    if event.kind == FAILURE and _is_by_drill(job, event):
+        event = replace(event, data={**event.data, **DRILL})
     ctx.record(
         "note",
         event.message,
@@ -102,6 +111,9 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     )
     for rank, monitor in state.monitors.items():
         _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
+    if event.kind == "drill" and event.data.get("fault") == "crash":
+        number = (event.data.get("params") or {}).get("signal")
+        job.drill_signal = SIGNALS.get(int(number or 0), "")
     if event.kind == FAILURE:
         _on_failure(ctx, Failure.of(event.data))
     if event.kind == "shard":
@@ -129,6 +141,11 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == "capabilities":
         job.lost = frozenset(job.unavailable)
     _notify_people(ctx, event)
+
+
+def _is_by_drill(job: JobLife, event: Notice) -> bool:
+    """Return whether a process was ended by the signal that a drill sends."""
+    return event.data.get("kind") == SIGNAL and event.data.get("type") == job.drill_signal
 
 
 def _on_failure(ctx: StepContext, failure: Failure) -> None:

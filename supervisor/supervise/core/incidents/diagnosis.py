@@ -242,7 +242,8 @@ def _observe(
     wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
     kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
     seen.lasting = bool(wrong) and not kept
-    seen.bad_losses += LOSS in wrong
+    if loss is not None:  # a finite one shows that the weights are
+        seen.bad_losses = seen.bad_losses + 1 if LOSS in wrong else 0
     if wrong and kept:
         seen.skipped = (*seen.skipped[:1], step)
     elif wrong and seen.nonfinite is None:

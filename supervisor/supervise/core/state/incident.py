@@ -29,7 +29,7 @@ class Excursion:
         nonfinite: first step whose loss, gradient or update was not finite. skipped: first and last
             one of those that were skipped, and so kept from the weights.
         lasting: the newest frame is not finite either, and was not skipped.
-        bad_losses: how many losses were not finite, skipped or not.
+        bad_losses: how many of the newest losses in a row are not finite, skipped or not.
     """
 
     peak: float | None = None

@@ -141,8 +141,7 @@ class JobLife:
         world_size: how many ranks it has, as they say.
         launched: first attempt of the newest launch; frames of older ones are of the past.
         returncode: how the job ended, None while it runs. ended: nobody has answered that yet.
-        ended_ns: when it ended last, 0 for never.
-        over: nothing will run any more.
+        ended_ns: when it ended last, 0 for never. over: nothing will run any more.
         paused: it was asked to pause, and not seen to go on by our word since.
         stopping: an action of ours ends it. stopped_by: who asked for that.
         end_requested: a signal asked for its end. interrupted: somebody typed that at its terminal.
@@ -150,7 +149,7 @@ class JobLife:
         held_signals: names of those that wait for a checkpoint. signalled: any signal came.
         shortfall: how many steps its library made of those planned, "" where it made all or was
             asked to stop, None where no library reported an end.
-        epochs: where in which epoch its steps are.
+        epochs: where in which epoch its steps are. drill_signal: by which a drill ends a process.
         unfit_host: why it cannot be started again on this host, "" while it may.
         host_doubts: what people know could not be decided of the health of this host.
         no_restart_reason: why it is not started again. restarts: where it was, up to now.
@@ -184,6 +183,7 @@ class JobLife:
     restarts: Restarts = field(default_factory=Restarts)
     pids: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
+    drill_signal: str = ""
     unavailable: dict[str, str] = field(default_factory=dict)
     lost: frozenset[str] | None = None
 

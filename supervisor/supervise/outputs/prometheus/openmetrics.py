@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ...core.analysis import job_numbers
 from ...core.model.decisions import CODE_NAMES, Decision
 from ...core.model.events import Event, Frame, Gap, Notice
 from ...core.model.policy import Policy
@@ -83,6 +84,7 @@ class RunMetrics:
         self._newest: dict[int, tuple[int, int]] = {}  # rank -> attempt and step
         self._verbs: dict[str, str] = {}
         self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._tokens = 0.0
         self._troubles: set[str] = set()
         self._frame_ns = 0
         self._snapshot: Sequence[Any] = ()
@@ -131,14 +133,15 @@ class RunMetrics:
         for name, value in zip(names, event.values, strict=False):
             if value is not None and name in self._names:
                 values[name] = value
+        known = dict(zip(names, event.values, strict=False))
+        self._tokens += job_numbers.tokens_of(known)
+        self._counts["supervise_tokens", ()] = int(self._tokens)
         before = self._newest.get(rank)
         self._newest[rank] = event.attempt, event.step
         if rank != min(self._newest):
             return
         self._frame_ns = event.at_ns
         self._counts["supervise_step", ()] += 1
-        known = dict(zip(names, event.values, strict=False))
-        self._counts["supervise_tokens", ()] += int(known.get("tokens_per_update") or 0)
         self._counts["supervise_nonfinite", ()] += int(known.get("nan_inf_events") or 0)
         self._counts["supervise_updates_skipped", ()] += bool(known.get("update_skipped"))
         if before is not None and before[0] < event.attempt:
@@ -289,7 +292,7 @@ class RunMetrics:
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "supervise_step": ("Steps of the leading rank that were seen.", ()),
-    "supervise_tokens": ("Sum of tokens_per_update of the leading rank.", ()),
+    "supervise_tokens": ("Sum of tokens_per_update of all ranks, each batch once.", ()),
     "supervise_nonfinite": ("Sum of nan_inf_events of the leading rank.", ()),
     "supervise_updates_skipped": ("Updates that were skipped.", ()),
     "supervise_steps_lost": ("Steps that rollbacks and relaunches undid.", ()),

@@ -137,14 +137,14 @@ def would(suppressed: Iterable[Part]) -> tuple[str, str] | None:
     return found
 
 
-def cost(actions: Iterable[Part]) -> dict[str, Any]:
+def cost(actions: Iterable[Part], skipped: int = 0) -> dict[str, Any]:
     """Return the steps to repeat, those lost to a loop that went on, seconds of pauses, updates
     skipped, and relaunches."""
     found: dict[str, Any] = {
         "steps_repeated": 0,
         "steps_lost": 0,
         "paused_s": 0.0,
-        "skipped": 0,
+        "skipped": skipped,
         "relaunches": 0,
     }
     for action in actions:

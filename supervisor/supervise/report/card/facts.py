@@ -246,6 +246,21 @@ def messages(records: Iterable[Record], mine: Iterable[Record]) -> list[dict[str
     ]
 
 
+def skipped(records: Iterable[Record], breach: int, mine: Sequence[Record]) -> list[int]:
+    """Return the steps from the first breach to the end whose update a safeguard skipped."""
+    return sorted(
+        {
+            int(r["data"]["at_step"])
+            for r in records
+            if is_of(r, "note", "safeguard")
+            and r["seq"] <= mine[-1]["seq"]
+            and (r["data"].get("details") or {}).get("order") == "skip_nonfinite"
+            and r["data"].get("at_step") is not None
+            and int(r["data"]["at_step"]) >= breach
+        }
+    )
+
+
 def drill(records: Iterable[Record], opened: Record, breach: int) -> dict[str, Any] | None:
     """Return the newest drill that began shortly before the first breach, None without one."""
     found = None

@@ -100,6 +100,7 @@ class _Case:
         self.checks = facts.verification(mine)
         self.approval, self.suppressed = facts.approval(mine), facts.suppressed(mine)
         self.messages = facts.messages(records, mine)
+        self.skipped = facts.skipped(records, self.breach, mine)
         self.failures = _failures(records, mine, opened)
         self.failure = self.failures[0] if self.failures else None
         self.state = standing.state_of(mine)
@@ -162,12 +163,16 @@ def _head(case: _Case) -> dict[str, Any]:
 
 
 def _sentences(case: _Case) -> dict[str, Any]:
-    cost, intents = deeds.cost(case.actions), [r for r in case.mine if r["kind"] == "intent"]
+    cost, intents = (
+        deeds.cost(case.actions, len(case.skipped)),
+        [r for r in case.mine if r["kind"] == "intent"],
+    )
     used: Mapping[str, Any] = intents[-1]["data"]["budget"] if intents else {}
     did = sentences.did(
         case.actions,
         state=case.state,
         mode=case.mode,
+        skipped=case.skipped,
         approval=case.approval,
         suppressed=case.suppressed,
         verification=case.checks,

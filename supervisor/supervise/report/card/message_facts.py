@@ -58,7 +58,8 @@ def _card(message: Message, document: Mapping[str, Any], read: str) -> list[tupl
     else:
         names = ("cause",) if document["cause"]["known"] else ()
         if message.kind != APPROVAL:
-            names += {True: ("did", "cost", "proof"), None: ("did",), False: ()}[
+            skipped = ("did",) if document["cost"]["skipped"] else ()
+            names += {True: ("did", "cost", "proof"), None: ("did",), False: skipped}[
                 document["did"]["acted"]
             ]
     found = [(name.capitalize(), str(document[name]["text"])) for name in names]

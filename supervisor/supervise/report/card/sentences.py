@@ -254,6 +254,7 @@ def did(
     *,
     state: str,
     mode: str,
+    skipped: Sequence[int] = (),
     approval: Part | None,
     suppressed: Sequence[Part],
     verification: Sequence[Part],
@@ -263,8 +264,12 @@ def did(
 
     Args:
         unprotected: the record of the run ended before the incident did.
+        skipped: steps whose update a safeguard skipped.
     """
     parts = deeds.did(actions, verified=state == RECOVERED)
+    if skipped:
+        last = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
+        parts.insert(0, f"skipped the update of step {skipped[0]}{last}")
     if approval is not None and approval["answer"] is None and state == WAITING:
         parts.append(f"asked: approve {approval['runbook']}? ({approval['id']}, no answer yet)")
     elif approval is not None and approval["answer"] not in (None, "approved"):
@@ -304,7 +309,7 @@ def cost(
     if found["paused_s"] >= 0.05:
         parts.append(f"{found['paused_s']:.1f} s paused")
     if found["skipped"]:
-        parts.append(f"{found['skipped']} updates skipped")
+        parts.append(f"{found['skipped']} update{'s' * (found['skipped'] > 1)} skipped")
     if found["relaunches"]:
         parts.append(f"{found['relaunches']} restart{'s' if found['relaunches'] > 1 else ''}")
     if ended_at is not None:
@@ -377,14 +382,15 @@ def proof(
         SUPERSEDED: "an incident of the training began before it was over",
         SESSION_ENDED: "the training ended before anything could be verified",
         STOPPED: f"none: the job was stopped; {end}",
-        JOB_ENDED: f"none: {end}",
+        JOB_ENDED: end if back else f"none: {end}",
         RECOVERED: "no verification is on record",
         DONE: f"none: nothing was wrong before it; {end.removeprefix('recovered: ')}",
     }[state]
     if state == CLEARED and any(one["touches_job"] and one["ok"] for one in actions):
         why = "its rules cleared; that the actions caused it was not verified"
-    head = "; ".join(parts) if parts and state in (CLEARED, NOT_RECOVERED, RELEASED) else ""
-    plain = state in (HELD, CLEARED) or why.startswith(("none", "not yet"))
+    ended = back and state == JOB_ENDED
+    head = "; ".join(parts) if ended or state in (CLEARED, NOT_RECOVERED, RELEASED) else ""
+    plain = ended or state in (HELD, CLEARED) or why.startswith(("none", "not yet"))
     prefix = "" if plain else "not verified: "
     return answer | {"text": "; ".join(filter(None, (head, prefix + why)))}
 

@@ -247,7 +247,7 @@ def _cost(made: Sequence[Mapping[str, Any]], seen: Frames) -> dict[str, Any]:
     ]
     no_frame = unknown(seen.unreadable or NO_FRAME)
     paused_s = sum(float(a["observed"].get("held_s") or 0.0) for a in made)
-    step_s, tokens = seen.median("step_time"), seen.median("tokens_per_update")
+    step_s = seen.median("step_time")
     steps = seen.redone + sum(kept)
     devices = len(seen.ranks)
     lost_s = paused_s + seen.down_s + steps * (step_s or 0.0)
@@ -255,7 +255,9 @@ def _cost(made: Sequence[Mapping[str, Any]], seen: Frames) -> dict[str, Any]:
     return {
         "steps": steps if seen.frames else no_frame,
         "skipped_updates": seen.skipped if seen.frames else no_frame,
-        "tokens": unknown("no healthy tokens_per_update") if tokens is None else steps * tokens,
+        "tokens": steps * seen.tokens / seen.frames
+        if seen.tokens
+        else unknown("no frame holds tokens_per_update"),
         "paused_s": round(paused_s, 3),
         "down_s": round(seen.down_s, 3) if seen.frames else no_frame,
         "device_hours": unknown("no healthy step_time")

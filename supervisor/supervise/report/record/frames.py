@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.analysis.job_numbers import tokens_of
 from ...core.model.events import Adopted, Announced, Exited, Frame, Gap
 from ...errors import StoreError
 from ...store import journal
@@ -57,7 +58,7 @@ class Frames:
     Attributes:
         frames, missing: steps of the leading rank that were seen, and numbers that were skipped.
         redone: steps that were undone, since a later attempt made them again.
-        skipped: updates that were skipped.
+        skipped: updates that were skipped. tokens: of all ranks, each batch once.
         first_step, last_step: -1 without any. attempts: distinct ones.
         ranks: that published a frame. lost: frames of any rank that were overwritten unread.
         unwatched_s: time between supervisors. down_s: from an end of the job to its next frame.
@@ -111,9 +112,7 @@ class Frames:
             sample.present += 1
             if healthy:
                 sample.add(value)
-            if name == "tokens_per_update" and math.isfinite(value):
-                self.tokens += value
-            elif name == "update_skipped" and value > 0.0:
+            if name == "update_skipped" and value > 0.0:
                 self.skipped += 1
 
     def median(self, signal: str) -> float | None:
@@ -142,11 +141,13 @@ def read(run: RunDir, incidents: Sequence[Interval]) -> Frames:
                 found.announced.update(dict.fromkeys(event.names))
             elif isinstance(event, Frame):
                 found.ranks.add(event.rank)
+                columns = names.get(event.rank, ())
+                found.tokens += tokens_of(dict(zip(columns, event.values, strict=False)))
                 if found._leader is None:
                     found._leader = event.rank
                 if event.rank == found._leader:
                     inside = any(start <= event.at_ns <= end for start, end in incidents)
-                    found.take(event, names.get(event.rank, ()), healthy=not inside)
+                    found.take(event, columns, healthy=not inside)
             elif isinstance(event, Gap):
                 found.lost += event.count
             elif isinstance(event, Adopted):
