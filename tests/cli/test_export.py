@@ -10,7 +10,7 @@ def test_chosen_metrics_into_a_file(supervise, recorded, tmp_path):
     assert (code, out) == (0, "")
     assert err == f"wrote 120 rows to {target}\n"
     assert target.read_text().splitlines()[0] == "step,rank,attempt,wall,update_norm,learning_rate"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run.csv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".run.secrets", "run", "run.csv"]
 
 
 def test_the_suffix_gives_the_format_and_an_alias_a_hint(supervise, recorded, tmp_path):
