@@ -41,16 +41,6 @@ def test_reported_checkpoint(driver):
     assert made["rng"] == "random states are in the checkpoint"
 
 
-def test_the_size_of_a_savepoint_of_ours_is_not_measured(driver):
-    """It is no checkpoint of the job's: it holds the variables of the loop too, of any size."""
-    for step, text in ((24, "good savepoint"), (49, "good larger savepoint")):
-        path = driver.write(f"{step}.pt", text)
-        driver.report(path, step, how="savepoint")
-        driver.run_once()
-
-        assert driver.guard.frame_values() == {"checkpoint_ok": 1.0}
-
-
 @pytest.mark.parametrize("word", ["good", "bad"])
 def test_register_is_written_before_the_event(driver, word):
     """An adopting supervisor must know what the engine chose; a full disk is reported first."""

@@ -73,7 +73,8 @@ def test_a_job_gets_its_policy_and_trains_under_it(tmp_path):
     run = command.run("--policy", "supervise.yaml", job=job)
 
     assert written.returncode == 0, written.stderr
-    assert "`while` at train.py:" in written.stdout and "ready in mode enforce" in written.stdout
+    assert "resumes by --resume={checkpoint}" in written.stdout
+    assert "ready in mode enforce" in written.stdout
     assert written.stdout.splitlines()[-1].startswith("next: supervise --policy supervise.yaml -- ")
     assert run.returncode == 0 and "policy supervise" in run.stderr
     assert "extends" not in (run.directory / "policy.yaml").read_text()
