@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.events import Exited, Notice
+from supervise.catalog import load_policy
+from supervise.core import engine
+from supervise.core.model.events import Announced, Exited, Frame, Notice
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
@@ -308,3 +310,20 @@ def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
     story.rows(*[row()] * 30, *[row(6.0), row()] * 30)
 
     assert not story.kinds("note", "flapping")
+
+
+def test_a_batch_without_targets_is_named_in_the_message_about_the_nan_that_it_made():
+    """Both rules fire in one event, and one message has both."""
+    policy = load_policy("nano")
+    state = engine.start(policy)
+    names = ("train_loss_raw", "tokens_per_update", "update_skipped", "skip_reason", "update_norm")
+    state, _ = engine.step(policy, state, Announced(0, 0, 1, 1, names))
+    messages = []
+    for step in range(80):
+        bad = step == 70
+        values = (NAN, 0.0, 1.0, 2.0, 0.0) if bad else (2.0, 512.0, 0.0, 0.0, 0.1)
+        state, made = engine.step(policy, state, Frame(step + 1, 0, 0, step, values))
+        messages += [d.data["message"] for d in made if d.kind == "notify_intent"]
+
+    assert len(messages) == 1
+    assert "A batch without targets: tokens_per_update 0" in messages[0]["verdict"]

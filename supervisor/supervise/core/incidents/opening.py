@@ -43,7 +43,7 @@ def group(
         Whether people are told of this one.
     """
     state, incident = ctx.state, ctx.state.incident
-    breach, news = first_breach(numbers, monitor.step), True
+    breach, news, explains = first_breach(numbers, monitor.step), True, False
     slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
     text = text if slow is None else slow.text
     if incident is None:
@@ -52,12 +52,15 @@ def group(
         )
         data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
     else:
+        explains = rule_scope.explains(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
     if rule.id in state.rules.flapping or not (news or told):
         reporting.track_growth(state, rule, numbers)
         return False
     reporting.remember(state, rule, numbers)
     if told:
+        if explains:
+            ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
     held = incident.phase == HELD
     now = "automatic actions are off" if held else "no automatic action yet"
@@ -71,12 +74,19 @@ def group(
         return True
     ctx.notify(
         rule.severity,
-        f"{incident.id}: {symptom(numbers) or rule.id} at step {state.step} ({rule.id})",
+        f"{incident.id}: {_subject(ctx.policy, rule, numbers)} at step {state.step} ({rule.id})",
         verdict=text,
         why=f"rule {rule.id}: {rule.text}",
         then="; ".join(filter(None, (now, next_steps.read(rule.see)))),
     )
     return True
+
+
+def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the subject of a message about a rule: a fault of the data by title, else a number."""
+    if rule.title and rule_scope.family(policy, rule) == rule_scope.DATA:
+        return rule.title
+    return symptom(numbers) or rule.id
 
 
 def notify_alone(

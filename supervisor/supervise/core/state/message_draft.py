@@ -22,6 +22,7 @@ class MessageDraft:
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
         to_all: it goes to every channel, whatever its least severity.
+        explanation: a rule of the same event about what the model is given, with its numbers.
     """
 
     incident: Incident | None
@@ -34,6 +35,7 @@ class MessageDraft:
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
+    explanation: str = ""
 
     def merge(self, other: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
@@ -52,6 +54,7 @@ class MessageDraft:
         self.request = other.request or self.request
         self.acknowledged_by = other.acknowledged_by or self.acknowledged_by
         self.to_all |= other.to_all
+        self.explanation = self.explanation or other.explanation
 
     def decision(self, kind: str, step: int, attempt: int) -> Decision:
         """Return the message as a record for the audit log."""
@@ -60,7 +63,7 @@ class MessageDraft:
             "kind": kind,
             "severity": self.severity,
             "title": self.title,
-            "verdict": self.verdict,
+            "verdict": "; ".join(filter(None, (self.verdict, self.explanation))),
             "why": self.why,
             "next": self.next,
             "step": step,
@@ -96,6 +99,11 @@ class MessageDrafts:
             self._drafts[key].merge(draft, replace=replace)
         else:
             self._drafts[key] = draft
+
+    def explain(self, incident: Incident, text: str) -> None:
+        """Add an explanation to the message about an incident, where there is one."""
+        if incident.id in self._drafts:
+            self._drafts[incident.id].explanation = text
 
     def drop(self, incident: Incident) -> None:
         """Tell nothing of an incident."""
