@@ -52,11 +52,12 @@ def recognise(script: str, argv: Sequence[str]) -> Recipe | None:
 
 def of_code(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """Return the recipe of a job whose script has this code."""
-    return next((found for of in RECIPES if (found := of(code, argv)) is not None), None)
+    return next((recipe for of in RECIPES if (recipe := of(code, argv)) is not None), None)
 
 
 def _litgpt(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
-    """litgpt 0.5: `find_resume_path` in utils.py; only these two commands save an optimizer."""
+    """Return the recipe of litgpt 0.5; only these two commands save an optimizer."""
+    # `find_resume_path` in litgpt/utils.py
     command = next((b for a, b in pairwise(argv) if a.rpartition("/")[2] == "litgpt"), None)
     if command is None:
         return None
@@ -70,7 +71,8 @@ def _litgpt(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
 
 
 def _torchtitan(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
-    """torchtitan 0.3: `_find_load_step` in components/checkpointer/dcp.py, and its defaults."""
+    """Return the recipe of torchtitan 0.3, with the defaults of its checkpointer."""
+    # `_find_load_step` in torchtitan/components/checkpointer/dcp.py
     if not (code.imports("torchtitan") or any(a.startswith("torchtitan.") for a in argv)):
         return None
     out = _value(argv, "dump_folder") or "outputs"
@@ -125,7 +127,8 @@ def _fabric(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
 
 
 def _nanochat(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
-    """nanochat: scripts/base_train.py; the files of one step are a set."""
+    """Return the recipe of nanochat; the files of one step are a set."""
+    # scripts/base_train.py of nanochat
     own = any(option.flag == "--resume-from-step" for option in code.options)
     if not (code.imports("nanochat") and own):
         return None
