@@ -3,11 +3,10 @@
     python benchmarks/savepoints.py [--takes 24] [--every 200]
 
 Trains `examples/nano` in this process with the probe's own `Savepoints`, a savepoint behind every
-sixth step: kept in memory, spilled to disk (memory for one and a half), and also written for
-another process. The share is the time in `take` over `every` steps. Beside it stands what the two
-steps behind a savepoint take longer than the three before the next one, where caches are cold and a
-thread is writing; on a busy machine that is noise of either sign. All times are wall times, medians
-over the savepoints of a kind.
+sixth step: kept in memory, and spilled to disk (memory for one and a half). The share is the time
+in `take` over `every` steps. Beside it stands what the two steps behind a savepoint take longer
+than the three before the next one, where caches are cold and a thread is writing; on a busy machine
+that is noise of either sign. All times are wall times, medians over the savepoints of a kind.
 
 Exit code 1 when the share of one kind is above 1 %, or memory above its budget.
 """
@@ -26,8 +25,6 @@ from typing import NamedTuple
 import torch
 from step_job import nano_step
 
-from supervise_probe.runtime.background import Background
-from supervise_probe.savepoints.files import write
 from supervise_probe.savepoints.manager import Savepoints
 from supervise_probe.torch_state.registry import Registry
 
@@ -60,19 +57,12 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         allowed = one.take(number, 0, None)["bytes"] * 3 // 2
     spill = directory if kind == "spilled" else None
     savepoints = Savepoints(torch, registry, KEEP, allowed, spill)
-    background = Background()
     taking, behind, before, held, taken = [], [], [], 0, 0
     while taken < takes:
-        while savepoints.busy or background.busy:
+        while savepoints.busy:
             time.sleep(0.001)
         began = time.perf_counter()
         savepoints.take(number, 0, None)
-        if kind == "for another process":
-            saved, document = savepoints.document()
-            saved.pinned = False  # the loop above waits for the thread
-            path = f"{directory}/{number}.pt"
-            background.do(write, torch.save, document, path, lambda: False)
-            del saved, document  # else the next savepoint would hold this one's tensors too
         taking.append(time.perf_counter() - began)
         held = max(held, savepoints.held)
         times = []
@@ -85,7 +75,6 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         before.append(sum(times[3:]) / (BETWEEN - 3))
         taken += 1
     savepoints.close()
-    background.close(60.0)
     usual = median(before)
     return Row(median(taking[KEEP:]), usual, median(behind) - 2 * usual, held, allowed)
 
@@ -100,11 +89,8 @@ def main() -> int:
     registry.install(torch)
     rows = {}
     with tempfile.TemporaryDirectory() as directory:
-        # One by one: a `for` here would drive the steps, and no other process could go on.
         rows["in memory"] = measure(registry, "in memory", args.takes, directory)
         rows["spilled"] = measure(registry, "spilled", args.takes, directory)
-        kind = "for another process"
-        rows[kind] = measure(registry, kind, args.takes, directory)
     version = platform.python_version()
     print(
         f"Python {version}, torch {torch.__version__}, {os.cpu_count()} cores "
