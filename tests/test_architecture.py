@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,9 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("supervisor", "probes", "examples", "benchmarks", "tests")
-MAX_FILE = 500
+MAX_FILE = 900
 MAX_FUNCTION = 60
-MAX_MODULES = 16  # in one package, a package in it counting as one
 
 # What a layer may import besides itself and `errors`. Prefixes; the first path component below
 # `supervise` names the layer.
@@ -305,19 +303,6 @@ def test_the_house_is_in_order(rule):
     assert not sentences, "\n" + "\n".join(sentences)
 
 
-def crowded(modules: list[Module]) -> list[str]:
-    """Return which packages below the roots, and beside the catalogs of parts, hold too much."""
-    inside = Counter(module.name.rpartition(".")[0] for module in modules)
-    return [
-        f"{package} has {count} modules, more than {MAX_MODULES}; give it rooms"
-        for package, count in sorted(inside.items())
-        if package.startswith("supervise")
-        and "." in package  # the roots hold the rooms
-        and package not in PARTS
-        and count > MAX_MODULES
-    ]
-
-
 def repeated(modules: list[Module]) -> list[str]:
     """Return which modules of the supervisor have one name, though they are different things."""
     places: dict[str, list[str]] = {}
@@ -331,9 +316,8 @@ def repeated(modules: list[Module]) -> list[str]:
     ]
 
 
-def test_no_package_is_crowded_and_no_name_means_two_things():
-    """What is looked for is found by its name, in a list that can be read at once."""
-    assert crowded(read_modules()) == []
+def test_no_two_modules_have_one_name():
+    """A module is looked for by its name."""
     assert repeated(read_modules()) == []
 
 
@@ -366,7 +350,7 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise_offline.x", "import torch", "imports torch; what torch can do comes as an"),
         ("supervise_offline.x", "match 1:\n  case _: pass", "is not Python 3.9"),
         ("supervise.app", "def f():\n" + " x\n" * 60, "app.py:1 f() has 61 lines of its own"),
-        ("supervise.app", "#\n" * 501, "app.py has 501 lines, more than 500"),
+        ("supervise.app", "#\n" * 901, "app.py has 901 lines, more than 900"),
         ("supervise.app", "x = 1", "app.py has no docstring"),
     ],
 )
