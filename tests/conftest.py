@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_pages_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither touch the outbox nor the cache of whoever runs the tests."""
+def isolated_user_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither touch the index of runs nor the cache of whoever runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 

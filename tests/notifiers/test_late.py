@@ -1,4 +1,4 @@
-"""Pages of runs that have ended, sent to a real server: late, once, and to their channel only."""
+"""Messages of runs that have ended, sent to a real server: late, once, to their channel only."""
 
 from __future__ import annotations
 
@@ -9,45 +9,65 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 
-from supervise.app.late_page_delivery import Courier, Flush, keep
+from supervise.app import late_messages
+from supervise.app.late_messages import Courier
+from supervise.catalog import load_policy
 from supervise.cli import invoke
-from supervise.notifiers import build, destination, reopen
+from supervise.notifiers import build
 from supervise.outputs.outbox import Undelivered
-from supervise.store.late_page_spool import Spool, spool_directory
+from supervise.store import run_index
+from supervise.store.run_directory import RunDir
 
-WALL = "2026-01-05T10:11:12.345Z"
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"
-KEYS = {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET", "min_sev": "SEV1"}
+SETTINGS = {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET", "min_sev": "SEV1"}
 
 
 @pytest.fixture
 def environ(monkeypatch, tmp_path, hook):
     """The user's environment, with the channel's address and secret."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return {**os.environ, "HOOK_URL": hook.url, "HOOK_SECRET": SECRET}
+    monkeypatch.setenv("HOOK_URL", hook.url)
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    return dict(os.environ)
 
 
 @pytest.fixture
-def kept(environ, message):
-    """A function that keeps pages as the end of a run does; due two hours ago."""
+def run(tmp_path):
+    """The directory of a run."""
+    return RunDir.create(
+        tmp_path / "run", argv=["train"], policy=load_policy("observe"), wall="2026-01-05T10:11:12Z"
+    )
 
-    def keep_(*titles: str, age_s: float = 7200.0) -> dict:
-        found = [
-            Undelivered("webhook", message(title=title), (f"run-1:{n}", "x"), age_s, 2, "503")
-            for n, title in enumerate(titles)
+
+@pytest.fixture
+def ended(environ, run, message):
+    """A function that ends a run with undelivered messages, due two hours ago."""
+
+    def end(*titles: str, age_s: float = 7200.0, severity: str = "SEV1") -> RunDir:
+        undelivered = [
+            Undelivered(
+                "webhook",
+                message(title=title, severity=severity),
+                (f"run-1:{number}", "x"),
+                age_s,
+                2,
+                "503",
+            )
+            for number, title in enumerate(titles)
         ]
-        return keep(found, {"webhook": KEYS}, environ, pytest.fail, within_s=60.0)
+        late_messages.write(run, undelivered, {"webhook": SETTINGS}, pytest.fail)
+        run_index.add(run, environ)
+        return run
 
-    return keep_
+    return end
 
 
 @pytest.fixture
 def outbox(environ, capsys):
-    """A function that runs `supervise outbox ...` and returns `(exit code, all that it said)`."""
+    """A function that runs `supervise outbox ...` and returns `(exit code, output)`."""
 
     def call(*words: str) -> tuple[int, str]:
         code = invoke(["outbox", *words])
@@ -56,24 +76,26 @@ def outbox(environ, capsys):
     return call
 
 
-def log(environ) -> list[dict]:
-    text = (spool_directory(environ) / "delivered.log").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+def deliver(environ) -> tuple[list[str], list[str]]:
+    """Let a next run send; return the printed lines, and the outcomes on its record."""
+    lines: list[str] = []
+    recorded: list[str] = []
+    courier = Courier(environ, lambda late: recorded.append(late.state), lines.append)
+    courier.deliver()
+    return lines, recorded
 
 
-def test_a_page_arrives_late_as_itself(hook, environ, kept, outbox, message):
+def test_a_late_message_arrives_under_its_first_id(hook, environ, ended, outbox, message):
     """The id is that of its first posting, the signature good, and nobody can take it for news."""
-    [sender], _ = build({"webhook": KEYS}, environ)
+    [sender], _ = build({"webhook": SETTINGS}, environ)
     sender.send(message(title="spike"), key="run-1:0")
 
-    told = kept("spike")["spooled"]
-    code, said = outbox("list")
+    run = ended("spike")
+    code, listed = outbox("list")
     assert code == 0
-    row = "SEV1 webhook run-1 2 h 2 7 d spike (last error: 503)"
-    assert row in " ".join(said.split())
-    code, said_then = outbox("flush")
-    assert code == 0
-    assert "1 delivered, 0 left" in said_then
+    assert "SEV1 webhook run-1 2 h 2 spike (last error: 503)" in " ".join(listed.split())
+    code, flushed = outbox("flush")
+    assert (code, "1 delivered, 0 remain" in flushed) == (0, True)
     assert outbox() == (0, "no undelivered messages\n")
 
     (path, first, _), (path_then, late, body) = hook.requests
@@ -84,69 +106,74 @@ def test_a_page_arrives_late_as_itself(hook, environ, kept, outbox, message):
     assert data["title"].startswith("late, was due 20") and data["title"].endswith(": spike")
     assert data["next"] == "the run has ended since; it said: rollback to step 125"
     assert data["facts"][0]["name"] == "late" and "in run run-1" in data["facts"][0]["value"]
-    [record] = log(environ)
-    assert (record["what"], record["attempts"], record["by"]) == ("delivered", 3, "flush")
-    assert told[0]["keys"] == record["keys"] == ["run-1:0", "x"]
-    for text in (said, said_then, json.dumps([record, told])):
-        assert "SECRET" not in text and SECRET not in text and "127.0.0.1" not in text
+    [sent] = late_messages.read(run.path)
+    assert (sent.state, sent.attempts) == ("delivered", 3)
+    for text in (listed, flushed, (run.path / late_messages.FILE).read_text()):
+        assert "SECRET" not in text.replace("HOOK_SECRET", "") and SECRET not in text
 
 
 @pytest.mark.parametrize(
-    ("status", "what", "left"),
+    ("status", "state", "remain"),
     [
         *[(status, "refused", 0) for status in (301, 400, 410)],
-        *[(status, None, 2) for status in (429, 503)],
+        *[(status, "waits", 2) for status in (429, 503)],
     ],
 )
-def test_a_refusal_is_final_and_the_rest_waits(hook, environ, kept, outbox, status, what, left):
-    """What is final is told and on record; of a receiver that is down, one page is tried."""
+def test_a_refusal_is_final_and_a_receiver_that_is_down_gets_one_try(
+    hook, ended, outbox, status, state, remain
+):
     hook.answers = [(status, {}, b"")]
-    kept("a", "b")
+    run = ended("a", "b")
 
-    code, said = outbox("flush")
+    code, output = outbox("flush")
 
     assert code == 1
-    assert f"0 delivered, {left} left" in said
-    assert str(status) in said
-    if what is None:
+    assert f"0 delivered, {remain} remain" in output and str(status) in output
+    assert {late.state for late in late_messages.read(run.path)} == {state}
+    if remain:
         assert len(hook.requests) == 1
-        assert sorted(each["attempts"] for each in json.loads(outbox("list", "--json")[1])) == [
-            2,
-            3,
-        ]
-    else:
-        assert [record["what"] for record in log(environ)] == [what] * 2
 
 
-def flush(environ, wall: str | None = None) -> list[str]:
-    """Flush once; return what came of each page."""
-    more = {} if wall is None else {"wall": lambda: wall}
-    sender = Flush("test", limited=False, stop=threading.Event(), **more)
-    with Spool.open(spool_directory(environ), lambda: WALL) as spool:
-        return [outcome.what for outcome in sender.once(spool)]
+@pytest.mark.parametrize(
+    ("severity", "age_s", "sent"),
+    [
+        ("SEV0", 60.0, 1),
+        ("SEV1", 7 * 86_400 - 600.0, 1),
+        ("SEV1", 7 * 86_400 + 60.0, 0),
+        ("SEV2", 60.0, 0),
+    ],
+)
+def test_the_next_run_sends_recent_pages_and_flush_sends_all(
+    hook, environ, ended, outbox, severity, age_s, sent
+):
+    ended("a", age_s=age_s, severity=severity)
 
-
-def test_after_seven_days_it_is_dropped_on_record(hook, environ, kept):
-    """By the time at which it was due; nothing is sent then."""
-    kept("old", age_s=7 * 86_400 + 60.0)
-    assert flush(environ) == ["dropped"]
-    kept("new", age_s=7 * 86_400 - 600.0)
-    assert flush(environ) == ["delivered"]
-
-    assert [record["what"] for record in log(environ)] == ["dropped", "delivered"]
+    assert deliver(environ)[1] == ["delivered"] * sent
+    assert len(hook.requests) == sent
+    assert f"{1 - sent} delivered, 0 remain" in outbox("flush")[1]
     assert len(hook.requests) == 1
 
 
-def test_the_claim_of_a_process_that_died_is_released(hook, environ, kept, outbox):
-    """While it lives nobody else sends its page; afterwards it is sent under the same id."""
+def test_a_message_waits_where_its_variable_is_not_set(hook, environ, ended, outbox, monkeypatch):
+    """Another shell may have it."""
+    ended("a")
+    monkeypatch.delenv("HOOK_URL")
+    code, output = outbox("flush")
+    assert (code, "HOOK_URL is not set" in output) == (1, True)
+    monkeypatch.setenv("HOOK_URL", hook.url)
+    assert outbox("flush")[0] == 0
+
+
+def test_the_claim_of_a_process_that_died_is_released(hook, environ, ended, outbox):
+    """While it lives nobody else sends its message; afterwards it is sent under the same id."""
     arrived = threading.Event()
     hook.before = arrived.set
     hook.answers = [(0, {}, b""), (200, {}, b"")]
-    kept("a")
+    ended("a")
     command = [sys.executable, "-m", "supervise", "outbox", "flush"]
     process = subprocess.Popen(command, env=environ)
     assert arrived.wait(60)
-    assert "0 delivered, 1 left" in outbox("flush")[1]
+    assert "0 delivered, 1 remain" in outbox("flush")[1]
     assert len(hook.requests) == 1
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -157,70 +184,49 @@ def test_the_claim_of_a_process_that_died_is_released(hook, environ, kept, outbo
     assert len({headers["webhook-id"] for _, headers, _ in hook.requests}) == 1
 
 
-def test_a_run_sends_at_its_own_pace_and_stops_when_told(hook, environ, kept):
-    """No more messages an hour than the channel takes; what came of each is for its own log."""
-    kept(*[f"page {n}" for n in range(22)])
-    noted: list[dict] = []
-    told: list[str] = []
-    enough = threading.Event()
-
-    def tell(line: str) -> None:
-        told.append(line)
-        enough.set()
-
-    stopped = Courier("run-2", environ, lambda *note: noted.append(note), tell)
+def test_a_run_sends_at_the_rate_of_the_channel_and_stops_when_told(hook, environ, ended):
+    ended(*[f"page {number}" for number in range(22)])
+    stopped = Courier(environ, lambda late: pytest.fail(late.text), pytest.fail)
     stopped.stop()
-    stopped.start()
-    courier = Courier("run-2", environ, lambda *note: noted.append(note), tell)
-    courier.start()
-    assert enough.wait(60)
-    courier.stop()
+    stopped.deliver()
 
-    assert told == ["supervise: webhook: 20 pages were delivered late, of earlier runs"]
-    assert len(noted) == len(hook.requests) == 20
-    assert {facts["outcome"] for _, facts in noted} == {"delivered"}
+    lines, recorded = deliver(environ)
+
+    assert lines == ["supervise: webhook: 20 messages were delivered late"]
+    assert len(recorded) == len(hook.requests) == 20
 
 
-@pytest.mark.parametrize("kind", ["slack", "webhook"])
-def test_a_destination_is_enough_to_send_there_again(hook, environ, message, kind):
-    """Also where the variables of the policy are no longer set; nothing else is taken along."""
-    keys = KEYS if kind == "webhook" else {"url_env": "HOOK_URL"}
-    to = json.loads(json.dumps(destination(kind, keys, environ)))
+@pytest.mark.parametrize("damage", ["owner", "content", "link"])
+def test_a_directory_that_others_may_have_written_sends_nothing(
+    hook, environ, ended, outbox, damage, tmp_path
+):
+    run = ended("a")
+    path = run.path / late_messages.FILE
+    if damage == "owner":
+        if os.geteuid():
+            pytest.skip("only root can give a file to another user")
+        os.chown(path, 65534, -1)
+    elif damage == "content":
+        path.write_text('[{"channel": 1}]')
+    else:
+        path.rename(tmp_path / "elsewhere.json")
+        path.symlink_to(tmp_path / "elsewhere.json")
 
-    assert set(to["env"]) == set(keys.values()) & set(environ)
-    assert reopen(to).send(message(), key="k").startswith("delivered")
-    assert len(hook.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "change", [{"kind": "pigeon"}, {"keys": {"url": 1}}, {"env": {}}, {"env": {"HOOK_URL": "no"}}]
-)
-def test_a_destination_that_is_none_is_refused_on_record(environ, kept, change):
-    kept("a")
-    with Spool.open(spool_directory(environ), lambda: WALL) as spool:
-        [name] = spool.names()
-        page = spool.read(name)
-        spool.put(replace(page, to={**page.to, **change}))
-
-    assert flush(environ) == ["refused"]
-    assert log(environ)[-1]["what"] == "refused"
+    lines, _ = deliver(environ)
+    assert "messages of an earlier run are not sent" in lines[0]
+    assert outbox("flush")[0] == 1
+    assert outbox("flush", str(run.path))[0] == 64
+    assert hook.requests == []
 
 
-@pytest.mark.parametrize(
-    ("variables", "reason"),
-    [
-        ({"XDG_STATE_HOME": "/dev/null"}, "Not a directory"),
-        ({"XDG_STATE_HOME": "", "HOME": "/nowhere"}, "there is no home directory /nowhere"),
-    ],
-)
-def test_what_cannot_be_kept_is_said(environ, message, variables, reason):
-    """With its reason, on the terminal and for the audit log; nothing is raised."""
-    told: list[str] = []
-    page = Undelivered("webhook", message(), ("run-1:1",), 1.0, 1, "503")
+def test_messages_that_cannot_be_written_are_printed(run, message):
+    """With the reason, on the terminal; the last record of the run has them all the same."""
+    lines: list[str] = []
+    (run.path / late_messages.FILE).mkdir()
+    item = Undelivered("webhook", message(), ("run-1:1",), 1.0, 1, "503")
 
-    found = keep([page], {"webhook": KEYS}, environ | variables, told.append, within_s=60.0)
+    [summary] = late_messages.write(run, [item], {"webhook": SETTINGS}, lines.append)
 
-    assert found["spooled"] == []
-    assert found["not_spooled"]["count"] == 1 and reason in found["not_spooled"]["reason"]
-    [line] = told
-    assert "1 page was not delivered and cannot be kept for later" in line and reason in line
+    assert summary.title == "loss spike"
+    [line] = lines
+    assert "1 message was not delivered and cannot be kept: Is a directory" in line

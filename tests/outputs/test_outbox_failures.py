@@ -173,14 +173,14 @@ def test_given_up_messages_are_reported_at_once_and_at_the_end(outbox):
     [
         ("SEV0", NotifyError("503", retry_after_s=3600.0), "pager", "503"),
         ("SEV1", NotifyError("503", retry_after_s=3600.0), "pager", "503"),
-        ("SEV2", NotifyError("503", retry_after_s=3600.0), "pager", None),
+        ("SEV2", NotifyError("503", retry_after_s=3600.0), "pager", "503"),
         ("SEV1", NotifyError("400", retry_after_s=None), "pager", None),
         ("SEV1", None, "pager", None),
         ("SEV1", NotifyError("closed", retry_after_s=3600.0), "console", None),
     ],
 )
-def test_undelivered_pages_are_returned(outbox, severity, answer, name, owed):
-    """SEV0 and SEV1 only; not those refused for good, nor those of a console."""
+def test_undelivered_messages_are_returned(outbox, severity, answer, name, owed):
+    """Not those refused for good, nor those of a console."""
     sender = FakeSender(answer, name=name)
     box = outbox(sender)
     box.post(message("a", severity), key="k")

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ..actions.relaunch import Relaunch
 from ..core import engine
 from ..core.handlers import record_space
@@ -36,6 +38,7 @@ from ..outputs.training_progress import TrainingProgress
 from ..report.card.message_facts import with_document
 from ..report.incident_files import IncidentFiles
 from ..store.recorder import Recorder
+from .late_messages import LateMessage, Summary
 from .run_recovery import WINDOW_FRAMES, RecoveredRun
 from .settings import Settings
 
@@ -84,7 +87,7 @@ class EventProcessor:
         self._metrics = settings.metrics
         self._reloader = settings.reloader
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._late: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[LateMessage] = queue.SimpleQueue()
 
     def open(self, performer: Performer, outbox: Outbox) -> None:
         """Let decisions be carried out by these from now on."""
@@ -222,12 +225,14 @@ class EventProcessor:
             reason = f"{result.channel}: {result.detail}"
             self.recorder.note("notify_result", self.state.step, reason, data)
         while not self._late.empty():
-            reason, facts = self._late.get_nowait()
-            self.recorder.note("note", self.state.step, reason, {"what": "late-page", **facts})
+            late = self._late.get_nowait()
+            data = {"what": "late-message", "outcome": late.state}
+            data |= msgspec.to_builtins(Summary.of(late))
+            self.recorder.note("note", self.state.step, late.text, data)
 
-    def report_late_page(self, reason: str, facts: Mapping[str, Any]) -> None:
-        """For any thread: a page of an earlier run was delivered, or given up."""
-        self._late.put((reason, facts))
+    def report_late_message(self, late: LateMessage) -> None:
+        """For any thread: a message of an earlier run was delivered or refused."""
+        self._late.put(late)
         self._wake()
 
     def on_result(self, result: Result) -> None:

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import children
 from ..core.handlers.job_lifecycle import is_crash
 from ..core.incidents import action_planning, withdrawal
@@ -45,11 +47,11 @@ from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 from ..threads import Thread
-from . import checkpoint_wiring
+from . import checkpoint_wiring, late_messages
 from .adoption import Adoption
 from .event_processor import EventProcessor
 from .file_watch import FileWatch, Target, checkpoint_targets
-from .late_page_delivery import Courier, keep
+from .late_messages import Courier
 from .launcher import Launch, Launcher
 from .orphans import Orphans
 from .policy_watch import PolicyWatch
@@ -103,9 +105,7 @@ class App:
         self._is_cancelled = False  # a relaunch, by a signal that ends the job
         received = () if settings.past is None else settings.past.received
         self._inbox = ControlInbox(settings.run.path, clock.monotonic_ns, received)
-        self._courier = Courier(
-            settings.run.id, os.environ, self.processor.report_late_page, settings.print_line
-        )
+        self._courier = Courier(os.environ, self.processor.report_late_message, settings.print_line)
         self._starting = threading.Lock()  # held while the job is started again
         self._pending_events = 0  # read and not processed yet
         self._last_round = 0, 0  # time of the newest round, and our time suspended until then
@@ -149,14 +149,19 @@ class App:
     def close(self, outbox: Outbox, code: int) -> None:
         """Let messages out, write the last record, and close what was opened."""
         self._launcher.close_output()
-        kept = self.deliver(outbox)
+        undelivered = self.deliver(outbox)
         self.processor.record_results()
         for late in self._forwarder.notices():
             about = {"what": "signal", "details": dict(late.data)}
             self.recorder.note("note", self.processor.state.step, late.message, about)
-        kept |= {"head": self.recorder.head, "journal": self.recorder.journal}
-        data = {"exit_code": code, "probe_share": status_snapshot.overhead(self.processor.state)}
-        self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data | kept)
+        data = {
+            "exit_code": code,
+            "probe_share": status_snapshot.overhead(self.processor.state),
+            **({"undelivered": msgspec.to_builtins(undelivered)} if undelivered else {}),
+            "head": self.recorder.head,
+            "journal": self.recorder.journal,
+        }
+        self.recorder.note("run_end", self.processor.state.step, f"exit code {code}", data)
         if self.recorder.trouble is None:  # else `adopt` may have to complete the run
             self.settings.run.remove_secrets()
         self.processor.incident_files.close()
@@ -164,8 +169,8 @@ class App:
         self.closed = True
         self.processor.mark_progress()
 
-    def deliver(self, outbox: Outbox, within_s: float = DRAIN_S) -> dict[str, Any]:
-        """Let messages out, and keep pages that nobody got; return what the record says of them.
+    def deliver(self, outbox: Outbox, within_s: float = DRAIN_S) -> list[late_messages.Summary]:
+        """Let messages out; write those that were not delivered into the run, and return them.
 
         Also called on a thread of its own, where the disk of the run hangs.
         """
@@ -174,9 +179,11 @@ class App:
         outbox.close(within_s)
         self.processor.mark_progress()
         settings = self.settings
-        kept = keep(outbox.undelivered(), settings.policy.notify, os.environ, settings.print_line)
+        undelivered = late_messages.write(
+            settings.run, outbox.undelivered(), settings.policy.notify, settings.print_line
+        )
         self.processor.mark_progress()
-        return kept
+        return undelivered
 
     # ── for the main thread ───────────────────────────────────────────────────────────────────────
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from ..app import late_messages
 from ..errors import StoreError, understood
 from ..outputs.verdict import verdict
 from ..report.receipt import shown
@@ -41,6 +42,8 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
         old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
         state["verdict"] = verdict(state, old_s).replace(" RUN", f" {shown(run)}")
         state["gravest"] = found.gravest[:3]
+        if undelivered := late_messages.waiting(run.path):
+            state["undelivered"] = len(undelivered)
     return state
 
 

@@ -1,7 +1,7 @@
 """Lookup of the run that a command names: a path, name, id, the beginning of one, or the newest.
 
 A run is looked for under ./runs, and, by its id or the name of its directory, among all runs that
-this user has watched (`_run_index`).
+this user has watched (`run_index`).
 
 A command that only reads takes the newest run where none is named; one that acts on the job takes
 the run that has a supervisor, if that is one.
@@ -21,10 +21,10 @@ from typing import Any
 import click
 
 from ..errors import MISSHAPEN, StoreError, UsageError
+from ..store import run_index
 from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
 from ..store.run_outcome import skim
-from . import _run_index
 from ._params import ARGV, PROGRAM
 from ._run_life import LOST, UNSUPERVISED, state_of
 
@@ -104,12 +104,10 @@ def find(given: str) -> Path:
     known = runs_in(parent) if path.name and parent.is_dir() else []
     near = [run for run in known if _is_short_for(path.name, run.name)]
     near = near or [run for run in known if _is_short_for(path.name, _id_of(run))]
-    elsewhere = {} if "/" in given else _run_index.entries(os.environ)
+    elsewhere = {} if "/" in given else run_index.entries(os.environ)
     named = {i: p for i, p in elsewhere.items() if _is_short_for(given, i, p.name)}
     here = {run.resolve() for run in near}
-    near += [
-        p for i, p in named.items() if p.resolve() not in here and _run_index.still_there(i, p)
-    ]
+    near += [p for i, p in named.items() if p.resolve() not in here and run_index.still_there(i, p)]
     if len(near) == 1:
         return near[0]
     if near:
@@ -136,8 +134,8 @@ def exactly(given: str) -> Path | None:
         return None
     if is_run(RUNS / given):
         return RUNS / given
-    linked = _run_index.entries(os.environ).get(given)
-    return linked if linked is not None and _run_index.still_there(given, linked) else None
+    linked = run_index.entries(os.environ).get(given)
+    return linked if linked is not None and run_index.still_there(given, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +189,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
-    names = dict.fromkeys([*(run.name for run in runs_in()), *_run_index.entries(os.environ)])
+    names = dict.fromkeys([*(run.name for run in runs_in()), *run_index.entries(os.environ)])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 
 import click
+import msgspec
 
-from ..app.late_page_delivery import DAYS, Flush, age
-from ..inputs import clock
-from ..store.late_page_spool import Page, Spool, spool_directory
+from ..app import late_messages
+from ..errors import StoreError
 from ._output import print_table, printable
 
-HEADER = ("sev", "channel", "run", "late by", "attempts", "kept for", "message")
+HEADER = ("sev", "channel", "run", "late by", "attempts", "message")
 
 
 @click.group(name="outbox", invoke_without_command=True)
@@ -22,10 +22,9 @@ HEADER = ("sev", "channel", "run", "late by", "attempts", "kept for", "message")
 def command(ctx: click.Context) -> None:
     """List or send messages that were not delivered.
 
-    SEV0 and SEV1 messages whose receiver was down at the end of a run are kept for 7 days in
-    ~/.local/state/supervise/outbox ($XDG_STATE_HOME), in files readable by you alone, because they
-    contain the address and the secret of the channel. Your next run sends them. The result of each
-    is in delivered.log there.
+    A message whose receiver was down at the end of a run stays in the directory of the run, without
+    the address and the secret of its channel. Your next run sends SEV0 and SEV1 ones for 7 days;
+    `flush` sends all. Both need the environment variables that the policy of that run names.
 
     \b
     Examples:
@@ -39,68 +38,67 @@ def command(ctx: click.Context) -> None:
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(as_json: bool = False) -> None:
-    """List undelivered messages, without addresses.
+    """List undelivered messages of all your runs.
 
     \b
     Examples:
       supervise outbox list
       supervise outbox list --json | jq length
     """
-    pages, aside, path = [], [], spool_directory(os.environ)
-    with Spool.open(path, clock.wall) as spool:
-        if spool is not None:
-            found = [spool.read(name) for name in spool.names()]
-            pages = [page for page in found if page is not None]
-            aside = spool.names_aside()
+    messages = []
+    for run in late_messages.runs(os.environ):
+        try:
+            messages += late_messages.waiting(run)
+        except StoreError as error:
+            click.echo(printable(str(error)), err=True)
     if as_json:
-        facts = [{**page.facts(), "error": page.error} for page in pages]
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
-    if pages:
-        print_table([_row(page) for page in pages], HEADER)
-    for name in aside:
-        click.echo(printable(f"set aside, not a page of supervise: {path / name}"), err=True)
-    if not pages:
+        summaries = [late_messages.Summary.of(message) for message in messages]
+        click.echo(msgspec.json.encode(summaries))
+    elif messages:
+        print_table([_row(message) for message in messages], HEADER)
+    else:
         click.echo("no undelivered messages")
 
 
 @command.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
 @click.pass_context
-def flush(ctx: click.Context) -> None:
-    """Send undelivered messages now, marked as late.
+def flush(ctx: click.Context, run: Path | None) -> None:
+    """Send undelivered messages now, marked as late: those of RUN, else of all your runs.
 
-    A message that its receiver rejects permanently, or that is older than 7 days, is dropped and
-    recorded in delivered.log.
+    A message that its receiver rejects permanently is not tried again.
 
     \b
     Examples:
       supervise outbox flush
+      supervise outbox flush runs/20260105-101112-7f3a9c
 
-    Exit codes: 0 all delivered; 1 some are left, rejected or dropped.
+    Exit codes: 0 all delivered; 1 some remain, or were rejected; 64 RUN is not a run of yours.
     """
-    sender = Flush("flush", limited=False, stop=threading.Event())
-    count: Counter[str] = Counter()
-    left = 0
-    with Spool.open(spool_directory(os.environ), clock.wall) as spool:
-        if spool is not None:
-            for outcome in sender.once(spool):
-                count[outcome.what] += 1
-                click.echo(printable(outcome.text))
-            for name, why in spool.aside.items():
-                click.echo(printable(f"{spool.path / name} set aside: {why}"), err=True)
-            left = len(spool.names())
-    click.echo(f"{count['delivered']} delivered, {left} left")
-    ctx.exit(1 if left or count["refused"] or count["dropped"] else 0)
+    sender = late_messages.Flush(os.environ, limited=False, stop=threading.Event())
+    outcomes: Counter[str] = Counter()
+    remaining = errors = 0
+    for path in late_messages.runs(os.environ) if run is None else [run]:
+        try:
+            for message in sender.send(path):
+                outcomes[message.state] += 1
+                click.echo(printable(message.text))
+            remaining += len(late_messages.waiting(path))
+        except StoreError as error:
+            if run is not None:
+                raise
+            click.echo(printable(str(error)), err=True)
+            errors += 1
+    click.echo(f"{outcomes['delivered']} delivered, {remaining} remain")
+    ctx.exit(1 if remaining or errors or outcomes["refused"] else 0)
 
 
-def _row(page: Page) -> tuple[str, ...]:
-    late_s = page.age_s(clock.wall())
+def _row(late: late_messages.LateMessage) -> tuple[str, ...]:
     return (
-        page.message.severity,
-        page.channel,
-        page.message.run,
-        age(late_s),
-        str(page.attempts),
-        age(max(DAYS * 86_400 - late_s, 0.0)),
-        page.message.title + (f" (last error: {page.error})" if page.error else ""),
+        late.message.severity,
+        late.channel,
+        late.message.run,
+        late_messages.age(late.age_s),
+        str(late.attempts),
+        late.message.title + (f" (last error: {late.detail})" if late.detail else ""),
     )

@@ -113,6 +113,10 @@ def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("budgets", ", ".join(budgets_left(budgets))))
     broken = state.get("channels") or {}
     lines += [("channel", _channel(name, how)) for name, how in broken.items()]
+    if undelivered := state.get("undelivered"):
+        messages = "1 message" if undelivered == 1 else f"{undelivered} messages"
+        text = f"{messages} of the end of the run not delivered: supervise outbox flush RUN"
+        lines.append(("channels", text))
     if fine := [name for name in state.get("messages_to") or () if name not in broken]:
         parts = [f"no trouble with {', '.join(fine)}"]
         for name, n in (state.get("messages_waiting") or {}).items():

@@ -1,8 +1,7 @@
 """Notification channels, one per file: the file name is the key under `notify` in a policy.
 
 Each file has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
-environment variables, which the fields ending in `_env` name. The only copy is `destination`, kept
-in a private file for a page that was not delivered before its run ended.
+environment variables, which the fields ending in `_env` name; no file of a run contains them.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ __all__ = [
     "Settings",
     "UnsetError",
     "build",
-    "destination",
     "heartbeat_sender",
     "kinds",
     "of_options",
-    "reopen",
     "routes",
 ]
 
@@ -132,20 +129,3 @@ def _settings_of(name: str, keys: Mapping[str, Any]) -> Settings:
             f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
         )
     return known[name](**keys)
-
-
-def destination(name: str, keys: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `reopen` needs to create the sender in another process. Contains secrets."""
-    named = [str(value) for key, value in keys.items() if key.endswith("_env")]
-    return {"kind": name, "keys": dict(keys), "env": {n: env[n] for n in named if n in env}}
-
-
-def reopen(to: Mapping[str, Any]) -> Sender:
-    """Return the sender of a `destination`. Raises InputError if it is not usable."""
-    try:
-        senders, unset = build({to["kind"]: to["keys"]}, to["env"])
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"not a destination: {type(error).__name__}") from None
-    if not senders:
-        raise InputError(unset[0])
-    return senders[0]

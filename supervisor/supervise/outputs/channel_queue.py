@@ -43,8 +43,8 @@ GIVE_UP_S = 3600.0  # after the first try
 MAX_BACKOFF_S = 60.0
 HOUR_S = 3600.0
 RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
+AWAKE = ("SEV0", "SEV1")  # not held in quiet hours
 UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
-PAGES = ("SEV0", "SEV1")  # kept after the end of a run if not delivered
 
 
 class Sender(Protocol):
@@ -91,7 +91,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """A page that was not delivered before the end of the run.
+    """A message that was not delivered before the end of the run.
 
     Attributes:
         keys: of all messages merged into it; it is posted under the first one.
@@ -187,7 +187,7 @@ class ChannelQueue:
         self._items: list[Item] = []
         self._held: list[Item] = []
         self._busy: Item | None = None
-        self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # pages that a retry may deliver
+        self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # a retry may deliver them
         self._sent: deque[float] = deque()  # when, within the last hour
         self._known: set[str | None] = set()  # incidents that this channel was notified of
         self._health = Health()
@@ -282,7 +282,7 @@ class ChannelQueue:
             self._report(item, False, detail + (last if item.tries else ""))
 
     def undelivered(self) -> list[Undelivered]:
-        """End at once, and return the pages that were not delivered."""
+        """End at once, and return the messages that were not delivered."""
         self.join(0.0)
         now = self._monotonic()
         with self._change:
@@ -395,7 +395,7 @@ class ChannelQueue:
         most, incident = self._sender.per_hour, item.message.incident
         if item.message.kind == APPROVAL:
             return True
-        if quiet and item.message.severity not in PAGES:
+        if quiet and item.message.severity not in AWAKE:
             return False
         if most is None:
             return True
@@ -491,7 +491,7 @@ class ChannelQueue:
         with self._change:
             if counts and not ok:
                 self._health.on_lost(len(item.keys), detail, self._monotonic())
-            if not (ok or final) and item.message.severity in PAGES:
+            if not (ok or final):
                 self._undelivered.append(item)
         request = item.message.request
         result = Result(self._sender.name, tuple(item.keys), ok, detail, item.tries, request)

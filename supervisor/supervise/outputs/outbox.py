@@ -206,9 +206,9 @@ class Outbox:
             self.check_channels()
 
     def undelivered(self) -> list[Undelivered]:
-        """End all channels, also after `abort_close`, and return the undelivered pages once.
+        """End all channels, also after `abort_close`, and return the undelivered messages once.
 
         The console has none: it is not read after the run.
         """
         far = [queue for queue in self._queues if queue.name != CONSOLE]
-        return [page for queue in far for page in queue.undelivered()]
+        return [item for queue in far for item in queue.undelivered()]

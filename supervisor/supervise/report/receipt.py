@@ -38,7 +38,7 @@ def closing(run: RunDir) -> list[str]:
     ]
     lines += [f"  {text}" for text in done["identity"]]
     lines += dear(done["probe_share"], shown(run))
-    lines += _undelivered(done["spooled"])
+    lines += _undelivered(done["undelivered"], shown(run))
     if gap := incomplete(records):
         lines.append(f"  {gap['reason']}")
     lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
@@ -101,7 +101,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "exit_code": None,
         "step": -1,
         "probe_share": None,
-        "spooled": [],
+        "undelivered": [],
     }
     for one in records:
         data = one.get("data") or {}
@@ -111,7 +111,7 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             found["identity"].append(one["reason"])
         elif one["kind"] == "run_end":
             found["exit_code"], found["step"] = data["exit_code"], one["step"]
-            found["spooled"] = data.get("spooled", [])
+            found["undelivered"] = data.get("undelivered", [])
             found["probe_share"] = data.get("probe_share")
     return found
 
@@ -123,16 +123,17 @@ def dear(share: float | None, run: str) -> list[str]:
     return [f"  the probe took {100 * share:.0f} % of a step; its parts: supervise status {run}"]
 
 
-def _undelivered(pages: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not pages:
+def _undelivered(messages: Sequence[Mapping[str, Any]], run: str) -> list[str]:
+    if not messages:
         return []
     lines = [
-        f"  not delivered to {page['channel']}: {page['severity']} {page['title']}"
-        for page in pages[:MAX_LISTED]
+        f"  not delivered to {message['channel']}: {message['severity']} {message['title']}"
+        for message in messages[:MAX_LISTED]
     ]
-    if len(pages) > MAX_LISTED:
-        lines.append(f"  not delivered: {len(pages) - MAX_LISTED} more")
-    return [*lines, "  your next run sends them; to send them now: supervise outbox flush"]
+    if len(messages) > MAX_LISTED:
+        lines.append(f"  not delivered: {len(messages) - MAX_LISTED} more")
+    hint = "your next run sends SEV0 and SEV1; to send all now"
+    return [*lines, f"  {hint}: supervise outbox flush {run}"]
 
 
 def counted(number: int, noun: str) -> str:
