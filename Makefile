@@ -66,8 +66,8 @@ lint: style
 	$(BIN)/lint-imports
 
 docs: .venv/installed-dev
-	$(BIN)/python -m supervise.catalog.export.json_schema
-	$(BIN)/cog -r -p 'from supervise.catalog.export import docs' \
+	$(BIN)/python -m supervise.catalog.docs
+	$(BIN)/cog -r -p 'from supervise.catalog import docs' \
 	  policies/README.md runbooks/README.md probes/README.md
 
 recording: .venv/installed-demo

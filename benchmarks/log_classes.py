@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supervise.catalog.assembly.failure_catalog import classes
+from supervise.catalog.loader import failure_classes
 from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.failure import LOG, Failure
 from supervise.inputs.log_files import PER_CLASS, LogFiles
@@ -85,7 +85,7 @@ VERBOSE = {
 
 
 def class_of(line: str) -> str:
-    return classify(Failure(LOG, message=line), classes()).cls or NONE
+    return classify(Failure(LOG, message=line), failure_classes()).cls or NONE
 
 
 @dataclass
@@ -219,7 +219,7 @@ def long_log(megabytes: int) -> tuple[list[str], bool]:
     lines, spent, found = 0, 0.0, Counter[str]()
     texts = list(hidden.values())
     with tempfile.TemporaryDirectory() as folder:
-        logs = LogFiles(["*.log"], Path(folder), classes)
+        logs = LogFiles(["*.log"], Path(folder), failure_classes)
         logs.launched()
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         path = Path(folder) / "train.log"

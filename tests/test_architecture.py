@@ -86,12 +86,12 @@ LAYERS = {
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
     "supervise.store.history": ("supervise_probe.wire",),
-    "supervise.catalog.assembly.references": ("supervise_probe.wire",),
-    "supervise.catalog.export.json_schema": (
+    "supervise.catalog.lint": ("supervise_probe.wire",),
+    "supervise.catalog.docs": (
         "supervise.report.card.incident_schema",
         "supervise.report.record.record_form",
     ),
-    "supervise.catalog.inventory.metrics": ("supervise.recordings.aliases",),  # for its hints
+    "supervise.catalog.metrics": ("supervise.recordings.aliases",),  # for its hints
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
 }

@@ -111,7 +111,7 @@ def test_it_runs_without_the_source(installed, tmp_path):
 def test_what_ships_beside_the_code_is_found(installed, tmp_path):
     """Policies, packs, runbooks, the example, and the way into the job."""
     script = """
-from supervise.catalog.inventory import shipped
+from supervise.catalog import shipped
 from supervise.job.environment import inject_dir
 for folder in (shipped.folder(k) for k in ("policies", "policies/packs", "runbooks", "examples")):
     print(folder, len(list(folder.rglob("*.yaml"))))

@@ -28,7 +28,7 @@ import pyarrow as pa
 from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
-from supervise.catalog.inventory import drills
+from supervise.catalog import discover
 from supervise.store import history
 from supervise.store.run_directory import RunDir
 from supervise_probe import faults
@@ -61,7 +61,7 @@ def command(cell: Cell, run: Path) -> list[str]:
 
 def drill(cell: Cell) -> dict[str, Any]:
     """Return the drill that makes a fault, with all of its parameters; nothing in a healthy run."""
-    return {} if cell.fault == HEALTHY else drills.parse(f"{FAULTS[cell.fault]}@{cell.row}")
+    return {} if cell.fault == HEALTHY else discover.parse_drill(f"{FAULTS[cell.fault]}@{cell.row}")
 
 
 def moved(cell: Cell) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import PolicyErrors, load_policy
-from supervise.catalog.document.diagnostics import Problem
+from supervise.catalog.diagnostics import Problem
 from supervise.core.model.policy import Policy
 
 Loader = Callable[..., Policy]

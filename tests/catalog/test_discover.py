@@ -9,13 +9,12 @@ from textwrap import dedent, indent
 import pytest
 
 from supervise import actions, detectors
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import Problems, Source
-from supervise.catalog.document.nodes import Sequence
+from supervise.catalog import discover, yaml_document
+from supervise.catalog.diagnostics import Problems, Source
 from supervise.catalog.forms.part_types import StepType, read_detector, summary
-from supervise.catalog.inventory import discover
 from supervise.catalog.schema.dataclass_types import keys_of
 from supervise.catalog.schema.validation import describe
+from supervise.catalog.yaml_document import ListNode
 from supervise.core.model.action import Action
 from supervise.core.model.interfaces import Detector
 
@@ -52,12 +51,12 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
     block = (form.__doc__ or "").partition("Example:\n")[2].partition("\n\n")[0]
     problems = Problems()
     text = "x:\n" + indent(dedent(block), "  ") + "\n"
-    root = yaml_reader.parse(Source("example", text), problems)
+    root = yaml_document.parse(Source("example", text), problems)
     problems.stop()
     assert root is not None
     node = root.get("x")
     if issubclass(form, Action):
-        assert isinstance(node, Sequence)
+        assert isinstance(node, ListNode)
         made = StepType().build(node.items[0], problems, name)
     else:
         made = read_detector(node, problems, name)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog.assembly.expression import MAX_LENGTH, ExpressionError, parse
+from supervise.catalog.expression import MAX_LENGTH, ExpressionError, parse
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 
 CODES = (OK, UNKNOWN, BREACH)

@@ -13,10 +13,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from supervise.catalog import load_policy
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import MAX_PROBLEMS, PolicyErrors, Problems, Source
-from supervise.catalog.inventory import shipped
+from supervise.catalog import load_policy, shipped, yaml_document
+from supervise.catalog.diagnostics import MAX_PROBLEMS, PolicyErrors, Problems, Source
 from supervise.cli import invoke as run
 
 pytestmark = pytest.mark.slow
@@ -112,7 +110,7 @@ def test_both_parsers_refuse_the_same(text: str) -> None:
     verdicts = []
     for parser in PARSERS:
         problems = Problems()
-        yaml_reader.parse(Source("x.yaml", f"top: {text}\n"), problems, parser)
+        yaml_document.parse(Source("x.yaml", f"top: {text}\n"), problems, parser)
         verdicts.append(problems.count > 0)
 
     assert len(set(verdicts)) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervise.catalog import load_policy
-from supervise.catalog.assembly.isolated import isolated
+from supervise.catalog.loader import isolated
 
 OWN = """\
 version: supervise/v1

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.catalog import PolicyErrors, load_policy
-from supervise.catalog.inventory import shipped
+from supervise.catalog import PolicyErrors, load_policy, shipped
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import PolicyErrors, Problems, Source
-from supervise.catalog.document.nodes import Mapping, plain
+from supervise.catalog import yaml_document
+from supervise.catalog.diagnostics import PolicyErrors, Problems, Source
+from supervise.catalog.yaml_document import MapNode, plain
 
 PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [])]
 
@@ -18,9 +18,9 @@ PARSERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if yaml.__with_libyaml__ else [
 def parse(request):
     """Return a parser of text: both of PyYAML's, since libyaml is not everywhere."""
 
-    def parse(text: str) -> Mapping:
+    def parse(text: str) -> MapNode:
         problems = Problems()
-        root = yaml_reader.parse(Source("x.yaml", text), problems, request.param)
+        root = yaml_document.parse(Source("x.yaml", text), problems, request.param)
         problems.stop()
         assert root is not None
         return root
@@ -76,7 +76,7 @@ def test_nodes_know_where_they_stand(parse) -> None:
     """Lines and columns are one-based and count characters, not bytes."""
     root = parse("a:\n  é: [1, {b: c}]\n")
     inner = root.get("a")
-    assert isinstance(inner, Mapping)
+    assert isinstance(inner, MapNode)
     key, value = inner.pairs["é"]
 
     assert (key.line, key.col) == (2, 3)
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_policy_says_so(tmp_path: Path, raw: bytes, said: str)
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(raw)
 
-    assert yaml_reader.read(path, "p.yaml", problems) is None
+    assert yaml_document.read(path, "p.yaml", problems) is None
     with pytest.raises(PolicyErrors, match=said):
         problems.stop()
 
@@ -140,7 +140,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path, problems = tmp_path / "p.yaml", Problems()
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
 
-    root = yaml_reader.read(path, "p.yaml", problems)
+    root = yaml_document.read(path, "p.yaml", problems)
 
     assert root is not None
     assert plain(root) == {"a": 1}
@@ -149,7 +149,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 def test_mistakes_come_sorted_with_their_lines() -> None:
     """`render` shows sentence, source line and caret; `str` is one line."""
     problems = Problems()
-    yaml_reader.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
+    yaml_document.parse(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
     with pytest.raises(PolicyErrors) as raised:
         problems.stop()
 

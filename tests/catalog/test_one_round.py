@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from supervise.catalog import PolicyErrors
-from supervise.catalog.document.diagnostics import Problem
-from supervise.catalog.inventory import shipped
+from supervise.catalog import PolicyErrors, shipped
+from supervise.catalog.diagnostics import Problem
 
 HEAD = "version: supervise/v1\nmode: enforce\n"
 ONE = "detectors: {a: {kind: threshold, metric: train_loss_raw, gt: 12}}\n"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise.catalog.document import yaml_reader, yaml_writer
-from supervise.catalog.document.diagnostics import Problems, Source, did_you_mean
-from supervise.catalog.document.nodes import plain
+from supervise.catalog import yaml_document
+from supervise.catalog.diagnostics import Problems, Source, did_you_mean
+from supervise.catalog.yaml_document import plain
 
 LETTERS = st.one_of(
     st.characters(exclude_categories=("Cc", "Cs", "Cn")), st.sampled_from("\n\t :#'\"[]{}-&*!|>%@`")
@@ -32,7 +32,7 @@ PLAIN = st.recursive(
 @given(st.dictionaries(WORDS, PLAIN, min_size=1, max_size=5))
 def test_any_document_survives_being_dumped(document: dict[str, Any]) -> None:
     problems = Problems()
-    root = yaml_reader.parse(Source("x.yaml", yaml_writer.dump(document)), problems)
+    root = yaml_document.parse(Source("x.yaml", yaml_document.dump(document)), problems)
     problems.stop()
 
     assert root is not None

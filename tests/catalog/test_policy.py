@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog import load_policy
-from supervise.catalog.document.diagnostics import PolicyErrors
-from supervise.catalog.inventory import metrics, shipped
+from supervise.catalog import load_policy, metrics, shipped
+from supervise.catalog.diagnostics import PolicyErrors
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
 from supervise.core.model.policy import Policy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.document.diagnostics import Problem
+from supervise.catalog.diagnostics import Problem
 from supervise.catalog.forms.job_form import PLACEHOLDERS
 from supervise.catalog.scenario_subject import check_file
 from supervise.core.model import recipes

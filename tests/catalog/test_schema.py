@@ -12,13 +12,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from supervise.catalog import PolicyErrors, load_policy, scenario_subject
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import Problems, Source
-from supervise.catalog.document.nodes import Mapping, plain
-from supervise.catalog.export import json_schema
+from supervise.catalog import (
+    PolicyErrors,
+    docs,
+    load_policy,
+    scenario_subject,
+    shipped,
+    yaml_document,
+)
+from supervise.catalog.diagnostics import Problems, Source
 from supervise.catalog.forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
-from supervise.catalog.inventory import shipped
+from supervise.catalog.yaml_document import MapNode, plain
 
 SORTS = {
     "policies": (PolicyFile, "policies/policy.schema.json"),
@@ -30,22 +34,22 @@ FILES = [(kind, name) for kind in SORTS for name in shipped.names(kind)]
 
 
 def validator(kind: str) -> jsonschema.Draft7Validator:
-    schema = json.loads(json_schema.text(SORTS[kind][1]))
+    schema = json.loads(docs.text(SORTS[kind][1]))
     jsonschema.Draft7Validator.check_schema(schema)  # what the YAML language server speaks
     return jsonschema.Draft7Validator(schema)
 
 
-def parse(text: str) -> Mapping:
+def parse(text: str) -> MapNode:
     problems = Problems()
-    root = yaml_reader.parse(Source("x.yaml", text), problems)
+    root = yaml_document.parse(Source("x.yaml", text), problems)
     problems.stop()
     assert root is not None
     return root
 
 
-@pytest.mark.parametrize("file", [*json_schema.FILES, *json_schema.DOCUMENTS])
+@pytest.mark.parametrize("file", [*docs.FILES, *docs.DOCUMENTS])
 def test_the_committed_schema_is_current(file: str) -> None:
-    assert json_schema.path_of(file).read_text("utf-8") == json_schema.text(file)
+    assert docs.path_of(file).read_text("utf-8") == docs.text(file)
 
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
@@ -57,7 +61,7 @@ def test_what_is_shipped_is_valid(kind: str, name: str) -> None:
     assert list(validator(kind).iter_errors(plain(parse(text)))) == []
 
     named = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / named).resolve() == json_schema.path_of(SORTS[kind][1]).resolve()
+    assert (path.parent / named).resolve() == docs.path_of(SORTS[kind][1]).resolve()
 
 
 @pytest.mark.parametrize("name", shipped.names("policies"))
@@ -181,7 +185,7 @@ def read_tests(document: object, folder: Path) -> None:
         (folder / "tests").mkdir()
         (folder / "p.yaml").write_text(POLICY, "utf-8")
     problems = Problems()
-    root = yaml_reader.parse(Source("tests.yaml", json.dumps(document)), problems)
+    root = yaml_document.parse(Source("tests.yaml", json.dumps(document)), problems)
     problems.stop()
     assert root is not None
     scenario_subject.of_tests(root, folder / "tests" / "p.yaml", problems)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.app.launcher import probe_config
-from supervise.catalog.inventory import drills, metrics
+from supervise.catalog import discover, metrics
 from supervise.core.model.policy import Planned, Policy
 from supervise.errors import UsageError
 from supervise_probe import faults
@@ -104,19 +104,19 @@ def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Pat
 
 
 def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():
-    assert drills.parse("moments:how=restart@9") == {
+    assert discover.parse_drill("moments:how=restart@9") == {
         "fault": "moments",
         "step": 9,
         "params": {"how": "restart", "factor": 1e-4},
     }
-    assert drills.parse("slow_input:rank=1@9")["rank"] == 1
-    assert "rank" not in drills.parse("slow_input@9")
+    assert discover.parse_drill("slow_input:rank=1@9")["rank"] == 1
+    assert "rank" not in discover.parse_drill("slow_input@9")
 
 
 @pytest.mark.parametrize("text", ["slow_input:rank=x@9", "slow_input:rank@9", "_tokens@9"])
 def test_what_is_no_drill_is_refused(text):
     with pytest.raises(UsageError, match=r"no parameter 'rank'|no fault '_tokens'"):
-        drills.parse(text)
+        discover.parse_drill(text)
 
 
 def test_a_drill_of_some_size_names_the_metric_that_it_moves() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.inventory import metrics
+from supervise.catalog import metrics
 from supervise.cli._metric_availability import (
     SUPERVISOR_METRICS,
     availability,

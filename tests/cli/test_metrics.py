@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.inventory import metrics
-from supervise.catalog.inventory.not_covered import REASONS
+from supervise.catalog import metrics
+from supervise.catalog.metrics import REASONS
 from supervise.checkpoints import notifications
 from supervise.cli._metric_availability import SUPERVISOR_METRICS
 from supervise.inputs import cross_rank_metrics, hardware, run_metrics

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervise.actions.snapshot import Snapshot
-from supervise.catalog.inventory import discover
+from supervise.catalog import discover
 from supervise.core import engine
 from supervise.core.model.action import Action, Refused
 from supervise.core.model.decisions import Decision

@@ -15,8 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from supervise.catalog import load_policy
-from supervise.catalog.inventory import drills
+from supervise.catalog import discover, load_policy
 from supervise.cli import adopt, run
 from supervise.inputs import clock
 from supervise.store.audit import Audit
@@ -85,7 +84,7 @@ def main() -> int:
         load_policy(policy),
         (policy, None, {}),
         Path(directory),
-        [drills.parse(drill)],
+        [discover.parse_drill(drill)],
         tell,
         record,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from supervise.catalog.inventory import shipped
+from supervise.catalog import shipped
 from supervise.cli.backtest import command
 
 FAULT = 150

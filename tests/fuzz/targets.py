@@ -14,11 +14,9 @@ from pathlib import Path
 from random import Random
 
 from supervise.app.run_recovery import RecoveredRun
-from supervise.catalog import load_policy
-from supervise.catalog.document.diagnostics import Problems, Source
-from supervise.catalog.document.nodes import plain
-from supervise.catalog.document.yaml_reader import parse
-from supervise.catalog.inventory import shipped
+from supervise.catalog import load_policy, shipped
+from supervise.catalog.diagnostics import Problems, Source
+from supervise.catalog.yaml_document import parse, plain
 from supervise.checkpoints import registry
 from supervise.errors import StoreError
 from supervise.store import audit, journal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.catalog.assembly.failure_catalog import classes
+from supervise.catalog.loader import failure_classes
 from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.failure import LOG, Failure
 from supervise.inputs.log_files import BEHIND, LogFiles
@@ -20,7 +20,7 @@ OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
 @pytest.fixture
 def logs(tmp_path):
     """Files of a pattern, followed from the launch of the job on."""
-    made = LogFiles(["*.log"], tmp_path, classes)
+    made = LogFiles(["*.log"], tmp_path, failure_classes)
     yield made
     made.close()
 
@@ -91,7 +91,7 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
     with LINES.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     told = [
-        (row["class"], classify(Failure(LOG, message=row["line"]), classes()).cls or "-")
+        (row["class"], classify(Failure(LOG, message=row["line"]), failure_classes()).cls or "-")
         for row in rows
     ]
     false = [pair for pair in told if pair[0] == "-" and pair[1] != "-"]

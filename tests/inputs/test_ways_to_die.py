@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.catalog.assembly.failure_catalog import classes
+from supervise.catalog.loader import failure_classes
 from supervise.core import engine
 from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.events import Exited, Launched
@@ -96,7 +96,9 @@ def died(make_folder, launch, tmp_path):
         folder, counter = make_folder(), tmp_path / "memory.events"
         counter.write_text("oom 0\noom_kill 4\n")
         marks = folder / "probe"
-        records = FailureRecords(marks, classes, OomCounters(counter, tmp_path / "none"), set)
+        records = FailureRecords(
+            marks, failure_classes, OomCounters(counter, tmp_path / "none"), set
+        )
         records.launched()
         launch(script, folder=folder, code=code, environ=environ)
         if kernel:
@@ -163,10 +165,12 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
     texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
     for number, text in enumerate(texts):
         (tmp_path / f"failure.7.{number}.json").write_text(text)
-    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
+    records = FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
     first, second = records.ended(1, 0, 1, {}), records.ended(1, 0, 1, {})
     known = [notice.data["record"] for notice in first]
-    again = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set, known)
+    again = FailureRecords(
+        tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set, known
+    )
 
     assert [notice.message for notice in first] == ["E: [31mred", ""]
     assert (second, again.ended(1, 0, 1, {})) == ([], [])
@@ -175,7 +179,7 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(tmp_path):
 def test_the_last_message_of_a_rank_stands_in_for_a_record(tmp_path):
     """Where the disk of the run is full; the segment has it."""
     ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
-    records = FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
+    records = FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
     (notice,) = records.ended(4242, 1, 1, ends)
 
     assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"
@@ -211,7 +215,7 @@ def test_the_error_behind_an_error_is_named(error, links, text, cls):
     found = Failure(type=record["type"], message=record["message"])
 
     assert text in found.text and ("from" in text or found.text == text)
-    assert classify(found, classes()).cls == cls
+    assert classify(found, failure_classes()).cls == cls
 
 
 @pytest.mark.parametrize(("bytes_", "text"), [(1 << 62, ": 'ckpt.pt'"), (0, "pos 7")])
@@ -228,7 +232,7 @@ def test_a_full_disk_that_torch_hides_is_named(monkeypatch, bytes_, text):
 
 @pytest.fixture
 def records(tmp_path):
-    return FailureRecords(tmp_path, classes, OomCounters(None, tmp_path / "none"), set)
+    return FailureRecords(tmp_path, failure_classes, OomCounters(None, tmp_path / "none"), set)
 
 
 def test_a_signal_that_a_shell_reports_is_one(records):

@@ -17,8 +17,7 @@ import yaml
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from supervise.catalog import load_policy
-from supervise.catalog.inventory import metrics
+from supervise.catalog import load_policy, metrics
 from supervise.core import engine
 from supervise.core.model.decisions import Decision
 from supervise.core.model.events import Announced, Frame, Gap, Launched, Notice

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from supervise.catalog import load_policy
-from supervise.catalog.document import yaml_reader
-from supervise.catalog.document.diagnostics import Problem
-from supervise.catalog.inventory import metrics, shipped
+from supervise.catalog import load_policy, metrics, shipped, yaml_document
+from supervise.catalog.diagnostics import Problem
 from supervise.core.model.policy import HOLD, Policy
 
 POLICIES = shipped.names("policies")
@@ -47,7 +45,7 @@ OFFERED = {"tighten-clip", "closer-look", "restart", "restart-if-stuck", "hold-f
 
 def data(kind: str, name: str) -> dict[str, Any]:
     text = (shipped.folder(kind) / f"{name}.yaml").read_text()
-    loaded: dict[str, Any] = yaml.load(text, yaml_reader.PARSER)
+    loaded: dict[str, Any] = yaml.load(text, yaml_document.PARSER)
     return loaded
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from supervise.catalog.assembly import freeze
-from supervise.catalog.assembly.policy_loader import compose
+from supervise.catalog import loader
+from supervise.catalog.loader import compose
 from supervise.explain.policy_diff import ORDER, Change, compare
 
 Diff = Callable[..., list[Change]]
@@ -23,7 +23,7 @@ def diff(tmp_path: Path, small: str) -> Diff:
         documents: list[dict[str, Any]] = []
         for text in (base, replaced(base, *changes)):
             (tmp_path / "p.yaml").write_text(text, "utf-8")
-            documents.append(freeze.document(compose(tmp_path / "p.yaml")))
+            documents.append(loader.document(compose(tmp_path / "p.yaml")))
         return compare(*documents)
 
     return diff

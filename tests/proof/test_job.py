@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.catalog.inventory import discover
+from supervise.catalog import discover
 from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.errors import ActionError

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ..catalog.inventory import bases
+from ..catalog import shipped
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..errors import InputError, SuperviseError
@@ -125,7 +125,7 @@ class PolicyWatch:
     def _files(self) -> list[Path]:
         """Return the file and its bases, as far as they can be told."""
         with suppress(OSError, ValueError, InputError):
-            return bases.chain(Path(self._source))
+            return shipped.chain(Path(self._source))
         return [Path(self._source)]
 
     def _snapshot(self) -> Snapshot:

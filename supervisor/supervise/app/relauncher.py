@@ -108,9 +108,9 @@ def health_gate(
     """Return what looks at this host for a run with this policy and the job's environment."""
 
     def known() -> Sequence[FailureClass]:
-        from ..catalog.assembly.failure_catalog import classes  # most jobs need no other start
+        from ..catalog.loader import failure_classes  # most jobs need no other start
 
-        return classes(policy().job.get("failures") or ())
+        return failure_classes(policy().job.get("failures") or ())
 
     return HealthGate(lambda: policy().job.get("health"), environ, machine, known)
 

@@ -102,9 +102,9 @@ class Status:
             self._processor.process(Notice(now_ns, FAILURE, found.text, data=data))
 
     def _failure_classes(self) -> tuple[FailureClass, ...]:
-        from ..catalog.assembly.failure_catalog import classes  # most jobs end well
+        from ..catalog.loader import failure_classes  # most jobs end well
 
-        return classes(self._processor.policy.job.get("failures") or ())
+        return failure_classes(self._processor.policy.job.get("failures") or ())
 
     def check_probe(self, now_ns: int, *, last: bool = False) -> None:
         """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""

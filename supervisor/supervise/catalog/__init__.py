@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .assembly.policy_loader import load_policy
-    from .document.diagnostics import PolicyErrors, Problem
-    from .inventory.shipped import locate
+    from .diagnostics import PolicyErrors, Problem
+    from .loader import load_policy
+    from .shipped import locate
 
 __all__ = ["PolicyErrors", "Problem", "load_policy", "locate"]
 
 _HOMES = {
-    "load_policy": ".assembly.policy_loader",
-    "locate": ".inventory.shipped",
-    "PolicyErrors": ".document.diagnostics",
-    "Problem": ".document.diagnostics",
+    "load_policy": ".loader",
+    "locate": ".shipped",
+    "PolicyErrors": ".diagnostics",
+    "Problem": ".diagnostics",
 }
 
 

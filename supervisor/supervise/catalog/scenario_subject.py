@@ -6,8 +6,7 @@ A file of tests runs a whole policy, actions and budgets included. `check_file` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,21 +14,19 @@ from ..core.detection.run_phase import LR_PHASE
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy
 from ..errors import InputError
-from .assembly import freeze, pack, policy_loader
-from .assembly.freeze import Draft
-from .assembly.lint import ALL
-from .assembly.pack import Parts
-from .assembly.runbook_library import RunbookCatalog
-from .document import yaml_reader
-from .document.diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
-from .document.nodes import Mapping, Node, Sequence, first_text
+from . import discover, loader, pack, shipped, yaml_document
+from .diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
 from .forms import scenario_form
 from .forms.file_forms import PolicyFile, ScenarioFile
 from .forms.scenario_form import Names, ScenarioForm
-from .inventory import discover, shipped
-from .inventory.metrics import is_known
+from .lint import ALL
+from .loader import Draft
+from .metrics import is_known
+from .pack import Parts
+from .runbook_library import RunbookCatalog
 from .schema.dataclass_types import read_form
 from .schema.field_types import BAD
+from .yaml_document import ListNode, MapNode, Node, first_text
 
 TESTS = "tests"  # the folder beside a policy, and the key in a file
 SIGNS = {
@@ -76,7 +73,7 @@ def locate(name: str) -> Path:
         return found
 
 
-def sort_of(root: Mapping) -> str:
+def sort_of(root: MapNode) -> str:
     """Return `pack`, `runbook`, `tests` or `policy`, by the keys of the file."""
     named = next((sort for sort in SORTS if sort in root.pairs), None)
     if named is not None:
@@ -85,29 +82,29 @@ def sort_of(root: Mapping) -> str:
     return next(like, "policy")  # the key that names it may be misspelt
 
 
-def read(path: Path, problems: Problems) -> Mapping | None:
+def read(path: Path, problems: Problems) -> MapNode | None:
     """Read a file of any sort; None when problems were noted.
 
     Raises:
         InputError: it cannot be read at all.
     """
-    return yaml_reader.read(path, shipped.label(path), problems)
+    return yaml_document.read(path, shipped.label(path), problems)
 
 
-def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
+def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     """Compose the policy that observes with one pack and nothing else.
 
     Raises:
         PolicyErrors: the pack, or one of its scenarios, is wrong.
     """
-    policy_loader.check_version(root, problems)
+    loader.check_version(root, problems)
     beside = path.parent.parent if path.parent.name == "packs" else path.parent
     parts = Parts(folders=(beside,))
     pack.add(root, path.stem, parts, problems)
     scenarios = _listed(root, "scenarios", problems)
     alone = PolicyFile(version="supervise/v1", policy=path.stem, mode="observe")
     try:
-        draft = policy_loader.assemble(root, alone, parts, path, None, problems)
+        draft = loader.assemble(root, alone, parts, path, None, problems)
     except PolicyErrors:  # the names are known all the same
         if not parts.unreadable:
             rules = [entry.name for entry in parts.rules]
@@ -116,11 +113,11 @@ def of_pack(root: Mapping, path: Path, problems: Problems) -> Subject:
     rules = [made.rule.id for made in draft.rules]
     names = _names(rules, (), draft.detectors, path.stem)
     _check(scenarios, names, problems)
-    return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, root.source)
+    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, root.source)
 
 
 def of_tests(
-    root: Mapping, path: Path, problems: Problems, warnings: list[Problem] | None = None
+    root: MapNode, path: Path, problems: Problems, warnings: list[Problem] | None = None
 ) -> Subject:
     """Compose the policy that a file of tests names.
 
@@ -128,7 +125,7 @@ def of_tests(
         PolicyErrors: the policy, or one of the scenarios, is wrong.
         InputError: there is no such policy.
     """
-    policy_loader.check_version(root, problems)
+    loader.check_version(root, problems)
     form: ScenarioFile = read_form(ScenarioFile, root, problems, "", lenient=True)
     scenarios = _listed(root, TESTS, problems)
     scenarios += _used(root, form.use, path, {path.resolve()}, problems)
@@ -143,7 +140,7 @@ def of_tests(
         problems.add(root.place("policy"), str(error), error.hint)
         problems.stop()
     try:
-        draft = policy_loader.compose(found, mode=form.mode, warnings=warnings)
+        draft = loader.compose(found, mode=form.mode, warnings=warnings)
     except PolicyErrors as errors:  # which names there would be is not known then
         problems.take(errors.problems)
         problems.stop()
@@ -151,7 +148,7 @@ def of_tests(
     names = _names(rules, draft.form.budgets, draft.detectors, "")
     _check(scenarios, names, problems)
     own = draft.root.source
-    return Subject(root.source.label, draft, freeze.policy(draft), scenarios, names, own)
+    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, own)
 
 
 def files_of(name_or_path: str | Path) -> list[Path]:
@@ -161,18 +158,18 @@ def files_of(name_or_path: str | Path) -> list[Path]:
         PolicyErrors, InputError: as `load_policy`.
     """
     path = shipped.locate(name_or_path)
-    draft = policy_loader.compose(path)
+    draft = loader.compose(path)
     packs = [pack.find(name, draft.parts.folders) for name in draft.form.use]
     tests = path.parent / TESTS / path.name
     return [file for file in (*packs, tests) if file is not None and shipped.is_file(file)]
 
 
-def _listed(root: Mapping, key: str, problems: Problems) -> Scenarios:
+def _listed(root: MapNode, key: str, problems: Problems) -> Scenarios:
     """Return the scenarios that can be read; what is wrong with the others is noted already."""
     held = root.get(key)
     found: list[tuple[ScenarioForm, Node]] = []
     seen: set[str] = set()
-    for node in held.items if isinstance(held, Sequence) else ():
+    for node in held.items if isinstance(held, ListNode) else ():
         form = read_form(ScenarioForm, node, Problems(), "")
         if form is BAD:
             continue
@@ -185,7 +182,7 @@ def _listed(root: Mapping, key: str, problems: Problems) -> Scenarios:
 
 
 def _used(
-    root: Mapping, names: Iterable[str], path: Path, seen: set[Path], problems: Problems
+    root: MapNode, names: Iterable[str], path: Path, seen: set[Path], problems: Problems
 ) -> Scenarios:
     """Return the scenarios of the files of tests that one uses, each file once."""
     found: Scenarios = ()
@@ -210,7 +207,7 @@ def _used(
 def _names(
     rules: list[str],
     budgets: Iterable[str],
-    detectors: AbstractMapping[str, Detector] | None,
+    detectors: Mapping[str, Detector] | None,
     scope: str,
 ) -> Names:
     read = (detectors or {}).values()
@@ -237,7 +234,7 @@ def _unread(
     form: ScenarioForm, node: Node, known: Collection[str], clock: bool, problems: Problems
 ) -> None:
     """Warn of series that no detector reads. With a `clock` every frame counts."""
-    assert isinstance(node, Mapping)
+    assert isinstance(node, MapNode)
     for _, at, series in scenario_form.every(form, node):
         for name in series:
             if name not in known and not (clock and is_known(name)):
@@ -266,7 +263,7 @@ def check_file(name: str, text: str = "") -> Checked:
     try:
         path = Path("stdin.yaml") if name == STDIN else locate(name)
         root = (
-            yaml_reader.parse(Source("<stdin>", text), problems)
+            yaml_document.parse(Source("<stdin>", text), problems)
             if name == STDIN
             else read(path, problems)
         )
@@ -287,7 +284,7 @@ def check_file(name: str, text: str = "") -> Checked:
 
 
 def _judge(
-    root: Mapping, sort: str, path: Path, problems: Problems, warnings: list[Problem]
+    root: MapNode, sort: str, path: Path, problems: Problems, warnings: list[Problem]
 ) -> None:
     if sort == "pack":
         of_pack(root, path, problems)
@@ -301,7 +298,7 @@ def _judge(
             at = opened.node.place("if_it_fails")
             library.open(opened.form.if_it_fails, at, f"runbook {path.stem}.if_it_fails")
     else:
-        policy_loader.from_root(root, path, None, problems)
+        loader.from_root(root, path, None, problems)
     problems.stop()
 
 

@@ -151,7 +151,7 @@ class _Trial:
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
     from ..canary.trial_plan import BASELINE, CANDIDATE, missing
-    from ..catalog.assembly.isolated import isolated
+    from ..catalog.loader import isolated
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
     texts = [text for text in options["baseline"] if exactly(text) is None]

@@ -21,7 +21,7 @@ from ._params import JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
-    from ..catalog.assembly.isolated import Isolated
+    from ..catalog.loader import Isolated
     from ..fault_suite.choice import PlannedRun
     from ..fault_suite.fault_arm import FaultArm
     from ..fault_suite.findings import Drill
@@ -110,7 +110,7 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors(VERDICTS):
-        from ..catalog.assembly.isolated import isolated
+        from ..catalog.loader import isolated
         from ..trials import trial_log
 
         policy = isolated(options["policy"])
@@ -144,7 +144,7 @@ class _Suite:
 def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Suite:
     """Check what was asked for, and make or open the directory. Raises UsageError, StoreError."""
     from ..canary.trial_plan import missing
-    from ..catalog.inventory import drills as inventory
+    from ..catalog import discover as inventory
     from ..core.model.decisions import ACTING_MODES
     from ..fault_suite.choice import by_default, clashes
     from ..fault_suite.findings import Drill
@@ -158,9 +158,9 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     if lacking := missing(argv, healthy):
         text = f"the command has no {' and no '.join(lacking)}"
         raise UsageError(text, hint=EXAMPLE)
-    names = [each["drill"] for each in inventory.describe()]
+    names = [each["drill"] for each in inventory.drill_facts()]
     texts = list(dict.fromkeys(options["faults"] or by_default(names)))
-    drills = [Drill(text, inventory.parse(f"{text}@{at}")["fault"]) for text in texts]
+    drills = [Drill(text, inventory.parse_drill(f"{text}@{at}")["fault"]) for text in texts]
     if alike := clashes(drills):
         raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
     acts = options["act"]
@@ -326,12 +326,12 @@ def _document(
 
 def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
     """Return what each fault does, with all its parameters."""
-    from ..catalog.inventory import drills as inventory
+    from ..catalog import discover as inventory
 
     found = {}
-    known = {each["drill"]: each["does"] for each in inventory.describe()}
+    known = {each["drill"]: each["does"] for each in inventory.drill_facts()}
     for drill in drills:
-        params = inventory.parse(f"{drill.text}@0")["params"]
+        params = inventory.parse_drill(f"{drill.text}@0")["params"]
         shown = ", ".join(f"{name}={value}" for name, value in params.items())
         found[drill.text] = f"{known[drill.name]} ({shown})" if shown else known[drill.name]
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from supervise_probe import collectors
 
-from ..catalog.inventory import metrics
+from ..catalog import metrics
 from ..checkpoints import notifications
 from ..inputs import cross_rank_metrics, hardware, memory_growth, run_metrics
 from ._probe_check import ProbeCheck

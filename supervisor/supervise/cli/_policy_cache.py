@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
-from ..catalog.inventory import bases, shipped
+from ..catalog import shipped
 from ..core.model.policy import Policy
 from ..errors import InputError
 from ..store import files
@@ -76,7 +76,7 @@ def _place(name: str | Path, options: object) -> Path | None:
 
 def _fingerprint(path: Path) -> Iterator[bytes]:
     """Yield what a policy depends on: contents of its files, size and time of shipped ones."""
-    for each in bases.chain(path):
+    for each in shipped.chain(path):
         yield each.read_bytes()
         for part in PARTS:
             own = sorted((each.parent / part).glob("*.yaml"))

@@ -162,7 +162,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         if memo["host"] != socket.gethostname():
             return
         from ..actions.stop import HUMAN
-        from ..catalog.assembly.failure_catalog import classes
+        from ..catalog.loader import failure_classes
         from ..core.analysis import host_health
         from ..health.gate import HealthGate, of_memo
 
@@ -171,7 +171,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         return
     own = policy.job.get("failures") or ()
     gate = HealthGate(
-        lambda: policy.job.get("health"), os.environ, lambda: machine, lambda: classes(own)
+        lambda: policy.job.get("health"), os.environ, lambda: machine, lambda: failure_classes(own)
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
     why = host_health.refusal(gate.look(start, LOOK_S, alive=False))

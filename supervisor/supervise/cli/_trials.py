@@ -17,7 +17,7 @@ from ..store import files
 from ..store.run_directory import RUNS
 
 if TYPE_CHECKING:
-    from ..catalog.assembly.isolated import Isolated
+    from ..catalog.loader import Isolated
 
 SCRATCH, POLICY = "scratch", "policy.yaml"
 

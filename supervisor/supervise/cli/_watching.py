@@ -220,7 +220,7 @@ def run_metrics(run: RunDir, wanted: Mapping[str, Any] | None) -> RunMetrics | N
     """Return what serves the numbers of a run, None where no port was asked for."""
     if wanted is None:
         return None
-    from ..catalog.inventory import metrics
+    from ..catalog import metrics
 
     units = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
     info = {"run": run.id, "version": __version__}

@@ -121,7 +121,7 @@ def _column_and_metric(pair: str) -> tuple[str, str]:
 
 def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
     from ..backtest import score
-    from ..catalog.document.diagnostics import did_you_mean
+    from ..catalog.diagnostics import did_you_mean
 
     for what in given:
         if what not in score.FAILURES:
@@ -136,7 +136,7 @@ def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
 def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
     """Yield a warning per alias whose metric is not standard and not read by a policy."""
     from ..backtest import backtest_runner
-    from ..catalog.inventory import metrics
+    from ..catalog import metrics
 
     unknown = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
     if not unknown:

@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from ..catalog.inventory import shipped
+from ..catalog import shipped
 from ..errors import UsageError
 from ..inputs import clock
 from ..report.card.standing import RECOVERED

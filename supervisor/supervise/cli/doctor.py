@@ -23,8 +23,8 @@ import click
 
 from .. import __version__
 from ..app.launcher import SLOTS
-from ..catalog.assembly.failure_catalog import classes
-from ..catalog.inventory import shipped
+from ..catalog import shipped
+from ..catalog.loader import failure_classes
 from ..core.analysis import host_health
 from ..health.gate import MATMUL_S, HealthGate, Start
 from ..job import environment, shared_memory
@@ -160,7 +160,7 @@ def _check_machine(runs: Path) -> Iterator[Check]:
 def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
     """Look for faults of this host, as before a job is started again on it."""
     statuses = {host_health.BAD: "fail", host_health.UNDECIDED: "note"}
-    gate = HealthGate(lambda: {"matmul": MATMUL_S}, os.environ, lambda: None, classes)
+    gate = HealthGate(lambda: {"matmul": MATMUL_S}, os.environ, lambda: None, failure_classes)
     known = bool(argv) and shutil.which(argv[0]) is not None
     start = Start(Path.cwd(), python=find_interpreter(argv) if known else None)
     for found in gate.look(start, HEALTH_S, alive=False):

@@ -38,9 +38,9 @@ def list_(as_json: bool) -> None:
 
     Exit codes: 0.
     """
-    from ..catalog.inventory import drills
+    from ..catalog import discover
 
-    found = drills.describe()
+    found = discover.drill_facts()
     if as_json:
         click.echo(document(found))
     else:
@@ -59,11 +59,11 @@ def show(name: str, as_json: bool) -> None:
 
     Exit codes: 0; 64 no such fault.
     """
-    from ..catalog.document.diagnostics import did_you_mean
-    from ..catalog.inventory import drills
+    from ..catalog import discover
+    from ..catalog.diagnostics import did_you_mean
     from ..errors import UsageError
 
-    found = {each["drill"]: each for each in drills.describe()}
+    found = {each["drill"]: each for each in discover.drill_facts()}
     if name not in found:
         raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, found))
     if as_json:

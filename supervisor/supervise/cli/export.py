@@ -84,7 +84,7 @@ def _columns(known: Sequence[str], wanted: str | None) -> list[str]:
         if not known:
             hint = "the probe announced none; see: supervise status RUN"
             raise UsageError(f"no metric {name!r}: this run has none", hint=hint)
-        from ..catalog.inventory.metrics import meant  # only now: it imports the collectors
+        from ..catalog.metrics import meant  # only now: it imports the collectors
 
         near = meant(name, known)
         hint = f"{near} " if near else ""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from ..catalog.document.yaml_writer import inline
-from ..catalog.inventory import shipped
+from ..catalog import shipped
+from ..catalog.yaml_document import inline
 from ..core.analysis.job_recipes import Recipe
 from ..errors import InputError, UsageError
 from ._metric_availability import script_of, world_size
@@ -61,7 +61,7 @@ def command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
         raise UsageError("no command given", hint=f"{PROGRAM} init -- python train.py")
     name = base or ("nano" if world_size(argv, os.environ) == 1 else "large")
     if shipped.find("policies", name) is None:
-        from ..catalog.document.diagnostics import did_you_mean
+        from ..catalog.diagnostics import did_you_mean
 
         hint = did_you_mean(name, shipped.names("policies"))
         raise UsageError(f"no shipped policy {name!r}", hint=hint)

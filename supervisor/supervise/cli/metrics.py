@@ -47,14 +47,13 @@ def listing(as_json: bool) -> None:
       supervise metrics list
       supervise metrics list --json | jq '.[] | select(.measured) | .id'
     """
-    from ..catalog.export import origin
-    from ..catalog.inventory import metrics
+    from ..catalog import docs, metrics
 
     found = [describe(name) for name in metrics.everything()]
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
         return
-    for source, head in origin.BY.items():
+    for source, head in docs.BY.items():
         rows = [row for row in found if row["measured_by"] == source]
         if rows:
             click.echo(f"{head}:")
@@ -72,8 +71,8 @@ def show(metric: str, as_json: bool) -> None:
       supervise metrics show grad_global_norm
       supervise metrics show learning_rate.1 --json
     """
-    from ..catalog.document.diagnostics import did_you_mean
-    from ..catalog.inventory import metrics
+    from ..catalog import metrics
+    from ..catalog.diagnostics import did_you_mean
 
     if not metrics.is_known(metric):
         near = metrics.meant(metric) or did_you_mean(metric, metrics.near(metric))
@@ -98,25 +97,24 @@ def show(metric: str, as_json: bool) -> None:
 
 def describe(metric: str) -> dict[str, Any]:
     """Return the facts of a standard metric, for `--json`."""
-    from ..catalog.export import origin
-    from ..catalog.inventory import metrics
-    from ..catalog.inventory.not_covered import REASONS
+    from ..catalog import docs, metrics
+    from ..catalog.metrics import REASONS
     from ._metric_availability import SUPERVISOR_METRICS
 
     spec = metrics.spec_of(metric)
     assert spec is not None
-    by = origin.measured_by(metric, SUPERVISOR_METRICS)
+    by = docs.measured_by(metric, SUPERVISOR_METRICS)
     return {
         "id": metric,
         "unit": spec.unit,
         "meaning": spec.meaning,
         "source": spec.source,
-        "cost": _cost(spec.id) if by == origin.PROBE else _COSTS[by],
-        "measured": by in (origin.PROBE, origin.SUPERVISOR),
+        "cost": _cost(spec.id) if by == docs.PROBE else _COSTS[by],
+        "measured": by in (docs.PROBE, docs.SUPERVISOR),
         "measured_by": by,
         "not_covered": REASONS.get(spec.id, ""),
-        "rules": origin.judges(metric),
-        "detectors": origin.readers(metric),
+        "rules": docs.judges(metric),
+        "detectors": docs.readers(metric),
     }
 
 

@@ -268,8 +268,8 @@ def knowledge() -> Knowledge:
     """Return what this installation knows about signals, faults, rules and packs."""
     from supervise_probe import faults
 
-    from ..catalog.inventory import discover
-    from ..catalog.inventory.shown import shown
+    from ..catalog import discover
+    from ..catalog.shipped import shown
     from ..outputs.run_identity import formulas_digest
 
     digest = formulas_digest()
@@ -305,7 +305,7 @@ def _section(form: type, name: str) -> str:
 def _signal(metric: str, digest: str) -> dict[str, str] | None:
     from supervise_probe import collectors
 
-    from ..catalog.inventory import metrics
+    from ..catalog import metrics
 
     spec = metrics.spec_of(metric)
     if spec is None:
@@ -354,8 +354,8 @@ def _pack(name: str) -> Mapping[str, Any]:
     """Return the text fields of a shipped pack; empty if there is none."""
     import yaml
 
-    from ..catalog.assembly.pack import PACKS
-    from ..catalog.inventory import shipped
+    from ..catalog import shipped
+    from ..catalog.pack import PACKS
 
     try:
         path = shipped.find(PACKS, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..catalog.inventory.shipped import is_file
+from ..catalog.shipped import is_file
 from ..core.model.decisions import MODES
 from ..errors import InputError, StoreError
 from ._output import printable

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ..app.launcher import Launch, Launcher, redactor
-from ..catalog.inventory.shipped import locate
+from ..catalog.shipped import locate
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
@@ -244,9 +244,9 @@ def _channels(notify: Sequence[str]) -> Channels:
 def _faults(drill: Sequence[str]) -> list[Any]:
     if not drill:
         return []
-    from ..catalog.inventory import drills
+    from ..catalog import discover
 
-    return [drills.parse(text) for text in drill]
+    return [discover.parse_drill(text) for text in drill]
 
 
 def supervise(

@@ -41,12 +41,12 @@ def command(name: str | None, policy: str, as_json: bool) -> None:
 
     Exit codes: 0; 64 no such runbook; 65 the policy is invalid.
     """
-    from ..catalog.assembly import freeze
-    from ..catalog.assembly.policy_loader import compose
-    from ..catalog.document.diagnostics import did_you_mean
+    from ..catalog import loader
+    from ..catalog.diagnostics import did_you_mean
+    from ..catalog.loader import compose
 
     draft = compose(policy)
-    whole = freeze.document(draft)
+    whole = loader.document(draft)
     books = whole["runbooks"]
     if name is None:
         found = [_facts(each, whole) for each in sorted(books)]
@@ -69,8 +69,8 @@ HEADER = ("runbook", "steps", "runs for", "meaning")
 
 def _facts(name: str, whole: Facts) -> dict[str, Any]:
     """Return the runbook with its steps explained, its users, and the budgets that it needs."""
+    from ..catalog import discover
     from ..catalog.forms.part_types import summary
-    from ..catalog.inventory import discover
 
     actions, book = discover.actions(), whole["runbooks"][name]
     steps, budgets = [], []

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..catalog.assembly.expression import Tree, parse
+from ..catalog.expression import Tree, parse
 from ..core.detection.rank_monitor import RankMonitor
 from ..core.model import format_readings
 from ..core.model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..catalog.document.diagnostics import did_you_mean
+from ..catalog.diagnostics import did_you_mean
 from ..core import replay
 from ..core.detection.rank_monitor import RankMonitor
 from ..core.handlers import rule_fired

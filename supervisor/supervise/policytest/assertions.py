@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..catalog.document.nodes import Mapping, Node
-from ..catalog.document.nodes import Sequence as Listed
 from ..catalog.forms.scenario_form import ExpectForm, Names, ScenarioForm
+from ..catalog.yaml_document import ListNode, MapNode, Node
 from ..core.model import state_machine
 from ..core.model.decisions import SEVERITIES, Decision
 from ..core.model.state_machine import STATES
@@ -139,8 +138,8 @@ def failures(form: ScenarioForm, result: ScenarioResult, names: Names) -> list[F
 
 def node_of(node: Node, failure: Failure) -> Node:
     """Return the node of the failed expectation; `node` is that of the scenario."""
-    held = node.get("expect") if isinstance(node, Mapping) else None
-    if isinstance(held, Listed) and 0 <= failure.index < len(held.items):
+    held = node.get("expect") if isinstance(node, MapNode) else None
+    if isinstance(held, ListNode) and 0 <= failure.index < len(held.items):
         return held.items[failure.index]
     return node
 

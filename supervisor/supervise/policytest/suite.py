@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..catalog import scenario_subject as subjects
-from ..catalog.document.diagnostics import Problem, Problems
+from ..catalog.diagnostics import Problem, Problems
 from ..catalog.forms.scenario_form import ScenarioForm
 from ..catalog.scenario_subject import Subject
 from . import assertions, scenario_runner

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from supervise.catalog.inventory import drills
+from supervise.catalog import discover
 
 LOOP = """
 class Words(nn.Module):
@@ -333,7 +333,7 @@ def test_a_checkpoint_is_damaged_once(probed):
 def test_a_drill_that_cannot_act_on_this_job_is_refused(probed, bare, fault, why):
     """The job goes on as it would have; the drill is over."""
     script = ROUTER.replace("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)")
-    orders = [drills.parse(f"{fault}@3"), drill("nan_grad", step=5)]
+    orders = [discover.parse_drill(f"{fault}@3"), drill("nan_grad", step=5)]
     job = probed.run(script, drills=orders)
     refused = f"drill {orders[0]['fault']} is refused: {why}"
     begun = [n.message for n in job.notices if n.message.startswith("drill nan_grad begins")]
@@ -526,14 +526,14 @@ def test_a_hang_may_end(probed, bare):
 
 def test_a_drill_fires_once_per_run(probed, make_folder):
     """It goes on after a rollback as long as it lasts, and not in a job that is launched again."""
-    drills = [drill("lr_spike", step=12, factor=10, steps=4)]
+    lr_spike = [drill("lr_spike", step=12, factor=10, steps=4)]
     keep = {"every": 5, "keep": 3, "max_bytes": 1 << 24}
-    job = probed.start(loop(wait=14), drills=drills, savepoints=keep)
+    job = probed.start(loop(wait=14), drills=lr_spike, savepoints=keep)
     assert job.order("rollback", before_step=12, rewarm=None).ok
     probed.wait(job)
     spiked = [(f["attempt"], f["step"]) for f in job.frames if f["learning_rate"] > 0.02]
     assert spiked == [(0, 12), (0, 13), (0, 14), (1, 15)]
-    again = probed.run(loop(), drills=drills, marks=str(job.folder / "probe"))
+    again = probed.run(loop(), drills=discover, marks=str(job.folder / "probe"))
     assert set(again.column("learning_rate")) == {1e-2}
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from ...core.model.interfaces import Seconds, Steps, Unit
 from ...core.model.state_machine import STATES
-from ..document.nodes import Node
 from ..schema.dataclass_types import type_of
 from ..schema.field_types import AtLeast, Deferred, Doc, Pattern
+from ..yaml_document import Node
 from .job_form import Count, JobForm, SavepointsForm, SomeSteps
 from .part_types import NotifiersType
 from .runbook_form import RunbookFile as RunbookFile

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ...core.model.action import Action
 from ...core.model.interfaces import Detector
-from ..document.diagnostics import Place, Problems
-from ..document.nodes import Mapping, Node, Scalar, first_text
-from ..inventory import discover
+from .. import discover
+from ..diagnostics import Place, Problems
 from ..schema import validation
 from ..schema.dataclass_types import build, keys_of, mistakes, read_form, record_schema, written
 from ..schema.field_types import BAD, FieldType
+from ..yaml_document import MapNode, Node, Scalar, first_text
 
 METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./:@-]{0,127}")
 METRIC_WORDS = "a letter or _, then letters, digits and _ . / : @ -"
@@ -28,8 +28,8 @@ def read_detector(
     problems: Problems,
     what: str,
     *,
-    baseline: AbstractMapping[str, Any] | None = None,
-    overridden: AbstractMapping[str, Place] | None = None,
+    baseline: Mapping[str, Any] | None = None,
+    overridden: Mapping[str, Place] | None = None,
 ) -> Any:
     """Return the detector that a mapping `{kind: robust_z, metric: ..., gt: 6}` describes, or BAD.
 
@@ -41,7 +41,7 @@ def read_detector(
         return BAD
     form = _form(node)
     assert form is not None
-    assert isinstance(node, Mapping)
+    assert isinstance(node, MapNode)
     keys = node.without("kind")
     defaults = _defaults(form, node, baseline or {})
     detector = read_form(form, keys, problems, what, defaults=defaults, overridden=overridden)
@@ -55,7 +55,7 @@ def read_detector(
 def read_valid_keys(node: Node) -> Any:
     """Return a detector of those keys that are right by themselves, or BAD; notes nothing."""
     form = _form(node)
-    if form is None or not isinstance(node, Mapping):
+    if form is None or not isinstance(node, MapNode):
         return BAD
     wrong = mistakes(form, node.without("kind"), Problems(), "")
     return read_detector(node.without(*wrong), Problems(), "")
@@ -67,7 +67,7 @@ def write_detector(detector: Detector) -> dict[str, Any]:
 
 
 def _form(node: Node) -> type[Detector] | None:
-    kind = node.get("kind") if isinstance(node, Mapping) else None
+    kind = node.get("kind") if isinstance(node, MapNode) else None
     return discover.detectors().get(kind.text) if isinstance(kind, Scalar) else None
 
 
@@ -77,9 +77,7 @@ def _kind_schema() -> dict[str, Any]:
     return {"type": "object", "required": ["kind"], "properties": {"kind": kind}}
 
 
-def _defaults(
-    form: type, node: Mapping, baseline: AbstractMapping[str, Any]
-) -> AbstractMapping[str, Any]:
+def _defaults(form: type, node: MapNode, baseline: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the defaults of a detector: the baseline, and bounds that fit in it."""
     keys = keys_of(form)
     found = dict(baseline) if all(key in keys for key in BASELINE_KEYS) else {}
@@ -111,7 +109,7 @@ class StepType(FieldType):
         }
 
     def _build(self, node: Node, problems: Problems, what: str) -> Any:
-        if isinstance(node, Mapping):
+        if isinstance(node, MapNode):
             ((verb, (_, keys)),) = node.pairs.items()
         else:
             assert isinstance(node, Scalar)
@@ -119,7 +117,7 @@ class StepType(FieldType):
         return build(discover.actions()[verb], keys, problems, f"{what}.{verb}")
 
     def fits(self, node: Node) -> bool:
-        return isinstance(node, Mapping | Scalar)
+        return isinstance(node, MapNode | Scalar)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, Action)
@@ -165,7 +163,7 @@ class NotifiersType(FieldType):
         }
 
     def _build(self, node: Node, problems: Problems, what: str) -> Any:
-        assert isinstance(node, Mapping)
+        assert isinstance(node, MapNode)
         found = {
             name: build(discover.notifiers()[name], keys, problems, f"{what}.{name}")
             for name, (_, keys) in node.pairs.items()

@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal
 from ...core.model.decisions import SEVERITIES
 from ...core.model.interfaces import Seconds, Steps
 from ...core.model.state_machine import STATES
-from ..document.diagnostics import Problems, did_you_mean
-from ..document.nodes import Mapping as MappingNode
-from ..document.nodes import Node, Sequence, first_text
+from ..diagnostics import Problems, did_you_mean
 from ..schema.dataclass_types import type_of
 from ..schema.field_types import AtLeast, Doc, ListOf, OneOf, Pattern
+from ..yaml_document import ListNode, MapNode, Node, first_text
 
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 # value, what each step adds (+ or -) or multiplies by (*), for how many steps
@@ -264,7 +263,7 @@ class Names:
 
 def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
     """Note what is wrong with a scenario beyond its schema, whatever the policy."""
-    assert isinstance(node, MappingNode)
+    assert isinstance(node, MapNode)
     for key, at, series in every(form, node):
         _lengths(series, at, f"{form.name!r}: {key}", problems)
     for key, names in (("noise", form.noise), ("sampled", form.sampled)):
@@ -286,12 +285,12 @@ def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
 
 def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
     """Note names that the policy of a scenario does not have."""
-    assert isinstance(node, MappingNode)
+    assert isinstance(node, MapNode)
     for i, expect in enumerate(form.expect):
         at = _item(node, "expect", i)
         for name, known, what in _unknown_names(expect, names):
             place = first_text(at, name)
-            if place is at and isinstance(at, MappingNode):  # it is a key
+            if place is at and isinstance(at, MapNode):  # it is a key
                 place = key_of(at.place("budget"), name)
             problems.add(place, f"no {what} {name!r}", did_you_mean(name, known))
     for i, inject in enumerate(form.inject):
@@ -302,12 +301,12 @@ def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems
             problems.add(first_text(at, verb), f"there is no verb {verb!r}", hint)
 
 
-def every(form: ScenarioForm, node: MappingNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
+def every(form: ScenarioForm, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
     """Yield `(key, its node, series)` for the first series and for all that come later."""
     for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
         place = node.place(key)
         for i, series in enumerate(several):
-            yield key, place.items[i] if isinstance(place, Sequence) else place, series
+            yield key, place.items[i] if isinstance(place, ListNode) else place, series
 
 
 def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems) -> None:
@@ -335,11 +334,11 @@ def _unknown_names(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collec
             yield name, [*names.short(), *others], "rule, verb, severity or state"
 
 
-def _item(node: MappingNode, key: str, i: int) -> Node:
+def _item(node: MapNode, key: str, i: int) -> Node:
     held = node.place(key)
-    return held.items[i] if isinstance(held, Sequence) else held
+    return held.items[i] if isinstance(held, ListNode) else held
 
 
 def key_of(node: Node, name: str) -> Node:
     """Return the node of a key, or the whole node where it has none."""
-    return node.pairs[name][0] if isinstance(node, MappingNode) and name in node.pairs else node
+    return node.pairs[name][0] if isinstance(node, MapNode) and name in node.pairs else node

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from ..document.diagnostics import Place, Problems, near_miss
-from ..document.nodes import Mapping, Node, Scalar
+from ..diagnostics import Place, Problems, near_miss
+from ..yaml_document import MapNode, Node, Scalar
 from . import validation
 from .field_types import (
     BAD,
@@ -113,7 +113,7 @@ def type_of(hint: Any) -> FieldType:
         return ListOf(type_of(args[0]), len(args))
     if origin in (tuple, list, AbstractSequence):
         return ListOf(type_of(args[0]))
-    if origin in (dict, AbstractMapping):
+    if origin in (dict, Mapping):
         name = type_of(args[0])
         return MapOf(type_of(args[1]), name if isinstance(name, Text) else Text())
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -146,8 +146,8 @@ def read_form(
     problems: Problems,
     what: str,
     *,
-    defaults: AbstractMapping[str, Any] | None = None,
-    overridden: AbstractMapping[str, Place] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    overridden: Mapping[str, Place] | None = None,
     lenient: bool = False,
 ) -> Any:
     """Validate a mapping and make a dataclass from it; BAD after noting every mistake in it.
@@ -163,7 +163,7 @@ def read_form(
     """
     before = problems.count
     mistakes(form, node, problems, what, overridden=overridden, rename=lenient)
-    if not isinstance(node, Mapping) or (problems.count > before and not lenient):
+    if not isinstance(node, MapNode) or (problems.count > before and not lenient):
         return BAD
     made = _fill(form, node, problems, what, defaults or {}, lenient)
     if made is BAD or problems.count > before:
@@ -177,11 +177,11 @@ def mistakes(
     problems: Problems,
     what: str,
     *,
-    overridden: AbstractMapping[str, Place] | None = None,
+    overridden: Mapping[str, Place] | None = None,
     rename: bool = False,
 ) -> set[str]:
     """Note what is wrong with a mapping, and return the keys in which it is; see `read_form`."""
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MapNode):
         return validation.check(_schema(form), node, problems, what)
     keys = keys_of(form)
     # Over what a pack has written, a policy may have meant a key that is there already.
@@ -203,18 +203,18 @@ def build(form: type, node: Node, problems: Problems, what: str) -> Any:
     if node.broken:
         return BAD
     if isinstance(node, Scalar):  # `pause:` with nothing behind the colon
-        node = Mapping(node.source, node.line, node.col, {})
-    assert isinstance(node, Mapping)
+        node = MapNode(node.source, node.line, node.col, {})
+    assert isinstance(node, MapNode)
     made = _fill(form, node, problems, what, {}, False)
     return made if made is BAD else _checked(made, node, problems, what, None)
 
 
 def _fill(
     form: type,
-    node: Mapping,
+    node: MapNode,
     problems: Problems,
     what: str,
-    values: AbstractMapping[str, Any],
+    values: Mapping[str, Any],
     lenient: bool,
 ) -> Any:
     """Return the dataclass with the values of a mapping, then `values`, then defaults."""
@@ -233,10 +233,10 @@ def _fill(
 
 def _checked(
     made: Any,
-    node: Mapping,
+    node: MapNode,
     problems: Problems,
     what: str,
-    overridden: AbstractMapping[str, Place] | None,
+    overridden: Mapping[str, Place] | None,
 ) -> Any:
     """Return what was made of a mapping, or BAD when its values contradict each other."""
     flaws = made.check() if hasattr(made, "check") else []
@@ -261,7 +261,7 @@ def written(value: Any) -> dict[str, Any]:
     }
 
 
-def record_schema(form: type, extra: AbstractMapping[str, Any] | None = None) -> dict[str, Any]:
+def record_schema(form: type, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the closed JSON Schema of a dataclass; `extra` are properties beyond its fields."""
     properties: dict[str, Any] = dict(extra or {})
     for key in keys_of(form).values():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..document.diagnostics import Problems
-from ..document.nodes import Mapping, Node, Scalar, Sequence, plain
+from ..diagnostics import Problems
+from ..yaml_document import ListNode, MapNode, Node, Scalar, plain
 
 BAD: Final[Any] = object()  # what `build` returns when it noted a problem
 
@@ -67,7 +67,7 @@ class FieldType(ABC):
 
     def fits(self, node: Node) -> bool:
         """Return whether this is the alternative of a union that a valid node chose."""
-        return isinstance(node, Mapping)
+        return isinstance(node, MapNode)
 
     def holds(self, value: Any) -> bool:
         """Return whether a value may have been built by this type."""
@@ -196,14 +196,14 @@ class ListOf(FieldType):
         return {"type": "array", "items": self.item.schema(), **size}
 
     def _build(self, node: Node, problems: Problems, what: str) -> Any:
-        assert isinstance(node, Sequence)
+        assert isinstance(node, ListNode)
         built = [
             self.item.build(item, problems, f"{what}[{i}]") for i, item in enumerate(node.items)
         ]
         return BAD if any(value is BAD for value in built) else tuple(built)
 
     def fits(self, node: Node) -> bool:
-        return isinstance(node, Sequence)
+        return isinstance(node, ListNode)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, tuple | list)
@@ -220,7 +220,7 @@ class _Keyed(FieldType):
         """Return the type of a key's value."""
 
     def _build(self, node: Node, problems: Problems, what: str) -> Any:
-        assert isinstance(node, Mapping)
+        assert isinstance(node, MapNode)
         built = {
             key: self.value_of(key).build(value, problems, f"{what}.{key}")
             for key, (_, value) in node.pairs.items()
@@ -250,7 +250,7 @@ class MapOf(_Keyed):
 class Fields(_Keyed):
     """A closed mapping that stays a dict: certain keys, each with its own type, none required."""
 
-    types: AbstractMapping[str, FieldType]
+    types: Mapping[str, FieldType]
 
     def value_of(self, key: str) -> FieldType:
         return self.types[key]

@@ -9,13 +9,12 @@ from __future__ import annotations
 import marshal
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..document.diagnostics import Problems, did_you_mean, quoted
-from ..document.nodes import Mapping, Node, Scalar, Sequence, inside, plain
+from ..diagnostics import Problems, did_you_mean, quoted
+from ..yaml_document import ListNode, MapNode, Node, Scalar, inside, plain
 from .field_types import DURATION
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _valid: set[tuple[int, bytes]] = set()
 
 
 def check(
-    schema: AbstractMapping[str, Any],
+    schema: Mapping[str, Any],
     node: Node,
     problems: Problems,
     what: str,
@@ -71,7 +70,7 @@ def check(
 
 
 def unknown_keys(
-    node: Mapping,
+    node: MapNode,
     known: Collection[str],
     problems: Problems,
     what: str,
@@ -101,7 +100,7 @@ def unknown_keys(
     return meant
 
 
-def describe(schema: AbstractMapping[str, Any]) -> str:
+def describe(schema: Mapping[str, Any]) -> str:
     """Return a description of the values of a schema: "a whole number", "a time such as 30s"."""
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"]).removeprefix("should be ")
@@ -130,7 +129,7 @@ def describe(schema: AbstractMapping[str, Any]) -> str:
     return "anything"
 
 
-def _type(schema: AbstractMapping[str, Any]) -> str:
+def _type(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "")
     return kind if isinstance(kind, str) else str(kind[0])
 
@@ -148,9 +147,9 @@ class _Reporter:
         """Note one error."""
         node, name = self.root, self.what
         for key in error.absolute_path:
-            if isinstance(node, Sequence) and isinstance(key, int):
+            if isinstance(node, ListNode) and isinstance(key, int):
                 node, name = node.items[key], f"{name}[{key}]"
-            elif isinstance(node, Mapping):
+            elif isinstance(node, MapNode):
                 node, name = node.pairs[str(key)][1], f"{name}.{key}" if name else str(key)
         if node is not self.root:  # which may be a copy, and is not built if it is wrong
             node.broken = True
@@ -158,7 +157,7 @@ class _Reporter:
         how(self, error, node, name)
 
     def _keys(self, error: Any, node: Node, name: str) -> None:
-        assert isinstance(node, Mapping)
+        assert isinstance(node, MapNode)
         known = error.schema["properties"]
         if title := error.schema.get("title"):
             for key, (at, _) in node.pairs.items():
@@ -168,7 +167,7 @@ class _Reporter:
             unknown_keys(node, known, self.problems, name)
 
     def _required(self, error: Any, node: Node, name: str) -> None:
-        assert isinstance(node, Mapping)
+        assert isinstance(node, MapNode)
         excused = self.excused
         if error.absolute_path:  # a misspelt key is the mistake: report it once
             excused = unknown_keys(node, error.schema["properties"], Problems(), "")
@@ -179,7 +178,7 @@ class _Reporter:
             self.problems.add(node, f"{name or 'the file'} needs the key {key!r}", hint)
 
     def _names(self, error: Any, node: Node, name: str) -> None:
-        assert isinstance(node, Mapping)
+        assert isinstance(node, MapNode)
         key = str(error.instance)
         text = f"a name in {name} should be {describe(error.schema)}, not {key[:40]!r}"
         self.problems.add(node.pairs[key][0], text)
@@ -212,7 +211,7 @@ class _Reporter:
 
     def _size(self, error: Any, node: Node, name: str) -> None:
         wanted, held = error.validator_value, len(error.instance)
-        what = "key" if isinstance(node, Mapping) else "item"
+        what = "key" if isinstance(node, MapNode) else "item"
         plural = "" if wanted == 1 else "s"
         self.problems.add(node, f"{name} should hold {wanted} {what}{plural}, not {held}")
 
@@ -276,7 +275,7 @@ def _of_another_type(error: Any) -> bool:
     return here and error.validator == "type"
 
 
-def _hint(schema: AbstractMapping[str, Any], node: Node) -> str | None:
+def _hint(schema: Mapping[str, Any], node: Node) -> str | None:
     value = node.value if isinstance(node, Scalar) else None
     if DURATION.pattern in schema.get("pattern", ""):
         return "30s, 5m, 2h or 500ms, without spaces" if isinstance(value, str) else None
@@ -292,7 +291,7 @@ def _hint(schema: AbstractMapping[str, Any], node: Node) -> str | None:
     return None
 
 
-def _is_number(schema: AbstractMapping[str, Any]) -> bool:
+def _is_number(schema: Mapping[str, Any]) -> bool:
     return _type(schema) in ("integer", "number")
 
 

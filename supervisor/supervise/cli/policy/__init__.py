@@ -26,7 +26,7 @@ class PolicyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a command for a mistyped name."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            from ...catalog.document.diagnostics import did_you_mean
+            from ...catalog.diagnostics import did_you_mean
             from ...errors import UsageError
 
             raise UsageError(f"no command 'policy {args[0]}'", hint=did_you_mean(args[0], COMMANDS))

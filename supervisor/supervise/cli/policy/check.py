@@ -13,7 +13,7 @@ import click
 from ...errors import SuperviseError
 
 if TYPE_CHECKING:
-    from ...catalog.document.diagnostics import Problem
+    from ...catalog.diagnostics import Problem
     from ...core.model.policy import Policy
 
 INVALID = 65
@@ -49,7 +49,7 @@ def command(
 
     Exit codes: 0 good, warnings allowed; 65 errors, or warnings with --strict.
     """
-    from ...catalog.export import problem_formats
+    from ...catalog import docs
     from ...catalog.scenario_subject import STDIN, check_file, merged
 
     text = ""
@@ -63,14 +63,14 @@ def command(
         report = {
             "ok": not failed,
             "files": [{"file": each.file, "sort": each.sort} for each in found],
-            "errors": [problem_formats.plain(problem) for problem in errors],
-            "warnings": [problem_formats.plain(problem) for problem in warnings],
+            "errors": [docs.problem_fields(problem) for problem in errors],
+            "warnings": [docs.problem_fields(problem) for problem in warnings],
         }
         click.echo(json.dumps(report, ensure_ascii=False, indent=2))
     elif form == "github":
         for level, problems in (("error", errors), ("warning", warnings)):
             for problem in problems:
-                click.echo(problem_formats.github(problem, level))
+                click.echo(docs.github(problem, level))
     else:
         _text(errors, warnings, len(found))
         for each in found if not errors else ():

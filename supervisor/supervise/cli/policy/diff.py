@@ -28,18 +28,17 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
 
     Exit codes: 0 the same; 1 different; 65 a policy is invalid.
     """
-    from ...catalog.assembly import freeze
-    from ...catalog.assembly.policy_loader import compose
-    from ...catalog.document import yaml_writer
+    from ...catalog import loader, yaml_document
+    from ...catalog.loader import compose
     from ...explain import policy_diff
 
     drafts = [compose(name) for name in (a, b)]
-    changes = policy_diff.compare(*(freeze.document(draft) for draft in drafts))
+    changes = policy_diff.compare(*(loader.document(draft) for draft in drafts))
     if as_json:
         report = {
             "same": not changes,
-            "a": {"policy": drafts[0].name, "digest": freeze.policy(drafts[0]).digest},
-            "b": {"policy": drafts[1].name, "digest": freeze.policy(drafts[1]).digest},
+            "a": {"policy": drafts[0].name, "digest": loader.policy(drafts[0]).digest},
+            "b": {"policy": drafts[1].name, "digest": loader.policy(drafts[1]).digest},
             "changes": [change.plain() for change in changes],
         }
         click.echo(json.dumps(report, ensure_ascii=False, indent=2))
@@ -49,11 +48,11 @@ def command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
             for change in group:
                 what = f"{change.part} {change.key}".rstrip()
                 if change.key == "" and change.old is None:
-                    click.echo(f"  + {what}: {yaml_writer.inline(change.new)}")
+                    click.echo(f"  + {what}: {yaml_document.inline(change.new)}")
                 elif change.key == "" and change.new is None:
-                    click.echo(f"  - {what}: {yaml_writer.inline(change.old)}")
+                    click.echo(f"  - {what}: {yaml_document.inline(change.old)}")
                 else:
-                    old, new = yaml_writer.inline(change.old), yaml_writer.inline(change.new)
+                    old, new = yaml_document.inline(change.old), yaml_document.inline(change.new)
                     click.echo(f"  ~ {what}: {old} -> {new}")
         if not changes:
             click.echo("the same")

@@ -26,6 +26,6 @@ def command(sort: str) -> None:
       supervise policy schema > policy.schema.json
       supervise policy schema test > test.schema.json
     """
-    from ...catalog.export import json_schema
+    from ...catalog import docs
 
-    click.echo(json_schema.text(FILES[sort]), nl=False)
+    click.echo(docs.text(FILES[sort]), nl=False)

@@ -12,7 +12,7 @@ import click
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from ...catalog.assembly.freeze import Draft
+    from ...catalog.loader import Draft
 
 Facts = dict[str, Any]
 PARTS = ("detectors", "rules", "inhibit", "runbooks")  # every one of them has its own place
@@ -43,18 +43,17 @@ def command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -
 
     Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
     """
-    from ...catalog.assembly import freeze
-    from ...catalog.assembly.policy_loader import compose
-    from ...catalog.document.diagnostics import did_you_mean
-    from ...catalog.export import origin
+    from ...catalog import docs, loader
+    from ...catalog.diagnostics import did_you_mean
+    from ...catalog.loader import compose
     from .._metric_availability import SUPERVISOR_METRICS
 
     draft = compose(policy)
-    facts = origin.facts(draft, SUPERVISOR_METRICS)
+    facts = docs.facts(draft, SUPERVISOR_METRICS)
     if rule_id is not None and rule_id not in facts["rules"]:
         hint = did_you_mean(rule_id, facts["rules"])
         raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
-    document = freeze.document(draft)
+    document = loader.document(draft)
     if book is not None:
         _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
         return
@@ -63,25 +62,25 @@ def command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -
     if as_json:
         click.echo(json.dumps(_merged(document, facts), ensure_ascii=False, indent=2))
     elif rule_id is None:
-        whole = freeze.policy(draft)
+        whole = loader.policy(draft)
         click.echo(f"# {whole.digest}")
         click.echo("\n".join(_commented(whole.resolved.splitlines(), facts)))
     else:
-        from ...catalog.document import yaml_writer
+        from ...catalog import yaml_document
 
-        click.echo("\n".join(_commented(yaml_writer.dump(document).splitlines(), facts)))
+        click.echo("\n".join(_commented(yaml_document.dump(document).splitlines(), facts)))
 
 
 def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
-    from ...catalog.document import yaml_writer
-    from ...catalog.document.diagnostics import did_you_mean
+    from ...catalog import yaml_document
+    from ...catalog.diagnostics import did_you_mean
 
     if name not in books:
         raise UsageError(f"policy {policy} has no runbook {name!r}", hint=did_you_mean(name, books))
     if as_json:
         click.echo(json.dumps(books[name], ensure_ascii=False, indent=2))
     else:
-        click.echo(yaml_writer.dump(books[name]).rstrip())
+        click.echo(yaml_document.dump(books[name]).rstrip())
 
 
 def _only(
@@ -149,7 +148,7 @@ def _detector(about: Facts) -> list[str]:
 
 
 def _rule(about: Facts, metrics: Facts) -> list[str]:
-    from ...catalog.export.origin import BY
+    from ...catalog.docs import BY
 
     lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
     for source, head in BY.items():

@@ -13,7 +13,7 @@ from .._params import Number
 from .._progress import counted
 
 if TYPE_CHECKING:
-    from ...catalog.document.diagnostics import Problem
+    from ...catalog.diagnostics import Problem
     from ...catalog.scenario_subject import Subject
     from ...policytest.coverage import Coverage
     from ...policytest.suite import Outcome
@@ -90,7 +90,7 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
         InputError, PolicyErrors: a file is invalid, or cannot hold scenarios.
     """
     from ...catalog import load_policy, scenario_subject
-    from ...catalog.document.diagnostics import Problems
+    from ...catalog.diagnostics import Problems
 
     found: dict[Path, None] = {}  # in order
     for name in files:
@@ -161,10 +161,10 @@ def _json(
     shown: Coverage | None,
     warnings: list[Problem],
 ) -> str:
-    from ...catalog.export import problem_formats
+    from ...catalog import docs
 
     report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
-    report["warnings"] = [problem_formats.plain(problem) for problem in warnings]
+    report["warnings"] = [docs.problem_fields(problem) for problem in warnings]
     if shown is not None:
         report["coverage"] = _plain_coverage(shown)
     return json.dumps(report, ensure_ascii=False, indent=2)

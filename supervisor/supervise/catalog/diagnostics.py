@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from ...errors import PolicyError
+from ..errors import PolicyError
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
 MAX_PROBLEMS = 200  # a file with more is probably no policy; reading it ends there

@@ -8,23 +8,21 @@ the same, with the evidence that the steps before it took.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ...core.model.policy import HOLD, Runbook
-from ..document import yaml_reader
-from ..document.diagnostics import Place, Problems, did_you_mean
-from ..document.nodes import Mapping, Node, Scalar, Sequence
-from ..forms.file_forms import RunbookFile, RunbookForm
-from ..inventory import discover, shipped
-from ..schema.dataclass_types import read_form
-from ..schema.field_types import BAD
+from ..core.model.policy import HOLD, Runbook
+from . import discover, shipped, yaml_document
+from .diagnostics import Place, Problems, did_you_mean
+from .forms.file_forms import RunbookFile, RunbookForm
+from .schema.dataclass_types import read_form
+from .schema.field_types import BAD
+from .yaml_document import ListNode, MapNode, Node, Scalar
 
 RUNBOOKS = "runbooks"
 
-Ways = AbstractMapping[str, tuple[Place, str]]  # runbook -> where it is named, what leads to it
+Ways = Mapping[str, tuple[Place, str]]  # runbook -> where it is named, what leads to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,12 @@ class Opened:
 
     name: str
     form: RunbookForm
-    node: Mapping
+    node: MapNode
 
     def place(self, step: int) -> Node:
         """Return the node of a step."""
         steps = self.node.get("steps")
-        if isinstance(steps, Sequence) and step < len(steps.items):
+        if isinstance(steps, ListNode) and step < len(steps.items):
             return steps.items[step]
         return self.node.place("verify")
 
@@ -73,7 +71,7 @@ class RunbookCatalog:
     """All runbooks that a policy can name."""
 
     def __init__(
-        self, inline: AbstractMapping[str, Node], folders: Collection[Path], problems: Problems
+        self, inline: Mapping[str, Node], folders: Collection[Path], problems: Problems
     ) -> None:
         self.inline = inline
         self.folders = folders
@@ -143,13 +141,13 @@ class RunbookCatalog:
         return next(filter(shipped.is_file, own), None) or shipped.find(RUNBOOKS, name)
 
     def _inline(self, name: str, node: Node) -> Opened | None:
-        if isinstance(node, Sequence):  # the short form: nothing but steps
+        if isinstance(node, ListNode):  # the short form: nothing but steps
             key = Scalar(node.source, node.line, node.col, "steps", True)
-            node = Mapping(node.source, node.line, node.col, {"steps": (key, node)})
+            node = MapNode(node.source, node.line, node.col, {"steps": (key, node)})
         before = self.problems.count
         what = f"runbook {name}"
         form: RunbookForm = read_form(RunbookForm, node, self.problems, what, lenient=True)
-        if form is BAD or not isinstance(node, Mapping):
+        if form is BAD or not isinstance(node, MapNode):
             return None
         if self.problems.count > before:
             self._broken(name, form, node)
@@ -157,10 +155,10 @@ class RunbookCatalog:
         return self._checked(name, form, node)
 
     def _file(self, name: str, path: Path) -> Opened | None:
-        root = yaml_reader.read(path, shipped.label(path), self.problems)
+        root = yaml_document.read(path, shipped.label(path), self.problems)
         return None if root is None else self.file(name, root)
 
-    def file(self, name: str, root: Mapping) -> Opened | None:
+    def file(self, name: str, root: MapNode) -> Opened | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
         before = self.problems.count
         form: RunbookFile = read_form(RunbookFile, root, self.problems, "", lenient=True)
@@ -176,14 +174,14 @@ class RunbookCatalog:
         body = {field.name: getattr(form, field.name) for field in fields(RunbookForm)}
         return self._checked(name, RunbookForm(**body), root)
 
-    def _broken(self, name: str, form: RunbookForm | RunbookFile, node: Mapping) -> None:
+    def _broken(self, name: str, form: RunbookForm | RunbookFile, node: MapNode) -> None:
         """Open the runbooks that follow one with mistakes."""
         self.opened[name] = None  # it may lead back to itself
         for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
             if after is not None:
                 self.open(after, node.place(key), f"runbook {name}.{key}")
 
-    def _checked(self, name: str, form: RunbookForm, node: Mapping) -> Opened:
+    def _checked(self, name: str, form: RunbookForm, node: MapNode) -> Opened:
         if form.verify is not None:
             if "verify" in verbs_of(form):
                 self.problems.add(node.place("verify"), f"runbook {name} verifies twice")

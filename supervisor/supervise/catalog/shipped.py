@@ -6,12 +6,17 @@ may lie in site-packages, and it must never win over the checkout.
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from ...errors import InputError
+from ..errors import InputError
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 
 
 def folder(kind: str) -> Path:
@@ -43,7 +48,7 @@ def locate(name_or_path: str | Path) -> Path:
     name = path.name.removesuffix(".yaml")
     if path.parent in (Path(), Path("policies")) and (found := find("policies", name)):
         return found  # also beside a directory of that name
-    from ..document.diagnostics import did_you_mean  # the launch of a job needs no hint
+    from .diagnostics import did_you_mean  # the launch of a job needs no hint
 
     if not str(name_or_path):
         raise InputError("the name of a policy is empty", hint="give a policy file or a name")
@@ -70,3 +75,60 @@ def label(path: Path) -> str:
     except ValueError:  # another drive
         return str(path)
     return str(path) if relative.startswith("..") else relative
+
+
+@cache
+def shown() -> Mapping[str, Any]:
+    """Return the content of `policies/shown.json`."""
+    found: dict[str, Any] = json.loads((folder("policies") / "shown.json").read_text())
+    return found
+
+
+SUFFIX = ".yaml"
+_EXTENDS = re.compile(r"^extends:[ \t]+(?:'([^'\n]+)'|\"([^\"\\\n]+)\"|([^'\"\s#]+))", re.M)
+
+
+def locate_base(path: Path, base: str) -> Path:
+    """Return the file that `extends: base` names in the policy at `path`.
+
+    Raises:
+        InputError: there is none.
+    """
+    from .diagnostics import did_you_mean  # the launch of a job needs no hint
+
+    named = path.parent / base
+    if named.suffix == SUFFIX or len(Path(base).parts) > 1:
+        if is_file(named):
+            return named
+        raise InputError(f"no policy {base!r}: no such file", hint="a path begins at this file")
+    found = find("policies", base)
+    if found is None:
+        own = is_file(named.with_name(f"{base}{SUFFIX}"))
+        hint = did_you_mean(base, names("policies"))
+        raise InputError(
+            f"no shipped policy {base!r}", hint=f"write {base}{SUFFIX}" if own else hint
+        )
+    return found
+
+
+def chain(path: Path) -> list[Path]:
+    """Return the file of a policy, the one that it extends, the one that this extends, and so on.
+
+    It ends where a file cannot be read, or comes again.
+
+    Raises:
+        InputError: a base is not there.
+        ValueError: `extends` is written so that only a YAML reader finds it.
+        OSError: a file cannot be read.
+    """
+    found: list[Path] = []
+    while path not in found:
+        found.append(path)
+        text = path.read_bytes().decode("utf-8", "replace")
+        named = _EXTENDS.search(text)
+        if named is None:
+            if re.search(r"""^\s*[{"']?\s*["']?extends\b""", text, re.M):
+                raise ValueError("extends is written in another style")
+            break
+        path = locate_base(path, next(filter(None, named.groups())))
+    return found

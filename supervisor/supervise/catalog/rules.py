@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping as AbstractMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from ...core.model.decisions import SEVERITIES
-from ...core.model.interfaces import Detector
-from ...core.model.policy import HOLD, OFF, RUN_PHASES, Inhibit, Rule
-from ..document.diagnostics import Problems, did_you_mean
-from ..document.nodes import Mapping, Node, Scalar, first_text, inside
-from ..forms.file_forms import BaselineForm, InhibitForm, RuleForm
-from ..forms.part_types import read_detector, read_valid_keys
-from ..schema.dataclass_types import keys_of, read_form
-from ..schema.field_types import BAD
+from ..core.model.decisions import SEVERITIES
+from ..core.model.interfaces import Detector
+from ..core.model.policy import HOLD, OFF, RUN_PHASES, Inhibit, Rule, detectors_behind
+from . import discover
+from .diagnostics import Problems, did_you_mean
 from .expression import WORDS, Expression, ExpressionError, parse
-from .freeze import BuiltRule
-from .objective import without_descent
+from .forms.file_forms import BaselineForm, InhibitForm, RuleForm
+from .forms.part_types import read_detector, read_valid_keys
 from .pack import Entry, Parts
+from .schema.dataclass_types import keys_of, read_form
+from .schema.field_types import BAD
+from .yaml_document import MapNode, Node, Scalar, first_text, inside
+
+LOSSES = frozenset(("train_loss_raw", "train_loss", "train_loss_ema", "train_ppl"))
+NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
+
+
+def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
+    """Return a notice in place of a rule that judges the height of a loss by its past."""
+    kinds = tuple(discover.detectors()[kind] for kind in NOT_OF_HEIGHT)
+    behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
+    if not any(LOSSES.intersection(d.metrics) and not isinstance(d, kinds) for d in behind):
+        return rule
+    phases = {phase: given for phase, given in rule.phases.items() if given == OFF}
+    return replace(rule, severity="SEV2", runbook=None, phases=phases)
 
 
 def detectors(
@@ -58,7 +69,7 @@ def detectors(
     return _ordered(built, parts, problems), broken
 
 
-def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector:
+def _qualified(detector: Detector, scope: Mapping[str, str]) -> Detector:
     """Replace a pack's short names in the fields that name detectors."""
     for key in keys_of(type(detector)).values():
         value = getattr(detector, key.attribute)
@@ -77,7 +88,7 @@ def _qualified(detector: Detector, scope: AbstractMapping[str, str]) -> Detector
 
 
 def _ordered(
-    built: AbstractMapping[str, Detector], parts: Parts, problems: Problems
+    built: Mapping[str, Detector], parts: Parts, problems: Problems
 ) -> dict[str, Detector]:
     graph = {name: [n for n in det.detectors if n in built] for name, det in built.items()}
     try:
@@ -88,6 +99,14 @@ def _ordered(
         problems.add(parts.detectors[cycle[0]].node, f"detectors read each other: {text}")
         return dict(built)
     return {name: built[name] for name in order}
+
+
+class BuiltRule(NamedTuple):
+    """A rule that was built, and what it was built from."""
+
+    rule: Rule
+    form: RuleForm
+    entry: Entry
 
 
 class Written(NamedTuple):
@@ -125,7 +144,7 @@ def read(
         if form is BAD:
             continue
         whole = problems.count == before
-        assert isinstance(entry.node, Mapping)
+        assert isinstance(entry.node, MapNode)
         if entry.name in seen and entry.name:
             first = seen[entry.name]
             problems.add(
@@ -143,7 +162,7 @@ def read(
 
 
 def bind(
-    written: Iterable[Written], detectors: AbstractMapping[str, Detector], objective: str
+    written: Iterable[Written], detectors: Mapping[str, Detector], objective: str
 ) -> list[BuiltRule]:
     """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
     index = {name: i for i, name in enumerate(detectors)}
@@ -157,9 +176,7 @@ def bind(
     return [made._replace(rule=without_descent(made.rule, detectors)) for made in found]
 
 
-def _rule(
-    form: RuleForm, expression: Expression, index: AbstractMapping[str, int], entry: Entry
-) -> Rule:
+def _rule(form: RuleForm, expression: Expression, index: Mapping[str, int], entry: Entry) -> Rule:
     node = entry.node
     return Rule(
         id=entry.name,
@@ -184,7 +201,7 @@ def _rule(
 def _expression(
     text: str, entry: Entry, known: set[str], parts: Parts, problems: Problems
 ) -> Expression | None:
-    assert isinstance(entry.node, Mapping)
+    assert isinstance(entry.node, MapNode)
     node = entry.node.get("when")
     assert isinstance(node, Scalar)
     try:
@@ -203,7 +220,7 @@ def _expression(
         return None
 
 
-def _usable(scope: AbstractMapping[str, str], known: Iterable[str]) -> list[str]:
+def _usable(scope: Mapping[str, str], known: Iterable[str]) -> list[str]:
     """Return the names of detectors that a file with this scope may write."""
     short = {long: name for name, long in scope.items()}
     return [short.get(name, name) for name in known]
@@ -246,7 +263,7 @@ def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> l
         if form is BAD:
             continue
         whole, muted = problems.count == before, form.mute or ()
-        assert isinstance(entry.node, Mapping)
+        assert isinstance(entry.node, MapNode)
         if whole and (form.by_rule is None) == (not form.by_state):
             problems.add(entry.node, "inhibit needs one of 'by_rule' and 'by_state'")
         if whole and not muted:

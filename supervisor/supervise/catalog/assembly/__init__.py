@@ -1,1 +1,0 @@
-"""Forms to one frozen policy: packs merged, names bound, defaults filled, the whole linted."""

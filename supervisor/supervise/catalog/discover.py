@@ -1,0 +1,127 @@
+"""Find detectors, actions, notifiers: one class per file, the file name is the YAML name.
+
+No decorator, no list, no side effect at import: adding one is adding its file.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
+
+from supervise_probe import faults
+
+from .. import actions as actions_package
+from .. import detectors as detectors_package
+from ..core.model.action import Action
+from ..core.model.interfaces import Detector
+from ..errors import UsageError
+from ..notifiers import Settings, kinds
+from .diagnostics import did_you_mean
+
+T = TypeVar("T")
+
+
+def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
+    """Map each public module's name to the one subclass of `base` that it defines.
+
+    Modules whose name begins with an underscore are helpers and left out.
+
+    Raises:
+        TypeError: a module defines none, or more than one.
+    """
+    found: dict[str, type[T]] = {}
+    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        if name.startswith("_"):
+            continue
+        module = import_module(f"{package.__name__}.{name}")
+        classes = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, base)
+            and value.__module__ == module.__name__
+        ]
+        if len(classes) != 1:
+            raise TypeError(
+                f"{module.__name__} must define one {base.__name__}, not {len(classes)}"
+            )
+        found[name] = classes[0]
+    return found
+
+
+@cache
+def detectors() -> Mapping[str, type[Detector]]:
+    """Return the detector classes by `kind`."""
+    return discover(detectors_package, Detector)  # type: ignore[type-abstract]
+
+
+@cache
+def actions() -> Mapping[str, type[Action]]:
+    """Return the action classes by verb."""
+    return discover(actions_package, Action)
+
+
+@cache
+def notifiers() -> Mapping[str, type[Settings]]:
+    """Return the settings classes of the notifiers by name."""
+    return kinds()
+
+
+def name_of(part: Detector | Action) -> str:
+    """Return the YAML name of a detector or an action: the name of the file it is defined in."""
+    return type(part).__module__.rpartition(".")[2]
+
+
+RANK = "rank"  # a parameter of every fault: the only rank that it strikes
+FORM = "FAULT@STEP or FAULT:name=value,name=value@STEP"
+
+
+def parse_drill(text: str) -> dict[str, Any]:
+    """Return `{"fault", "step", "params"}` with every parameter filled in, and `rank` if given.
+
+    Raises:
+        UsageError: no such fault or parameter, or not of this form.
+    """
+    head, at, step = text.rpartition("@")
+    if not at or not step.isdecimal():
+        raise UsageError(f"--drill {text!r}: no step", hint=f"write {FORM}, e.g. lr_spike@150")
+    name, _, given = head.partition(":")
+    known = faults.catalog()
+    if name not in known:
+        raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, known))
+    params: dict[str, str] = {}
+    rank = None
+    for pair in filter(None, given.split(",")):
+        key, equals, value = pair.partition("=")
+        if key == RANK and value.isdecimal():
+            rank = int(value)
+            continue
+        if key not in known[name].PARAMS or not equals:
+            hint = did_you_mean(key, known[name].PARAMS) or f"{name} has no parameters"
+            raise UsageError(f"--drill {text!r}: {name} has no parameter {key!r}", hint=hint)
+        params[key] = value
+    try:
+        order = {"fault": name, "step": int(step), "params": faults.complete(name, params)}
+        return order if rank is None else {**order, RANK: rank}
+    except ValueError as error:
+        raise UsageError(f"--drill {text!r}: {error}") from None
+
+
+def drill_facts() -> list[dict[str, Any]]:
+    """Return each fault: what it does, the metric that it moves, its parameters and defaults."""
+    return [
+        {
+            "drill": name,
+            "does": fault.MEANING,
+            "moves": fault.MOVES or None,
+            "parameters": {
+                key: {"default": default, "meaning": meaning}
+                for key, (default, meaning) in fault.PARAMS.items()
+            },
+        }
+        for name, fault in faults.catalog().items()
+    ]

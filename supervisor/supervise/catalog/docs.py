@@ -1,0 +1,479 @@
+"""The generated tables in the READMEs of policies, runbooks and probes.
+
+`make docs` runs cog over the READMEs: a table stands between `[[[cog ... ]]]` and `[[[end]]]`;
+everything else in a README is written by hand and left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from supervise_probe import faults
+
+from ..core.model.interfaces import Detector
+from ..core.model.policy import detectors_behind
+from ..notifiers import webhook
+from ..report.card import incident_schema
+from ..report.record import record_form
+from . import discover, loader, metrics, shipped, yaml_document
+from .diagnostics import Place, Problem, Problems
+from .expression import parse
+from .forms.failure_form import FailuresFile
+from .forms.file_forms import (
+    BudgetForm,
+    InhibitForm,
+    PackFile,
+    PolicyFile,
+    RuleForm,
+    RunbookFile,
+    RunbookForm,
+    ScenarioFile,
+)
+from .forms.part_types import BASELINE_KEYS, StepType, read_detector, summary
+from .forms.scenario_form import ExpectForm, InjectForm, ScenarioForm
+from .loader import BuiltRule, Draft
+from .pack import PACKS, Entry
+from .runbook_library import RUNBOOKS
+from .schema.dataclass_types import Key, Record, keys_of, record_schema
+from .schema.field_types import ListOf, OneOf
+from .schema.validation import describe
+from .yaml_document import MapNode, inline, plain
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |\n" for row in lines)
+
+
+def keys(form: type) -> str:
+    """Return the keys of a file or a section."""
+    rows = [(f"`{key.name}`", _default(key), _about(key)) for key in keys_of(form).values()]
+    return table(("key", "default", "meaning"), rows)
+
+
+def _about(key: Key) -> str:
+    """Describe a key, and the keys of its value."""
+    types = key.type.types if isinstance(key.type, OneOf) else (key.type,)
+    inner = next((each.form for each in types if isinstance(each, Record)), None)
+    names = "" if inner is None else ": " + ", ".join(f"`{name}`" for name in keys_of(inner))
+    return (key.doc or describe(key.type.schema())) + names
+
+
+def _default(key: Key) -> str:
+    if key.required:
+        return "required"
+    if key.default is None or key.default in ("", (), {}):
+        return "–"
+    return f"`{inline(key.type.write(key.default))}`"
+
+
+def detectors() -> str:
+    """Return the kinds of detectors with their keys."""
+    kinds = discover.detectors().items()
+    return table(
+        ("kind", "BREACH when", "keys and defaults"),
+        [(f"`{name}`", summary(form).removeprefix("BREACH "), _keys(form)) for name, form in kinds],
+    )
+
+
+def drills() -> str:
+    """Return the faults that `--drill` injects."""
+    rows = []
+    for name, fault in faults.catalog().items():
+        params = (f"`{key}: {value}` {text}" for key, (value, text) in fault.PARAMS.items())
+        moves = f"`{fault.MOVES}`" if fault.MOVES else "–"
+        rows.append((f"`{name}`", fault.MEANING, moves, "; ".join(params) or "–"))
+    return table(("drill", "what it does", "moves", "parameters and defaults"), rows)
+
+
+def actions() -> str:
+    """Return the actions with their keys."""
+    rows = []
+    for verb, form in discover.actions().items():
+        marks = ["destructive"] if form.destructive else []
+        marks += ["all ranks at one step"] if form.changes_training else []
+        marks += [f"budget `{form.budget}`"] if form.budget else []
+        marks += [] if form.touches_job else ["does not touch the job"]
+        rows.append((f"`{verb}`", summary(form), _keys(form), ", ".join(marks)))
+    return table(("verb", "what it does", "keys and defaults", ""), rows)
+
+
+def notifiers() -> str:
+    """Return the notifiers with their keys."""
+    kinds = discover.notifiers().items()
+    return table(
+        ("name", "what it is", "keys and defaults"),
+        [(f"`{name}`", summary(form), _keys(form)) for name, form in kinds],
+    )
+
+
+def _keys(form: type) -> str:
+    listed = []
+    for key in keys_of(form).values():
+        default = _default(key)
+        listed.append(f"`{key.name}`" + ("" if default in ("required", "–") else f" {default}"))
+    return ", ".join(listed) or "–"
+
+
+def _files(kind: str) -> list[dict[str, Any]]:
+    found = []
+    for name in shipped.names(kind):
+        problems = Problems()
+        path = shipped.folder(kind) / f"{name}.yaml"
+        root = yaml_document.read(path, shipped.label(path), problems)
+        problems.stop()
+        assert root is not None
+        found.append({"file": name, **plain(root)})
+    return found
+
+
+def policies() -> str:
+    """Return the shipped policies."""
+    drafts = [(name, loader.compose(name)) for name in shipped.names("policies")]
+    rows = [
+        (f"`{name}`", draft.mode, ", ".join(draft.form.use), draft.form.summary)
+        for name, draft in drafts
+    ]
+    return table(("policy", "mode", "packs", "what it is for"), rows)
+
+
+def packs() -> str:
+    """Return the shipped packs with their rules."""
+    rows = []
+    for pack in _files(PACKS):
+        rules = [
+            f"`{rule['id']}` {rule['sev']}" + (f" → {rule['run']}" if "run" in rule else "")
+            for rule in pack["rules"]
+        ]
+        rows.append((f"`{pack['pack']}`", pack["status"], pack["summary"], ", ".join(rules)))
+    return table(("pack", "status", "what it sees", "rules"), rows)
+
+
+def runbooks() -> str:
+    """Return the shipped runbooks."""
+    rows = []
+    for runbook in _files(RUNBOOKS):
+        steps = [step if isinstance(step, str) else next(iter(step)) for step in runbook["steps"]]
+        steps += ["verify"] if "verify" in runbook else []
+        fails = runbook.get("if_it_fails", "hold")
+        rows.append((f"`{runbook['runbook']}`", runbook["meaning"], " → ".join(steps), fails))
+    return table(("runbook", "meaning", "steps", "if it fails"), rows)
+
+
+def measured() -> str:
+    """Return the metrics of the probe."""
+    rows = [
+        (f"`{spec.id}`", spec.unit, spec.meaning, spec.source, spec.cost or "–")
+        for spec in metrics.known().values()
+    ]
+    return table(("id", "unit", "meaning", "source", "cost"), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "policy-keys": lambda: keys(PolicyFile),
+    "rule-keys": lambda: keys(RuleForm),
+    "inhibit-keys": lambda: keys(InhibitForm),
+    "budget-keys": lambda: keys(BudgetForm),
+    "pack-keys": lambda: keys(PackFile),
+    "test-keys": lambda: keys(ScenarioFile),
+    "scenario-keys": lambda: keys(ScenarioForm),
+    "expect-keys": lambda: keys(ExpectForm),
+    "inject-keys": lambda: keys(InjectForm),
+    "runbook-keys": lambda: keys(RunbookFile),
+    "detectors": detectors,
+    "metrics": measured,
+    "drills": drills,
+    "actions": actions,
+    "notifiers": notifiers,
+    "policies": policies,
+    "packs": packs,
+    "runbooks": runbooks,
+}
+
+
+def part(name: str) -> str:
+    """Return one of `PARTS` with an empty line on both sides, as Markdown wants it."""
+    return f"\n{PARTS[name]()}\n"
+
+
+FILES: dict[str, tuple[type, str]] = {
+    "policies/policy.schema.json": (PolicyFile, "A policy of supervise"),
+    "policies/pack.schema.json": (PackFile, "A pack of detectors and rules of supervise"),
+    "runbooks/runbook.schema.json": (RunbookFile, "A runbook of supervise"),
+    "policies/failures.schema.json": (FailuresFile, "Classes of failures of supervise"),
+    "policies/test.schema.json": (ScenarioFile, "Scenarios for a policy of supervise"),
+}
+
+INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
+MESSAGE = "docs/message.schema.json"
+DOCUMENTS = {
+    INCIDENT: incident_schema.schema,
+    RECORD: record_form.schema,
+    MESSAGE: webhook.schema,
+}
+
+
+def schema(form: type, title: str) -> dict[str, Any]:
+    """Return the schema of one sort of file."""
+    body = record_schema(form)
+    parts = _definitions()
+    step, reference = parts["step"], {"$ref": "#/definitions/step"}
+    body, parts = _replace(body, step, reference), _replace(parts, step, reference)
+    used: dict[str, Any] = {}
+    todo = [body]
+    while todo:
+        text = json.dumps(todo.pop())
+        for name in parts:
+            if f'"#/definitions/{name}"' in text and name not in used:
+                used[name] = step if name == "step" else parts[name]
+                todo.append(used[name])
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": title,
+        **body,
+        "definitions": {name: used[name] for name in parts if name in used},
+    }
+
+
+def _definitions() -> dict[str, Any]:
+    """Return the schemas of the parts that `Deferred` names, and of a step."""
+    return {
+        "detector": _detector(),
+        "rule": record_schema(RuleForm),
+        "inhibition": record_schema(InhibitForm),
+        "override": {"type": "object"},
+        "runbook": {"anyOf": [ListOf(StepType()).schema(), record_schema(RunbookForm)]},
+        "step": StepType().schema(),
+    }
+
+
+def _detector() -> dict[str, Any]:
+    """Return the schema of all kinds of detectors.
+
+    They are distinguished by `kind` with if/then: under `oneOf` a validator reports errors of the
+    wrong alternative.
+    """
+    kinds = discover.detectors()
+    branches = [
+        {
+            "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
+            "then": {
+                "description": summary(form),
+                **record_schema(form, {"kind": {"const": name}}),
+            },
+        }
+        for name, form in kinds.items()
+    ]
+    return {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(kinds)}},
+        "allOf": branches,
+    }
+
+
+def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any:
+    """Return JSON with a reference in each place where it holds `part`."""
+    if value == part:
+        return dict(reference)
+    if isinstance(value, dict):
+        return {key: _replace(inner, part, reference) for key, inner in value.items()}
+    return [_replace(each, part, reference) for each in value] if isinstance(value, list) else value
+
+
+def text(file: str) -> str:
+    """Return what a schema file should hold."""
+    made = DOCUMENTS[file]() if file in DOCUMENTS else schema(*FILES[file])
+    return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+
+
+def path_of(file: str) -> Path:
+    """Return where one of `FILES` or `DOCUMENTS` is kept."""
+    folder, _, name = file.partition("/")
+    return shipped.folder(folder) / name
+
+
+if __name__ == "__main__":
+    for each in (*FILES, *DOCUMENTS):
+        path_of(each).write_text(text(each), "utf-8")
+
+PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
+BY = {
+    PROBE: "measured by the probe",
+    SUPERVISOR: "measured by the supervisor",
+    JOB: "to be reported by the job",
+}
+
+
+def place(at: Place) -> str:
+    """Return `file:line:col`."""
+    return f"{at.source.label}:{at.line}:{at.col}"
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    changed = {key: place(at) for key, at in entry.overridden.items()}
+    return {"defined": place(entry.node), "overridden": changed}
+
+
+def detector(draft: Draft, name: str) -> dict[str, Any]:
+    """Return where a detector was defined, what was overridden, what it has from the baseline."""
+    entry, built = draft.parts.detectors[name], draft.detectors[name]
+    given = entry.node.pairs if isinstance(entry.node, MapNode) else {}
+    keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
+    filled = [key for key in BASELINE_KEYS if keeps and key not in given]
+    return {
+        **_entry(entry),
+        "metrics": list(built.metrics),
+        "detectors": list(built.detectors),
+        "baseline": filled,
+    }
+
+
+def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
+    """Return what a rule reads, directly and through detectors, and what can mute it."""
+    behind = list(detectors_behind(draft.detectors, made.rule.uses))
+    needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
+    mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if made.rule.id in i.mute]
+    return {
+        **_entry(made.entry),
+        "detectors": behind,
+        "metrics": list(needed),
+        "to_report": [name for name in needed if measured_by(name, beside) == JOB],
+        "muted_by": mutes,
+    }
+
+
+def measured_by(metric: str, beside: Collection[str]) -> str:
+    """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `JOB`.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
+    spec = metrics.spec_of(metric)
+    if spec is not None and spec.id in metrics.known():
+        return PROBE
+    return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
+
+
+def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
+    """Return a metric's source, unit and meaning."""
+    spec = metrics.spec_of(name)
+    known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
+    return {"measured_by": measured_by(name, beside), **known}
+
+
+def sections(draft: Draft) -> dict[str, str]:
+    """Return where the sections of a policy that extends another one were written, by key."""
+    root, found = draft.root, dict[str, str]()
+    if not isinstance(root, MapNode) or "extends" not in root.pairs:
+        return found
+    for key, (at, value) in root.pairs.items():
+        keys = value.pairs if isinstance(value, MapNode) else {}
+        from_base = [name for name, (own, _) in keys.items() if own.source is not at.source]
+        places = dict.fromkeys(keys[name][0].source.label for name in from_base)
+        rest = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
+        found[key] = f"{place(at)}{rest}"
+    return found
+
+
+def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
+    """Return everything that `show` prints besides the policy itself.
+
+    Args:
+        beside: the ids of what the supervisor measures beside the job.
+    """
+    rules = {made.rule.id: rule(draft, made, beside) for made in draft.rules}
+    used = dict.fromkeys(m for found in draft.detectors.values() for m in found.metrics)
+    return {
+        "sections": sections(draft),
+        "detectors": {name: detector(draft, name) for name in draft.detectors},
+        "rules": rules,
+        "metrics": {name: metric(name, beside) for name in used},
+    }
+
+
+def readers(metric: str) -> dict[str, str]:
+    """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
+    return {
+        f"{pack.name}.{name}": inline(pack.written[name]).strip("{}")
+        for pack in _packs()
+        for name, detector in pack.detectors.items()
+        if _reads(detector, metric)
+    }
+
+
+def judges(metric: str) -> list[str]:
+    """Return the shipped rules, as `pack.rule`, that read a metric directly or through others."""
+    return [
+        f"{pack.name}.{rule}"
+        for pack in _packs()
+        for rule, names in pack.rules.items()
+        if any(_reads(pack.detectors[d], metric) for d in detectors_behind(pack.detectors, names))
+    ]
+
+
+def _reads(detector: Detector, metric: str) -> bool:
+    """Return whether it reads the metric, or one member of such a family."""
+    specs = map(metrics.spec_of, detector.metrics)
+    return metric in detector.metrics or any(s is not None and s.id == metric for s in specs)
+
+
+class _Pack(NamedTuple):
+    name: str
+    written: dict[str, dict[str, Any]]  # detectors without what they read
+    detectors: dict[str, Detector]
+    rules: dict[str, tuple[str, ...]]  # id -> detectors in `when`
+
+
+@cache
+def _packs() -> list[_Pack]:
+    found = []
+    for name in shipped.names(PACKS):
+        path = shipped.folder(PACKS) / f"{name}.yaml"
+        root = yaml_document.read(path, shipped.label(path), problems := Problems())
+        problems.stop()
+        assert root is not None
+        section, written_rules = root.get("detectors"), root.get("rules")
+        assert isinstance(section, MapNode)
+        assert written_rules is not None
+        pairs = {key: node for key, (_, node) in section.pairs.items()}
+        written = {
+            key: {k: v for k, v in plain(node).items() if k not in ("metric", "metrics", "event")}
+            for key, node in pairs.items()
+        }
+        detectors = {key: read_detector(node, problems, key) for key, node in pairs.items()}
+        rules = {rule["id"]: parse(rule["when"]).names for rule in plain(written_rules)}
+        found.append(_Pack(name, written, detectors, rules))
+    return found
+
+
+def github(problem: Problem, level: str) -> str:
+    """Return a workflow command that marks the place in a pull request."""
+    text = problem.message + (f" ({problem.hint})" if problem.hint else "")
+    where = {"file": problem.path, "line": str(problem.line), "col": str(problem.col)}
+    marks = ",".join(f"{key}={_property(value)}" for key, value in where.items())
+    return f"::{level} {marks}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def problem_fields(problem: Problem) -> dict[str, Any]:
+    """Return the fields of a problem for JSON; line and column count from 1."""
+    return {
+        "file": problem.path,
+        "line": problem.line,
+        "col": problem.col,
+        "message": problem.message,
+        "hint": problem.hint,
+    }

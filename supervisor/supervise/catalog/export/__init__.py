@@ -1,1 +1,0 @@
-"""Exports of the policy language: JSON Schemas, tables of the READMEs, problems, origins."""

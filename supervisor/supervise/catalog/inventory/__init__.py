@@ -1,1 +1,0 @@
-"""Names that a policy can use: detectors, actions, notifiers, metrics, faults, shipped files."""

@@ -1,0 +1,406 @@
+"""A policy file -> `core.model.policy.Policy`: packs merged, names bound, defaults filled, linted.
+
+Everything that is wrong is found in one go and raised together. The result does not refer to any
+file: `Policy.resolved` is the whole of it as YAML, and loads to the same digest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..core.analysis.failure_classes import FailureClass
+from ..core.model.decisions import ACTING_MODES, MODES
+from ..core.model.interfaces import Detector
+from ..core.model.policy import HOLD, Approval, Budget, Inhibit, Ladder, Planned, Policy
+from ..errors import UsageError
+from . import discover, lint, metrics, pack, rules, shipped, yaml_document
+from .diagnostics import Place, Problem, Problems, did_you_mean, near_miss
+from .forms.failure_form import FailuresFile
+from .forms.file_forms import VERSION, BudgetForm, InhibitForm, PolicyFile
+from .forms.part_types import write_detector
+from .pack import Parts
+from .rules import BuiltRule, Written
+from .runbook_library import Opened, RunbookCatalog
+from .schema.dataclass_types import keys_of, read_form, written
+from .yaml_document import ListNode, MapNode, Node, Scalar
+
+# Sections that are built from packs and other files, or that name these.
+_ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "extends", "remove", "use")
+_ASSEMBLED += ("cites",)  # what is known of a policy changes nothing that it does
+_ASSEMBLED += ("override", "baseline", "detectors", "rules", "inhibit", "runbooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A policy without mistakes."""
+
+    name: str
+    mode: str
+    form: PolicyFile
+    detectors: Mapping[str, Detector]
+    rules: tuple[BuiltRule, ...]
+    inhibit: tuple[Inhibit, ...]
+    runbooks: Mapping[str, Opened]
+    root: Node  # the file
+    parts: Parts  # where every part of it was written
+
+
+def document(draft: Draft) -> dict[str, Any]:
+    """Return the whole policy as plain data, in the form of a policy file."""
+    keys = keys_of(PolicyFile)
+    rest = {
+        name: keys[name].type.write(value)
+        for name in keys
+        if name not in _ASSEMBLED and (value := getattr(draft.form, name)) is not None
+    }
+    return {
+        "version": VERSION,
+        "policy": draft.name,
+        "mode": draft.mode,
+        **rest,
+        "detectors": {n: write_detector(d) for n, d in draft.detectors.items()},
+        "rules": [
+            {
+                name: value
+                for name, value in (
+                    written(made.form) | {"id": made.rule.id, "when": made.rule.text}
+                ).items()
+                if (name, value) != ("title", "")  # the digest of a policy without titles stays
+            }
+            for made in draft.rules
+        ],
+        "inhibit": [
+            written(InhibitForm(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
+        ],
+        "runbooks": {name: written(opened.form) for name, opened in draft.runbooks.items()},
+    }
+
+
+def policy(draft: Draft) -> Policy:
+    """Return the policy as the engine takes it."""
+    form = draft.form
+    text = yaml_document.dump(document(draft))
+    acts = draft.mode in ACTING_MODES  # weaker modes never roll back
+    return Policy(
+        name=draft.name,
+        digest=yaml_document.digest(text),
+        mode=draft.mode,
+        detectors=draft.detectors,
+        rules=tuple(made.rule for made in draft.rules),
+        runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
+        inhibit=draft.inhibit,
+        planned=tuple(Planned(p.from_, p.to, p.what, p.expect) for p in form.planned),
+        budgets={name: _budget(budget) for name, budget in form.budgets.items()},
+        approvals={
+            name: Approval(terms.timeout, terms.on_timeout, terms.unless or "")
+            for name, terms in form.approvals.items()
+        },
+        ladder=Ladder(form.escalate.ladder, form.escalate.reset_after),
+        probation_steps=form.probation,
+        warmup_steps=form.warmup,
+        blind_after_steps=form.blind_after.steps,
+        blind_after_s=form.blind_after.time,
+        hold_reminder_s=form.hold_reminder,
+        repeat_s=form.repeat,
+        give_up=form.give_up,
+        journal_bytes=None if form.journal is None else form.journal.max_gb * 1e9,
+        machine=form.machine,
+        savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
+        sampling=_given(form),
+        sparsest=_sparsest(draft.detectors),
+        # A safeguard asks for no approval, so it needs the mode that asks for none.
+        safeguards=written(form.safeguards) if draft.mode == "enforce" else {},
+        notify={"console": {}, **form.notify},
+        job=asdict(form.job),
+        cites=tuple(str(draft.parts.folders[0] / name) for name in form.cites),
+        verbs=discover.actions(),
+        resolved=text,
+    )
+
+
+def _given(form: PolicyFile) -> dict[str, int]:
+    """Return the intervals that the policy sets; the probe has defaults for the others."""
+    given = {} if form.sampling is None else written(form.sampling)
+    return {name: steps for name, steps in given.items() if steps is not None}
+
+
+def _sparsest(detectors: Mapping[str, Detector]) -> dict[str, int]:
+    """Return the metrics that the probe may take less often than each step, with the most steps."""
+    read = {metric for detector in detectors.values() for metric in detector.metrics}
+    specs = {metric: metrics.spec_of(metric) for metric in sorted(read)}
+    return {metric: spec.sparsest for metric, spec in specs.items() if spec and spec.sparsest}
+
+
+def _budget(form: BudgetForm) -> Budget:
+    steps = form.per if isinstance(form.per, int) else None
+    seconds = form.per if isinstance(form.per, float) else None
+    return Budget(form.max, steps, seconds)
+
+
+FOLDER, NAME = "policies/failures", "classes"
+
+
+def failure_classes(own: Iterable[Mapping[str, Any]] = ()) -> tuple[FailureClass, ...]:
+    """Return the classes in the order in which they are tried.
+
+    Args:
+        own: `job.failures` of the policy, as plain data.
+    """
+    return (*(FailureClass(**each) for each in own), *_shipped_failure_classes())
+
+
+@cache
+def _shipped_failure_classes() -> tuple[FailureClass, ...]:
+    path = shipped.find(FOLDER, NAME)
+    assert path is not None, "classes.yaml is part of this distribution"
+    problems = Problems()
+    root = yaml_document.read(path, shipped.label(path), problems)
+    assert root is not None
+    form: FailuresFile = read_form(FailuresFile, root, problems, "")
+    problems.stop()
+    return tuple(FailureClass(**asdict(each)) for each in form.failures)
+
+
+def _check_failures(root: MapNode, form: PolicyFile, problems: Problems) -> None:
+    """Every pattern of `job.failures` is a regular expression."""
+    for each in form.job.failures:
+        for pattern in (*each.match, *each.logs):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                what = f"job.failures: {each.id}: {pattern!r} is no regular expression"
+                problems.add(root.place("job"), f"{what}: {error}")
+
+
+Channels = Mapping[str, Mapping[str, str]]
+
+
+def load_policy(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    notify: Channels | None = None,
+    warnings: list[Problem] | None = None,
+) -> Policy:
+    """Load a policy.
+
+    Args:
+        name_or_path: a file, or the name of a shipped policy: `nano`, `nano.yaml`, or
+            `policies/nano.yaml` outside a checkout.
+        mode: takes the place of the file's own mode.
+        notify: channels that are added to the file's own, as under its key `notify`.
+        warnings: what is odd but allowed is appended here.
+
+    Raises:
+        PolicyErrors: every mistake in the policy, its packs and its runbooks.
+        InputError: there is no such file, or it cannot be read.
+        UsageError: there is no such mode.
+    """
+    return policy(compose(name_or_path, mode=mode, notify=notify, warnings=warnings))
+
+
+def compose(
+    name_or_path: str | Path,
+    *,
+    mode: str | None = None,
+    notify: Channels | None = None,
+    warnings: list[Problem] | None = None,
+) -> Draft:
+    """Load as `load_policy` does, and return the draft, which knows where each part was written."""
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"no mode {mode!r}", hint=did_you_mean(mode, MODES))
+    path = shipped.locate(name_or_path)
+    problems = Problems()
+    root = yaml_document.read(path, shipped.label(path), problems)
+    try:
+        return from_root(root, path, mode, problems, notify)
+    finally:
+        if warnings is not None:
+            warnings += problems.warnings
+
+
+def from_root(
+    root: MapNode | None,
+    path: Path,
+    mode: str | None,
+    problems: Problems,
+    notify: Channels | None = None,
+) -> Draft:
+    """Compose the policy that `root` holds, which is in the file `path`; see `load_policy`."""
+    if root is None:
+        problems.stop()
+    assert root is not None
+    before = problems.count
+    files = pack.chain(root, path, problems)
+    for each, _ in files:
+        _check_sort(each, problems)
+    if problems.count > before:
+        problems.stop()
+    root, removed = pack.fold([each for each, _ in files], problems)
+    if notify:
+        root = pack.with_channels(root, notify, problems)
+    form: PolicyFile = read_form(PolicyFile, root, problems, "", lenient=True)
+    parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
+    _fill(parts, root, form, problems)
+    pack.remove(root, parts, removed, problems)
+    return assemble(root, form, parts, path, mode, problems)
+
+
+def _check_sort(root: MapNode, problems: Problems) -> None:
+    """Refuse files of another sort, and files for a newer program."""
+    for key, hint in (("pack", "use: [{}] in a policy"), ("runbook", "run: {} in a rule")):
+        node = root.get(key)
+        if isinstance(node, Scalar):
+            problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
+    if "tests" in root.pairs:
+        at, hint = root.pairs["tests"][0], "supervise policy test FILE"
+        problems.add(at, "this is a file of scenarios, not a policy", hint)
+    check_version(root, problems)
+
+
+def check_version(root: MapNode, problems: Problems) -> None:
+    """Refuse a file for a newer program."""
+    node = root.get("version")
+    text = node.text if isinstance(node, Scalar) else ""
+    name, _, number = VERSION.rpartition("/v")
+    if text.startswith(f"{name}/v") and text.removeprefix(f"{name}/v").isdecimal():
+        required = text.removeprefix(f"{name}/v")
+        if len(required) > 6 or int(required) > int(number):
+            problems.add(
+                root.place("version"),
+                f"{text} is newer than this program, which knows {VERSION}",
+                "upgrade supervise-train",
+            )
+
+
+def assemble(
+    root: MapNode, form: PolicyFile, parts: Parts, path: Path, mode: str | None, problems: Problems
+) -> Draft:
+    """Bind the parts of a policy to each other; raises when anything is wrong with it.
+
+    A part with a mistake is left out, and so are mistakes that only follow from that.
+    """
+    detectors, broken = rules.detectors(parts, form.baseline, problems)
+    written = rules.read(parts, detectors, broken, problems)
+    inhibited = rules.inhibitions(parts, written, problems)
+    library = RunbookCatalog(form.runbooks, parts.folders, problems)
+    named = _open_runbooks(written, library, problems)
+    lint.ladder(root, library, problems)
+    lint.crash(root, library, problems)
+    lint.relaunch(root, problems)
+    _check_failures(root, form, problems)
+    used = set(library.opened)
+    for name, node in form.runbooks.items():
+        library.open(name, node, "runbooks")
+    crash = lint.on_crash(root)
+    if crash is not None:
+        named.append((crash[0], root.place("job"), "job.on_crash"))
+    named += [(level, root.place("escalate"), "the ladder") for level, _ in lint.levels(root)]
+    ways = library.ways(named)
+    only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
+    # Mode observe runs nothing, so it needs neither budgets nor savepoints.
+    acting = (mode or _mode(root, form)) != "observe"
+    books = library.resolved().items()
+    runnable = [opened for name, opened in books if acting and name not in only_read]
+    lint.budgets(root, form, runnable, ways, problems)
+    lint.savepoints(root, runnable, ways, problems)
+    lint.table(root, form, problems)
+    lint.phases(detectors, parts.detectors, problems)
+    lint.instead(library, problems)
+    lint.approvals(root, library, parts, problems)
+    lint.unused(root, form, used, problems)
+    lint.unread(root, parts, detectors, written, problems)
+    lint.unmeasured(detectors, parts.detectors, problems)
+    lint.short_approvals(root, form, problems)
+    lint.heartbeat(root, form, problems)
+    lint.idle(parts, root, problems)
+    problems.stop()
+    return Draft(
+        name=form.policy or path.stem,
+        mode=mode or form.mode,
+        form=form,
+        detectors=detectors,
+        rules=tuple(rules.bind(written, detectors, form.objective)),
+        inhibit=tuple(inhibited),
+        runbooks=library.resolved(),
+        root=root,
+        parts=parts,
+    )
+
+
+def _mode(root: MapNode, form: PolicyFile) -> str:
+    """Return the mode; for a misspelt one, what was meant, else the weakest."""
+    node = root.get("mode")
+    text = node.text if isinstance(node, Scalar) else "observe"
+    return form.mode if node is None or text in MODES else near_miss(text, MODES) or "observe"
+
+
+def _open_runbooks(
+    written: list[Written], library: RunbookCatalog, problems: Problems
+) -> list[tuple[str, Place, str]]:
+    """Open the runbooks of all rules; return those that run, with their place and rule."""
+    named = []
+    for form, entry, *_ in written:
+        assert isinstance(entry.node, MapNode)
+        what = f"rule {entry.name}".rstrip()
+        for key, name in (("run", form.run), ("see", form.see)):
+            if name is None:
+                continue
+            place = entry.overridden.get(key) or entry.node.place(key)
+            if key == "run":
+                named.append((name, place, what))
+            elif name == HOLD:
+                problems.add(place, f"{what}: there is nothing to read about hold")
+            library.open(name, place, what)
+    return named
+
+
+def _fill(parts: Parts, root: MapNode, form: PolicyFile, problems: Problems) -> None:
+    """Collect detectors, rules and inhibitions of the packs and of the policy itself."""
+    section = root.get("use")
+    parts.incomplete = section is not None and not isinstance(section, ListNode)
+    names = section.items if isinstance(section, ListNode) else []
+    pack.use(names, parts, problems)
+    parts.add(root, form, {}, problems)
+    pack.override(root, form, parts, problems)
+
+
+# People are neither told nor asked. The job is one launch: a recipe starts the real run again.
+LEFT_OUT = ("notify", "approvals")
+LEFT_OUT_OF_JOB = ("relaunch", "on_crash", "preempt")
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """A policy for trials.
+
+    Attributes:
+        policy: the whole one.
+        text: YAML of what is left; each rule has the digest that it has in `policy`.
+        left_out: keys that were given and are not in `text`, as "job.relaunch".
+    """
+
+    policy: Policy
+    text: str
+    left_out: tuple[str, ...]
+
+
+def isolated(name_or_path: str) -> Isolated:
+    """Load a policy, and leave out what would reach people or start a job again.
+
+    Raises:
+        PolicyErrors, InputError: as `load_policy`.
+    """
+    draft = compose(name_or_path)
+    whole = document(draft)
+    console = whole.get("notify", {}).keys() <= {"console"}
+    left_out = [name for name in LEFT_OUT if whole.pop(name, None)]
+    if console and "notify" in left_out:
+        left_out.remove("notify")
+    left_out += [f"job.{name}" for name in LEFT_OUT_OF_JOB if whole["job"].pop(name, None)]
+    return Isolated(policy(draft), yaml_document.dump(whole), tuple(left_out))
