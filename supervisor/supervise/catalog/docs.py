@@ -35,8 +35,9 @@ from .forms.file_forms import (
 )
 from .forms.part_types import BASELINE_KEYS, StepType, read_detector, summary
 from .forms.scenario_form import ExpectForm, InjectForm, ScenarioForm
-from .loader import BuiltRule, Draft
+from .loader import Draft
 from .pack import PACKS, Entry
+from .rules import BuiltRule
 from .runbook_library import RUNBOOKS
 from .schema.dataclass_types import Key, Record, keys_of, record_schema
 from .schema.field_types import ListOf, OneOf
