@@ -169,6 +169,7 @@ class Parts:
             ),
             changers,
             self._life.open,
+            self._before_first_forward,
         )
 
     def _listen(self) -> None:
@@ -193,7 +194,14 @@ class Parts:
             evaluation,
         )
         shards = wired.shards.shards
-        self.loader = LoaderListener(context, self.inferred, wired.batch, shards, wired.quarantine)
+        self.loader = LoaderListener(
+            context,
+            self.inferred,
+            wired.batch,
+            shards,
+            wired.quarantine,
+            self._before_first_forward,
+        )
         self.save_reports = SaveReports(context, wired.framework, self._settle)
         self.saves = SaveListener(
             context, self.optimizers, self.drills, self.save_reports, wired.framework
@@ -208,6 +216,11 @@ class Parts:
         """An optimizer is known from now on: look which modules it trains."""
         self.context.registry.optimizers.add(optimizer)  # it may be older than the probe
         self._life.attach()
+
+    def _before_first_forward(self) -> None:
+        """A batch was loaded, or the gradients zeroed: the first step is to have its input, too."""
+        if not self.tracker.entries and any(True for _ in self.context.registry.optimizers):
+            self._life.attach()
 
     def _steps_first(self, optimizer: Any) -> None:
         """One steps for the first time."""

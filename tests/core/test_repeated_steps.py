@@ -12,7 +12,7 @@ from .conftest import AGAIN, messages, relaunched, save
 
 NAMES = (
     *("train_loss_raw", "grad_global_norm", "learning_rate_scheduled", "learning_rate"),
-    *("update_norm", "batch_fingerprint", "tokens_per_update"),
+    *("update_norm", "batch_fingerprint", "tokens_per_update", "val_loss"),
 )
 CRASH = 60  # its step; the checkpoint is of the step 30 before
 
@@ -30,6 +30,7 @@ def row(step, **changes):
     }
     made |= changes
     if step % 4 == 0 or step == CRASH - 29:  # the first of a process, and then not all
+        made.setdefault("val_loss", 2.5 - 0.01 * step)
         made.setdefault("update_norm", 40.0 * made["learning_rate"] * (1.0 + 0.1 * (step % 3)))
     return made
 
@@ -92,6 +93,7 @@ def no_batch_at_first(step):
         (new_moments, "SEV2", "update 4", "optimizer's state_dict"),
         (no_batch_at_first, "SEV2", "batches 31.. are those of steps 0..", "position in the data"),
         (lambda s: {"tokens_per_update": 256.0}, "SEV2", "256 tokens per update where", "batch"),
+        (lambda s: {"val_loss": 3.0}, "SEV2", "evaluation loss 3 where it was 2.19", "data"),
         (lambda s: {"grad_global_norm": 4.0}, "SEV2", "gradient norm 4 where it was", "precision"),
         (lambda s: {"batch_fingerprint": 9e5 + s}, "INFO", "other batches than before", "seed"),
     ],
@@ -135,6 +137,7 @@ def half(step):
         lambda s: {"learning_rate": 0.1 * row(s)["learning_rate"]},  # a re-warm of ours
         lambda s: {"train_loss_raw": 2.01, "grad_global_norm": 1.1 + 0.2 * (s % 2)},
         lambda s: {"learning_rate_scheduled": row(s - 1)["learning_rate"]},  # a step off
+        lambda s: {"val_loss": 2.54 - 0.01 * s},
     ],
 )
 def test_a_job_that_goes_on_as_before_is_not_reported(crashed, change):

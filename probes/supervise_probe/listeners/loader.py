@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, Callable, List
 
 if TYPE_CHECKING:
     from ..collectors.batch import Collector as BatchCollector
@@ -28,11 +28,13 @@ class LoaderListener:
         batch: BatchCollector,
         shards: ShardTracker,
         quarantine: QuarantineCollector,
+        attach: Callable[[], None],
     ) -> None:
+        """`attach`: sees the calls of the outermost modules."""
         guard = self._guard = context.guard
         self.beat = context.reporter.beat
         self.inferred, self.shards = inferred, shards
-        self._batch, self._held = batch, quarantine
+        self._batch, self._held, self._attach = batch, quarantine, attach
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
 
     def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
@@ -51,6 +53,7 @@ class LoaderListener:
         values = batch.values() if isinstance(batch, dict) else batch
         several: List[Any] = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
         self._batch.saw_loaded(several)
+        self._attach()
 
     def exhausted(self) -> None:
         """Nothing else is handed out than what is in quarantine."""

@@ -56,6 +56,7 @@ class StepListener:
 
     Args:
         open_: becomes a rank, if the process is none yet; whether it is one.
+        attach: sees the calls of the outermost modules.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class StepListener:
         measured: Measured,
         changers: Changers,
         open_: Callable[[], bool],
+        attach: Callable[[], None],
     ) -> None:
         self._torch, self._gate, self._guard = context.torch, context.gate, context.guard
         self._reporter, self._core = context.reporter, context.guard.core
@@ -72,7 +74,7 @@ class StepListener:
         self._gradient, self._groups, self._loss = measured[:3]
         self._batches, self._scaling, self._sets = measured[3:]
         self.rate, self.drills, self._safeguards = changers
-        self._open = open_
+        self._open, self._attach = open_, attach
         self._gradient_part = self._guard.part("gradient")
 
     # ── backward ──────────────────────────────────────────────────────────────────────────────
@@ -123,6 +125,10 @@ class StepListener:
     def zeroed(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed behind a backward."""
         self._guard.run(self._core, self._discards.zeroed, owner)
+
+    def prepares(self) -> None:
+        """The gradients were zeroed before the first step: the model is about to be called."""
+        self._guard.run(self._core, self._attach)
 
     # ── clips ─────────────────────────────────────────────────────────────────────────────────
 

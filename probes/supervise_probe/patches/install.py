@@ -103,7 +103,7 @@ def _around_backward(
 
 
 def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
-    """See `zero_grad` of optimizers and modules, where it comes between a backward and its step."""
+    """See `zero_grad` of optimizers and modules: behind a backward, or before the first forward."""
     compiling = torch.compiler.is_compiling
 
     def wrap(original: Any) -> Any:
@@ -115,6 +115,8 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 tracker = listeners.step.tracker
                 if tracker.accumulates and not tracker.repeats and not gate.absent():
                     listeners.step.zeroed(self)
+                elif not tracker.entries and not gate.absent():
+                    listeners.step.prepares()
             return result
 
         return zero_grad

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isclose
 from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
@@ -20,7 +19,6 @@ from ._rate import rewarm_due, rewarm_shows
 NEAR = 1  # frames of the beginning that may be missing: a first step that nobody could measure
 SLOWEST = 20_000_000  # bytes per second, hashed, copied and hashed again; project default
 LONGEST_IDLE_S = 300.0  # as in `stop`
-CLOSE = 1e-6  # of the learning rate: another process may round otherwise; project default
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,11 @@ class Relaunch(Action):
     up to the first breach are dropped when they come again.
 
     The first step that is made again is compared with how it was. Unless `continuity` is `any`, the
-    relaunch fails when the job's own schedule gives it another rate, or when the probe batch (see
-    `job.probe_batch`) has another loss: then the weights are not the checkpoint's. Nor are they
-    when its loss is far above the band that the run had there, with another batch twice as far: the
-    job then counts as one that did not take the checkpoint, and what it saves as suspect. With
-    `exact` it also fails when its batch is another, or its loss. A job that says that it did not
-    take the checkpoint always fails.
+    relaunch fails when the probe batch (see `job.probe_batch`) has another loss: then the weights
+    are not the checkpoint's. Nor are they when its loss is far above the band that the run had
+    there, with another batch twice as far: the job then counts as one that did not take the
+    checkpoint, and what it saves as suspect. With `exact` it also fails when its rate, batch or
+    loss is another. A job that says that it did not take the checkpoint always fails.
 
     Example:
         - relaunch: {at_least: 10, start: 0.1, rewarm: 50, skip: 20}
@@ -66,7 +63,7 @@ class Relaunch(Action):
     rewarm: Steps = 50
     skip: Steps = 0
     if_idle: Seconds = 0.0  # 0: in any case
-    continuity: Literal["exact", "rate", "any"] = "rate"
+    continuity: Literal["exact", "weights", "any"] = "weights"
 
     def check(self) -> list[tuple[str, str]]:
         wrong = [
@@ -128,13 +125,10 @@ class Relaunch(Action):
         return rewarm_shows(check.frame, check.args["rewarm"])
 
     def tolerates(self, told: Mapping[str, Any]) -> bool:
-        if self.continuity != "rate":
+        if self.continuity != "weights":
             return self.continuity == "any"
         if (told.get("probe_batch") or {}).get("verdict") == "differs":
             return False
-        loss, rate = told.get("loss") or {}, told.get("lr") or {}
+        loss = told.get("loss") or {}
         limit, first = loss.get("limit"), loss.get("is")
-        if limit is not None and first is not None and first > limit:
-            return False
-        was, now = rate.get("was"), rate.get("is")
-        return was is None or now is None or isclose(was, now, rel_tol=CLOSE)
+        return limit is None or first is None or first <= limit

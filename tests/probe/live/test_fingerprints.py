@@ -120,3 +120,41 @@ def test_all_real_types_are_told_apart(probed, late):
         four = found[4 * index : 4 * index + 4]
         assert None not in four and four[0] == four[3] and len(set(four)) == 3, name
     assert job.column("tokens_per_update") == [None] * (1 + len(found))
+
+
+FIRST = """
+model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+outer = {wrap}
+batches = [dict(mask=torch.ones(4, 6).long(), ids=torch.randint(0, 50, (4, 6))) for _ in range(3)]
+
+
+def steps(given):
+    for batch in given:
+        {zero}
+        outer(batch["ids"]).sum().backward()
+        optimizer.step()
+
+
+steps({given})
+steps(batches)
+emit(breaks=len(torch._dynamo.utils.counters["graph_break"]) if "_dynamo" in vars(torch) else 0)
+"""
+LOADER = "torch.utils.data.DataLoader(batches, batch_size=None)"
+ZERO = "optimizer.zero_grad()"
+COMPILED = f"[{ZERO}, torch.compile(model, backend='eager')][1]"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "given", "zero"),
+    [("model", LOADER, "pass"), ("model", "batches", ZERO), (COMPILED, "batches", ZERO)],
+)
+def test_the_first_batch_of_a_process_has_the_fingerprint_that_it_has_later(
+    probed, wrap, given, zero, late
+):
+    """A loader or `zero_grad` shows that the model is about to be called for the first time."""
+    job = probed.run(FIRST.format(wrap=wrap, given=given, zero=zero), late=late)
+    found = job.column("batch_fingerprint")
+    assert len(set(found)) == 3 and found[:3] == found[3:]
+    assert job.output == [{"breaks": 0}]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isfinite
 from statistics import median
 from typing import NamedTuple
@@ -26,10 +27,12 @@ RATE, TWICE = 0.05, 2
 FACTOR = 1.5  # of the update where the gradient is the same: then only the moments can differ
 FAR = 2.0  # times the largest of the updates before, where the batch is another one
 UPDATES, LEAST = 64, 8  # newest updates before, and how many say what is usual
+# An evaluation varies by what one differed from the next before, and a little in any case.
+EVALUATIONS, NEARLY = 8, 0.05
 OTHER_BATCHES = "other batches"
 NAMES = (
     *("learning_rate_scheduled", "learning_rate", "batch_fingerprint", "train_loss_raw"),
-    *("grad_global_norm", "update_norm", "tokens_per_update"),
+    *("grad_global_norm", "update_norm", "tokens_per_update", "val_loss"),
 )
 
 
@@ -43,6 +46,7 @@ class Row(NamedTuple):
     norm: float | None
     update: float | None
     tokens: float | None
+    evaluation: float | None
 
     @property
     def moved(self) -> float | None:
@@ -56,7 +60,7 @@ class Difference(NamedTuple):
     """A number that is not as before, and what a person can do.
 
     Attributes:
-        name: rate, update, batches, tokens, gradient or OTHER_BATCHES.
+        name: rate, update, batches, tokens, gradient, evaluation or OTHER_BATCHES.
     """
 
     name: str
@@ -97,6 +101,9 @@ class Overlap:
         self._last = max(before)
         past = [r.moved for step, r in before.items() if r.moved is not None]
         self._moved = past[-UPDATES:]
+        seen = [r.evaluation for r in before.values() if r.evaluation is not None]
+        losses = [loss for loss in seen if isfinite(loss)][-EVALUATIONS:]
+        self._evaluations = [abs(b - a) for a, b in pairwise(losses)]
         known = {step: r for step, r in {**starts, **before}.items() if step < first}
         self._batches = {r.batch: step for step, r in known.items() if r.batch is not None}
         self.wanted = min(ENOUGH, self._last - first + 1)
@@ -130,6 +137,7 @@ class Overlap:
         if numbers:
             found += [self._rate(step, was, now), self._update(step, was, now)]
             found += [self._gradient(was, now), self._tokens_of(was, now)]
+            found.append(self._evaluation(step, was, now))
         names = {one.name for one in self.differences}
         fresh = [one for one in found if one is not None and one.name not in names]
         self.differences += fresh
@@ -216,6 +224,15 @@ class Overlap:
             return None
         text = f"{now.tokens:g} tokens per update where there were {was.tokens:g}"
         return Difference("tokens", text, "compare batch size, accumulation and ranks")
+
+    def _evaluation(self, step: int, was: Row, now: Row) -> Difference | None:
+        before, after = was.evaluation, now.evaluation
+        if before is None or after is None or not isfinite(before):
+            return None
+        if abs(after - before) <= max(NEARLY * abs(before), *self._evaluations, 0.0):
+            return None
+        text = f"evaluation loss {after:.4g} where it was {before:.4g} at step {step} before"
+        return Difference("evaluation", text, "compare the evaluation's data, and what is loaded")
 
 
 def _is_same(was: Row, now: Row) -> bool:

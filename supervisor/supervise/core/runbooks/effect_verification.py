@@ -31,6 +31,7 @@ from typing import Any
 
 from ..analysis.loss_band import Band, median
 from ..analysis.spike_classifier import NORM_RATIO
+from ..detection.attempt_overlap import CLOSE
 from ..detection.rank_monitor import LOSS, RankMonitor
 from ..incidents.diagnosis import UPDATE
 from ..incidents.withdrawal import SILENT_S
@@ -54,7 +55,8 @@ OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; proje
 def on_continuity(ctx: StepContext, event: Notice) -> None:
     """The job that was taken back tells that it goes on otherwise than before, or begins anew.
 
-    People hear of it in any case, and what a launch saves that begins anew is suspect. The runbook
+    People hear of it, of a rate alone with the steps that follow (`repeated_steps.py`), and what a
+    launch saves that begins anew is suspect. The runbook
     fails, at the next frame, if it started the job again and that did not take its checkpoint, or
     if one of its actions does not tolerate the difference. A launch whose first loss is above what
     the run had there did not take its checkpoint either, unless the policy lets that be.
@@ -77,19 +79,28 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
             text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
     if anew and ctx.state.job.launched:
         ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
-    reshuffled = not (refused or anew or broken) and _is_reshuffled(told)
-    ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
+    holds = not (refused or anew or broken)
+    if not (holds and _is_of_rate(told)):
+        reshuffled = holds and _is_reshuffled(told)
+        ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
     if run is not None and broken:
         run.verification.rejected = text
 
 
+def _is_of_rate(told: Mapping[str, Any]) -> bool:
+    """Return whether only the rate is another one."""
+    rate, loss = told.get("lr") or {}, told.get("loss") or {}
+    was, now = loss.get("was"), loss.get("is")
+    same = was is None or now is None or abs(now - was) <= CLOSE * abs(was)
+    same = same and (told.get("probe_batch") or {}).get("verdict") != "differs"
+    return same and rate.get("was") != rate.get("is") and told.get("fingerprint") != "other"
+
+
 def _is_reshuffled(told: Mapping[str, Any]) -> bool:
-    """Return whether only the batch is, or may be, another one, and with it the loss."""
-    rate, loss = told.get("lr") or {}, (told.get("loss") or {}).get("is")
-    was, now = rate.get("was"), rate.get("is")
+    """Return whether, but for the rate, only the batch is or may be another, and so the loss."""
+    loss = (told.get("loss") or {}).get("is")
     same = (told.get("probe_batch") or {}).get("verdict") != "differs"
-    same = same and (None in (was, now) or was == now) and (loss is None or isfinite(loss))
-    return same and told.get("fingerprint") != "same"
+    return same and told.get("fingerprint") != "same" and (loss is None or isfinite(loss))
 
 
 def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
