@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervise.cli import invoke
-from supervise.store.run_outcome import skim
+from supervise.store.run_records import skim
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS_OF_THE_GROUND = HERE / "proving" / "programs"

@@ -36,7 +36,7 @@ from typing import Any
 import fence_cost
 
 from supervise.errors import ActionError
-from supervise.inputs.segment import Segments
+from supervise.inputs.segment.directory import Segments
 from supervise.job.controller import Control
 
 HERE = Path(__file__).resolve()

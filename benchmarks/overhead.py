@@ -49,7 +49,7 @@ from step_job import STEADY, WARM_UP, enough_sequences
 
 from supervise.core.model.events import Gap
 from supervise.report import receipt
-from supervise.store import audit, history, journal
+from supervise.store import audit, journal, run_records
 from supervise.store.run_directory import RunDir
 
 HERE = Path(__file__).parent
@@ -232,7 +232,7 @@ def gaps(run_dir: Path, seconds: int) -> bool:
     subprocess.run([*under(run_dir, True), *script], env=ENVIRON, check=True)
     run = RunDir.open(run_dir)
     lost = sum(1 for _ in journal.read(run.journal_path, only=(Gap,)))
-    found = [row.step for row in history.rows(run)]
+    found = [row.step for row in run_records.rows(run)]
     whole = found == list(range(RATE * seconds))
     print(
         f"\n{len(found)} frames of 32 metrics at {RATE} steps/s: {lost} gaps  "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from supervise.report import receipt
-from supervise.store import audit, history
+from supervise.store import audit, run_records
 from supervise.store.run_directory import RunDir
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
         if one["kind"] == "incident" and one["data"].get("what") in ("opened", "raised")
     )
     reflexes = [r for r in records if (r.get("data") or {}).get("what") == "safeguard"]
-    frames = Counter(row.rank for row in history.rows(found))
+    frames = Counter(row.rank for row in run_records.rows(found))
     return {
         "program": name,
         "ranks": len(frames),

@@ -32,7 +32,7 @@ import rank_soak
 import toy_soak
 
 from supervise.report import receipt
-from supervise.store import audit, history
+from supervise.store import audit, run_records
 from supervise.store.run_directory import RunDir
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +97,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
     loss = re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)
     return {
         "seed": seed,
-        "steps": sum(1 for _ in history.rows(run)),
+        "steps": sum(1 for _ in run_records.rows(run)),
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median_low
 
 from supervise.report import receipt
-from supervise.store import audit, history
+from supervise.store import audit, run_records
 from supervise.store.run_directory import RunDir
 
 JOB = Path(__file__).with_name("toy_job.py")
@@ -112,7 +112,7 @@ def _report(watched: list[Watched], path: Path, steps: int, code: int, minutes: 
     widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
     for row in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    numbers = [row.step for row in history.rows(run)]
+    numbers = [row.step for row in run_records.rows(run)]
     lost = steps - len(numbers) if numbers == list(range(len(numbers))) else steps
     records = list(audit.read(run.audit_path))
     told = Counter(

@@ -85,7 +85,7 @@ LAYERS = {
 # Single modules that may import a little more than their layer.
 ALSO = {
     "supervise.inputs.segment": ("supervise_probe.wire",),
-    "supervise.store.history": ("supervise_probe.wire",),
+    "supervise.store.run_records": ("supervise_probe.wire",),
     "supervise.catalog.lint": ("supervise_probe.wire",),
     "supervise.catalog.docs": (
         "supervise.report.card.incident_schema",
@@ -368,7 +368,7 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
         ),
         ("supervise.app", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
-        ("supervise.store.history", "from supervise_probe import wire"),
+        ("supervise.store.run_records", "from supervise_probe import wire"),
         ("supervise_probe.patches.install", "from . import wire\nimport zlib"),
         ("supervise.app", "def f():\n def g():\n" + "  x\n" * 50 + " x\n" * 50),
     ],

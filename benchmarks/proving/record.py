@@ -29,7 +29,7 @@ from grid import FAULTS, HEALTHY, PROGRAMS, Cell, Program, cells
 from pyarrow import parquet
 
 from supervise.catalog import discover
-from supervise.store import history
+from supervise.store import run_records
 from supervise.store.run_directory import RunDir
 from supervise_probe import faults
 
@@ -90,7 +90,7 @@ def record(cell: Cell) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise RuntimeError(f"{cell.program.name} {cell.name}: {refused[0]}")
         final = re.findall(r"^final_loss (\S+)", done.stdout, re.MULTILINE)
         rows = []
-        for step, rank, attempt, _, values in history.rows(RunDir.open(run)):
+        for step, rank, attempt, _, values in run_records.rows(RunDir.open(run)):
             kept = {n: v for n, v in values.items() if not LEFT_OUT.match(n) or n == moved(cell)}
             rows.append({"run": cell.name, "step": step, "rank": rank, "attempt": attempt, **kept})
     known = {

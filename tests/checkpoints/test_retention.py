@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.pin_store import PinStore
 from supervise.checkpoints.registry import Entry
+from supervise.checkpoints.retention import PinStore
 from supervise.checkpoints.tracker import RunPosition
 
 from .guard_driver import Overwriter, overwrite_during_verification, slow_verification

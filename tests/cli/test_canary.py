@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from supervise.core.model.events import Announced, Exited, Frame, Launched
-from supervise.store import history
+from supervise.store import run_records
 
 STEPS = 260
 NAMES = ("train_loss_raw", "grad_global_norm", "batch_fingerprint", "tokens_per_update")
@@ -99,7 +99,7 @@ def test_usage_and_own_errors_are_no_verdict(supervise, arm, monkeypatch):
     code, _, err = supervise(*compare, same)
     assert code == 70, "a changed log has the exit code 1 elsewhere"
     assert "changed" in err
-    monkeypatch.setattr(history, "rows", lambda run: 1 // 0)
+    monkeypatch.setattr(run_records, "rows", lambda run: 1 // 0)
     assert supervise(*compare, same)[0] == 70
 
 

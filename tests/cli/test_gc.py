@@ -11,7 +11,7 @@ import pytest
 
 from supervise.job.proc_stat import start_ticks
 from supervise.store.audit import Audit
-from supervise.store.run_retention import PARTS
+from supervise.store.run_records import PARTS
 from tests.cli.conftest import story
 
 DAY_S = 86400.0

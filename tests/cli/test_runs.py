@@ -11,7 +11,7 @@ import pytest
 from supervise.cli import _send_command
 from supervise.core.model.events import Exited, Launched
 from supervise.job.proc_stat import start_ticks
-from supervise.store import run_index
+from supervise.store import run_directory
 from supervise.store.audit import Audit
 from supervise.store.run_directory import RunDir
 
@@ -163,7 +163,7 @@ def elsewhere(recorded, tmp_path, monkeypatch):
     run = recorded()
     (tmp_path / "projects").mkdir()
     moved = RunDir(run.path.rename(tmp_path / "projects" / "main"), run.id)
-    run_index.add(moved, os.environ)
+    run_directory.add(moved, os.environ)
     here = tmp_path / "here"
     shutil.copytree(moved.path, here / "runs" / FIRST)
     (here / "runs" / FIRST / "run.json").write_text(json.dumps({"run": FIRST}))

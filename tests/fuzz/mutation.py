@@ -13,7 +13,7 @@ import zlib
 from random import Random
 from typing import Any
 
-from supervise.store import hash_chain, journal
+from supervise.store import audit, journal
 
 NUMBERS = (0, 1, 2, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-310, 1e308, -1e308, math.nan, math.inf, -math.inf, 2.0**63)
@@ -196,6 +196,6 @@ def chained(rows: list[Any], *, keep: bool = False) -> bytes:
         if isinstance(row, dict) and not keep:
             row = {**row, "seq": seq} | ({"prev": prev} if prev else {})
         body = dumped(row)
-        prev = hash_chain.leaf(body).hex()
+        prev = audit.leaf(body).hex()
         out += prev.encode() + b" " + body + b"\n"
     return bytes(out)

@@ -14,14 +14,17 @@ from typing import Any
 
 from supervise.checkpoints.tracker import RunPosition, save_report
 from supervise.core import engine
+from supervise.core.model.decisions import plain
 from supervise.core.model.events import Event, Launched, Notice, OperatorCommand, Tick
 from supervise.errors import SuperviseError
 from supervise.inputs.control_inbox import DIRECTORY, ControlInbox
 from supervise.inputs.frame_enrichment import FrameEnricher
-from supervise.inputs.segment import Segment, Segments, recorded_end
+from supervise.inputs.segment.directory import Segments
+from supervise.inputs.segment.exit_record import recorded_end
+from supervise.inputs.segment.reader import Segment
 from supervise.outputs import status_snapshot
-from supervise.store import audit, event_codec
-from supervise.store.hash_chain import Chain
+from supervise.store import event_codec
+from supervise.store.audit import Chain
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
 
@@ -76,7 +79,7 @@ class Judge:
         found = status_snapshot.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
-        json.dumps(audit.encode(found), allow_nan=False).encode()
+        json.dumps(plain(found), allow_nan=False).encode()
 
 
 def engine_record(decision: Any) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 
 from supervise.core.model.events import Frame, Notice
 from supervise.errors import SegmentError
-from supervise.inputs.segment import Segment, Segments
+from supervise.inputs.segment.directory import Segments
 from supervise.inputs.segment.limits import DATA, OWN
+from supervise.inputs.segment.reader import Segment
 from supervise_probe import wire
 
 NOW = 10**9

@@ -13,7 +13,7 @@ import pytest
 
 from supervise.core.model.events import Announced, Frame, Notice
 from supervise.inputs import clock
-from supervise.inputs.segment import Segments
+from supervise.inputs.segment.directory import Segments
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
 

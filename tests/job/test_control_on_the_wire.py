@@ -15,7 +15,7 @@ from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.core.model.action import PlanContext
 from supervise.errors import ActionError
-from supervise.inputs.segment import Segments
+from supervise.inputs.segment.directory import Segments
 from supervise.job.controller import Control
 from supervise.job.process import Process
 from supervise.job.ranks.lease import Lease

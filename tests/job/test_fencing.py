@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import ActionError
-from supervise.inputs.segment import Segments
 from supervise.inputs.segment.cursor import ReadCursor
+from supervise.inputs.segment.directory import Segments
 from supervise.job.controller import Control
 from supervise.job.ranks import fencing, same_step
 from supervise_probe.ipc import fences

@@ -18,7 +18,7 @@ from supervise.catalog import load_policy
 from supervise.cli import invoke
 from supervise.notifiers import build
 from supervise.outputs.outbox import Undelivered
-from supervise.store import run_index
+from supervise.store import run_directory
 from supervise.store.run_directory import RunDir
 
 SECRET = f"whsec_{base64.b64encode(bytes(32)).decode()}"
@@ -59,7 +59,7 @@ def ended(environ, run, message):
             for number, title in enumerate(titles)
         ]
         late_messages.write(run, undelivered, {"webhook": SETTINGS}, pytest.fail)
-        run_index.add(run, environ)
+        run_directory.add(run, environ)
         return run
 
     return end

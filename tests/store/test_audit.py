@@ -11,7 +11,8 @@ import pytest
 
 from supervise.core.model.events import Tick
 from supervise.errors import StoreError, TamperError
-from supervise.store.audit import locked, read, verify
+from supervise.store.audit import read, verify
+from supervise.store.files import locked
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
 

@@ -25,8 +25,8 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.errors import StoreError
-from supervise.store import event_codec, journal_segment
-from supervise.store.journal import Journal, read, thinned, until
+from supervise.store import event_codec
+from supervise.store.journal import Journal, encode_record, read, thinned, until
 
 STEPS = [Frame(100 + i, 0, 0, i, (1.5 * i, None, 0.0)) for i in range(8)]
 
@@ -327,7 +327,7 @@ def test_events_that_come_at_once_are_written_at_once(tmp_path):
 
 def test_of_events_that_do_not_fit_the_first_ones_count(tmp_path):
     journal = Journal.open(tmp_path / "j")
-    size = len(journal_segment.record(0, *event_codec.pack(STEPS[0])))
+    size = len(encode_record(0, *event_codec.pack(STEPS[0])))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 + 2 * size + 9, hard))
     try:

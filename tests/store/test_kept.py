@@ -20,7 +20,7 @@ from .conftest import WALL
 def sealed(run, policy):
     """A run that has ended: a policy, a bundle, a journal of three segments, all in its log."""
     run.policy_path.write_bytes(policy.resolved.encode())
-    from supervise.store.record_check import digest_of
+    from supervise.store.run_records import digest_of
 
     bundle = run.incidents_path / "inc-1" / "snapshot-1"
     bundle.mkdir(parents=True)

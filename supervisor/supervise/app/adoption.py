@@ -27,7 +27,7 @@ from ..core.state.incident import verb_of
 from ..errors import StoreError
 from ..inputs import clock
 from ..inputs.frame_enrichment import FrameEnricher
-from ..inputs.segment import Segments
+from ..inputs.segment.directory import Segments
 from ..job.controller import Control
 from ..outputs.outbox import Outbox
 from ..store import audit

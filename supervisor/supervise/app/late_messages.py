@@ -28,7 +28,7 @@ from ..errors import InputError, StoreError
 from ..inputs import clock
 from ..notifiers import Sender, build
 from ..outputs.outbox import Undelivered
-from ..store import files, run_index
+from ..store import files, run_directory
 from ..store.run_directory import RunDir
 from ..threads import Thread
 
@@ -174,7 +174,7 @@ def waiting(run: Path) -> list[LateMessage]:
 
 def runs(environ: Mapping[str, str]) -> Iterator[Path]:
     """Yield the runs of this user that may have undelivered messages, the newest first."""
-    for path in run_index.entries(environ).values():
+    for path in run_directory.entries(environ).values():
         with suppress(OSError):
             if (path / FILE).lstat().st_size:
                 yield path

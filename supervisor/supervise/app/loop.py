@@ -31,7 +31,7 @@ from ..inputs import clock, control_inbox, hardware
 from ..inputs.control_inbox import ControlInbox
 from ..inputs.frame_enrichment import FrameEnricher
 from ..inputs.hardware import Hardware
-from ..inputs.segment import Segments
+from ..inputs.segment.directory import Segments
 from ..job.controller import Control
 from ..job.idleness import Looks
 from ..job.phase_inference import Phases

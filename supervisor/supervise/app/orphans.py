@@ -23,7 +23,7 @@ import psutil
 from ..core.model.events import Notice
 from ..core.model.policy import Policy
 from ..inputs import clock
-from ..inputs.segment import Segments
+from ..inputs.segment.directory import Segments
 from ..job.process import Process
 from ..job.ranks.pending_command import ending
 from .event_processor import EventProcessor

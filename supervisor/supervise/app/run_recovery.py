@@ -27,7 +27,7 @@ from ..core.model.events import (
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import StoreError, understood
-from ..inputs.segment import ReadCursor
+from ..inputs.segment.cursor import ReadCursor
 from ..store import audit, journal, policies
 from ..store.policies import Load
 from ..store.run_directory import RunDir

@@ -5,6 +5,11 @@ Reads names, sizes and times; of the contents only a small JSON index.
 Source of the names: Trainer and accelerate (`checkpoint-N`, `rng_state_N.pth`,
 `model-00001-of-00003.safetensors` beside an index), torch.distributed.checkpoint (`__N_M.distcp`
 beside `.metadata`, which is written last).
+
+Files of one step beside each other, such as model_00100.pt and optim_00100.pt, are one checkpoint,
+named by the file of the model. A set is complete when it has what the set of the step before has.
+Source of the names: nanochat, `save_checkpoint` in checkpoint_manager.py, writes the model first,
+then meta_00100.json, then optim_00100_rank0.pt of each rank.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +28,60 @@ from typing import Any
 
 from ..errors import StoreError
 from ..store import files
-from . import file_set, registry
+from . import registry
 from .registry import GLOB, Entry, Register, Stamp
+
+MODEL, OPTIMIZER = "model", "optim"
+_MEMBER = re.compile(
+    r"(?P<kind>[A-Za-z]+)_(?P<step>\d{3,})(?P<rank>_rank\d+)?\.(pt|pth|bin|ckpt|safetensors|json)"
+)
+
+
+def model_of(path: str, matched: Collection[str]) -> str:
+    """Return the model's file of the set that a file belongs to; the file itself if there is none.
+
+    Args:
+        matched: paths that patterns match; of them only one that matches as well stands for others.
+    """
+    found = _MEMBER.fullmatch(Path(path).name)
+    if found is None or found["kind"] == MODEL:
+        return path
+    names = (f"{MODEL}_{found['step']}.{end}" for end in ("pt", "pth", "bin", "safetensors"))
+    models = (str(Path(path).with_name(name)) for name in names)
+    wanted = (m for m in models if (m in matched or path not in matched) and Path(m).is_file())
+    return next(wanted, path)
+
+
+def missing_names(path: str) -> list[str]:
+    """Return the names that a set lacks, by its model's file; [] for any other file."""
+    found = _MEMBER.fullmatch(Path(path).name)
+    if found is None or found["kind"] != MODEL:
+        return []
+    sets, step = _sets(Path(path).parent), found["step"]
+    before = max((each for each in sets if int(each) < int(step)), key=int, default=step)
+    wanted = sets.get(before, {}).items()
+    lost = (name for key, name in wanted if key not in sets.get(step, {}))
+    return sorted(name.replace(f"_{before}", f"_{step}", 1) for name in lost)
+
+
+def has_optimizer(path: str) -> bool | None:
+    """Return whether a set has an optimizer's file, None for a file that is in no set."""
+    found = _MEMBER.fullmatch(Path(path).name)
+    if found is None:
+        return None
+    members = _sets(Path(path).parent).get(found["step"], {})
+    return any(OPTIMIZER in kind.lower() for kind, _ in members)
+
+
+def _sets(folder: Path) -> dict[str, dict[tuple[str, str], str]]:
+    """Return step -> (kind, rank) -> name of the files in a directory."""
+    sets: dict[str, dict[tuple[str, str], str]] = {}
+    for each in folder.iterdir():
+        if found := _MEMBER.fullmatch(each.name):
+            key = found["kind"], found["rank"] or ""
+            sets.setdefault(found["step"], {})[key] = each.name
+    return sets
+
 
 PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"
@@ -75,7 +132,7 @@ def unusable(patterns: Sequence[str], cwd: Path) -> str:
     """Return why nothing that the patterns match can be resumed from, "" if something can."""
     reasons = []
     for path in matches(patterns, cwd):
-        model = file_set.model_of(path, ())
+        model = model_of(path, ())
         why = missing(path, stamp(path) or (), 1)
         if model != path:
             why = f"it is a part of {Path(model).name}, which is not matched"
@@ -98,7 +155,7 @@ def root_of(path: str, matched: Sequence[str]) -> str:
     name = Path(path).name
     if _SHARD.match(name) or name.endswith(".distcp"):
         return str(Path(path).parent)
-    return file_set.model_of(path, matched)
+    return model_of(path, matched)
 
 
 @dataclass(frozen=True)
@@ -174,7 +231,7 @@ def missing(path: str, current: Stamp, ranks: int) -> str:
         return "it is empty"
     names = [name for name, *_ in current]
     if not Path(path).is_dir():
-        return _missing(file_set.missing(path))
+        return _missing(missing_names(path))
     for name in names:
         if is_partial(Path(name).name):
             return f"{name} is still being written"
@@ -195,7 +252,7 @@ def _missing(lost: Sequence[str]) -> str:
 def has_optimizer_alongside(path: str) -> bool:
     """Whether a file of an optimizer lies beside, of the same step where names have one."""
     try:
-        if (found := file_set.has_optimizer(path)) is not None:
+        if (found := has_optimizer(path)) is not None:
             return found
         return any("optim" in each.name.lower() for each in Path(_folder(path)).iterdir())
     except OSError:

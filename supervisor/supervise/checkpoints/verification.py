@@ -25,7 +25,7 @@ from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
 from ..errors import StoreError
 from ..inputs import clock
 from ..store import files
-from . import discovery, manifest
+from . import discovery, registry
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VERIFIED, Entry
 from .retention import Retention
 
@@ -375,14 +375,14 @@ class CheckpointVerifier:
                     kept.pins.pin(entry, link, link=exclusive)
                 with kept.lock:
                     entry.pinned = True
-                inputs = manifest.inputs(self._data, self._cwd)
+                inputs = registry.inputs(self._data, self._cwd)
                 for name in (name for name, sha in inputs.items() if sha is None):
                     self._notifications.note(
                         f"job.manifest: {name} cannot be read below {self._cwd}: the manifests of "
                         "this run's checkpoints lack its hash",
                         once=f"manifest {name}",
                     )
-                content = manifest.describe(entry, self._facts, self._code(), environment, inputs)
+                content = registry.describe(entry, self._facts, self._code(), environment, inputs)
                 text = json.dumps(content, indent=1, default=str) + "\n"
                 path = kept.pins.folder(entry) / "manifest.json"
                 files.replace(path, text.encode(), durable=True)

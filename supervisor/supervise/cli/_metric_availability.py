@@ -15,15 +15,15 @@ from pathlib import Path
 from supervise_probe import collectors
 
 from ..catalog import metrics
-from ..checkpoints import notifications
+from ..checkpoints import registry
 from ..inputs import cross_rank_metrics, hardware, memory_growth, run_metrics
 from ._probe_check import ProbeCheck
 
 SUPERVISOR_METRICS = (
-    *cross_rank_metrics.METRICS,
+    *cross_rank_metrics.CROSS_RANK_METRICS,
     *hardware.METRICS,
-    *notifications.METRICS,
-    *run_metrics.METRICS,
+    *registry.METRICS,
+    *run_metrics.RUN_METRICS,
 )
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
@@ -119,13 +119,13 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
     found = {name: _of_probe(name, check, arrived(check)) for name in metrics.known()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
-    found |= dict.fromkeys(cross_rank_metrics.METRICS, across)
+    found |= dict.fromkeys(cross_rank_metrics.CROSS_RANK_METRICS, across)
     for together, own in PER_RANK.items():
         if world == 1 and own in found:
             found[own] = across
         found[together] = found.get(own, across)
     found |= _hardware()
-    found |= dict.fromkeys(notifications.METRICS, WITH_CHECKPOINTS)
+    found |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
     found |= {
         run_metrics.RESTARTS: "only once it was started again",
         run_metrics.ERRORS: "only once a rank or a thread ended with an error",

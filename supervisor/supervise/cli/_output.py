@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.model.decisions import plain
 from ..inputs import clock
-from ..store import audit, files
+from ..store import files
 from ..store.audit import Audit
 from ..store.journal import Journal
 from ..store.recorder import Recorder
@@ -27,7 +28,7 @@ def printable(text: str) -> str:
 
 def document(value: Any) -> str:
     """Return data as JSON that any terminal and any file can hold."""
-    return escaped(json.dumps(audit.encode(value), ensure_ascii=False, allow_nan=False))
+    return escaped(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def escaped(text: str) -> str:

@@ -22,7 +22,7 @@ from ..app.launcher import CAPACITY
 from ..catalog.forms.file_forms import SamplingForm
 from ..core.model.events import Announced, Frame
 from ..inputs import clock
-from ..inputs.segment import Segments
+from ..inputs.segment.directory import Segments
 from ..job import environment, shared_memory
 
 COST = "probe_self_time"

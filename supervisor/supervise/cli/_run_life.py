@@ -13,7 +13,7 @@ from ..errors import StoreError, understood
 from ..store import journal
 from ..store.files import locked
 from ..store.run_directory import RunDir
-from ..store.run_outcome import RunOutcome
+from ..store.run_records import RunOutcome
 
 # States of a list of runs, those that need attention first.
 UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (

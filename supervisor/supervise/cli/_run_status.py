@@ -11,7 +11,7 @@ from ..outputs.verdict import verdict
 from ..report.receipt import shown
 from ..store import audit
 from ..store.run_directory import RunDir
-from ..store.run_outcome import read_outcome, skim
+from ..store.run_records import read_outcome, skim
 from ._run_life import life
 from ._text import seconds_since
 

@@ -21,10 +21,10 @@ from typing import Any
 import click
 
 from ..errors import MISSHAPEN, StoreError, UsageError
-from ..store import run_index
+from ..store import run_directory
 from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
-from ..store.run_outcome import skim
+from ..store.run_records import skim
 from ._params import ARGV, PROGRAM
 from ._run_life import LOST, UNSUPERVISED, state_of
 
@@ -104,10 +104,12 @@ def find(given: str) -> Path:
     known = runs_in(parent) if path.name and parent.is_dir() else []
     near = [run for run in known if _is_short_for(path.name, run.name)]
     near = near or [run for run in known if _is_short_for(path.name, _id_of(run))]
-    elsewhere = {} if "/" in given else run_index.entries(os.environ)
+    elsewhere = {} if "/" in given else run_directory.entries(os.environ)
     named = {i: p for i, p in elsewhere.items() if _is_short_for(given, i, p.name)}
     here = {run.resolve() for run in near}
-    near += [p for i, p in named.items() if p.resolve() not in here and run_index.still_there(i, p)]
+    near += [
+        p for i, p in named.items() if p.resolve() not in here and run_directory.still_there(i, p)
+    ]
     if len(near) == 1:
         return near[0]
     if near:
@@ -134,8 +136,8 @@ def exactly(given: str) -> Path | None:
         return None
     if is_run(RUNS / given):
         return RUNS / given
-    linked = run_index.entries(os.environ).get(given)
-    return linked if linked is not None and run_index.still_there(given, linked) else None
+    linked = run_directory.entries(os.environ).get(given)
+    return linked if linked is not None and run_directory.still_there(given, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +191,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="dir")]
-    names = dict.fromkeys([*(run.name for run in runs_in()), *run_index.entries(os.environ)])
+    names = dict.fromkeys([*(run.name for run in runs_in()), *run_directory.entries(os.environ)])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

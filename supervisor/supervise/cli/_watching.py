@@ -33,7 +33,7 @@ from ..outputs.dead_man_ping import DeadManPing
 from ..outputs.outbox import Outbox
 from ..outputs.prometheus.openmetrics import RunMetrics
 from ..report import receipt
-from ..store import run_index
+from ..store import run_directory
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
@@ -194,7 +194,7 @@ def watch(
         heartbeat.start(begins=app.settings.past is None)
     if metrics is not None:
         metrics.start(print_line)
-    index = threading.Thread(target=run_index.add, args=(run, os.environ), daemon=True)
+    index = threading.Thread(target=run_directory.add, args=(run, os.environ), daemon=True)
     with suppress(RuntimeError):  # at the limit of threads
         index.start()  # a home directory may hang
     code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)

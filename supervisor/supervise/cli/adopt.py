@@ -20,7 +20,7 @@ from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, UsageError
-from ..inputs.segment import recorded_end
+from ..inputs.segment.exit_record import recorded_end
 from ..job import shared_memory
 from ..job.adopted_process import AdoptedProcess
 from ..job.signals import Forwarder

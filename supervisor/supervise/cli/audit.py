@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import StoreError, TamperError
-from ..store import audit, record_check
+from ..store import audit, run_records
 from ..store.run_directory import RunDir
 from ._output import escaped, printable
 from ._runs import run_argument
@@ -69,7 +69,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     if as_json:
         shown = {name: getattr(found, name) for name in found.__slots__}
         shown["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**shown, "not_checked": record_check.NOT_CHECKED}))
+        click.echo(json.dumps({**shown, "not_checked": run_records.NOT_CHECKED}))
     else:
         click.echo(f"{found.status}: {found.message}")
         click.echo(f"head: {found.records} {found.head}")
@@ -79,19 +79,19 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
             click.echo(
                 "checked: the log only; give the run directory to check the files it refers to"
             )
-        click.echo(f"not checked: {'; '.join(record_check.NOT_CHECKED)}")
-    changed = any(part.status in (record_check.CHANGED, record_check.MISSING) for part in parts)
+        click.echo(f"not checked: {'; '.join(run_records.NOT_CHECKED)}")
+    changed = any(part.status in (run_records.CHANGED, run_records.MISSING) for part in parts)
     ctx.exit(1 if changed else found.exit_code)
 
 
-def _parts(run: RunDir, status: str) -> list[record_check.Part]:
+def _parts(run: RunDir, status: str) -> list[run_records.Part]:
     """Compare the files of a run with their digests in the valid records of its log."""
-    digests = record_check.Digests()
+    digests = run_records.Digests()
     with suppress(TamperError):  # reported already; the records before it are good
         for record in audit.read(run.audit_path):
             digests.take(record)
     digests.ended = digests.ended and status == "good"
-    return list(record_check.check(run, digests))
+    return list(run_records.check(run, digests))
 
 
 @command.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..errors import StoreError, UsageError
-from ..store import files, history, journal
+from ..store import files, journal, run_records
 from ..store.run_directory import RunDir
 from ._runs import run_argument
 
@@ -52,22 +52,22 @@ def command(run: Path, kind: str | None, metrics: str | None, output: Path | Non
     if kind == PARQUET and output is None:
         raise UsageError("Parquet is no text for a terminal or a pipe", hint="add -o run.parquet")
     found = RunDir.open(run)
-    columns = _columns(history.metric_ids(found), metrics)
+    columns = _columns(run_records.metric_ids(found), metrics)
     for first, end in journal.thinned(found.journal_path):
         text = f"events {first} to {end - 1}: frames were removed (journal.max_gb)"
         click.echo(f"supervise: warning: {text}", err=True)
     if output is None:
-        history.export_csv(found, sys.stdout, columns)
+        run_records.export_csv(found, sys.stdout, columns)
         return
     try:
         if kind == CSV:
             with files.replacing(
                 output, "w", shared=True, encoding="utf-8", newline=""
             ) as text_file:
-                rows = history.export_csv(found, text_file, columns)
+                rows = run_records.export_csv(found, text_file, columns)
         else:
             with files.replacing(output, shared=True) as binary_file:
-                rows = history.export_parquet(found, binary_file, columns)
+                rows = run_records.export_parquet(found, binary_file, columns)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error
     click.echo(f"wrote {rows} rows to {output}", err=True)

@@ -13,9 +13,9 @@ import click
 
 from ..errors import StoreError
 from ..inputs import clock
-from ..store import run_retention
+from ..store import run_records
 from ..store.run_directory import RUNS, RunDir
-from ..store.run_retention import Survey
+from ..store.run_records import Survey
 from ._output import document, printable
 from ._params import duration
 from .checkpoints import size
@@ -58,7 +58,7 @@ def command(directory: Path, older_than: float, keep: int, dry_run: bool, as_jso
 
     Exit codes: 0; 1 a part could not be removed; 64 no such directory.
     """
-    found = run_retention.survey(
+    found = run_records.survey(
         directory,
         now_s=time.time(),
         older_than_s=older_than,
@@ -86,7 +86,7 @@ def command(directory: Path, older_than: float, keep: int, dry_run: bool, as_jso
 def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
-        run_retention.remove(run.path, run.parts, clock.wall())
+        run_records.remove(run.path, run.parts, clock.wall())
     except StoreError as error:
         return str(error)
     return None
@@ -99,7 +99,7 @@ def _line(run: Survey, error: str | None) -> str:
     return f"{age}  {f'kept: {run.kept}' if run.kept else _parts(run.parts)}"
 
 
-def _parts(parts: Sequence[run_retention.Part]) -> str:
+def _parts(parts: Sequence[run_records.Removable]) -> str:
     return ", ".join(f"{part.name} {size(part.size_bytes)}" for part in parts)
 
 

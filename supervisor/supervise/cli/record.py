@@ -18,7 +18,7 @@ from ..report.record import check, pages
 from ..report.record.build import build
 from ..report.record.monitors import Knowledge
 from ..report.record.record_form import schema
-from ..store import audit, files, record_check, signature
+from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
 from ._output import printable
 from .why import INSPECT, readable
@@ -35,10 +35,10 @@ FORMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bytes]]] = {
 SIGNATURE = ".sig"
 SHIPPED = ("nano", "medium", "large", "moe", "canary", "observe")
 GOOD, CHANGED, MISSING, UNCHECKED = (
-    record_check.GOOD,
-    record_check.CHANGED,
-    record_check.MISSING,
-    record_check.UNCHECKED,
+    run_records.GOOD,
+    run_records.CHANGED,
+    run_records.MISSING,
+    run_records.UNCHECKED,
 )
 DIFFERENT = 1
 
@@ -97,7 +97,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
         click.echo(FORMS[form][1](record).decode(), nl=False)
         return
     raw = check.encode(record)
-    signed = None if key is None else signature.sign(raw, key)
+    signed = None if key is None else audit.sign(raw, key)
     place = found.path / FOLDER if out is None else out
     try:
         files.make_directory(place)
@@ -190,9 +190,9 @@ def _read(target: Path) -> Any:
         raise InputError(f"{target} is no record: {error}") from error
 
 
-def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[record_check.Part]:
+def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_records.Part]:
     """Yield what is good, changed or unchecked of a record and of its run."""
-    Part = record_check.Part  # noqa: N806 - it is a class
+    Part = run_records.Part  # noqa: N806 - it is a class
     try:
         raw = files.read(path, foreign=True, limit=files.MAX_JSON)
     except OSError as error:
@@ -213,14 +213,14 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[reco
     head = (int(recorded["audit"]["records"]), str(recorded["audit"]["head"]))
     log = audit.verify(run.audit_path, run.id, head if head[0] else None)
     yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
-    digests = record_check.Digests()
+    digests = run_records.Digests()
     try:
         for one in audit.read(run.audit_path):
             digests.take(one)
     except TamperError as error:
         yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
         return
-    parts = list(record_check.check(run, digests))
+    parts = list(run_records.check(run, digests))
     yield from parts
     named, complete = check.of_run(recorded, build_record(run))
     if any(part.status in (CHANGED, MISSING) for part in parts):
@@ -247,18 +247,18 @@ def _parsed(raw: bytes) -> tuple[Any, str]:
     return found, ""
 
 
-def _signed(path: Path, raw: bytes, key: Path | None) -> record_check.Part:
+def _signed(path: Path, raw: bytes, key: Path | None) -> run_records.Part:
     detached = path.with_name(f"{path.name}{SIGNATURE}")
     if key is None:
         why = "there is one; give the public key with --key" if detached.exists() else "none"
-        return record_check.Part("signature", UNCHECKED, why)
+        return run_records.Part("signature", UNCHECKED, why)
     if not detached.is_file():
-        return record_check.Part("signature", MISSING, f"{detached.name} is missing")
-    if not signature.is_signed(raw, detached.read_bytes(), key):
-        return record_check.Part(
+        return run_records.Part("signature", MISSING, f"{detached.name} is missing")
+    if not audit.is_signed(raw, detached.read_bytes(), key):
+        return run_records.Part(
             "signature", CHANGED, f"{path.name} was changed after it was signed, or by another key"
         )
-    return record_check.Part("signature", GOOD, f"{path.name} is signed with {key.name}")
+    return run_records.Part("signature", GOOD, f"{path.name} is signed with {key.name}")
 
 
 # ── what this installation knows ──────────────────────────────────────────────────────────────────

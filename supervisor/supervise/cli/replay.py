@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import understood
-from ..store import audit, journal, policies, record_check, recorder
+from ..store import audit, journal, policies, recorder, run_records
 from ..store.run_directory import RunDir
 from ._output import document, printable
 from ._runs import run_argument
@@ -57,8 +57,8 @@ def _compare(found: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     from ..catalog import load_policy
     from ..core import replay
 
-    parts = record_check.policy_parts(found, record_check.taken(log))
-    edited = [part.text for part in parts if part.status == record_check.CHANGED]
+    parts = run_records.policy_parts(found, run_records.taken(log))
+    edited = [part.text for part in parts if part.status == run_records.CHANGED]
     thinned = journal.thinned(found.journal_path)
     count, differences = replay.compare(
         load_policy(found.policy_path),

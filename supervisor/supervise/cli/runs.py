@@ -12,7 +12,7 @@ import click
 
 from ..errors import MISSHAPEN, StoreError
 from ..store.run_directory import RUNS, RunDir
-from ..store.run_outcome import skim
+from ..store.run_records import skim
 from ._output import document, print_table
 from ._run_life import STATES, UNKNOWN, state_of
 from ._runs import NO_RUN, runs_in

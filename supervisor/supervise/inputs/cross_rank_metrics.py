@@ -23,9 +23,9 @@ SKIPPED = "update_skipped"
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
-LAG = 64  # steps that may be incomplete before the oldest is dropped
+MAX_OPEN_STEPS = 64  # steps that may be incomplete before the oldest is dropped
 
-METRICS = (
+CROSS_RANK_METRICS = (
     "job_loss",
     "job_tokens",
     "job_grad_norm",
@@ -66,7 +66,7 @@ class Ranks:
                 self._newest |= skips_apart(complete)
             self._replicas = hold_the_same(complete, self._replicas)
             self._open = {k: v for k, v in self._open.items() if k > key}
-        while len(self._open) > LAG:  # a rank fell silent: its steps never come
+        while len(self._open) > MAX_OPEN_STEPS:  # a rank fell silent: its steps never come
             del self._open[min(self._open)]
 
     def forget(self, rank: int) -> None:

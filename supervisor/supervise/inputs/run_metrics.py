@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from ..core.model.events import Announced, Beat, Frame
 from ..core.model.failure import THREAD, Failure
 
-METRICS = RESTARTS, ERRORS, LAG, MISSING = (
+RUN_METRICS = RESTARTS, ERRORS, LAG, MISSING = (
     "restart_rate",
     "error_event_rate",
     "metrics_ingest_lag",

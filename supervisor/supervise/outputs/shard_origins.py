@@ -14,7 +14,7 @@ from ..core.model.events import Frame
 BEFORE = 5  # steps before the first breach: the cause may be a slightly earlier batch
 NAMED = 12  # shards in the summary
 
-Window = Iterable[tuple[Sequence[str], Frame]]
+Frames = Iterable[tuple[Sequence[str], Frame]]
 Row = dict[str, Any]
 
 
@@ -30,7 +30,7 @@ class Onset(Protocol):
 def trace(
     tapes: Mapping[int, Any],
     ranks: Mapping[int, Mapping[str, Any]],
-    window: Window,
+    window: Frames,
     breach_step: int | None,
 ) -> dict[str, Any] | None:
     """Return the shards of the steps from `BEFORE` before the first breach to it; None if unknown.
@@ -61,7 +61,7 @@ def trace(
     return {"breach_step": breach_step, "steps": rows, "shards": _summary(rows)}
 
 
-def _of_frames(window: Window, ranks: Mapping[int, Mapping[str, Any]]) -> Iterable[Row]:
+def _of_frames(window: Frames, ranks: Mapping[int, Mapping[str, Any]]) -> Iterable[Row]:
     for names, frame in window:
         values = dict(zip(names, frame.values, strict=False))
         number = values.get("batch_shard")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import StoreError
-from ..store import history
+from ..store import run_records
 from ..store.run_directory import RunDir
 from .card.series import Tapes
 from .records import Record, is_of
@@ -31,7 +31,7 @@ def tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None
     last = next((r["event"] for r in mine if is_of(r, "incident", "closed")), None)
     found = Tapes()
     try:
-        for number, frame, names in history.numbered(run, last):
+        for number, frame, names in run_records.numbered(run, last):
             if number > first - NEAR:
                 found.add(frame, names, opened=number > first)
     except StoreError:

@@ -21,8 +21,7 @@ from ..core.model.events import Event, Frame
 from ..core.model.redaction import Redactor
 from ..errors import FULL, StoreError, no_space
 from .audit import RESERVE_BYTES, Audit
-from .journal import Journal
-from .journal_segment import MAX_RESERVE
+from .journal import MAX_RESERVE, Journal
 
 # On disk before the next step, with the events that caused them.
 SYNCED = frozenset({"intent", "commit", "abort", "in_doubt", "approval_requested", "approval"})

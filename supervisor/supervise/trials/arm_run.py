@@ -22,7 +22,7 @@ import psutil
 
 from ..children import Child
 from ..errors import StoreError, UsageError
-from ..store import history
+from ..store import run_records
 from ..store.run_directory import RunDir
 from . import outside_writes
 from .scratch import arm_environment
@@ -217,7 +217,7 @@ class _Follower:
         """Return how many steps were made; the first one is read once."""
         if self._first_step is None:
             with suppress(StoreError):
-                row = next(history.rows(RunDir.open(self._path)), None)
+                row = next(run_records.rows(RunDir.open(self._path)), None)
                 self._first_step = None if row is None else row.step
         return 0 if self._first_step is None else step + 1 - self._first_step
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..canary.arms import Arm, ArmBuilder
 from ..errors import understood
-from ..store import audit, files, history
+from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
 
 HINT = "supervise audit show RUN prints them"
@@ -27,7 +27,7 @@ def read_arm(
         StoreError: a record is missing, or cannot be understood; TamperError: it was changed.
     """
     builder = ArmBuilder(metrics)
-    for row in history.rows(run):
+    for row in run_records.rows(run):
         builder.take(row.step, row.rank, row.attempt, row.values)
     exit_code: int | None = None
     inputs: Mapping[str, str] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import understood
 from ..fault_suite.fault_arm import Act, Alarm, FaultArm
 from ..report.records import is_of
-from ..store import audit, history
+from ..store import audit, run_records
 from ..store.run_directory import RunDir
 from .recorded_arm import HINT, read_arm
 
@@ -41,7 +41,7 @@ def _repeated(run: RunDir) -> int:
     """Return how many steps the first rank made more than once."""
     leader: int | None = None
     steps: list[int] = []
-    for row in history.rows(run):
+    for row in run_records.rows(run):
         leader = row.rank if leader is None else leader
         if row.rank == leader:
             steps.append(row.step)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.model import format_readings
 from ...core.model.policy import Rule
-from ...store.hash_chain import decode
+from ...store.audit import decode
 from ..records import Record, is_of
 
 RuleOf = Callable[[str], Rule | None]

@@ -16,7 +16,7 @@ from typing import Any
 from ...core.model.decisions import plain
 from ...core.model.failure import Failure
 from ...core.model.policy import Policy, Rule
-from ...store.hash_chain import decode
+from ...store.audit import decode
 from ...store.recorder import INCOMPLETE
 from .. import failure_report
 from ..records import Record, is_of, order_of, outcomes, records_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.model.decisions import plain
 from ...core.model.policy import Policy
-from ...store import audit, record_check
+from ...store import audit, run_records
 from ...store.recorder import incomplete
 from ...store.run_directory import RunDir
 from ..records import Record, troubles
@@ -112,9 +112,9 @@ def _audited(run: RunDir, records: Sequence[Record]) -> dict[str, Any]:
         "head": report.head,
         "parts": [
             {"part": one.part, "status": one.status, "text": one.text}
-            for one in record_check.check(run, record_check.taken(records))
+            for one in run_records.check(run, run_records.taken(records))
         ],
-        "not_checked": list(record_check.NOT_CHECKED),
+        "not_checked": list(run_records.NOT_CHECKED),
     }
 
 

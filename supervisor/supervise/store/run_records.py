@@ -1,0 +1,672 @@
+"""Answers from the records of a run: its outcome, its metrics, changed files, removable files.
+
+The metrics include the frames of steps that a rollback undid, with another `attempt`. A live run
+can be read up to some recent frame.
+
+The audit log has digests of the policies, of each evidence bundle, and of the journal at each
+adoption and at the end of the run. Files without a digest are reported as unchecked.
+
+Of runs that are over, the space is freed in this order: first what only a run that goes on needs.
+
+    1. savepoints/   state for a relaunch        3. output/      what the job printed (--logs)
+    2. journal/      for replay and export       4. incidents/   evidence bundles
+
+All else stays: the audit log, which `why`, `status` and `audit verify` read, the policies, and
+pinned checkpoints, which may be the only copy. `retention.json` says what was removed; it is on
+disk before anything is. A run is left alone while its supervisor or its job lives, while its
+supervisor is dead and an incident is open, or where it cannot be known.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from ..core.model.decisions import SEVERITIES
+from ..core.model.events import Announced, Frame
+from ..core.model.redaction import cell
+from ..errors import MISSHAPEN, InputError, StoreError
+from . import audit, files, journal, policies
+from .audit import read
+from .journal import RETENTION
+from .recorder import THINNED, incomplete
+from .run_directory import RunDir, is_run
+
+Record = Mapping[str, Any]
+OUTCOMES = ("commit", "abort", "in_doubt")
+_INCIDENT = b'"kind":"incident"'  # as `hash_chain` writes it; quotes inside of a text are escaped
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """How far a run has come.
+
+    Attributes:
+        last: the newest record. end: the same, if the run ended with it.
+        incidents: id -> `id severity phase step wall headline`, oldest first; `phase` is `open`,
+            `held` or `closed`.
+        relaunching: the newest action on the job is a relaunch without an outcome.
+        incomplete: see `recorder.incomplete`.
+    """
+
+    last: Record | None = None
+    end: Record | None = None
+    incidents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    relaunching: bool = False
+    incomplete: Record | None = None
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        kind, data = record["kind"], record.get("data") or {}
+        self.last = record
+        self.end = record if kind == "run_end" else None
+        if kind in OUTCOMES and "action" in data:
+            self.relaunching = False
+        elif kind == "intent":
+            self.relaunching = bool(data["action"]["verb"] == "relaunch")
+        elif kind == "incident":
+            self._take_incident(record, str(data.get("what")))
+
+    def _take_incident(self, record: Record, what: str) -> None:
+        name, severity = str(record["incident"]), record.get("severity")
+        if what == "opened":
+            self.incidents[name] = {
+                "id": name,
+                "severity": severity,
+                "phase": "open",
+                "step": record["step"],
+                "wall": record.get("wall"),
+                "headline": record["reason"],
+            }
+        elif (found := self.incidents.get(name)) is not None:
+            if severity in SEVERITIES:
+                found["severity"] = min(found["severity"], severity)
+            if what in ("closed", "held"):
+                found["phase"] = what
+
+    @property
+    def gravest(self) -> list[dict[str, Any]]:
+        """The incidents: open ones first, then by severity, then the newest."""
+        newest_first = reversed(self.incidents.values())
+        return sorted(newest_first, key=lambda i: (i["phase"] == "closed", i["severity"]))
+
+    @property
+    def worst(self) -> dict[str, Any] | None:
+        """The incident of the highest severity in the whole run, the newest of these."""
+        found = list(reversed(self.incidents.values()))
+        return min(found, key=lambda i: str(i["severity"]), default=None)
+
+
+def read_outcome(records: Iterable[Record]) -> RunOutcome:
+    """Fold all records of a log."""
+    found = RunOutcome()
+
+    def taken() -> Iterator[Record]:
+        for record in records:
+            found.take(record)
+            yield record
+
+    found.incomplete = incomplete(taken())
+    return found
+
+
+def skim(path: Path) -> RunOutcome:
+    """Return the incidents and the end from a log that is neither verified nor read in full.
+
+    For lists of many runs. A damaged line is passed over: `audit verify` reports it.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    found, last = RunOutcome(), b""
+    for line, _ in audit.lines(path):
+        if line.endswith(b"\n"):
+            last = line
+            if _INCIDENT in line:
+                _take(found, line)
+    if last and _INCIDENT not in last:
+        _take(found, last)
+    return found
+
+
+def _take(found: RunOutcome, line: bytes) -> None:
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        found.take(json.loads(line[65:]))
+
+
+HEAD = ("step", "rank", "attempt", "wall")
+GROUP_ROWS = 1 << 14  # in memory before they are written
+
+
+class Row(NamedTuple):
+    """The values of one step of one rank.
+
+    Attributes:
+        wall: when the frame was made, in UTC; None where no record says so.
+        values: metric id -> value in the metric's own unit; an absent value has no key.
+    """
+
+    step: int
+    rank: int
+    attempt: int
+    wall: datetime | None
+    values: dict[str, float]
+
+
+class WallClock:
+    """The time of day of an event, from the audit records that have both clocks.
+
+    CLOCK_MONOTONIC starts again with each boot, so each boot has its own start: the earliest that a
+    record implies, since one may be written later than its event happened.
+
+    Args:
+        path: the audit log; what is behind damage in it is not used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        starts: dict[str, tuple[int, datetime]] = {}  # boot -> first event, its moment zero
+        with suppress(StoreError):
+            for record in audit.read(path):
+                number, boot = record.get("event"), str(record.get("boot"))
+                if not isinstance(number, int) or number < 0:
+                    continue
+                with suppress(ValueError, OverflowError):
+                    wall = datetime.fromisoformat(record["wall"]).astimezone(UTC)
+                    zero = wall - _since_boot(record["mono_ns"])
+                    first, known = starts.get(boot, (number, zero))
+                    starts[boot] = first, min(known, zero)
+        self._starts = sorted(starts.values())
+
+    def at(self, number: int, at_ns: int) -> datetime | None:
+        """Return when event `number` happened, in UTC, None where that is not known."""
+        if not self._starts:
+            return None
+        place = bisect.bisect_right(self._starts, number, key=lambda start: start[0])
+        with suppress(OverflowError):
+            return self._starts[max(0, place - 1)][1] + _since_boot(at_ns)
+        return None
+
+
+def _since_boot(at_ns: int) -> timedelta:
+    return timedelta(microseconds=at_ns // 1000)
+
+
+def rows(run: RunDir) -> Iterator[Row]:
+    """Yield all frames in the order of reception.
+
+    Raises:
+        StoreError: the journal is missing or damaged.
+    """
+    names: dict[int, tuple[str, ...]] = {}
+    clock = WallClock(run.audit_path)
+    for number, event in journal.read(run.journal_path, only=(Announced, Frame)):
+        if isinstance(event, Announced):
+            names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            pairs = zip(names.get(event.rank, ()), event.values, strict=False)
+            values = {name: value for name, value in pairs if value is not None}
+            wall = clock.at(number, event.at_ns)
+            yield Row(event.step, event.rank, event.attempt, wall, values)
+
+
+def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame, Sequence[str]]]:
+    """Yield `(event number, frame, its names)` in the order of reception, as far as they are kept.
+
+    Args:
+        until: the last event number to yield; None for all.
+
+    Raises:
+        StoreError: the journal is missing or damaged.
+    """
+    names: dict[int, tuple[str, ...]] = {}
+    for number, event in journal.read(run.journal_path, only=(Announced, Frame)):
+        if until is not None and number > until:
+            return
+        if isinstance(event, Announced):
+            names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            yield number, event, names.get(event.rank, ())
+
+
+def metric_ids(run: RunDir) -> list[str]:
+    """Return the ids of all metrics that any rank announced, in order of first sight."""
+    found: dict[str, None] = {}
+    for _, event in journal.read(run.journal_path, only=(Announced,)):
+        if isinstance(event, Announced):
+            found.update(dict.fromkeys(event.names))
+    return list(found)
+
+
+def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
+    """Write one row per step, rank and attempt, and return the number of rows.
+
+    The columns are those of HEAD and the metrics, in order. Absent is empty, NaN is `nan`, infinity
+    `inf`; numbers have all digits that a float64 needs; times are ISO-8601 with milliseconds.
+
+    Raises:
+        StoreError: the journal is missing or damaged.
+    """
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*HEAD, *map(cell, metrics)])
+    count = 0
+    for step, rank, attempt, wall, values in rows(run):
+        time = "" if wall is None else wall.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        cells = [repr(values[name]) if name in values else "" for name in metrics]
+        writer.writerow([step, rank, attempt, time, *cells])
+        count += 1
+    return count
+
+
+def export_parquet(run: RunDir, out: BinaryIO, metrics: Sequence[str]) -> int:
+    """Write the same as Parquet, zstd-compressed, and return the number of rows.
+
+    `step` is int64, `rank` and `attempt` int32, `wall` a timestamp in UTC, metrics float64; absent
+    is null. The id of the run is in the metadata of the file, under `supervise.run`.
+
+    Raises:
+        StoreError: the journal is missing or damaged.
+        InputError: pyarrow is not installed.
+    """
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        hint = "pip install 'supervise-train[backtest]', or export with --csv"
+        raise InputError("Parquet needs the package 'pyarrow'", hint=hint) from error
+    head = zip(
+        HEAD, (arrow.int64(), *[arrow.int32()] * 2, arrow.timestamp("ms", "UTC")), strict=True
+    )
+    fields = [*head, *((name, arrow.float64()) for name in metrics)]
+    schema = arrow.schema(fields, metadata={"supervise.run": run.id})
+    count, source = 0, rows(run)
+    with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
+        while group := list(islice(source, GROUP_ROWS)):
+            columns: list[Any] = list(zip(*(row[:4] for row in group), strict=True))
+            columns += [[row.values.get(name) for row in group] for name in metrics]
+            arrays = [arrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+            count += len(group)
+    return count
+
+
+GOOD, CHANGED, MISSING, UNCHECKED = "good", "changed", "missing", "unchecked"
+MANIFEST = "manifest.json"
+NOT_CHECKED = (
+    "records removed from the end of the log (use --witness with the head in a notification)",
+    "a log rewritten completely (likewise)",
+    "the job's checkpoints, output and data",
+    "state.json, checkpoints.json and quarantine.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Result for one part of a run.
+
+    Attributes:
+        part: `policy`, `evidence` or `journal`.
+        status: `good`, `changed`, `missing`, or `unchecked`: the log has no digest of it.
+    """
+
+    part: str
+    status: str
+    text: str
+
+
+class Digests:
+    """The digests in an audit log; `take` its records in order."""
+
+    def __init__(self) -> None:
+        self.policy: str | None = None
+        self.reloaded: dict[str, None] = {}
+        self.bundles: dict[str, str] = {}  # path -> digest of its manifest
+        self.heads: list[tuple[int, int, str, int]] = []  # events, bytes, digest, record
+        self.pieces: list[tuple[str, int, str]] | None = None  # name, bytes, digest; if thinned
+        self.ended = False  # the run has ended with a complete journal
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        kind, data = record["kind"], record.get("data") or {}
+        self.ended = kind == "run_end"
+        if kind == "run_start" and self.policy is None:
+            self.policy = _text(data.get("policy_digest"))
+        elif kind == "policy_load" and (after := _text(data.get("after"))):
+            self.reloaded[after] = None
+        elif kind == "commit":
+            result = data.get("result")
+            made = result if isinstance(result, dict) else {}
+            path, digest = _text(made.get("path")), _text(made.get("sha256"))
+            if path and digest and path.startswith("incidents/"):
+                self.bundles[path] = digest
+        head = data.get("journal")
+        if record["actor"] == "app" and data.get("what") == THINNED:
+            self.heads.clear()  # they are of what was there before
+            self.pieces = []
+        if record["actor"] == "app" and isinstance(head, dict) and "pieces" in head:
+            self.pieces = [(str(n), int(size), str(sha)) for n, size, sha in head["pieces"]]
+        elif record["actor"] == "app" and isinstance(head, dict):
+            events, size, digest = head.get("events"), head.get("bytes"), head.get("sha256")
+            if isinstance(events, int) and isinstance(size, int) and isinstance(digest, str):
+                self.heads.append((events, size, digest, record["seq"]))
+
+
+def check(run: RunDir, digests: Digests) -> Iterator[Part]:
+    """Compare the files of a run with the digests; never raises StoreError."""
+    yield from policy_parts(run, digests)
+    gc = "removed by `supervise gc` at"
+    unchecked = {part: f"{gc} {wall}" for part, wall in removed(run).items()}
+    if "incidents" in unchecked:
+        yield Part("evidence", UNCHECKED, unchecked["incidents"])
+    else:
+        yield from _bundles(run, digests.bundles)
+    if "journal" in unchecked:
+        yield Part("journal", UNCHECKED, unchecked["journal"])
+        return
+    try:
+        yield _journal(run, digests)
+    except StoreError as error:
+        yield Part("journal", CHANGED, str(error))
+
+
+def digest_of(path: Path) -> str | None:
+    """Return "sha256:..." of a policy's file, None if unreadable."""
+    found = _sha256(path)
+    return None if found is None else f"sha256:{found}"
+
+
+def differs(what: str, expected: str, actual: str | None) -> str:
+    """Return a sentence about a file whose digest is not that in the log."""
+    if actual is None:
+        return f"{what} is missing or unreadable: expected {expected}"
+    return f"{what} was changed: expected {expected}, actual {actual}"
+
+
+def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
+    """Compare the policies of the run with their digests."""
+    first = digests.policy
+    if first is None:
+        yield Part("policy", UNCHECKED, "the log has no digest of policy.yaml")
+    wanted = [(run.policy_path, first)] if first else []
+    wanted += [(policies.path_of(run, digest), digest) for digest in digests.reloaded]
+    wrong = 0
+    for path, expected in wanted:
+        actual = digest_of(path)
+        if actual != expected:
+            wrong += 1
+            name = str(path.relative_to(run.path))
+            status = MISSING if actual is None else CHANGED
+            yield Part("policy", status, differs(name, expected, actual))
+    if wanted and not wrong:
+        count = len(digests.reloaded)
+        more = f", and so are {count} reloaded policies" if count else ""
+        yield Part("policy", GOOD, f"policy.yaml is unchanged{more}")
+
+
+def _bundles(run: RunDir, bundles: Mapping[str, str]) -> Iterator[Part]:
+    wrong = 0
+    for path, expected in bundles.items():
+        text = _bundle(run.path, path, expected)
+        if text is not None:
+            wrong += 1
+            yield Part("evidence", CHANGED, text)
+    if bundles and not wrong:
+        yield Part("evidence", GOOD, f"{len(bundles)} bundles are unchanged")
+    elif not bundles:
+        yield Part("evidence", UNCHECKED, "the log lists no bundle")
+
+
+def _bundle(home: Path, path: str, expected: str) -> str | None:
+    """Return what is wrong with a bundle, None if it is unchanged."""
+    if ".." in Path(path).parts:
+        return f"{path} is not a path of a bundle"
+    manifest = home / path / MANIFEST
+    actual = _sha256(manifest)
+    if actual != expected:
+        return differs(f"{path}/{MANIFEST}", expected, actual)
+    try:
+        listed = [(str(f["name"]), str(f["sha256"])) for f in files.read_json(manifest)["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{path}/{MANIFEST} cannot be parsed: {error}"
+    for name, digest in listed:
+        if Path(name).name != name:
+            return f"{path}/{MANIFEST} lists {name!r}, which is not a file of the bundle"
+        actual = _sha256(manifest.with_name(name))
+        if actual != digest:
+            return differs(f"{path}/{name}", digest, actual)
+    return None
+
+
+def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> Part:
+    """Compare the segments of a thinned journal with their digests."""
+    count = journal.count(run.journal_path)
+    if not pieces:
+        text = "all checksums are valid; it was thinned, and the log has no digest of it yet"
+        return Part("journal", UNCHECKED, text)
+    for name, size, expected in pieces:
+        path = run.journal_path / name
+        if Path(name).name != name or not path.is_file():
+            return Part("journal", MISSING, f"journal/{name} is missing")
+        if ended and path.stat().st_size != size:
+            return Part("journal", CHANGED, f"journal/{name} has another size than {size} bytes")
+        if ended and (actual := _sha256(path)) != expected:
+            return Part("journal", CHANGED, differs(f"journal/{name}", expected, actual))
+    cut = journal.thinned(run.journal_path)
+    events = sum(end - first for first, end in cut)
+    text = f"its {len(pieces)} segments are unchanged; frames of {events} of {count} events"
+    return Part("journal", GOOD, f"{text} were removed (journal.max_gb)")
+
+
+def _journal(run: RunDir, digests: Digests) -> Part:
+    if digests.pieces is not None:
+        return _pieces(run, digests.pieces, ended=digests.ended)
+    found = journal.heads(run.journal_path, [size for _, size, _, _ in digests.heads])
+    for events, size, expected, record in digests.heads:
+        what = f"the journal up to event {events} (byte {size}, record {record})"
+        if size not in found:
+            return Part("journal", CHANGED, f"{what} is incomplete")
+        if found[size] != expected:
+            return Part("journal", CHANGED, differs(what, expected, found[size]))
+    count = journal.count(run.journal_path)
+    if not digests.heads:
+        return Part(
+            "journal", UNCHECKED, "all checksums are valid; the log has no digest of it yet"
+        )
+    events, size, _, record = digests.heads[-1]
+    if not digests.ended:
+        return Part(
+            "journal",
+            GOOD,
+            f"its first {events} events match record {record}; later ones have valid checksums, "
+            "and no digest in the log yet",
+        )
+    if count > events:  # a partial event on a full disk does not count
+        return Part(
+            "journal",
+            CHANGED,
+            f"events were added after the last one, {events - 1} (byte {size}, record {record})",
+        )
+    return Part("journal", GOOD, f"its {events} events are unchanged")
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        with os.fdopen(files.open_file(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def taken(records: Iterable[Record]) -> Digests:
+    """Return the digests in these records."""
+    found = Digests()
+    for record in records:
+        found.take(record)
+    return found
+
+
+PARTS = ("savepoints", "journal", "output", "incidents")  # in the order of removal
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """One directory of a run, and what its removal frees."""
+
+    name: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What retention finds of one run.
+
+    Attributes:
+        age_s: since its last record.
+        kept: why nothing is removed, "" where `parts` may be.
+    """
+
+    path: Path
+    age_s: float
+    kept: str = ""
+    parts: tuple[Removable, ...] = field(default=())
+
+
+def survey(
+    directory: Path,
+    *,
+    now_s: float,
+    older_than_s: float,
+    keep: int,
+    host: str,
+    lives: Callable[[RunDir], bool],
+) -> list[Survey]:
+    """Return all runs in a directory, the newest first.
+
+    Args:
+        now_s: time since the epoch.
+        older_than_s: since the last record of a run that is over.
+        keep: the newest runs that are left whole, whatever their age.
+        host: this machine's name; a job on another one cannot be looked at.
+        lives: whether the job of a run lives.
+
+    Raises:
+        StoreError: the directory cannot be read.
+    """
+    found = []
+    for rank, (age_s, path) in enumerate(sorted(_ages(directory, now_s))):
+        why = f"one of the newest {keep}" if rank < keep else ""
+        why = why or ("" if age_s >= older_than_s else "not old enough")
+        why = why or _why_kept(path, host, lives)
+        parts = () if why else tuple(_parts(path))
+        found.append(Survey(path, age_s, why or ("" if parts else "nothing to remove"), parts))
+    return found
+
+
+def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
+    """Remove these parts of a run, as its only writer.
+
+    Raises:
+        StoreError: a supervisor has taken the run over, or it cannot be written.
+    """
+    run = RunDir.open(path)
+    try:
+        fd = files.open_file(run.audit_path, os.O_RDWR)
+        try:
+            files.take(fd, run.audit_path)
+            known = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
+            rows = [
+                {"part": p.name, "files": p.files, "bytes": p.size_bytes, "wall": wall}
+                for p in parts
+            ]
+            run.write_json(RETENTION, {"removed": [*known.get("removed", []), *rows]}, durable=True)
+            for part in parts:
+                shutil.rmtree(path / part.name)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(f"cannot remove from {path}: {error.strerror}") from error
+    except MISSHAPEN as error:
+        raise StoreError(f"{path / RETENTION} is damaged", hint="remove this file") from error
+
+
+def removed(run: RunDir) -> dict[str, str]:
+    """Return the parts that were removed, and when; empty where none was, or nobody knows."""
+    try:
+        rows = run.read_json(RETENTION)["removed"]
+        return {str(row["part"]): str(row["wall"]) for row in rows}
+    except (StoreError, *MISSHAPEN):
+        return {}
+
+
+def _ages(directory: Path, now_s: float) -> Iterator[tuple[float, Path]]:
+    try:
+        for path in directory.iterdir():
+            if is_run(path):
+                log = path / "audit.log"
+                newest = log if log.exists() else path / "run.json"
+                yield now_s - newest.stat().st_mtime, path
+    except OSError as error:
+        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
+
+
+def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
+    """Return why a run must be left alone, "" if it is over."""
+    if path.is_symlink():
+        return "a symbolic link to another run"
+    try:
+        run = RunDir.open(path)
+        if not files.is_own_directory(path):
+            return "belongs to another user"
+        if not run.audit_path.exists():
+            return "has no audit log"
+        if files.locked(run.audit_path):
+            return "is watched"
+        ended, open_incident = _end(run)
+        if not ended and run.read_json("run.json")["host"] != host:
+            return "did not end, on another machine"
+        if not ended and open_incident:
+            return f"its supervisor died with {open_incident} open: `supervise adopt` ends it"
+        if lives(run):
+            return "its job lives"
+    except StoreError as error:
+        return f"cannot be read: {error}"
+    except (OSError, *MISSHAPEN) as error:
+        return f"cannot be read: {type(error).__name__}"
+    return ""
+
+
+def _end(run: RunDir) -> tuple[bool, str]:
+    """Return whether the run ended, and the incident that was open in its last record."""
+    ended, open_incident = False, ""
+    for record in read(run.audit_path):
+        ended = record["kind"] == "run_end"
+        if record["kind"] == "incident":
+            what = (record.get("data") or {}).get("what")
+            open_incident = str(record["incident"]) if what == "opened" else open_incident
+            open_incident = "" if what == "closed" else open_incident
+    return ended, open_incident
+
+
+def _parts(path: Path) -> Iterator[Removable]:
+    for name in PARTS:
+        part = path / name
+        if part.is_symlink() or not part.is_dir():
+            continue
+        sizes = [file.lstat().st_blocks * 512 for file in part.rglob("*") if not file.is_dir()]
+        if sizes:
+            yield Removable(name, len(sizes), sum(sizes))
