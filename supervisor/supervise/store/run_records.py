@@ -46,7 +46,7 @@ from .run_directory import RunDir, is_run
 
 Record = Mapping[str, Any]
 OUTCOMES = ("commit", "abort", "in_doubt")
-_INCIDENT = b'"kind":"incident"'  # as `hash_chain` writes it; quotes inside of a text are escaped
+_INCIDENT = b'"kind":"incident"'  # as `audit` writes it; quotes inside of a text are escaped
 
 
 @dataclass(slots=True)
