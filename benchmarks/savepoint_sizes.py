@@ -34,7 +34,7 @@ from step_job import load_example
 SIZES = {"0.8": (4, 128, 12), "10": (6, 384, 4), "100": (14, 768, 2)}  # layers, width, windows
 SECONDS = {"0.8": 60.0, "10": 150.0, "100": 700.0}
 SHARE, MEMORY = 0.005, 1 / 8  # limits: of the time, and of the host's memory
-FREE_S = 0.1  # see the probe's `savepoints/time_share.py`
+FREE_S = 0.1  # see the probe's `savepoints/controller.py`
 HERE = Path(__file__).resolve()
 HEAD = (
     "million",

@@ -369,7 +369,7 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
         ("supervise.app", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
         ("supervise.store.run_records", "from supervise_probe import wire"),
-        ("supervise_probe.patches.install", "from . import wire\nimport zlib"),
+        ("supervise_probe.hooks.install", "from . import wire\nimport zlib"),
         ("supervise.app", "def f():\n def g():\n" + "  x\n" * 50 + " x\n" * 50),
     ],
 )

@@ -41,9 +41,9 @@ def test_the_contracts_are_kept():
             "collectors.loss -> supervise_probe.probe",
         ),
         (
-            "runtime/scalars.py",
-            "from .active_safeguards import ActiveSafeguards",
-            "scalars -> .active_safeguards",
+            "torch_state/rate_hold.py",
+            "from .records import Update",
+            "records -> .rate_hold",
         ),
     ],
 )

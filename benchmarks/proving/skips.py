@@ -34,7 +34,7 @@ from score import RECORDINGS, harms
 
 from supervise.store import run_records
 from supervise.store.run_directory import RunDir
-from supervise_probe.safeguards.outlier_rule import Limits, OutlierRule
+from supervise_probe.safeguards.skip_outliers import Limits, OutlierRule
 
 TABLE = Path(__file__).with_name("skips.md")
 WATCHED = 30  # rows from a fault on

@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .runtime.gate import Gate
     from .runtime.guard import Guard
-    from .runtime.position import Position
-    from .runtime.reporter import Reporter
+    from .runtime.reporter import Position, Reporter
     from .runtime.scalars import Scalars
     from .torch_state.registry import Registry
 

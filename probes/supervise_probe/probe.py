@@ -16,13 +16,12 @@ from typing import Any, Dict, Mapping
 from . import config as settings
 from .context import ProbeContext
 from .control import evidence
-from .listeners.current import Listeners
-from .patches import forward, install
+from .hooks import forward, install
+from .hooks.listeners import Listeners
 from .runtime import exit_status, failure, files
 from .runtime.gate import Gate
 from .runtime.guard import Guard, Part
-from .runtime.position import Position
-from .runtime.reporter import Reporter
+from .runtime.reporter import Position, Reporter
 from .runtime.scalars import Scalars
 from .runtime.times import Times
 from .torch_state.registry import Registry
@@ -89,8 +88,7 @@ class Probe:
 
     def listen(self, library: Any) -> None:
         """Hear what a training library, which was just imported, will do."""
-        from .adapters.install import listen
-        from .adapters.wrap import Hold
+        from .hooks.libraries import Hold, listen
 
         listen(Hold(self.gate, self.guard, self._times, self._listeners), library)
 

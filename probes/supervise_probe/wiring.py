@@ -6,51 +6,165 @@ a rank with a segment (`RankParts`). No part knows the others but by what it is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Tuple
 
 from .checkpoints.on_demand import OnDemand
-from .checkpoints.resume import Resume
-from .checkpoints.save_reports import SaveReports
-from .collectors import COUNTERS, Collectors, Plan, _wiring
-from .control.commands import Commands
+from .checkpoints.resume import Resume, SaveReports
+from .collectors import (
+    COUNTERS,
+    Collectors,
+    Plan,
+    batch,
+    batch_sanity,
+    clipping,
+    counters,
+    discards,
+    flops,
+    framework,
+    gradient,
+    groups,
+    limits,
+    loss,
+    loss_scale,
+    noise,
+    optimizer_state,
+    phase,
+    quarantine,
+    rates,
+    shards,
+    sketch,
+    timing,
+    tokens,
+    updates,
+)
+from .control.commands import Commands, KeptSignals
 from .control.fault_injector import FaultInjector
-from .control.kept_signals import KeptSignals
 from .control.reporting import JobReports
+from .hooks.listeners import (
+    ForwardListener,
+    LoaderListener,
+    Measured,
+    SaveListener,
+    StepListener,
+    Steps,
+    TrainerListener,
+)
 from .ipc.publisher import Publisher
-from .listeners.current import TrainerListener
-from .listeners.forward import ForwardListener
-from .listeners.loader import LoaderListener
-from .listeners.saves import SaveListener
-from .listeners.step import Measured, StepListener, Steps
-from .runtime.active_safeguards import InForce
 from .runtime.background import Background
 from .safeguards.around_step import Safeguards
 from .sampling.sample_sets import SampleSets
 from .sampling.schedule import SamplingSchedule
-from .sampling.snapshots import Snapshots
-from .sampling.watch import Sampler
+from .sampling.watch import Sampler, Snapshots
 from .savepoints.controller import RollbackController, RollbackParts
 from .savepoints.reference_batch import ReferenceBatch
 from .savepoints.skip_ranges import SkipRanges
 from .savepoints.step_history import StepHistory
 from .stepping.batch_observer import BatchObserver
-from .stepping.between_steps import BetweenSteps
-from .stepping.discarded_gradients import DiscardedGradients
 from .stepping.evaluation_pass import EvaluationPass
 from .stepping.inferred_steps import WHY, Callbacks, InferredSteps
-from .stepping.step_tracker import Changers, Process, Readers, StepTracker
+from .stepping.step_tracker import (
+    BetweenSteps,
+    Changers,
+    DiscardedGradients,
+    Process,
+    Readers,
+    StepTracker,
+)
 from .stepping.training_thread import TrainingThread
-from .torch_state.foreign_engine import ForeignEngine
 from .torch_state.grad_scaler import GradScalerState
 from .torch_state.learning_rate import LearningRate
-from .torch_state.records import Optimizers
+from .torch_state.records import InForce, Optimizers
+from .torch_state.state_watch import ForeignEngine
 from .torch_state.weight_copies import WeightCopies
 
 if TYPE_CHECKING:
+    from .collectors import Collector
     from .context import ProbeContext
     from .ipc.mailbox import Mailbox
     from .runtime.scalars import Number
     from .runtime.times import Times
+
+
+class Sources(NamedTuple):
+    """What collectors read beside the context.
+
+    Attributes:
+        extra: what joins the next frame.
+    """
+
+    optimizers: Optimizers
+    scaling: GradScalerState
+    rate: LearningRate
+    times: Times
+    sets: SampleSets
+    in_force: InForce
+    extra: Dict[str, Number]
+    copies: WeightCopies
+
+
+class Wired(NamedTuple):
+    """Those that other parts call."""
+
+    batch: batch.Collector
+    batch_sanity: batch_sanity.Collector
+    counters: counters.Collector
+    discards: discards.Collector
+    flops: flops.Collector
+    gradient: gradient.Collector
+    groups: groups.Collector
+    framework: framework.Collector
+    limits: limits.Collector
+    loss: loss.Collector
+    quarantine: quarantine.Collector
+    shards: shards.Collector
+    tokens: tokens.Collector
+    updates: updates.Collector
+
+
+def make(
+    context: ProbeContext,
+    sources: Sources,
+    look_inside: Callable[[], None],
+    step_is_over: Callable[[], None],
+) -> Tuple[Wired, Dict[str, Collector]]:
+    """Make them, and by name all that need more than the context.
+
+    For the two callables see `batch` and `framework`.
+    """
+    gradients = gradient.Collector(context, sources.scaling, sources.copies)
+    clips = clipping.Collector(context, gradients)
+    losses = loss.Collector(context)
+    batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
+    wired = Wired(
+        batch=batches,
+        batch_sanity=batch_sanity.Collector(context, sources.sets),
+        counters=counters.Collector(context),
+        discards=discards.Collector(context, sources.scaling, gradients, losses),
+        flops=flops.Collector(context),
+        gradient=gradients,
+        groups=groups.Collector(context, sources.scaling, gradients),
+        framework=framework.Collector(context, sources.extra, step_is_over),
+        limits=limits.Collector(context, sources.in_force, clips),
+        loss=losses,
+        quarantine=quarantine.Collector(context, batches, origins),
+        shards=origins,
+        tokens=tokens.Collector(context, sources.copies),
+        updates=updates.Collector(context, sources.sets, sources.copies),
+    )
+    sketches = sketch.Collector(context, sources.optimizers, sources.sets)
+    return wired, {
+        **wired._asdict(),
+        "clipping": clips,
+        "loss_scale": loss_scale.Collector(context, sources.scaling),
+        "noise": noise.Collector(
+            context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
+        ),
+        "optimizer_state": optimizer_state.Collector(context, wired.groups),
+        "phase": phase.Collector(context, sources.optimizers, sources.rate, wired.framework),
+        "rates": rates.Collector(context, sources.rate),
+        "sketch": sketches,
+        "timing": timing.Collector(context, sources.times),
+    }
 
 
 class Life(NamedTuple):
@@ -99,7 +213,7 @@ class Parts:
             SampleSets(self.context.guard, self.context.config.sampling),
         )
         in_force = InForce()
-        sources = _wiring.Sources(
+        sources = Sources(
             self.optimizers,
             self.scaling,
             self.rate,
@@ -109,9 +223,7 @@ class Parts:
             self.extra,
             WeightCopies(context.registry, self.optimizers, context.position),
         )
-        self.wired, made = _wiring.make(
-            context, sources, self._life.attach_inside, self._step_is_over
-        )
+        self.wired, made = make(context, sources, self._life.attach_inside, self._step_is_over)
         wired = self.wired
         plan = Plan(context.guard, self.sets)
         self.collectors = Collectors(context, plan, made)

@@ -4,7 +4,7 @@ switched off, unless somebody asked for it or a profiler makes it so."""
 import pytest
 
 from supervise_probe.runtime.guard import WINDOW, Guard
-from supervise_probe.sampling.pace import SAMPLES, Pace, Unrest
+from supervise_probe.sampling.sample_sets import SAMPLES, Pace, Unrest
 
 
 class Reporter:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise_probe.torch_state.device_peaks import peak_of
+from supervise_probe.collectors.flops import peak_of
 
 
 @pytest.mark.parametrize(

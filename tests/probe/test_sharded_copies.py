@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from supervise_probe.capture.tensor_copies import BufferPool, TensorCopies, is_copyable
+from supervise_probe.torch_state.tensor_copies import BufferPool, TensorCopies, is_copyable
 
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 weight = distribute_tensor(torch.arange(12.0).view(4, 3), init_device_mesh("cpu", (1,)), [Shard(0)])

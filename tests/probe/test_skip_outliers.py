@@ -5,10 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.runtime.active_safeguards import InForce
-from supervise_probe.runtime.position import Position
-from supervise_probe.safeguards.outlier_rule import LEAST, Limits, OutlierRule
-from supervise_probe.safeguards.skip_outliers import NO_LOSS, ON_DEVICE, SkipOutliers
+from supervise_probe.runtime.reporter import Position
+from supervise_probe.safeguards.skip_outliers import (
+    LEAST,
+    NO_LOSS,
+    ON_DEVICE,
+    Limits,
+    OutlierRule,
+    SkipOutliers,
+)
+from supervise_probe.torch_state.records import InForce
 
 BAD = "the weights are bad: the probe batch has a loss of 3.1, and had 2"
 

@@ -30,8 +30,7 @@ from supervise_probe.control.commands import Commands
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer
 from supervise_probe.runtime.guard import Guard
-from supervise_probe.runtime.position import Position
-from supervise_probe.runtime.reporter import Reporter
+from supervise_probe.runtime.reporter import Position, Reporter
 
 
 class Rate:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ..errors import Refused
 from ..torch_state.registry import Registry
-from .variable_lookup import MISSING, PLAIN, Name, VariableScope
+from .save_site import MISSING, PLAIN, Name, VariableScope
 
 DEPTH = 8
 _SHORT = 60  # characters of an entry's path in a sentence

@@ -15,18 +15,18 @@ from time import monotonic_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional
 
-from ..capture.call_stack import CannotRestore, job_frames
 from ..errors import Refused
 from ..runtime import files
+from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.guard import describe
 from . import save_site
 from .layout import Layout, Learner, Sources, containers
-from .variable_lookup import Name, VariableScope
+from .save_site import Name, VariableScope
 
 if TYPE_CHECKING:
     from ..collectors.framework import Collector as FrameworkCollector
     from ..context import ProbeContext
-    from .save_reports import SaveReports
+    from .resume import SaveReports
 
 NOTHING = "the job has not saved a checkpoint yet, from which its layout could be learned"
 PARTIAL = "no file that the job saves holds both its weights and its optimizer's state"

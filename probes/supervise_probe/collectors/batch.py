@@ -3,7 +3,7 @@
 It distinguishes batches and finds them again; it is no checksum of the data set. The first tensor
 that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of
 floats, and what is passed as it is before what is inside something else
-(`torch_state/batch_inputs.py`). Before that module is known, or where it is given no tensor, it is
+(`collectors/batch.py`). Before that module is known, or where it is given no tensor, it is
 the first tensor of a DataLoader's batch.
 
 Of more than 512 bytes a sample is hashed, in pieces all over it: batches often begin alike, with
@@ -12,18 +12,84 @@ the same prompt or a white border. Two that differ in a few values only may get 
 
 from __future__ import annotations
 
+from collections import UserDict
 from ctypes import c_char, string_at
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from zlib import crc32
 
 from ..spec import MetricSpec
-from ..torch_state.batch_inputs import Inputs
+from ..torch_state.structure import attributes
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+
+DEPTH = 4  # levels
+MOST = 64  # values of one container, and of one level
+WHOLE_NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
+
+
+class Found(NamedTuple):
+    """A tensor, and whether its shape gives how much went into the model.
+
+    It does not for whole numbers that are no indices, and in a list, which may hold samples.
+    """
+
+    tensor: Any
+    counts: bool
+
+
+class Inputs:
+    """Looks for tensors of this torch."""
+
+    def __init__(self, torch: Any) -> None:
+        self._tensor = torch.Tensor
+        self._strided, self._bool = torch.strided, torch.bool
+        self._indices = (torch.int64, torch.int32)
+        self._whole = {getattr(torch, name, None) for name in WHOLE_NUMBERS}
+
+    def find(self, values: Iterable[Any]) -> Optional[Found]:
+        """Return the first of whole numbers, else of floats, in the first level that has one.
+
+        One of truth values, if there is nothing else at all: it may be a mask that stays.
+        """
+        mask: Optional[Found] = None
+        level = [(value, True) for value in values]
+        for _ in range(DEPTH):
+            floats: Optional[Found] = None
+            inner: List[Tuple[Any, bool]] = []
+            for value, alone in level:
+                if not isinstance(value, self._tensor):
+                    kept = alone and not isinstance(value, list)
+                    inner += [(one, kept) for one in islice(_contents(value), MOST)]
+                elif value.numel() > 1 and value.layout is self._strided and not value.is_nested:
+                    kind = value.dtype
+                    if kind in self._whole:
+                        return Found(value, alone and kind in self._indices)
+                    if kind.is_floating_point:
+                        floats = floats or Found(value, alone)
+                    elif kind is self._bool:
+                        mask = mask or Found(value, False)
+            if floats:
+                return floats
+            level = inner[:MOST]
+        return mask
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return dict.values(value)
+    if isinstance(value, tuple):
+        return tuple.__iter__(value)
+    if isinstance(value, list):
+        return list.__iter__(value)
+    if isinstance(value, UserDict) or hasattr(type(value), "__dataclass_fields__"):
+        return attributes(value).values()
+    return ()
+
 
 METRICS = (
     MetricSpec(

@@ -15,7 +15,7 @@ from math import log
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
-from ..sampling.pace import SPARSEST, Pace
+from ..sampling.sample_sets import SPARSEST, Pace
 from ..spec import MetricSpec
 from . import Collector as Base
 

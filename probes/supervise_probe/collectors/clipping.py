@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
-from ..torch_state.ema import Window
+from ..torch_state.records import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from math import exp, inf, isfinite
 from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
-from ..torch_state.ema import Average, Window
+from ..torch_state.records import Average, Window
 from . import Collector as Base
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, Deque, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
-from ..torch_state.ema import Window
+from ..torch_state.records import Window
 from . import Collector as Base
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
-    from ..runtime.active_safeguards import InForce
     from ..runtime.scalars import Number
-    from ..torch_state.records import Step
+    from ..torch_state.records import InForce, Step
     from .clipping import Collector as ClippingCollector
 
 METRICS = (

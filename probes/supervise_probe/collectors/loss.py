@@ -3,7 +3,7 @@
 Every training code divides by the accumulation steps before backward, so the sum over the
 backwards of a step is the loss as its author prints it. Losses that never go through
 `torch.autograd.backward` (an engine called directly) are not seen. What the job threw away is left
-out; `stepping/discarded_gradients.py` says how that is known, and where it is not.
+out; `stepping/step_tracker.py` says how that is known, and where it is not.
 """
 
 from __future__ import annotations

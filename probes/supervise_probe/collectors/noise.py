@@ -22,7 +22,7 @@ from operator import add
 from typing import TYPE_CHECKING, Dict, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
-from ..torch_state.ema import Average
+from ..torch_state.records import Average
 from . import Collector as Base
 
 if TYPE_CHECKING:

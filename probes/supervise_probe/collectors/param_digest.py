@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..spec import MetricSpec
-from ..torch_state.replicas import replicated
+from ..torch_state.weight_copies import replicated
 from . import Collector as Base
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ restarts of a cosine make it. What fell and stays is still decay: a floor or a s
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..spec import MetricSpec
-from ..torch_state import schedules
 from . import Collector as Base
 
 if TYPE_CHECKING:
@@ -23,6 +22,73 @@ if TYPE_CHECKING:
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers, Step
     from .framework import Collector as FrameworkCollector
+
+
+class Ends(NamedTuple):
+    """Where warm-up, stable part and whole schedule end; None where unknown."""
+
+    warm: Optional[float] = None
+    stable: Optional[float] = None
+    total: Optional[float] = None
+
+
+def find(schedulers: List[Any], optimizer: Any) -> Any:
+    """Return the scheduler whose lengths are known, the outermost one of this optimizer, or None.
+
+    Args:
+        schedulers: in order of their making; one made of others comes after them.
+    """
+    for scheduler in reversed(schedulers):
+        served = getattr(scheduler, "optimizer", None)
+        served = served if served is optimizer else getattr(served, "optimizer", served)
+        if served is optimizer and ends(scheduler) is not None:
+            return scheduler
+    return None
+
+
+def ends(scheduler: Any) -> Optional[Ends]:
+    """Return the lengths of a scheduler's parts, in its own steps; None where it has none."""
+    read = _KINDS.get(type(scheduler).__name__)
+    return None if read is None else read(scheduler)
+
+
+def _of_lambda(scheduler: Any) -> Optional[Ends]:
+    known = getattr(scheduler.lr_lambdas[0], "keywords", None)
+    if not known or "num_warmup_steps" not in known:
+        return None
+    warm = known["num_warmup_steps"]
+    total, stable = known.get("num_training_steps"), None
+    if "num_decay_steps" in known:
+        stable = warm + known["num_stable_steps"]
+        total = stable + known["num_decay_steps"]
+    return Ends(warm, stable, total)
+
+
+def _of_sequence(scheduler: Any) -> Ends:
+    milestones = list(scheduler._milestones)
+    last = ends(scheduler._schedulers[-1])
+    total = None if last is None or last.total is None else milestones[-1] + last.total
+    return Ends(milestones[0], milestones[1] if len(milestones) > 1 else None, total)
+
+
+def _of_one_cycle(scheduler: Any) -> Ends:
+    return Ends(scheduler._schedule_phases[0]["end_step"], None, scheduler.total_steps - 1)
+
+
+def _of_linear(scheduler: Any) -> Ends:
+    if scheduler.start_factor < scheduler.end_factor:
+        return Ends(warm=scheduler.total_iters)
+    return Ends(total=scheduler.total_iters)
+
+
+_KINDS: Dict[str, Callable[[Any], Optional[Ends]]] = {
+    "LambdaLR": _of_lambda,
+    "SequentialLR": _of_sequence,
+    "OneCycleLR": _of_one_cycle,
+    "LinearLR": _of_linear,
+    "CosineAnnealingLR": lambda scheduler: Ends(total=scheduler.T_max),
+    "PolynomialLR": lambda scheduler: Ends(total=scheduler.total_iters),
+}
 
 METRICS = (
     MetricSpec(
@@ -63,7 +129,7 @@ class Collector(Base):
         self._flat = self._rises = self._begun = 0.0
         self._schedulers = context.registry.schedulers
         self._scheduler: Callable[[], Any] = _nothing
-        self._ends: Any = schedules.Ends()
+        self._ends: Any = Ends()
         self._searched = -1
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
@@ -73,7 +139,7 @@ class Collector(Base):
         if scheduler is not None:
             values[POSITION] = scheduler.last_epoch
         elif self._library.total_steps is not None:
-            self._ends = schedules.Ends(total=self._library.total_steps)
+            self._ends = Ends(total=self._library.total_steps)
             values[POSITION] = step.number + self._library.steps_before
         warming = self._learning_rate.warming
         if warming.moves:
@@ -123,9 +189,9 @@ class Collector(Base):
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
         self._searched = self._schedulers.changes
         optimizers = self._optimizers.living()
-        found = schedules.find(list(self._schedulers), optimizers[0]) if optimizers else None
+        found = find(list(self._schedulers), optimizers[0]) if optimizers else None
         self._scheduler = _nothing if found is None else weakref.ref(found)
-        self._ends = schedules.Ends() if found is None else schedules.ends(found)
+        self._ends = Ends() if found is None else ends(found)
 
     def _part(self, position: float) -> float:
         first, last = self._bounds()

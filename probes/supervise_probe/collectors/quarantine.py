@@ -20,9 +20,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from ..config import place
-from ..data.quarantine import Manifest
-from ..data.shard_lists import ShardLists
-from ..data.shard_provenance import Origin, name_of, short
+from ..data.quarantine import Manifest, ShardLists
+from ..data.shard_tracker import Origin, name_of, short
 from ..errors import Refused
 from . import Collector as Base
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
-from ..data.shard_provenance import SEVERAL, Origin
-from ..data.shard_tracker import ShardTracker
+from ..data.shard_tracker import SEVERAL, Origin, ShardTracker
 from ..spec import MetricSpec
 from . import Collector as Base
 

@@ -22,7 +22,7 @@ import weakref
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ..sampling.pace import ALARM_STEPS, SPARSEST, Pace, Unrest
+from ..sampling.sample_sets import ALARM_STEPS, SPARSEST, Pace, Unrest
 from ..spec import MetricSpec
 from . import Collector as Base
 

@@ -1,6 +1,6 @@
 """Spread of the weights, matrix by matrix: what drifts slowly, and layers that swing together.
 
-What follows from copies of the routers' matrices is in `sampling/snapshots.py`.
+What follows from copies of the routers' matrices is in `sampling/watch.py`.
 """
 
 from __future__ import annotations

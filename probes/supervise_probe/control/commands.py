@@ -11,21 +11,93 @@ looks may name the step (`at_step`) that it is to be of, on all ranks.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
+from collections import deque
+from time import monotonic_ns
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 
 from ..errors import Refused
 from ..ipc import fences
 from ..ipc.mailbox import Command
 from ..runtime.guard import describe
-from . import evidence, fence
-from .fence import Fence
+from . import evidence
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..ipc.mailbox import Mailbox
+    from ..runtime.reporter import Position
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers
+
+COMPARED = 16  # newest boundaries that the ranks compare before they act together
+VERDICT_POLL_S = 0.0005  # between two looks for a verdict; it is mostly there already
+MOST_WAIT_S = 30.0
+
+
+class Fence(NamedTuple):
+    """What a rank has promised.
+
+    Attributes:
+        id: of the file of its verdict. step: the boundary that is not passed without one.
+        key, verb, args: of the command. wait_s: how long the rank waits there.
+    """
+
+    id: str
+    step: int
+    key: str
+    verb: str
+    args: Dict[str, Any]
+    wait_s: float
+
+
+class Boundaries:
+    """The newest boundaries of a rank, each with the number of collectives of the whole job so far,
+    and when it was.
+
+    All ranks of the default group take part in each of its collectives. So ranks that have made
+    another number of them by the end of one step do not mean the same step by its number. Where
+    the number does not grow, as in a pipeline or a mesh with groups of its own, the times show
+    whether the ranks wait for each other.
+    """
+
+    def __init__(self, torch: Any, position: Position) -> None:
+        # No reference to a group is kept: it would outlive its end.
+        self._groups: Any = getattr(torch.distributed, "GroupMember", None)
+        self._position = position
+        self._seen: Deque[Tuple[int, int, int]] = deque(maxlen=COMPARED)
+
+    def cross(self) -> None:
+        """A step has just ended: 0.8 us."""
+        try:
+            number = self._groups.WORLD._get_sequence_number_for_group()
+        except (AttributeError, RuntimeError):  # there is no such group, or it does not count
+            return
+        self._seen.append((self._position.step - 1, number, monotonic_ns()))
+
+    def newest(self) -> List[Tuple[int, int, int]]:
+        """Return each step, the number of collectives by its end, and the time of that in ns of
+        CLOCK_MONOTONIC, oldest first."""
+        return list(self._seen)
+
+
+def elapsed_s(since_ns: int) -> float:
+    """Return the time since then, in seconds."""
+    return (monotonic_ns() - since_ns) / 1e9
+
 
 Verb = Callable[[Dict[str, Any]], Dict[str, Any]]
 
@@ -70,9 +142,9 @@ class Commands:
         self._doers: List[Any] = [self]
         self._shm = context.config.shm
         self._fence: Optional[Fence] = None  # what this rank has promised
-        self._boundaries: Optional[fence.Boundaries] = None
+        self._boundaries: Optional[Boundaries] = None
         if self._position.world_size > 1:
-            self._boundaries = fence.Boundaries(context.torch, self._position)
+            self._boundaries = Boundaries(context.torch, self._position)
 
     def register(self, *doers: Any) -> None:
         """Let the methods `do_<verb>` of these carry out their verbs too."""
@@ -231,7 +303,7 @@ class Commands:
             str(args["key"]),
             str(args["verb"]),
             dict(args["args"]),
-            min(float(args["wait_s"]), fence.MOST_WAIT_S),
+            min(float(args["wait_s"]), MOST_WAIT_S),
         )
         at = self._position.step - 1
         try:
@@ -270,16 +342,16 @@ class Commands:
         if at > order.step:
             why = f"rank {rank} passed step {order.step}"
         try:
-            while self._part.on and at == order.step and fence.elapsed_s(began) < order.wait_s:
+            while self._part.on and at == order.step and elapsed_s(began) < order.wait_s:
                 verdict = self._guard.wait(self._part, fences.read, path)
                 if verdict is not None:
                     break
-                time.sleep(fence.POLL_S)
+                time.sleep(VERDICT_POLL_S)
         except BaseException as error:  # of a signal handler
             why = f"rank {rank} was interrupted at step {at} by {describe(error)}"
             raise
         finally:
-            wait_ms = fence.elapsed_s(began) * 1e3
+            wait_ms = elapsed_s(began) * 1e3
             if not self._paused_ns:
                 self._position.held_ns += int(wait_ms * 1e6)
             try:  # whatever the guard thinks of us: a promise was given
@@ -369,3 +441,50 @@ def _rate_of(optimizer: Any) -> Optional[float]:
     if rate is None or (hasattr(rate, "device") and rate.device.type != "cpu"):
         return None
     return float(rate)
+
+
+KEPT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # what the supervisor may hold
+
+
+class KeptSignals:
+    """The handlers of this process, once `install` was called."""
+
+    def __init__(self, context: ProbeContext) -> None:
+        self._reporter, self._position = context.reporter, context.position
+        self._pid = 0
+
+    def install(self) -> None:
+        """Take the signals that nobody has taken; of one rank alone."""
+        alone = self._position.world_size == 1
+        if not alone or threading.current_thread() is not threading.main_thread():
+            return
+        self._pid = os.getpid()
+        for signum in KEPT:
+            if signal.getsignal(signum) == signal.SIG_DFL:
+                signal.signal(signum, self._on_signal)
+                signal.siginterrupt(signum, False)  # C code of the job may not know of EINTR
+        os.register_at_fork(after_in_child=self._restore)
+        self._reporter.status_changed()
+
+    def names(self) -> List[str]:
+        """Return the signals whose handler is ours, and not the job's, now."""
+        return [signal.Signals(signum).name for signum in self._own()]
+
+    def _own(self) -> List[int]:
+        # A bound method is made anew each time it is read: equal, not the same.
+        return [each for each in KEPT if self._pid and signal.getsignal(each) == self._on_signal]
+
+    def _on_signal(self, signum: int, _frame: Any) -> None:
+        writer = self._reporter.writer
+        ours = os.getpid() == self._pid and writer is not None
+        if ours and monotonic_ns() < writer.keep_until_ns():
+            name = signal.Signals(signum).name
+            text = f"{name} came to the job itself, and waits with that of the supervisor"
+            self._reporter.notice("signal-kept", text, {"signal": name})
+            return
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    def _restore(self) -> None:
+        for signum in self._own():
+            signal.signal(signum, signal.SIG_DFL)

@@ -1,16 +1,16 @@
-"""Faults that a drill can inject, one per file; only the supervisor switches them on.
+"""Faults that a drill can inject, by what they damage; only the supervisor switches them on.
 
-Adding a fault is adding a file with a subclass of `Fault`. `MEANING`, `MOVES` and `PARAMS` are
-plain data: the command line and the documentation read them without torch. Nothing here draws from
-the job's random generators.
+Adding a fault is adding a subclass of `Fault` to one of the files: it is named after its class.
+`MEANING`, `MOVES` and `PARAMS` are plain data: the command line and the documentation read them
+without torch. Nothing here draws from the job's random generators.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
-from types import ModuleType
 from typing import Any, ClassVar, Dict, List, Mapping, Tuple, Type, Union
 
 Value = Union[int, float, str]
@@ -99,14 +99,14 @@ class Fault:
 
 
 def catalog() -> Dict[str, Type[Fault]]:
-    """Return every fault by its name."""
-    names = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
-    return {name: _fault_in(importlib.import_module(f"{__name__}.{name}")) for name in names}
-
-
-def _fault_in(module: ModuleType) -> Type[Fault]:
-    own = (kind for kind in vars(module).values() if isinstance(kind, type))
-    return next(k for k in own if issubclass(k, Fault) and k.__module__ == module.__name__)
+    """Return every fault by its name: that of its class, in snake_case."""
+    faults: Dict[str, Type[Fault]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Fault) and kind is not Fault:
+                faults[re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()] = kind
+    return dict(sorted(faults.items()))
 
 
 def complete(name: str, given: Mapping[str, Any]) -> Dict[str, Value]:

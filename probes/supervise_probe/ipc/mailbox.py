@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 from .. import wire
-from .bounded_json import to_json
+from .writer import to_json
 
 if TYPE_CHECKING:
     from .writer import Writer

@@ -11,6 +11,7 @@ Call it from the training thread, except `beat`, which any thread may call.
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import struct
@@ -20,11 +21,51 @@ import weakref
 import zlib
 from operator import is_
 from threading import RLock
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence
 
 from .. import wire
 from ..runtime import files
-from .bounded_json import to_json
+from ..wire import WireError
+
+
+def to_json(document: Any, limit: int, *, whole: Optional[Collection[str]] = ()) -> bytes:
+    """Encode `document` in at most `limit` bytes, with long strings and lists clipped if need be.
+
+    Args:
+        document: JSON-ready; what is not is written as its `str`.
+        limit: bytes of UTF-8.
+        whole: keys of a dict whose values must not be clipped; None: clip nothing.
+
+    Raises:
+        WireError: it is not JSON, or does not fit even when clipped.
+    """
+    sizes = ((0, 0),) if whole is None else ((0, 0), (240, 16), (80, 6), (24, 2))
+    try:
+        for chars, items in sizes:
+            fitted = document
+            if chars and isinstance(document, dict):
+                fitted = {
+                    key: value if key in (whole or ()) else _clip(value, chars, items)
+                    for key, value in document.items()
+                }
+            text = json.dumps(fitted, ensure_ascii=False, separators=(",", ":"), default=str)
+            raw = text.encode("utf-8", "replace")  # a lone surrogate must not stop a letter
+            if len(raw) <= limit:
+                return raw
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"cannot be written as JSON: {error}") from error
+    raise WireError(f"takes {len(raw)} bytes, but there is room for {limit}")
+
+
+def _clip(value: Any, chars: int, items: int) -> Any:
+    if isinstance(value, str) and len(value) > chars:
+        return value[: chars - 1] + "…"
+    if isinstance(value, dict):
+        return {key: _clip(inner, chars, items) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)) and len(value) > items:
+        return [_clip(v, chars, items) for v in value[:items]] + [f"… {len(value) - items} more"]
+    return value
+
 
 LAST_WORDS_CHARS = 512
 PROGRAMS = 1000  # segments of one rank and pid

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict
-
-if TYPE_CHECKING:
-    from .position import Position
+from typing import Any, Callable, Dict
 
 STATUS_EVERY = 64  # steps between two statuses when nothing happened
 
@@ -73,3 +70,22 @@ class Reporter:
         self._due, self._age = False, 0
         if self.writer is not None:
             self.writer.status(self._describe())
+
+
+class Position:
+    """Written by the wiring (rank) and by the step tracker; read by nearly every part.
+
+    Attributes:
+        rank, world_size: as the process group or the launcher says.
+        step: number of the one under way.
+        attempt: counts launches and rollbacks of the run.
+        held_ns: since the last step ended, the time in which the probe held the job: it is no part
+            of a step's time.
+    """
+
+    __slots__ = ("attempt", "held_ns", "rank", "step", "world_size")
+
+    def __init__(self, step: int, attempt: int) -> None:
+        self.rank, self.world_size = 0, 1
+        self.step, self.attempt = step, attempt
+        self.held_ns = 0

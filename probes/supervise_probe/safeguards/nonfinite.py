@@ -25,21 +25,20 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from ..runtime.scalars import Number
-from ..torch_state.replicas import Replicas
+from ..torch_state.weight_copies import Replicas
 
 if TYPE_CHECKING:
     from ..collectors.gradient import Collector as GradientCollector
     from ..collectors.loss import Collector as LossCollector
     from ..context import ProbeContext
-    from ..runtime.active_safeguards import InForce
-    from ..torch_state.records import Update
+    from ..torch_state.records import InForce, Update
 
 APART = (
     "each of {} ranks would decide alone: only under DistributedDataParallel, or behind a clip by "
     "the norm of all shards, all see the same"
 )
 
-MOST, PER = 3, 128  # skips without supervision, as in the list of actions
+MAX_SKIPS, SKIP_WINDOW = 3, 128  # skips without supervision, as in the list of actions
 ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
 
 
@@ -82,7 +81,7 @@ class SkipNonfinite:
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self.limit = RateLimit(int(order.get("max", MOST)), int(order.get("per", PER)))
+        self.limit = RateLimit(int(order.get("max", MAX_SKIPS)), int(order.get("per", SKIP_WINDOW)))
         self.state = ARMED
 
     def why_skip(self, values: Tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
@@ -112,7 +111,10 @@ class ZeroNonfinite:
 
     def __init__(self, torch: Any, order: Mapping[str, Any]) -> None:
         self._torch = torch
-        self._most, self._per = int(order.get("max", MOST)), max(1, int(order.get("per", PER)))
+        self._most, self._per = (
+            int(order.get("max", MAX_SKIPS)),
+            max(1, int(order.get("per", SKIP_WINDOW))),
+        )
         self.limit = RateLimit(self._most, self._per)
         self.state = ARMED
         self._fired: Any = None  # on a device: the newest `per` steps in which it fired

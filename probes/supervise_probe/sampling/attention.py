@@ -14,9 +14,58 @@ What a fused kernel of another library computes is not seen, nor a softmax that 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import re
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from .products import of_activations
+from ..runtime.gate import uncounted
+
+NODES = 32  # of the graph, between scores and the product that they come from
+VIEWS = 12  # in a row, in front of a parameter
+_PRODUCT = re.compile(r"[Mm]mBackward|Linear")
+_VIEW = re.compile(
+    r"^(T|Transpose|Permute|View|UnsafeView|Reshape\w*|Alias|Expand|Unsqueeze|Squeeze|Slice|Select"
+    r"|Split\w*|AsStrided|ToCopy|Clone)Backward"
+)
+_LEAF = "AccumulateGrad"
+
+
+def of_activations(scores: Any) -> Optional[bool]:
+    """Return whether no factor of the nearest matrix products behind `scores` is a parameter.
+
+    None where the graph does not show it: without gradients, or behind a custom function.
+    """
+    if scores.grad_fn is None:
+        return None
+    found: Optional[bool] = None
+    seen: Set[Any] = set()
+    waiting: List[Any] = [scores.grad_fn]
+    while waiting and len(seen) < NODES:
+        node = waiting.pop(0)
+        if node in seen:
+            continue
+        seen.add(node)
+        following = [each for each, _ in node.next_functions]
+        name = node.name()
+        if not _PRODUCT.search(name):
+            waiting += [each for each in following if each is not None]
+            continue
+        factors = following[1:3] if "add" in name.lower() else following[:2]
+        if not any(map(_is_parameter, factors)):
+            return None if None in factors else True  # a frozen parameter leaves no trace
+        found = False
+    return found
+
+
+def _is_parameter(node: Any) -> bool:
+    for _ in range(VIEWS):
+        if node is None:
+            return False
+        name: str = node.name()
+        if not _VIEW.match(name):
+            return name.endswith(_LEAF)
+        node = node.next_functions[0][0]
+    return False
+
 
 SEQUENCES, ROWS = 4, 64
 ELEMENTS = 1 << 22  # logits looked at in one call
@@ -206,3 +255,81 @@ def spread(count: int, most: int = LAYERS) -> List[int]:
     if count <= most:
         return list(range(count))
     return [i * (count - 1) // (most - 1) for i in range(most)]
+
+
+Look = Callable[..., None]
+
+
+class StandIns:
+    """The four functions.
+
+    Args:
+        sdpa: called with `(args, kwargs)` after a call of scaled_dot_product_attention.
+        softmax: called with `(input, dim)` after a softmax; once, however it was spelt.
+        quiet: whether a look must not be taken now.
+    """
+
+    def __init__(self, torch: Any, sdpa: Look, softmax: Look, quiet: Callable[[], bool]) -> None:
+        self._torch = torch
+        self._quiet = quiet
+        self._compiling = torch.compiler.is_compiling
+        self._foreign = torch.overrides.has_torch_function
+        self._inside = False
+        functional = torch.nn.functional
+
+        def saw(args: Tuple[Any, ...], kwargs: Any) -> None:
+            names = ("input", "dim")
+            given = {**dict(zip(names, args)), **kwargs}
+            softmax(args[0] if args else given["input"], given.get("dim"))
+
+        self._places: List[Tuple[Any, str, Any, Any]] = []
+        for home, name, look in (
+            (functional, "scaled_dot_product_attention", sdpa),
+            (functional, "softmax", saw),
+            (torch, "softmax", saw),
+            (torch.Tensor, "softmax", saw),
+        ):
+            original = getattr(home, name)
+            self._places.append((home, name, original, self._stand_in(original, look)))
+        self._inherited = "softmax" not in vars(torch.Tensor)
+
+    def up(self) -> None:
+        """Put them in place."""
+        for home, name, _, stand_in in self._places:
+            setattr(home, name, stand_in)
+
+    def down(self) -> None:
+        """Take them away; what somebody else put there since stays."""
+        for home, name, original, stand_in in self._places:
+            if vars(home).get(name) is not stand_in:
+                continue
+            if home is self._torch.Tensor and self._inherited:
+                delattr(home, name)
+            else:
+                setattr(home, name, original)
+
+    def close(self) -> None:
+        """Take them away for good; they refer to each other."""
+        self.down()
+        self._places.clear()
+
+    def _stand_in(self, original: Callable[..., Any], look: Look) -> Callable[..., Any]:
+        @uncounted
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._compiling() or self._quiet():
+                return original(*args, **kwargs)
+            if self._foreign((*args, *kwargs.values())):
+                self.down()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self.up()
+            self._inside = True  # one spelling calls another
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside = False
+            look(args, kwargs)
+            return result
+
+        return stand_in

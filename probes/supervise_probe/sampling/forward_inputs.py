@@ -12,11 +12,279 @@ refused: iterators, modules that are not registered, too much, or too deep.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Set, Tuple
+import sys
+from collections import OrderedDict, deque
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
-from ..capture.type_classes import TypeClasses, dict_base
 from ..runtime import rng
-from . import holders
+from ..runtime.call_stack import is_library
+from ..torch_state.structure import attributes, set_attribute, slots
+
+Exchange = Callable[[Any], Any]
+Alike = Callable[[Any, Any], bool]
+_PLACES: List[int] = []
+
+
+class Holder:
+    """One object that holds others.
+
+    Attributes:
+        name: for people. content: what it held, by key, in order.
+    """
+
+    __slots__ = ("content", "name", "target")
+
+    def __init__(self, target: Any, name: str) -> None:
+        self.target, self.name = target, name
+        self.content = self.read()
+
+    def read(self) -> List[Tuple[Any, Any]]:
+        """Return what it holds now, by key, in order."""
+        raise NotImplementedError
+
+    def write(self, key: Any, value: Any) -> None:
+        """Put one value in the place of another."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """Hold the old content, whatever it holds now."""
+        raise NotImplementedError
+
+    def place(self, key: Any) -> str:
+        """Return the name of what is held under `key`."""
+        return f"{self.name}.{key}" if type(key) is str else self.name
+
+    def exchange(self, stand_in: Exchange) -> None:
+        """Put in what stands in for its values."""
+        for key, value in self.content:
+            other = stand_in(value)
+            if other is not value:
+                self.write(key, other)
+
+    def put_back(self, alike: Alike) -> str:
+        """Hold the old content again; return the name of what was not alike, "" for nothing."""
+        now, content = self.read(), self.content
+        if len(now) == len(content) and all(
+            a is c and b is d for (a, b), (c, d) in zip(now, content)
+        ):
+            return ""
+        changed = ""
+        if len(now) != len(content) or any(a is not c for (a, _), (c, _) in zip(now, content)):
+            old = {id(key) for key, _ in content}
+            changed = next((self.place(key) for key, _ in now if id(key) not in old), self.name)
+            self.renew()
+            return changed
+        for (key, new), (_, value) in zip(now, content):
+            if new is not value:
+                self.write(key, value)
+                changed = changed or ("" if alike(new, value) else self.place(key))
+        return changed
+
+
+class Table(Holder):
+    """A dict, or the attributes of an object."""
+
+    __slots__ = ()
+
+    def read(self) -> List[Tuple[Any, Any]]:
+        return list(dict_base(self.target).items(self.target))
+
+    def write(self, key: Any, value: Any) -> None:
+        dict_base(self.target).__setitem__(self.target, key, value)
+
+    def renew(self) -> None:
+        # The order too, and never empty in between: it may be what an attribute is read from.
+        base, target = dict_base(self.target), self.target
+        kept = {id(key) for key, _ in self.content}
+        for key in [key for key in base.keys(target) if id(key) not in kept]:
+            base.__delitem__(target, key)
+        for key, value in self.content:
+            base.pop(target, key, None)
+            base.__setitem__(target, key, value)
+
+
+class Listing(Holder):
+    """A list or a deque; the keys are places."""
+
+    __slots__ = ()
+
+    def read(self) -> List[Tuple[Any, Any]]:
+        values = list(self._base().__iter__(self.target))
+        while len(_PLACES) < len(values):  # keys are compared by identity
+            _PLACES.append(len(_PLACES))
+        return list(zip(_PLACES, values))
+
+    def write(self, key: Any, value: Any) -> None:
+        self._base().__setitem__(self.target, key, value)
+
+    def renew(self) -> None:
+        base = self._base()
+        base.clear(self.target)
+        base.extend(self.target, [value for _, value in self.content])
+
+    def _base(self) -> Any:
+        return deque if isinstance(self.target, deque) else list
+
+
+class Bag(Holder):
+    """A set; nothing stands in for its members."""
+
+    __slots__ = ()
+
+    def read(self) -> List[Tuple[Any, Any]]:
+        return [(member, member) for member in set.__iter__(self.target)]
+
+    def exchange(self, stand_in: Exchange) -> None:
+        pass
+
+    def renew(self) -> None:
+        set.clear(self.target)
+        set.update(self.target, [member for _, member in self.content])
+
+
+class Slots(Holder):
+    """The attributes of an object that are in slots."""
+
+    __slots__ = ()
+
+    def read(self) -> List[Tuple[Any, Any]]:
+        names = set(slots(type(self.target)))
+        return [each for each in attributes(self.target).items() if each[0] in names]
+
+    def write(self, key: Any, value: Any) -> None:
+        set_attribute(self.target, key, value)
+
+    def renew(self) -> None:
+        old: Dict[str, Any] = dict(self.content)
+        for name, _ in self.read():
+            if name not in old:
+                object.__delattr__(self.target, name)
+        for name, value in self.content:
+            set_attribute(self.target, name, value)
+
+
+def of(value: Any, kind: str, name: str) -> List[Holder]:
+    """Return the holders of a value of this kind (see `type_classes`): none, one, or several."""
+    found: List[Holder] = []
+    if kind == "dict":
+        found.append(Table(value, name))
+    elif kind == "set":
+        found.append(Bag(value, name))
+    elif kind == "sequence" and not isinstance(value, tuple):
+        found.append(Listing(value, name))
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = None
+    if type(own) is dict:
+        found.append(Table(own, name))
+    if kind in ("object", "other") and slots(type(value)):
+        found.append(Slots(value, name))
+    return found
+
+
+_TYPES_MAX = 4096
+_CONSTANTS = (int, float, complex, str, bytes, type(None), type(...), range, slice)
+_PLAIN_OBJECTS = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
+_IMMUTABLE = (
+    ("enum", "Enum"),
+    ("pathlib", "PurePath"),
+    ("datetime", "date"),
+    ("datetime", "timedelta"),
+    ("decimal", "Decimal"),
+    ("fractions", "Fraction"),
+    ("numpy", "generic"),
+    ("numpy", "dtype"),
+)
+_NEVER_ENTERED = (
+    ("threading", "Thread"),
+    ("multiprocessing.process", "BaseProcess"),
+    ("io", "IOBase"),
+    ("builtins", "BaseException"),
+)
+_RAW = (bytearray, memoryview)
+_EXACT: Dict[type, str] = {
+    FunctionType: "function",
+    MethodType: "method",
+    ModuleType: "code",
+    BuiltinFunctionType: "code",
+}
+
+
+class TypeClasses:
+    """The class of each Python type; cached per type."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._known: Dict[type, str] = {}
+
+    def of(self, kind: type) -> str:
+        """Return one of constant, code, class, function, method, tensor, array, dict, sequence,
+        set, rng, training, object, iterator, other."""
+        known = self._known.get(kind)
+        if known is None:
+            if len(self._known) > _TYPES_MAX:  # a job that creates classes dynamically
+                self._known.clear()
+            known = self._known[kind] = self._decide(kind)
+        return known
+
+    def _decide(self, kind: type) -> str:
+        torch = self._torch
+        if kind in _EXACT:
+            return _EXACT[kind]
+        fixed = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+        if issubclass(kind, (*_CONSTANTS, *fixed, *_loaded(_IMMUTABLE))):
+            return "constant"
+        if issubclass(kind, type):
+            return "class"
+        if issubclass(kind, tuple):
+            return "sequence" if kind is tuple or hasattr(kind, "_fields") else "other"
+        if issubclass(kind, torch.Tensor):
+            return "tensor"
+        if issubclass(kind, _loaded((("numpy", "ndarray"),))):
+            return "array"
+        if issubclass(kind, rng.generator_types(torch)):
+            return "rng"
+        schedulers, scalers = torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+        if issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, schedulers, scalers)):
+            return "training"
+        if issubclass(kind, _loaded((("logging", "Logger"),))):
+            return "code"
+        if issubclass(kind, _loaded(_NEVER_ENTERED)):
+            return "other"
+        if issubclass(kind, dict):
+            return "dict"
+        if issubclass(kind, (list, deque)):
+            return "sequence"
+        if issubclass(kind, set):
+            return "set"
+        if kind in _loaded(_PLAIN_OBJECTS) or is_job_class(kind):
+            return "object"
+        return "iterator" if hasattr(kind, "__next__") or kind in _RAW else "other"
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a value is immutable data."""
+        return self.of(type(value)) == "constant"
+
+
+def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def is_job_class(kind: type) -> bool:
+    """Whether a class is defined in the job's own files."""
+    if kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and not is_library(file)
+
+
+def dict_base(table: Dict[Any, Any]) -> Any:
+    """Return the class whose methods read and write a dict; an OrderedDict has its own order."""
+    return OrderedDict if isinstance(table, OrderedDict) else dict
+
 
 DEPTH = 4  # containers in containers
 MOST_ENTRIES = 20_000
@@ -93,7 +361,7 @@ class Saved:
         self._clones: Dict[int, Any] = {}
         self._chance: List[Tuple[Any, Any]] = []
         self._arrays: List[Tuple[str, Any, Any]] = []
-        self._holders: List[holders.Holder] = []
+        self._holders: List[Holder] = []
         self._empty: List[Tuple[str, Dict[Any, Any]]] = []  # most tables of torch's are
         self._seen: Set[int] = set()
         self._entries = self._bytes = 0
@@ -134,18 +402,18 @@ class Saved:
 
     def _module(self, module: Any) -> None:
         mine, name = vars(module), type(module).__name__
-        self._holders.append(holders.Table(mine, name))
+        self._holders.append(Table(mine, name))
         for key, value in mine.items():
             if key not in _OF_TORCH:
                 if type(value) not in _ATOMS and value is not None:
                     self._look(value, f"{name}.{key}", 1)
             elif isinstance(value, dict):
                 if dict.__len__(value):
-                    self._holders.append(holders.Table(value, name))
+                    self._holders.append(Table(value, name))
                 else:
                     self._empty.append((f"{name}.{key}", value))
             elif isinstance(value, set):
-                self._holders.append(holders.Bag(value, name))
+                self._holders.append(Bag(value, name))
         for table in ("_parameters", "_buffers"):
             for key, value in mine[table].items():
                 self._look(value, f"{name}.{key}", 1)
@@ -176,7 +444,7 @@ class Saved:
 
     def _enter(self, value: Any, kind: str, name: str, depth: int) -> None:
         """Take in what a container or an object holds."""
-        found = holders.of(value, kind, name)
+        found = of(value, kind, name)
         self._holders += found
         items = [(each.place(key), held) for each in found for key, held in each.content]
         if kind == "sequence" and isinstance(value, tuple):

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.guard import Part
     from .sample_sets import SampleSets
-    from .snapshots import Snapshots
-    from .watch import Sampler
+    from .watch import Sampler, Snapshots
 
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step

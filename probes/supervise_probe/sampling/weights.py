@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, NamedTuple, Tuple
 
-from ..capture.tensor_copies import same_bits
+from ..torch_state.tensor_copies import same_bits
 from .forward_inputs import NeverError, attempt
 
 MOST_BYTES = 1 << 30  # of copies

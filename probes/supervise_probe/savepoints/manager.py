@@ -16,11 +16,11 @@ import weakref
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..capture.call_stack import CannotRestore, job_frames
-from ..capture.tensor_copies import TensorCopies
-from ..capture.training_state import TrainingState
+from ..runtime.call_stack import CannotRestore, job_frames
 from ..torch_state.registry import Registry
+from ..torch_state.tensor_copies import TensorCopies
 from .store import Busy, Savepoint, SavepointStore
+from .training_state import TrainingState
 
 __all__ = ["Busy", "CannotRestore", "Savepoints"]
 

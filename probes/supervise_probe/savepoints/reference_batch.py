@@ -15,8 +15,8 @@ With several ranks each asks for its own rows, where it can run the model withou
 
 The batch stays the same until the supervisor sees that the data changed; a later process reads that
 of its checkpoint from its file. It costs one forward of two rows per savepoint, save and question,
-nothing at any other step; and once a trial of the model (`sampling/trial.py`). What cannot be
-computed is reported with the reason and not judged: so is a save between a forward and its
+nothing at any other step; and once a trial of the model (`sampling/side_forward.py`). What cannot
+be computed is reported with the reason and not judged: so is a save between a forward and its
 backward.
 
 On an accelerator the value and the rows go to the host by a copy that is not waited for; only what
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Opt
 
 from ..errors import Refused
 from ..sampling import side_forward
-from ..sampling.trial import SAME, equal, value_of
+from ..sampling.side_forward import SAME, equal, value_of
 from ..torch_state.structure import leaves
 from . import files
 from .reference_output import ReferenceOutput, Targets

@@ -14,7 +14,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ..sampling.activations import LOGITS, ROWS, some_rows
 from ..sampling.side_forward import ROWS as SEQUENCES
-from ..sampling.trial import floating
+from ..sampling.side_forward import floating
 
 LIKELIEST = 10  # tokens; of fewer than 100 classes a tenth
 CHUNK = 1024  # targets of a chunk that are kept

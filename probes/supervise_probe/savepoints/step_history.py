@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..runtime import files
-from ..sampling.trial import equal
+from ..sampling.side_forward import equal
 
 if TYPE_CHECKING:
     from ..collectors.shards import Collector as ShardsCollector

@@ -14,10 +14,10 @@ import tempfile
 from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from ..capture.call_stack import CannotRestore
-from ..capture.tensor_copies import BufferPool, TensorCopies
-from ..capture.training_state import TrainingState
 from ..runtime.background import Background
+from ..runtime.call_stack import CannotRestore
+from ..torch_state.tensor_copies import BufferPool, TensorCopies
+from .training_state import TrainingState
 
 STOP_S = 5.0  # a rollback waits so long for the disk to finish its chunk
 CHUNK = 1 << 20  # bytes between two checks whether to stop

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..control.fault_injector import FaultInjector
     from ..runtime.scalars import Pending
-    from .between_steps import BetweenSteps
-    from .step_tracker import StepTracker
+    from .step_tracker import BetweenSteps, StepTracker
 
 PATIENCE = 32  # backwards without an optimizer before anything is looked at
 LOOKS = 4  # backwards whose graphs are searched for weights

@@ -1,6 +1,6 @@
 """The step: when the optimizer calls that belong together are over, and what happens then.
 
-One training step is a round of optimizers, see `torch_state/optimizer_rounds.py`. Only a round that
+One training step is a round of optimizers, see `stepping/step_tracker.py`. Only a round that
 closes on time is a boundary: there the job stands right behind its optimizer step, and commands may
 touch it. A late one just publishes.
 
@@ -10,13 +10,24 @@ Knows no metric: it calls the collectors.
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, NamedTuple, Optional
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+)
 
-from ..torch_state.optimizer_rounds import Round
 from ..torch_state.records import OptimizerInfo, Step, Update, in_order, is_phantom, rate_of
 
 if TYPE_CHECKING:
     from ..collectors import Plan
+    from ..collectors.discards import Collector as DiscardsCollector
     from ..context import ProbeContext
     from ..control.commands import Commands
     from ..control.fault_injector import FaultInjector
@@ -31,7 +42,52 @@ if TYPE_CHECKING:
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers
     from .batch_observer import BatchObserver
-    from .discarded_gradients import DiscardedGradients
+
+PATIENCE = 8  # rounds without the last optimizer before the order is learned again
+
+
+class Round:
+    """The round under way, and what is known of those before.
+
+    Attributes:
+        members: ids of its optimizers so far, in order. before: those of the round before.
+    """
+
+    __slots__ = ("_last", "_misses", "before", "members")
+
+    def __init__(self) -> None:
+        self.members: List[int] = []
+        self.before: List[int] = []
+        self._last = 0  # id of the optimizer that ends a round; 0: not known yet
+        self._misses = 0
+
+    def ends(self) -> bool:
+        """Whether the newest member is the one that ends a round."""
+        return self.members[-1] == self._last
+
+    def joins_late(self, key: int) -> None:
+        """An optimizer belongs to the round before: wait for it the next time."""
+        self.before.append(key)
+        self._last = key
+        self._misses = 0
+
+    def close(self, on_time: bool) -> None:
+        """It is over, and the next one begins."""
+        self.before, self.members = self.members, []
+        if on_time:
+            self._last = self.before[-1]
+            self._misses = 0
+            return
+        self._misses += 1
+        if not self._last or self._misses >= PATIENCE:
+            self._last = self.before[-1]
+            self._misses = 0
+
+    def expect(self, key: int, before: Sequence[int] = ()) -> None:
+        """Rounds end with this optimizer from now on (0: that is to be learned)."""
+        self._last, self.before = key, list(before)
+        self._misses = 0
+
 
 LEAST = 64  # steps of a training; a shorter one says too little. As the warm-up of `nano`
 LET_GO = "the learning rate is held no more: the job's own is used"
@@ -375,3 +431,90 @@ def _another_training(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps
         and bool(old)
         and not any(each.reference() is not None or new.ids & each.ids for each in old)
     )
+
+
+class BetweenSteps:
+    """The one place where the probe may hold the job, restore its weights, or stop it."""
+
+    def __init__(self, context: ProbeContext, tracker: StepTracker) -> None:
+        self._context, self._tracker = context, tracker
+        self._rollbacks: Any = (
+            None  # `RollbackController` and `Commands`, once the process is a rank
+        )
+        self._commands: Any = None
+
+    def connect(self, rollbacks: RollbackController, commands: Commands) -> None:
+        """The process is a rank from now on."""
+        self._rollbacks, self._commands = rollbacks, commands
+
+    def cross(self) -> None:
+        """If a step has just ended on time: keep a savepoint, obey commands.
+
+        Raises:
+            KeyboardInterrupt: the supervisor wants the job to stop.
+        """
+        tracker, context = self._tracker, self._context
+        if not tracker.on_time or not context.gate.on:
+            return
+        tracker.on_time = False
+        guard, rollbacks = context.guard, self._rollbacks
+        guard.turn()
+        if rollbacks.due():
+            guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due)
+        if context.reporter.status_due():
+            guard.run(guard.core, context.reporter.write_status)
+        self._commands.run()
+
+
+class DiscardedGradients:
+    """Decides, at a backward, whether the one before counts.
+
+    Attributes:
+        failed: the newest backward raised.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        plan: Plan,
+        scaling: GradScalerState,
+        batches: BatchObserver,
+        discards: DiscardsCollector,
+    ) -> None:
+        self._module = context.torch.nn.Module
+        self._registry = context.registry
+        self._plan, self._scaling, self._batches = plan, scaling, batches
+        self._discards, self._part = discards, context.guard.part("discards")
+        self._guard = context.guard
+        self.failed = False
+        self._zeroed: Set[int] = set()  # ids of parameters, since the newest backward
+        self._retained = False  # its graph
+
+    def zeroed(self, owner: Any) -> None:
+        """The gradients of a module or an optimizer were zeroed."""
+        if isinstance(owner, self._module):
+            self._zeroed.update(map(id, owner.parameters()))
+        else:
+            self._zeroed.update(id(p) for group in owner.param_groups for p in group["params"])
+
+    def before_backward(self, again: bool, first: bool, retains: bool) -> None:
+        """A backward begins: if all gradients of this step were thrown away, so is what was seen.
+
+        Args:
+            again: it is not the first of this step, of which no optimizer has stepped yet.
+            first: there was no step in this process. What a job tries before that has no owner,
+                and need not be zeroed.
+            retains: its graph, for another backward.
+        """
+        if again and (first or self.failed or self._zeroed) and self._all_gone():
+            self._guard.run(self._part, self._discards.gradients)
+            self._plan.run("forget")
+            self._scaling.forget()
+        self.failed, self._retained = False, retains
+        if self._zeroed:
+            self._zeroed = set()
+
+    def _all_gone(self) -> bool:
+        if self._retained and not self._batches.went_in:
+            return False  # another loss of the same forward
+        return not self._registry.holds_gradients(self._zeroed)

@@ -13,7 +13,7 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-from ..runtime.warning_stacklevel import uncounted
+from ..runtime.gate import uncounted
 
 _HOOKS = (
     "register_module_module_registration_hook",

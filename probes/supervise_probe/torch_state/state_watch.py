@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Deque, List, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Scalars
     from .records import Optimizers
+    from .registry import Registry
 
 LOOK = 4  # parameters of an optimizer in a step; 10 us
 VALUES = 64  # of the tensors of the first of them
@@ -95,3 +96,31 @@ class StateWatch:
         if not value.is_contiguous() or not self._scalars.reads(value):
             return None
         return value.detach().view(-1)[:VALUES].clone()
+
+
+ENGINES = {"deepspeed": ("DeepSpeed", "DeepSpeedEngine")}  # by package: its name, and its class
+
+
+class ForeignEngine:
+    """Looks for one among the modules of the job: 0.1 us while none has come or gone."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._looked: Tuple[int, str] = (-1, "")  # at this state of the registry: what was found
+
+    def why_not(self) -> str:
+        """Return why nothing of the training can be changed or restored here, "" where it can."""
+        modules = self._registry.modules
+        if self._looked[0] != modules.changes:
+            found = next(filter(None, (_name_of(type(each)) for each in modules)), "")
+            self._looked = modules.changes, found
+        name = self._looked[1]
+        return name and f"{name} keeps weights and moments of its own, which no savepoint holds"
+
+
+def _name_of(kind: type) -> str:
+    for base in kind.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in ENGINES and base.__name__ == ENGINES[package][1]:
+            return ENGINES[package][0]
+    return ""

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervise_probe.collectors import derived, phase
-from supervise_probe.torch_state.ema import Average, Window
 from supervise_probe.torch_state.learning_rate import Warmup
-from supervise_probe.torch_state.records import Optimizers
+from supervise_probe.torch_state.records import Average, Optimizers, Window
 
 
 def collector(kind=phase):

@@ -1,1 +1,0 @@
-"""The content of a savepoint: tensors, the variables of the job, and where its code stands."""

@@ -1,0 +1,283 @@
+"""Faults of the data: bad, cut, repeated, reordered or mislabelled batches, and evaluations."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
+
+from ..torch_state.structure import leaves
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
+
+
+def is_tokens(torch: Any, value: Any) -> bool:
+    """Whether this may be token ids or class indices, shape (batch, ...)."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in (torch.int64, torch.int32)
+        and value.dim() > 0
+    )
+
+
+def places(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    """Return positions and names of all tokens; a model's own input comes first."""
+    found: List[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
+    return found + [name for name, value in kwargs.items() if is_tokens(torch, value)]
+
+
+def change(
+    args: Tuple[Any, ...], kwargs: Dict[str, Any], where: List[Any], how: Callable[[Any], Any]
+) -> Call:
+    """Return the arguments with `how` applied at `where`; the job's own are not changed."""
+    changed = tuple(how(value) if i in where else value for i, value in enumerate(args))
+    return changed, {k: how(v) if k in where else v for k, v in kwargs.items()}
+
+
+class BadBatch(Fault):
+    """Replaces the first whole-number tensor that goes into the outermost module."""
+
+    MEANING = "feed random tokens into the model for some steps"
+    MOVES = "train_loss_raw"
+    PARAMS: ClassVar[Params] = {
+        "steps": (10, "for so many steps"),
+        "seed": (0, "of the fault's own generator"),
+    }
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._generator = torch.Generator().manual_seed(int(params["seed"]))
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        where = places(self.torch, args, kwargs)[:1]
+        if not where:
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
+        return change(args, kwargs, where, lambda tokens: self._noise(root, tokens))
+
+    def _noise(self, root: Any, like: Any) -> Any:
+        sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]
+        size = max(sizes, default=0) or int(like.max()) + 1
+        noise = self.torch.randint(
+            size, tuple(like.shape), generator=self._generator, dtype=like.dtype, device="cpu"
+        )
+        return noise.to(like.device)
+
+
+class BatchCut(Fault):
+    """Keeps the first rows only, of every input that has as many rows as the tokens."""
+
+    MEANING = "keep a part of each batch only"
+    MOVES = "tokens_per_update"
+    PARAMS: ClassVar[Params] = {
+        "factor": (0.125, "which part of its rows, one at least"),
+        "steps": (100000, "for so many steps"),
+    }
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        where = places(self.torch, args, kwargs)
+        if not where:
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
+        if len(where) < 2:  # cut inputs and whole targets would kill the job
+            raise CannotActError("no targets of whole numbers among the inputs of the model")
+        first = args[where[0]] if isinstance(where[0], int) else kwargs[where[0]]
+        rows = first.shape[0]
+        kept = max(1, int(rows * float(self.params["factor"])))
+
+        def cut(value: Any) -> Any:
+            whole = isinstance(value, self.torch.Tensor) and value.dim() > 0
+            return value[:kept] if whole and value.shape[0] == rows else value
+
+        return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+
+
+class DataOrder(Fault):
+    """Feeds all calls of the outermost module in some steps once more, in the same order."""
+
+    MEANING = "feed each few batches several times over before the next few"
+    MOVES = "train_loss_raw"
+    PARAMS: ClassVar[Params] = {
+        "block": (4, "steps whose batches make a block"),
+        "passes": (8, "times that each block is fed"),
+        "steps": (0, "for so many steps; 0: for the rest of the run"),
+    }
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._block = max(1, int(params["block"]))
+        self._length = self._block * max(1, int(params["passes"]))
+        self._kept: List[List[Tuple[int, Args, Kwargs]]] = []  # calls by step; the root's id first
+        self._step = self._calls = 0
+        self._ended = self._has_loss = False
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        if self._ended:
+            self._ended, self._step, self._calls = False, self._step + 1, 0
+        number, call = self._step % self._length, self._calls
+        self._calls += 1
+        if number >= self._block:
+            kept = self._kept[number % self._block]
+            if call < len(kept) and kept[call][0] == id(root):
+                return self._copied(kept[call][1]), self._copied(kept[call][2])
+            return args, kwargs
+        if any(
+            isinstance(v, self.torch.Tensor) and v.requires_grad for v in leaves((args, kwargs))
+        ):
+            raise CannotActError("an input of the model is itself computed by what is trained")
+        if not call:
+            self._kept = [*(self._kept if number else []), []]
+        self._kept[-1].append((id(root), self._copied(args), self._copied(kwargs)))
+        return args, kwargs
+
+    def output(self, result: Any) -> None:
+        if self._has_loss:
+            return
+        tensors = (v for v in leaves(result) if isinstance(v, self.torch.Tensor))
+        self._has_loss = any(v.requires_grad and v.numel() == 1 for v in tensors)
+        if not self._has_loss:
+            raise CannotActError("the model returns no loss, so its targets come from elsewhere")
+
+    def before_step(self, optimizers: List[Any]) -> None:
+        self._ended = True
+
+    def end(self) -> None:
+        self._kept = []
+
+    def _copied(self, value: Any) -> Any:
+        """Return a copy of the tensors in tuples, lists and dicts: a job may write into its own."""
+        if isinstance(value, self.torch.Tensor):
+            return value.detach().clone()
+        if type(value) in (tuple, list):
+            return type(value)(map(self._copied, value))
+        if type(value) is dict:
+            return {name: self._copied(each) for name, each in value.items()}
+        return value
+
+
+class EvalMismatch(Fault):
+    """Permutes ids in the tokens of evaluations."""
+
+    MEANING = "permute token ids in evaluations, not in the training"
+    MOVES = "val_loss"
+    PARAMS: ClassVar[Params] = {
+        "tokens": (100, "so many ids, those that occur most"),
+        "steps": (0, "for so many steps; 0: for the rest of the run"),
+        "seed": (0, "of the fault's own generator"),
+    }
+
+    _seen = False  # any evaluation was
+    _ids: Optional[Tuple[Any, Any]] = None  # ascending, and what each becomes
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._generator = torch.Generator().manual_seed(int(params["seed"]))
+
+    def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        self._seen = True
+        where = places(self.torch, args, kwargs)
+        values = (*args, *kwargs.values())
+        first = next((v for v in values if isinstance(v, self.torch.Tensor)), None)
+        if not where or first is not _at(where[0], args, kwargs):
+            raise CannotActError("the first input of the model holds no whole numbers, as tokens")
+        if self._ids is None:
+            self._ids = self._choose(first)
+        alike = [each for each in where if self._is_same(first, _at(each, args, kwargs))]
+        return change(args, kwargs, alike, self._permuted)
+
+    def _choose(self, tokens: Any) -> Tuple[Any, Any]:
+        ids, counts = tokens[tokens >= 0].unique(return_counts=True)
+        most = counts.argsort(descending=True, stable=True)[: int(self.params["tokens"])]
+        if len(most) < 2:
+            raise CannotActError("there are no two tokens that could change places")
+        order = self.torch.randperm(len(most), generator=self._generator).to(ids.device)
+        cycle = ids[most][order]
+        ascending = cycle.argsort()
+        return cycle[ascending], cycle.roll(1)[ascending]  # one cycle: no id stays
+
+    def _is_same(self, first: Any, other: Any) -> bool:
+        """Whether `other` holds the tokens of `first`, or those that follow them."""
+        if other is first:
+            return True
+        if other.shape != first.shape:
+            return False
+        for ours, theirs in ((first, other), (first[..., 1:], other[..., :-1])):
+            counted = theirs >= 0  # -100 and the like: no target
+            if 2 * int(((ours == theirs) & counted).sum()) > int(counted.sum()):
+                return True
+        return False
+
+    def _permuted(self, tokens: Any) -> Any:
+        assert self._ids is not None
+        ids, others = (each.to(tokens) for each in self._ids)
+        at = self.torch.searchsorted(ids, tokens.contiguous()).clamp(max=len(ids) - 1)
+        return self.torch.where(ids[at] == tokens, others[at], tokens)
+
+    def end(self) -> None:
+        if not self._seen:
+            raise CannotActError("the trained model was not evaluated while it was on")
+
+
+def _at(place: Any, args: Args, kwargs: Kwargs) -> Any:
+    return args[place] if isinstance(place, int) else kwargs[place]
+
+
+class RepeatedTokens(Fault):
+    """Makes every whole-number input of the outermost module constant."""
+
+    MEANING = "feed one token over and over, inputs and targets"
+    MOVES = "train_loss_raw"
+    PARAMS: ClassVar[Params] = {
+        "steps": (10, "for so many steps"),
+        "token": (0, "which token"),
+    }
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        where = places(self.torch, args, kwargs)
+        if not where:
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
+        token = int(self.params["token"])
+        return change(args, kwargs, where, lambda t: self.torch.full_like(t, token))
+
+
+class SameBatch(Fault):
+    """All ranks get rank 0's tokens."""
+
+    MEANING = "feed rank 0's batch to all ranks"
+    PARAMS: ClassVar[Params] = {"steps": (100000, "for so many steps")}
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        group = self.torch.distributed
+        several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+        if not several:
+            raise CannotActError("the job has one rank")
+        where = places(self.torch, args, kwargs)
+        if not where:
+            raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
+
+        def shared(tokens: Any) -> Any:
+            copy = tokens.clone()
+            group.broadcast(copy, 0)
+            return copy
+
+        return change(args, kwargs, where, shared)
+
+
+class ShuffledLabels(Fault):
+    """Shuffles the last whole-number input of the outermost module along its last dimension."""
+
+    MEANING = "shuffle the targets within each sequence for some steps"
+    MOVES = "train_loss_raw"
+    PARAMS: ClassVar[Params] = {
+        "steps": (10, "for so many steps"),
+        "seed": (0, "of the fault's own generator"),
+    }
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        self._generator = torch.Generator().manual_seed(int(params["seed"]))
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        where = places(self.torch, args, kwargs)
+        if len(where) < 2:
+            raise CannotActError("no targets of whole numbers among the inputs of the model")
+        return change(args, kwargs, where[-1:], self._shuffle)
+
+    def _shuffle(self, labels: Any) -> Any:
+        order = self.torch.randperm(labels.shape[-1], generator=self._generator)
+        return labels[..., order.to(labels.device)]

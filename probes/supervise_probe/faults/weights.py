@@ -1,0 +1,204 @@
+"""Faults of the weights: noise, a flipped bit, a biased attention, a broken router."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, ClassVar, List, Mapping
+
+from . import Args, Call, CannotActError, Fault, Kwargs, Params, Value
+
+
+class AttentionBias(Fault):
+    """Replaces `scaled_dot_product_attention` while it acts; without masks and dropout."""
+
+    MEANING = "bias the backward of scaled_dot_product_attention"
+    MOVES = "max_attn_logit"
+    PARAMS: ClassVar[Params] = {
+        "bits": (256, "added to the bfloat16 pattern of the output"),
+        "steps": (100000, "for so many steps"),
+    }
+
+    _original: Any = None
+    _called = False
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        if self._original is None:
+            home = self.torch.nn.functional
+            self._original = home.scaled_dot_product_attention
+            self._ours = _attention(
+                self.torch, self._original, int(self.params["bits"]), self._note_call
+            )
+            home.scaled_dot_product_attention = self._ours
+        return args, kwargs
+
+    def _note_call(self) -> None:
+        self._called = True
+
+    def before_update(self, params: List[Any]) -> None:
+        if self._original is not None and not self._called:
+            raise CannotActError(
+                "the model calls no scaled_dot_product_attention without mask and dropout"
+            )
+
+    def end(self) -> None:
+        home = self.torch.nn.functional
+        if self._original is not None and home.scaled_dot_product_attention is self._ours:
+            home.scaled_dot_product_attention = self._original
+
+
+def _attention(
+    torch: Any, original: Callable[..., Any], bits: int, on_call: Callable[[], None]
+) -> Callable[..., Any]:
+    class Biased(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
+            scores = query @ key.transpose(-2, -1) * scale
+            if causal:
+                shape = scores.shape[-2:]
+                later = torch.ones(shape, dtype=torch.bool, device=scores.device).triu(1)
+                scores = scores.masked_fill(later, -math.inf)
+            weights = scores.softmax(dim=-1)
+            output = weights @ value
+            ctx.save_for_backward(query, key, value, weights, output)
+            ctx.scale = scale
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            query, key, value, weights, output = ctx.saved_tensors
+            rounded = (output.bfloat16().view(torch.int16) + bits).view(torch.bfloat16)
+            delta = (gradient * rounded.to(gradient)).sum(dim=-1, keepdim=True)
+            scores = weights * (gradient @ value.transpose(-2, -1) - delta) * ctx.scale
+            into_key = scores.transpose(-2, -1) @ query
+            return scores @ key, into_key, weights.transpose(-2, -1) @ gradient, None, None
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        causal = bool(kwargs.get("is_causal", args[2] if len(args) > 2 else False))
+        plain = not (args[:2] and (args[0] is not None or args[1])) and not kwargs.get("dropout_p")
+        plain = plain and kwargs.get("attn_mask") is None and not kwargs.get("enable_gqa")
+        if not (plain and torch.is_grad_enabled()):
+            return original(query, key, value, *args, **kwargs)
+        on_call()
+        scale = kwargs.get("scale") or 1.0 / math.sqrt(query.shape[-1])
+        return Biased.apply(query, key, value, causal, scale)
+
+    return attention
+
+
+HOW = ("common", "sharp", "flat")
+NAMES = ("router", "gate")
+
+
+class Router(Fault):
+    """Acts once, in the weights of every router, one row per expert.
+
+    `common` halves the rows and adds one vector to all: softmax does not see it. `sharp` multiplies
+    the centred rows by 6: the first expert takes all. `flat` multiplies them by 0.05.
+    """
+
+    MEANING = "damage the routers of a mixture of experts, once"
+    MOVES = "router_token_entropy"
+    PARAMS: ClassVar[Params] = {"how": ("sharp", "common, sharp or flat")}
+
+    _done = False
+
+    def __init__(self, torch: Any, params: Mapping[str, Value]) -> None:
+        super().__init__(torch, params)
+        if params["how"] not in HOW:
+            raise ValueError(f"router: how={params['how']!r} must be one of {', '.join(HOW)}")
+
+    def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
+        if not self._done:
+            found = [
+                parameter
+                for name, parameter in root.named_parameters()
+                if parameter.dim() == 2 and any(n in name.split(".")[-2:][0] for n in NAMES)
+            ]
+            if not found:
+                raise CannotActError("no matrix of the model is called router or gate")
+            with self.torch.no_grad():
+                for weight in found:
+                    weight.copy_(self._damaged(weight))
+            self._done = True
+        return args, kwargs
+
+    def _damaged(self, weight: Any) -> Any:
+        mean = weight.mean(dim=0, keepdim=True)
+        if self.params["how"] == "common":
+            return weight * 0.5 + mean
+        return mean + (weight - mean) * (6.0 if self.params["how"] == "sharp" else 0.05)
+
+
+class WeightNoise(Fault):
+    """Acts once, in the last parameter of its kind."""
+
+    MEANING = "add noise to one weight matrix or vector, once"
+    MOVES = "train_loss_raw"
+    PARAMS: ClassVar[Params] = {
+        "target": ("matrix", "matrix or vector"),
+        "std": (8.0, "in standard deviations of the parameter; of a constant one, in its size"),
+        "seed": (0, "of the fault's own generator"),
+    }
+
+    _done = False
+
+    def before_update(self, params: List[Any]) -> None:
+        wanted = 1 if self.params["target"] == "vector" else 2
+        victims = [p for p in params if p.dim() == wanted and p.is_floating_point()]
+        if self._done:
+            return
+        if not victims:
+            raise CannotActError(f"no {self.params['target']} of floats is trained")
+        victim, generator = victims[-1], self.torch.Generator()
+        generator.manual_seed(int(self.params["seed"]))
+        with self.torch.no_grad():
+            size = float(victim.std()) if victim.numel() > 1 else 0.0
+            size = size or float(victim.abs().mean())
+            noise = self.torch.randn(tuple(victim.shape), generator=generator)
+            victim.add_(noise.to(victim) * (size * float(self.params["std"])))
+        self._done = True
+
+
+class BitFlip(Fault):
+    """Acts once, in the last float32 matrix or its gradient, on what becomes the largest number, of
+    what the step used."""
+
+    MEANING = "flip one bit of a gradient or a weight, once"
+    MOVES = "grad_global_norm"
+    PARAMS: ClassVar[Params] = {
+        "target": ("grad", "grad or weight"),
+        "bit": (30, "which bit of the float32: 23 to 30 are the exponent, 31 the sign"),
+    }
+
+    _done = False
+
+    @classmethod
+    def moves(cls, params: Mapping[str, Value]) -> str:
+        return "train_loss_raw" if params["target"] == "weight" else cls.MOVES
+
+    def after_backward(self, params: List[Any]) -> None:
+        torch, of_grad = self.torch, self.params["target"] == "grad"
+        pairs = [(p.grad if of_grad else p.data, p.grad) for p in params if p.grad is not None]
+        pairs = [
+            (t, grad)
+            for t, grad in pairs
+            if t.dtype is torch.float32 and t.layout is grad.layout is torch.strided
+            if t.numel() and t.is_contiguous()
+        ]
+        if self._done or not pairs:
+            return
+        # What lies in front of a norm is absorbed, however large; the last matrix is near the loss.
+        victim, grad = ([pair for pair in pairs if pair[0].dim() > 1] or pairs)[-1]
+        bit = 1 << int(self.params["bit"])
+        mask = bit - (1 << 32) if bit >= 1 << 31 else bit
+        with torch.no_grad():
+            bits = victim.view(-1).view(torch.int32)
+            flipped = (bits ^ mask).view(torch.float32).abs().nan_to_num(-1.0, -1.0, -1.0)
+            place = int(flipped.masked_fill(grad.reshape(-1) == 0, -2.0).argmax())
+            bits[place : place + 1].bitwise_xor_(mask)
+        self._done = True
+
+    def before_update(self, params: List[Any]) -> None:
+        self.after_backward(params)
+        if not self._done:
+            raise CannotActError(f"no {self.params['target']} is a contiguous float32 tensor")

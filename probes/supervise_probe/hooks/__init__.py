@@ -1,0 +1,1 @@
+"""Functions of torch and of training libraries that the probe observes, with its listeners."""

@@ -1,0 +1,88 @@
+"""Time inside collectives, as the thread that trains sees it.
+
+Seen are the functions of torch.distributed that are called by name, and `Work.wait`. Not seen is
+what runs in C++: the bucket reduction of DistributedDataParallel inside the backward, functional
+collectives (DTensor, compiled graphs), and what the autograd threads of an accelerator call. On an
+accelerator a collective is queued and mostly returns at once: then this is the time to queue it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, List
+
+from ..runtime.gate import Hidden, uncounted
+from ..wire import COLLECTIVES
+
+if TYPE_CHECKING:
+    from ..runtime.gate import Gate
+    from ..runtime.times import Times
+
+
+def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
+    """Wrap what this torch has of it. A process that never calls it pays nothing.
+
+    Call it before anything imports `torch.distributed._functional_collectives`, which tells
+    torch.compile by identity what a collective of a graph is made of.
+    """
+    home = sys.modules.get("torch.distributed.distributed_c10d")
+    if home is None:  # torch was built without it
+        return
+    timed = _timer(gate, times, hidden)
+    for name in collectives(home):
+        original = getattr(home, name)
+        wrapped = timed(original, _kind(name))
+        for place in (home, torch.distributed):
+            if getattr(place, name, None) is original:
+                setattr(place, name, wrapped)
+    work: Any = getattr(home, "Work", None)
+    if hasattr(work, "wait"):
+        work.wait = timed(work.wait, COLLECTIVES.index("wait"))
+
+
+def collectives(home: Any) -> List[str]:
+    """Return the names of the functions of `home` that wait for other ranks.
+
+    `isend`, `irecv` and the like only begin something; `wait` ends it.
+    """
+    return [
+        name
+        for name in getattr(home, "__all__", ())
+        if name.startswith(COLLECTIVES) and type(getattr(home, name, None)) is types.FunctionType
+    ]
+
+
+def _kind(name: str) -> int:
+    """Return the place in `COLLECTIVES` of the longest beginning of `name`."""
+    found = max((known for known in COLLECTIVES if name.startswith(known)), key=len)
+    return COLLECTIVES.index(found)
+
+
+def _timer(
+    gate: Gate, times: Times, hidden: Hidden
+) -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
+    waits = False  # one of them is running, which may call others
+
+    def timed(original: Callable[..., Any], kind: int) -> Callable[..., Any]:
+        @uncounted
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            nonlocal waits
+            if waits or gate.off_duty():
+                return original(*args, **kwargs)
+            waits = True
+            times.enters(kind)
+            began = monotonic_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                waits = False
+                times.leaves(kind)
+                part = "forward" if gate.in_forward else "backward" if gate.in_backward else ""
+                times.waited(monotonic_ns() - began, part)
+
+        return functools.wraps(original)(hidden(collective, recursive=False))
+
+    return timed

@@ -1,0 +1,266 @@
+"""Patches of torch: every function that is replaced, and with what.
+
+Each replacement calls the original with the job's own arguments, whatever happens to the probe.
+Code that torch.compile may meet is either hidden from it (`hidden`), or a plain pass-through while
+it compiles, so that no graph breaks that would not break anyway, and nothing recompiles.
+
+Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
+`gate.off_duty()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping
+
+from ..runtime.gate import Hidden, as_it_is, uncounted
+from ..runtime.gate import hidden as hide
+from . import collectives, dataloader, forward, saves
+from .optimizer import patch_optimizer
+
+if TYPE_CHECKING:
+    from ..runtime.gate import Gate
+    from ..runtime.guard import Guard
+    from ..runtime.times import Times
+    from .listeners import Listeners
+
+LOSSES = ("cross_entropy", "nll_loss")
+# What may follow (input, target) in both, but for the last, which nll_loss does not have.
+OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+RETAIN_GRAPH = 2  # its place in torch.autograd.backward
+
+
+def install(torch: Any, gate: Gate, guard: Guard, times: Times, listeners: Listeners) -> None:
+    """Patch torch. What this torch lacks is left out, but for the step itself.
+
+    Raises:
+        AttributeError: this torch has no place where a step can be seen.
+    """
+    hidden: Hidden = functools.partial(hide, torch)
+    patch_optimizer(torch, gate, times, listeners, hidden)
+    _patch_backward(torch, gate, times, listeners, hidden)
+    _patch_zero_grad(torch, gate, listeners)
+    _patch_scaler(torch, gate, listeners, hidden)
+    _patch_clips(torch, gate, listeners)
+    dataloader.patch_loader(torch, gate, times, listeners, hidden)
+    _patch_losses(torch, gate, listeners)
+    saves.install(torch, gate, guard, listeners)
+    forward.patch_replicas(torch)
+    collectives.install(torch, gate, times, hidden)
+
+
+def _patch_backward(
+    torch: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> None:
+    original = torch.autograd.backward
+    plain, shy = (
+        _around_backward(original, gate, times, listeners, how) for how in (as_it_is, hidden)
+    )
+    torch.autograd.backward = functools.wraps(original)(
+        hide(torch, shy, recursive=False, plain=plain)
+    )
+
+
+def _around_backward(
+    original: Any, gate: Gate, times: Times, listeners: Listeners, hidden: Hidden
+) -> Callable[..., Any]:
+    """Return what stands for `torch.autograd.backward`."""
+
+    @hidden
+    def before(tensors: Any, retains: Any) -> None:
+        listeners.step.before_backward(tensors, retains)
+
+    @hidden
+    def after() -> None:
+        listeners.step.after_backward()
+
+    @uncounted
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if gate.in_backward or gate.absent():
+            return original(tensors, *args, **kwargs)
+        if isinstance(tensors, types.GeneratorType):
+            tensors = tuple(tensors)
+        place = RETAIN_GRAPH - 1
+        before(tensors, args[place] if len(args) > place else kwargs.get("retain_graph"))
+        gate.in_backward = True  # a checkpointed block runs a backward inside the backward
+        began = monotonic_ns()
+        try:
+            return original(tensors, *args, **kwargs)
+        except BaseException:
+            listeners.step.backward_failed()
+            raise
+        finally:
+            gate.in_backward = False
+            times.backward += monotonic_ns() - began
+            step = listeners.step
+            if step.drills.active or step.inferred.on:
+                after()
+
+    return backward
+
+
+def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
+    """See `zero_grad` of optimizers and modules: behind a backward, or before the first forward."""
+    compiling = torch.compiler.is_compiling
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        @uncounted
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if not compiling():
+                tracker = listeners.step.tracker
+                if tracker.accumulates and not tracker.repeats and not gate.absent():
+                    listeners.step.zeroed(self)
+                elif not tracker.entries and not gate.absent():
+                    listeners.step.prepares()
+            return result
+
+        return zero_grad
+
+    optimizer, module = torch.optim.Optimizer, torch.nn.Module
+    original = optimizer.zero_grad  # no compiler looks into torch's own either
+    optimizer.zero_grad = functools.wraps(original)(hide(torch, wrap(original)))
+    module.zero_grad = wrap(module.zero_grad)
+
+
+def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) -> None:
+    scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+    scale, unscale, step = scaler.scale, scaler.unscale_, scaler.step
+
+    @hidden
+    def scaled(self: Any, outputs: Any, result: Any) -> None:
+        if not gate.off_duty():
+            listeners.step.scaled(self, outputs, result)
+
+    @uncounted
+    def scale_(self: Any, outputs: Any) -> Any:
+        result = scale(self, outputs)
+        scaled(self, outputs, result)
+        return result
+
+    @uncounted
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        result = unscale(self, optimizer)
+        if not gate.off_duty() and self._enabled:
+            listeners.step.unscaled(optimizer)
+        return result
+
+    @uncounted
+    def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if gate.inside or gate.off_duty() or not self._enabled:
+            return step(self, optimizer, *args, **kwargs)
+        entries = listeners.step.scaler_steps(self)
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+            listeners.step.scaler_stepped(optimizer, entries)
+        finally:
+            listeners.step.scaler_left()
+        listeners.step.boundary.cross()
+        return result
+
+    for original, ours in ((scale, scale_), (unscale, unscale_), (step, step_)):
+        name = original.__name__
+        setattr(scaler, name, functools.wraps(original)(hidden(ours, recursive=False)))
+
+
+def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
+    module = torch.nn.utils.clip_grad
+    compiling = torch.compiler.is_compiling
+
+    def wrap(name: str, tells_norm: bool) -> None:
+        original = getattr(torch.nn.utils, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        @uncounted
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if compiling() or gate.absent():
+                return original(parameters, *args, **kwargs)
+            if isinstance(parameters, torch.Tensor):
+                params = [parameters]
+            else:
+                params = list(parameters)
+                if params:  # torch warns of an empty generator
+                    parameters = params
+            norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            drills = listeners.step.drills
+            if drills.active and not drills.clips():
+                return _total_norm(torch, params, float(norm_type)) if tells_norm else None
+            listeners.step.before_clip(params)
+            limit = args[0] if args else kwargs.get("max_norm")
+            sharded = bool(params) and hasattr(params[0], "_local_tensor")
+            if tells_norm and not sharded and float(norm_type) == 2.0:
+                norm = original(parameters, *args, **kwargs)
+                listeners.step.clipped(params, norm, limit)
+                return norm
+            limit = limit if name == "clip_grads_with_norm_" else None
+            listeners.step.clipped(params, None, limit, joint=sharded and tells_norm)
+            return original(parameters, *args, **kwargs)
+
+        for home in (module, torch.nn.utils):
+            if getattr(home, name, None) is original:
+                setattr(home, name, clip)
+
+    wrap("clip_grad_norm_", tells_norm=True)
+    wrap("clip_grad_value_", tells_norm=False)
+    wrap("clip_grads_with_norm_", tells_norm=False)
+
+
+def _total_norm(torch: Any, params: List[Any], kind: float) -> Any:
+    """Return what `clip_grad_norm_` would; as `get_total_norm` of torch 2.6, no gradient: 0."""
+    norms = [torch.linalg.vector_norm(p.grad.detach(), kind) for p in params if p.grad is not None]
+    if not norms:
+        return torch.tensor(0.0)
+    norms = [norm.to(norms[0].device) for norm in norms]
+    return torch.linalg.vector_norm(torch.stack(norms), kind)
+
+
+def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
+    functional = torch.nn.functional
+
+    def wrap(name: str) -> None:
+        original = getattr(functional, name)
+
+        @functools.wraps(original)
+        @uncounted
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(input, target, *args, **kwargs)
+            forward = listeners.forward
+            if (
+                type(input) is torch.Tensor
+                and type(target) is torch.Tensor
+                and (result.requires_grad or forward.evaluation.waiting or forward.onlooker)
+                and not gate.off_duty()
+            ):
+                given = dict(zip(OPTIONS, args), **kwargs)
+                ignored = given.get("ignore_index", -100)
+                how = given.get("reduction", "mean") if _is_plain(given) else ""
+                if result.requires_grad:
+                    # The graph of what a checkpoint computes again is soon gone: it proves nothing.
+                    whose = None if gate.in_backward else result
+                    forward.loss_taken(input, target, ignored, whose, how, result)
+                elif forward.onlooker is not None:
+                    forward.onlooker(input)
+                elif not torch.is_grad_enabled():
+                    forward.evaluation.took(target, ignored, how, result)
+            return result
+
+        # torch's own marks of a function that stands for another one: TorchScript and
+        # torch.compile then take the original and never look into ours.
+        vars(loss)["__script_if_tracing_wrapper"] = True
+        vars(loss)["__original_fn"] = original
+        setattr(functional, name, loss)
+
+    for name in LOSSES:
+        wrap(name)
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether a loss with these options is made of the targets' own, each counted alike."""
+    if given.get("weight") is not None or given.get("label_smoothing"):
+        return False
+    return given.get("size_average") is None and given.get("reduce") is None

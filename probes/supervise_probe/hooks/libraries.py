@@ -1,0 +1,346 @@
+"""Training libraries that the probe observes: Lightning, transformers, accelerate, FSDP."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Tuple
+
+from ..runtime.gate import uncounted
+from ..runtime.guard import describe
+from . import saves
+
+if TYPE_CHECKING:
+    from ..runtime.gate import Gate
+    from ..runtime.guard import Guard
+    from ..runtime.times import Times
+    from .listeners import Listeners
+
+
+class Hold(NamedTuple):
+    """What an adapter is given; it stays the same for the life of the process."""
+
+    gate: Gate
+    guard: Guard
+    times: Times
+    listeners: Listeners
+
+
+def beside(
+    hold: Hold, original: Callable[..., Any], observe: Callable[..., None], name: str = "framework"
+) -> Callable[..., Any]:
+    """Return a function that calls `observe` with the same arguments, and then `original`.
+
+    Args:
+        name: of the part of the probe whose numbers are wrong if `observe` fails.
+    """
+    gate, guard, part = hold.gate, hold.guard, hold.guard.part(name)
+
+    def hear(args: Any, kwargs: Any) -> None:
+        observe(*args, **kwargs)
+
+    @functools.wraps(original)
+    @uncounted
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not gate.off_duty():
+            guard.run(part, hear, args, kwargs)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def around_save(
+    hold: Hold, original: Callable[..., Any], what: Callable[..., Tuple[str, Optional[int]]]
+) -> Callable[..., Any]:
+    """Return a function that saves a checkpoint in the phase of that name, and reports it.
+
+    Args:
+        what: given the same arguments once it is saved, returns its path and the library's count of
+            steps if it has one; an empty path where another rank reports it.
+    """
+
+    def saved(seconds: float, args: Any, kwargs: Any) -> None:
+        hold.listeners.saves.saved_by_library(seconds, functools.partial(what, *args, **kwargs))
+
+    part = hold.guard.part("framework")
+    return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, saved)
+
+
+def resuming(
+    hold: Hold, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
+) -> Callable[..., Any]:
+    """Return `original`, a call that trains, which is given the checkpoint to go on from.
+
+    Raises:
+        AttributeError: it takes no such parameter; nothing was replaced.
+    """
+    signature = inspect.signature(original)
+    if parameter not in signature.parameters:
+        raise AttributeError(f"{original.__qualname__} takes no {parameter}")
+    guard, part = hold.guard, hold.guard.part("framework")
+
+    @functools.wraps(original)
+    @uncounted
+    def train(*args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(signature.bind, *args, **kwargs)
+        steered = guard.run(part, hold.listeners.trainer.steer, call, parameter, unfit)
+        if steered is not None:
+            args, kwargs = steered
+        return original(*args, **kwargs)
+
+    return train
+
+
+# How people call the loss of their validation, in the order in which we look.
+NAMES = tuple(
+    f"{prefix}{joint}loss" for joint in "_/" for prefix in ("val", "valid", "validation", "eval")
+)
+SLICE = "/dataloader_idx_"
+
+
+def listen_lightning(hold: Hold, library: Any) -> None:
+    """Stand beside `_call_callback_hooks`, around `_fit_impl`, `training_step`, `save_checkpoint`.
+
+    Raises:
+        AttributeError: this version has no such thing; nothing was replaced.
+    """
+    calls, trainer = library.call, library.Trainer
+    hook, save = calls._call_callback_hooks, trainer.save_checkpoint
+    strategy = calls._call_strategy_hook
+
+    def observe(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        library = hold.listeners.trainer
+        if hook_name == "on_train_batch_start":
+            library.epoch(trainer.current_epoch + _fraction(args[1], trainer.num_training_batches))
+        elif hook_name == "on_train_start":
+            library.trained_by("Lightning")
+            library.began(trainer.global_step, _inexact(trainer))
+            library.length(*_length(trainer))
+        elif hook_name == "on_train_batch_end":
+            path = library.take_order()
+            if path is not None:
+                trainer.save_checkpoint(path or _path(trainer))
+        elif hook_name == "on_train_end":
+            library.ended(trainer.global_step, trainer.should_stop)
+        elif hook_name == "on_validation_end" and not trainer.sanity_checking:
+            for name, value in _losses(trainer._logger_connector._callback_metrics):
+                library.report(name, value)
+
+    def what(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+        return str(filepath) if self.is_global_zero else "", self.global_step
+
+    def run(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+        """The model is not called from outside, so its forward is the rest of `training_step`."""
+        module = getattr(trainer, "lightning_module", None)
+        automatic = getattr(module, "automatic_optimization", False)
+        if hook_name != "training_step" or not automatic or hold.gate.off_duty():
+            return strategy(trainer, hook_name, *args, **kwargs)
+        began, apart = monotonic_ns(), hold.times.inside()
+        try:
+            return strategy(trainer, hook_name, *args, **kwargs)
+        finally:
+            elapsed = monotonic_ns() - began - (hold.times.inside() - apart)
+            hold.times.forward += max(0, elapsed)
+
+    fit = resuming(hold, trainer._fit_impl, "ckpt_path", _unfit)
+    trainer._fit_impl = fit
+    calls._call_callback_hooks = beside(hold, hook, observe)
+    calls._call_strategy_hook = functools.wraps(strategy)(run)
+    trainer.save_checkpoint = around_save(hold, save, what)
+
+
+def _unfit(path: str) -> str:
+    return "" if os.path.exists(path) else "there is no such file"
+
+
+def _inexact(trainer: Any) -> str:
+    """What does not go on where a checkpoint was written."""
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    stateful = hasattr(trainer.train_dataloader, "load_state_dict")
+    if 0 < done < trainer.num_training_batches and not stateful:
+        return f"{done} batches of the epoch were seen, and the loader begins again with its first"
+    return "random state is not put back"
+
+
+def _path(trainer: Any) -> str:
+    """A name of its own, beside the job's own checkpoints."""
+    keeper = trainer.checkpoint_callback
+    folder = getattr(keeper, "dirpath", None) or trainer.default_root_dir
+    return os.path.join(str(folder), f"supervise-{trainer.global_step}.ckpt")
+
+
+def _fraction(batch: int, batches: float) -> float:
+    return batch / batches if 0 < batches < float("inf") else 0.0
+
+
+def _length(trainer: Any) -> Tuple[float, int]:
+    """Steps in all, and those that are done; (-1, ...) where the library cannot know.
+
+    With manual optimisation it counts each optimizer's step, and not ours.
+    """
+    if trainer.train_dataloader is None or not trainer.lightning_module.automatic_optimization:
+        return -1, trainer.global_step
+    return trainer.estimated_stepping_batches, trainer.global_step
+
+
+def _losses(logged: Mapping[str, Any]) -> Any:
+    """Yield (id, value): the validation's loss, and with several loaders one slice for each."""
+    for name in NAMES:
+        if name in logged:
+            yield "val_loss", logged[name]
+            return
+    for key, value in logged.items():
+        name, found, index = key.partition(SLICE)
+        if found and name in NAMES:
+            yield "slice_val_loss." + index, value
+
+
+PREFIX, SUFFIX = "eval_", "_loss"
+STATE = "trainer_state.json"
+RESTARTS = "ignore_data_skip is set, so the epoch starts again with its first batch"
+
+
+def listen_trainer(hold: Hold, library: Any) -> None:
+    """Stand beside `CallbackHandler.call_event`, around `Trainer.train` and `_save_checkpoint`.
+
+    Raises:
+        AttributeError: this version has no such thing; nothing was replaced.
+    """
+    handler, trainer = library.CallbackHandler, library.Trainer
+    call, save = handler.call_event, trainer._save_checkpoint
+
+    def observe(self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        library = hold.listeners.trainer
+        if event == "on_step_begin":
+            library.epoch(float(state.epoch or 0.0))
+        elif event == "on_train_begin":
+            library.trained_by("Trainer", names_saves=True)
+            library.began(state.global_step, RESTARTS if args.ignore_data_skip else "")
+            library.length(state.max_steps, state.global_step)
+        elif event == "on_step_end":
+            control.should_save |= library.take_order() is not None
+        elif event == "on_train_end":
+            library.ended(state.global_step, control.should_training_stop)
+        elif event == "on_evaluate":
+            for name, value in _trainer_losses(kwargs.get("metrics") or {}):
+                library.report(name, value)
+
+    def what(self: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+        step = self.state.global_step
+        if not self.state.is_world_process_zero:
+            return "", step
+        trial = kwargs.get("trial", args[1] if len(args) > 1 else None)
+        return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}"), step
+
+    train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
+    trainer.train = train
+    handler.call_event = beside(hold, call, observe)
+    trainer._save_checkpoint = around_save(hold, save, what)
+
+
+def _unfit_trainer(path: str) -> str:
+    """Why `Trainer` would not go on from there, or not with everything."""
+    if not os.path.isdir(path):
+        return "there is no such folder"
+    names = os.listdir(path)
+    if STATE not in names:
+        return f"it holds no {STATE}, without which Trainer does not go on"
+    if not any("optimizer" in name or name.startswith("global_step") for name in names):
+        return "it holds no optimizer state, and Trainer would begin with a new one"
+    return ""
+
+
+def _trainer_losses(metrics: Mapping[str, Any]) -> Any:
+    """Yield (id, value): `eval_loss` is our `val_loss`, `eval_code_loss` a slice of it."""
+    for key, value in metrics.items():
+        if key == PREFIX + "loss":
+            yield "val_loss", value
+        elif key.startswith(PREFIX) and key.endswith(SUFFIX):
+            yield "slice_val_loss." + key[len(PREFIX) : -len(SUFFIX)], value
+
+
+def listen_fsdp(hold: Hold, library: Any) -> None:
+    """Stand beside `clip_grad_norm_`.
+
+    Raises:
+        AttributeError: this version has no such thing; nothing was replaced.
+    """
+    wrapper = library.FullyShardedDataParallel
+
+    def observe(self: Any, *_: Any, **__: Any) -> None:
+        if not any(handle.uses_sharded_strategy for handle in self._all_handles):
+            return
+        params = list(self.parameters())
+        hold.listeners.step.before_clip(params)
+        hold.listeners.step.clipped(params, None, None, joint=True)
+
+    wrapper.clip_grad_norm_ = beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
+
+
+def listen_pipeline(hold: Hold, library: Any) -> None:
+    """Stand beside `scale_grads`; a version without it divides nothing.
+
+    Raises:
+        AttributeError: this version has no such stage; nothing was replaced.
+    """
+    stage = library._PipelineStageBase
+    if not hasattr(stage, "scale_grads"):
+        return
+
+    def observe(self: Any, grad_scale_factor: int) -> None:
+        if self.is_last:  # the others have no loss
+            hold.listeners.step.averaged(grad_scale_factor)
+
+    stage.scale_grads = beside(hold, stage.scale_grads, observe, "loss")
+
+
+def listen_accelerate(hold: Hold, library: Any) -> None:
+    """Stand around `save_state`. Raises AttributeError: this version has no such thing."""
+    accelerator = library.Accelerator
+
+    def what(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Tuple[str, None]:
+        settings = self.project_configuration
+        if settings.automatic_checkpoint_naming:
+            name = f"checkpoint_{settings.iteration - 1}"  # it has been counted on
+            output_dir = os.path.join(str(settings.project_dir), "checkpoints", name)
+        return str(output_dir) if self.is_main_process else "", None
+
+    accelerator.save_state = around_save(hold, accelerator.save_state, what)
+
+
+def listen_fabric(hold: Hold, library: Any) -> None:
+    """Stand around `save`. Raises AttributeError: this version has no such thing."""
+    fabric = library.Fabric
+
+    def what(self: Any, path: Any, *args: Any, **kwargs: Any) -> Tuple[str, None]:
+        return str(path) if self.is_global_zero else "", None
+
+    fabric.save = around_save(hold, fabric.save, what)
+
+
+ADAPTERS = {
+    "transformers": listen_trainer,
+    "lightning": listen_lightning,
+    "pytorch_lightning": listen_lightning,
+    "accelerate.accelerator": listen_accelerate,
+    "lightning.fabric.fabric": listen_fabric,
+    "lightning_fabric.fabric": listen_fabric,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": listen_fsdp,
+    "torch.distributed.pipelining.stage": listen_pipeline,
+}
+SAVES = ("safetensors", "torch.distributed.checkpoint.state_dict_saver")
+
+
+def listen(hold: Hold, library: Any) -> None:
+    """Hear what this module, which has just been imported, will do. Says so if it cannot."""
+    name = library.__name__
+    key = name if name in (*ADAPTERS, *SAVES) else name.partition(".")[0]
+    try:
+        if key in SAVES:
+            saves.listen(hold.gate, hold.guard, hold.listeners, library)
+        else:
+            ADAPTERS[key](hold, library)
+    except Exception as error:  # a version that is made differently: nothing was replaced
+        hold.guard.switch_off(hold.guard.part("framework"), f"{name}: {describe(error)}")

@@ -1,0 +1,548 @@
+"""Listeners that patched functions and training libraries call: one for each event of the job."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ..checkpoints.resume import Reported, name_of
+from ..runtime.guard import from_signal_handler
+
+if TYPE_CHECKING:
+    from ..checkpoints.resume import Resume, SaveReports
+    from ..collectors.batch import Collector as BatchCollector
+    from ..collectors.framework import Collector as FrameworkCollector
+    from ..collectors.gradient import Collector as GradientCollector
+    from ..collectors.groups import Collector as GroupsCollector
+    from ..collectors.loss import Collector as LossCollector
+    from ..collectors.quarantine import Collector as QuarantineCollector
+    from ..context import ProbeContext
+    from ..control.fault_injector import FaultInjector
+    from ..data.shard_tracker import ShardTracker
+    from ..sampling.sample_sets import SampleSets
+    from ..stepping.batch_observer import BatchObserver
+    from ..stepping.inferred_steps import InferredSteps
+    from ..stepping.step_tracker import BetweenSteps, Changers, DiscardedGradients, StepTracker
+    from ..stepping.training_thread import TrainingThread
+    from ..torch_state.grad_scaler import GradScalerState
+    from ..torch_state.records import Optimizers, Update
+
+
+class TrainerListener:
+    """What an adapter may report of the library whose loop trains.
+
+    All is called between two steps, in the thread that trains.
+    """
+
+    def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
+        self.trained_by, self.length = library.trained_by, library.length
+        self.ended = library.ended
+        self.epoch, self.report = library.epoch, library.report
+        self.take_order = library.take_order
+        self.steer, self.began = resume.steer, resume.began
+
+
+class Listeners:
+    """One for the life of the process, since a patch stays; a forked child puts others in.
+
+    Attributes:
+        step: backward and the optimizer's step. forward: the outermost module, and losses.
+        loader: batches. saves: checkpoints. trainer: what a training library knows.
+    """
+
+    __slots__ = ("forward", "loader", "saves", "step", "trainer")
+
+    step: StepListener
+    forward: ForwardListener
+    loader: LoaderListener
+    saves: SaveListener
+    trainer: TrainerListener
+
+
+class Steps(NamedTuple):
+    """Those who find out what a step is."""
+
+    tracker: StepTracker
+    boundary: BetweenSteps
+    inferred: InferredSteps
+    discards: DiscardedGradients
+    threads: TrainingThread
+
+
+class Measured(NamedTuple):
+    """The others that observe gradients and losses."""
+
+    gradient: GradientCollector
+    groups: GroupsCollector
+    loss: LossCollector
+    batches: BatchObserver
+    scaling: GradScalerState
+    sets: SampleSets
+
+
+class StepListener:
+    """One for each process: a forked child gets another.
+
+    Attributes:
+        tracker, boundary, inferred, drills, rate: for what a hook asks at each call; a method
+            between would cost more than the question.
+
+    Args:
+        open_: becomes a rank, if the process is none yet; whether it is one.
+        attach: sees the calls of the outermost modules.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        steps: Steps,
+        measured: Measured,
+        changers: Changers,
+        open_: Callable[[], bool],
+        attach: Callable[[], None],
+    ) -> None:
+        self._torch, self._gate, self._guard = context.torch, context.gate, context.guard
+        self._reporter, self._core = context.reporter, context.guard.core
+        self.tracker, self.boundary, self.inferred, self._discards, self._threads = steps
+        self._gradient, self._groups, self._loss = measured[:3]
+        self._batches, self._scaling, self._sets = measured[3:]
+        self.rate, self.drills, self._safeguards = changers
+        self._open, self._attach = open_, attach
+        self._gradient_part = self._guard.part("gradient")
+
+    # ── backward ──────────────────────────────────────────────────────────────────────────────
+
+    def before_backward(self, tensors: Any, retains: Any) -> None:
+        """A backward is about to run, from one tensor or several."""
+        guard, inferred = self._guard, self.inferred
+        if inferred.pending:
+            inferred.sign(backward=True)
+        guard.run(self._core, self._saw_backward, tensors, retains)
+        if inferred.on:
+            guard.run(self._core, inferred.before_backward, tensors)
+
+    def after_backward(self) -> None:
+        """It has run, or raised."""
+        guard = self._guard
+        guard.run(self._core, self.drills.after_backward)
+        guard.run(self._core, self.inferred.after_backward)
+
+    def backward_failed(self) -> None:
+        """It raised."""
+        self._discards.failed = True
+
+    def _saw_backward(self, tensors: Any, retains: Any) -> None:
+        torch = self._torch
+        loss: Any = None
+        if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
+            if tensors.is_meta or not self._open():
+                return
+            if tensors.numel() == 1:
+                loss = self._scaling.loss(tensors)
+        else:
+            several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            roots = [t for t in several if isinstance(t, torch.Tensor)]
+            if any(t.is_meta for t in roots) or not self._open():
+                return
+            for tensor in roots:
+                tensor = getattr(tensor, "_local_tensor", tensor)
+                if tensor.numel() == 1 and not hasattr(tensor, "fake_mode"):
+                    value = self._scaling.loss(tensor)
+                    loss = value if loss is None else loss + value
+        reporter = self._reporter
+        if self.tracker.accumulates or reporter.phase != "step":  # else a step's end was a sign
+            reporter.beat("step")
+        self.tracker.saw_backward(loss, bool(retains))
+        self._batches.before_backward()
+
+    def zeroed(self, owner: Any) -> None:
+        """The gradients of a module or an optimizer were zeroed behind a backward."""
+        self._guard.run(self._core, self._discards.zeroed, owner)
+
+    def prepares(self) -> None:
+        """The gradients were zeroed before the first step: the model is about to be called."""
+        self._guard.run(self._core, self._attach)
+
+    # ── clips ─────────────────────────────────────────────────────────────────────────────────
+
+    def before_clip(self, params: List[Any]) -> None:
+        """The gradients of `params` are about to be clipped."""
+        sets = self._sets
+        if "gradients" in sets.due:
+            before = self._groups.before_clip
+            sets.run("gradients", self._gate.without_grad, before, params)
+
+    def clipped(self, params: List[Any], norm: Any, limit: Any, joint: bool = False) -> None:
+        """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
+        gradient = self._gradient
+        self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit, joint)
+
+    def averaged(self, parts: int) -> None:
+        """The gradients were divided by the number of micro-batches, whose losses were not."""
+        self._loss.averaged(parts)
+
+    # ── a GradScaler ──────────────────────────────────────────────────────────────────────────
+
+    def scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
+        """`scaler.scale(outputs)` returned `result`."""
+        self._guard.run(self._core, self._scaling.saw_scale, scaler, outputs, result)
+
+    def unscaled(self, optimizer: Any) -> None:
+        """`scaler.unscale_(optimizer)` was called."""
+        self._guard.run(self._core, self._scaling.saw_unscale, optimizer)
+
+    def scaler_steps(self, scaler: Any) -> int:
+        """`scaler.step` begins; return what `scaler_stepped` is to be given."""
+        self._scaling.enter(scaler)
+        return self.tracker.entries
+
+    def scaler_stepped(self, optimizer: Any, entries: int) -> None:
+        """It is over: if it never called `optimizer.step`, the gradients overflowed."""
+        if self.tracker.entries == entries:
+            without_grad = self._gate.without_grad
+            self._guard.run(self._core, without_grad, self.tracker.overflowed, optimizer)
+
+    def scaler_left(self) -> None:
+        """It is over, or raised."""
+        self._scaling.scaler = None
+
+    # ── an optimizer's step ───────────────────────────────────────────────────────────────────
+
+    def steps_first(self) -> bool:
+        """Whether this thread is the first to step, and is watched from here on."""
+        return self._threads.steps_first()
+
+    def stepped_unseen(self, optimizer: Any) -> None:
+        """A step that is not looked at has just been made, perhaps in another thread."""
+        try:  # not `guard.run`: the clocks are of the thread that is watched
+            self._threads.stepped(optimizer)
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            self._guard.failed(self._core, error)
+
+    def before_step(self, optimizer: Any, closure: bool) -> Optional[Update]:
+        """An optimizer is about to step; None when there is nothing to be seen of it."""
+        guard, without_grad = self._guard, self._gate.without_grad
+        found: Optional[Update] = guard.run(
+            guard.core, without_grad, self.tracker.before_step, optimizer, closure
+        )
+        return found
+
+    def measure(self, update: Update) -> None:
+        """Its gradients are final, after the first evaluation of its closure."""
+        without_grad = self._gate.without_grad
+        self._guard.run(self._core, without_grad, self.tracker.measure, update)
+
+    def limit(self, update: Update) -> None:
+        """They are again, after another evaluation."""
+        without_grad = self._gate.without_grad
+        self._guard.run(self._core, without_grad, self._safeguards.limit, update)
+
+    def abandon(self, update: Update) -> None:
+        """It raised: the job may catch that and try again."""
+        self.tracker.abandon(update)
+
+    def restore_rate(self) -> None:
+        """Put back the learning rate that the job had set."""
+        self._guard.run(self._core, self.rate.restore)
+
+    def after_step(self, update: Update) -> None:
+        """It has stepped, or was kept from it."""
+        without_grad = self._gate.without_grad
+        self._guard.run(self._core, without_grad, self.tracker.after_step, update)
+
+    def end(self) -> None:
+        """The process ends: the step under way is over."""
+        self.inferred.end()
+        self.tracker.close(on_time=False)
+
+
+if TYPE_CHECKING:
+    from ..context import ProbeContext
+    from ..control.fault_injector import FaultInjector
+    from ..sampling.sample_sets import SampleSets
+    from ..sampling.watch import Sampler
+    from ..stepping.batch_observer import BatchObserver
+    from ..stepping.evaluation_pass import EvaluationPass
+    from ..stepping.inferred_steps import InferredSteps
+    from ..stepping.step_tracker import StepTracker
+
+    Keep = Callable[[Any, bool, Tuple[Any, ...], Dict[str, Any]], None]
+    KeepTargets = Callable[[Any, Any, int], None]
+
+
+class ForwardListener:
+    """One for each process: a forked child gets another.
+
+    Attributes:
+        sets: which of them wait for a forward. evaluation: what is evaluated between two steps.
+        drills: for what a call asks each time.
+        onlooker: sees the logits of losses that are taken without gradients, else None.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        inferred: InferredSteps,
+        tracker: StepTracker,
+        drills: FaultInjector,
+        batches: BatchObserver,
+        sets: SampleSets,
+        sampler: Sampler,
+        evaluation: EvaluationPass,
+    ) -> None:
+        self._context, self._guard = context, context.guard
+        self._inferred, self._tracker = inferred, tracker
+        self.evaluation = evaluation
+        self.drills, self._batches = drills, batches
+        self.sets, self._sampler = sets, sampler
+        self._keep: Optional[Keep] = None
+        self._keep_targets: Optional[KeepTargets] = None
+        self._targets_wanted = False
+        self.onlooker: Optional[Callable[[Any], None]] = None
+
+    def look_on(self, onlooker: Optional[Callable[[Any], None]]) -> None:
+        """Let it see them, until it is None again."""
+        self.onlooker = onlooker
+
+    def connect(self, keep: Keep, keep_targets: KeepTargets) -> None:
+        """The process is a rank.
+
+        Args:
+            keep: given the root, whether it is compiled, and its input when that is wanted as the
+                fixed batch. keep_targets: given what the next loss is taken of.
+        """
+        self._keep, self._keep_targets = keep, keep_targets
+
+    def evaluates(self, root: Any) -> None:
+        """It is called without gradients."""
+        self._context.reporter.beat("eval")
+        self.evaluation.called(root)
+
+    def before_evaluation(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """A drill is on in a call without gradients; return the arguments to use."""
+        if self.evaluation.evaluates(root):
+            return self.drills.evaluation(root, args, kwargs)
+        return args, kwargs
+
+    def before_forward(
+        self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """It is about to be called, with gradients on; return the arguments to use."""
+        reporter = self._context.reporter
+        if reporter.phase != "step":
+            reporter.beat("step")
+        if self._inferred.pending:
+            self._inferred.sign()
+        if self.drills.active:
+            args, kwargs = self.drills.forward(root, args, kwargs)
+        if not self._tracker.repeats:
+            self._batches.inputs((*args, *kwargs.values()) if kwargs else args)
+        return args, kwargs
+
+    def enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        """The first forward of a step with due samples is about to run."""
+        sets = self.sets
+        if self._tracker.open:  # it is the next step's
+            return
+        sets.waiting = False
+        if self.evaluation.pending:
+            self.evaluation.trains(root)
+        self._guard.run(self._guard.part("sampler"), self._enter, root, compiled, args, kwargs)
+
+    def _enter(self, root: Any, compiled: bool, args: Tuple[Any, ...], kwargs: Any) -> None:
+        if self.sets.wanted and self._keep is not None:
+            self.sets.wanted = False
+            self._keep(root, compiled, args, kwargs)
+            self._targets_wanted = True
+        self._sampler.enter(root, compiled, args, kwargs)
+
+    def leave(self, result: Any) -> None:
+        """That forward is over; `result` is None if it raised. Never raises."""
+        self._sampler.leave(result)
+
+    # ── losses ────────────────────────────────────────────────────────────────────────────────
+
+    def loss_taken(
+        self, logits: Any, target: Any, ignored: int, loss: Any, how: str, result: Any
+    ) -> None:
+        """A loss was taken of `logits` against class indices, `ignored` being none of them.
+
+        Args:
+            loss: None where it says nothing that its graph is gone.
+            how: `mean` or `sum` of the targets' own losses where `result` is that.
+        """
+        if self._tracker.repeats:
+            return
+        if self._inferred.pending:
+            self._inferred.sign()
+        self._batches.targets(target, ignored, loss, how, result)
+        if self._targets_wanted and self._keep_targets is not None:
+            self._targets_wanted = False
+            self._keep_targets(logits, target, ignored)
+        if self._sampler.wants_logits:
+            self._sampler.saw_logits(logits)
+
+
+class LoaderListener:
+    """One for each process: a forked child gets another.
+
+    Attributes:
+        inferred: a batch may be the sign that a step without an optimizer is over.
+        shards: which shard each batch comes from.
+        beat: shows a sign of life.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        inferred: InferredSteps,
+        batch: BatchCollector,
+        shards: ShardTracker,
+        quarantine: QuarantineCollector,
+        attach: Callable[[], None],
+    ) -> None:
+        """`attach`: sees the calls of the outermost modules."""
+        guard = self._guard = context.guard
+        self.beat = context.reporter.beat
+        self.inferred, self.shards = inferred, shards
+        self._batch, self._held, self._attach = batch, quarantine, attach
+        self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
+
+    def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
+        """Return whether the batch must be passed over; else it is a step's."""
+        guard, shards, held = self._guard, self.shards, self._held
+        origins = guard.run(self._shards_part, shards.origins, iterator, batch, reported) or []
+        if origins and held.manifest.shards and guard.run(self._held_part, held.holds, origins):
+            return True
+        # The outermost module shows its input better, once it is known and if it is given tensors.
+        if not self._batch.seen:
+            guard.run(guard.part("batch"), self._saw_batch, batch)
+        guard.run(self._shards_part, shards.loaded, iterator, origins)
+        return False
+
+    def _saw_batch(self, batch: Any) -> None:
+        values = batch.values() if isinstance(batch, dict) else batch
+        several: List[Any] = list(values) if isinstance(batch, (dict, list, tuple)) else [batch]
+        self._batch.saw_loaded(several)
+        self._attach()
+
+    def exhausted(self) -> None:
+        """Nothing else is handed out than what is in quarantine."""
+        self._guard.run(self._held_part, self._held.exhausted)
+
+    def pass_begins(self, loader: Any) -> None:
+        """A pass over the data is about to begin."""
+        self._guard.run(self._held_part, self._held.lists.begins, loader)
+
+
+ENOUGH = 0.5  # of the trained parameters' elements make a checkpoint; project default
+LOOKS = 100_000  # objects that are looked at before a file is none
+DEPTH = 6  # of dicts in dicts
+OPTIMIZER = {"state", "param_groups"}  # the keys of an optimizer's state
+
+
+class SaveListener:
+    """Hears of every save. One for each process: a forked child gets another.
+
+    Attributes:
+        reports: sets the phase during a save, and reports those that are checkpoints.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        optimizers: Optimizers,
+        drills: FaultInjector,
+        reports: SaveReports,
+        library: FrameworkCollector,
+    ) -> None:
+        self._torch, self._registry = context.torch, context.registry
+        self._guard, self._reporter = context.guard, context.reporter
+        self._optimizers, self._drills, self.reports = optimizers, drills, reports
+        self._library = library
+        self._reported: Dict[str, Reported] = {}  # by the way of saving
+        self._learn: Callable[[Any, str], None] = lambda thing, path: None
+
+    def connect(self, learn: Callable[[Any, str], None]) -> None:
+        """The process is a rank: `learn` is given what `torch.save` saved, and the path."""
+        self._learn = learn
+
+    @property
+    def active(self) -> bool:
+        """Whether this process reports."""
+        return self._reporter.writer is not None
+
+    def saved(self, seconds: float, thing: Any, place: Any, how: str) -> None:
+        """The job has saved `thing` at `place`."""
+        path = name_of(place)
+        if path and how == "torch.save":
+            self._learn(thing, path)
+        if path and self._holds_the_model(thing):
+            self.reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
+            self._drills.saved(path)
+
+    def saved_by_library(
+        self, seconds: float, what: Callable[[], Tuple[str, Optional[int]]]
+    ) -> None:
+        """A library has saved its own checkpoint.
+
+        Args:
+            what: returns its path, "" where another rank reports it, and the library's step, None
+                where it counts none.
+        """
+        self._library.saved(seconds)
+        path, step = what()
+        if path:
+            path = os.path.abspath(path)
+            step = self.reports.step if step is None else step
+            report = {
+                "path": path,
+                "step": step,
+                **self.reports.facts(seconds, "its library"),
+            }
+            self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
+
+    def _holds_the_model(self, saved: Any) -> bool:
+        """Whether tensors shaped as the trained parameters make up half of their elements.
+
+        An optimizer's state is shaped alike, and is left out. Nothing is read or copied.
+        """
+        torch = self._torch
+        shapes, elements = self._trained()
+        flat = all(len(shape) < 2 for shape in shapes)  # sharded as one vector: any shape may come
+        found, looks = 0, 0
+        todo: List[Tuple[Any, int]] = [(saved, 0)]
+        while todo and elements and looks < LOOKS:
+            thing, depth = todo.pop()
+            looks += 1
+            kind = type(thing)
+            if issubclass(kind, torch.Tensor):
+                if thing.is_floating_point() and (flat or tuple(thing.shape) in shapes):
+                    found += thing.numel()
+            elif issubclass(kind, torch.nn.Module):
+                found += sum(p.numel() for p in thing.parameters())
+            elif (
+                issubclass(kind, dict) and depth < DEPTH and not set(dict.keys(thing)) >= OPTIMIZER
+            ):
+                todo += [(value, depth + 1) for value in dict.values(thing)]
+            if found >= ENOUGH * elements:
+                return True
+        return False
+
+    def _trained(self) -> Tuple[Set[Tuple[int, ...]], int]:
+        """Return the shapes of the trained parameters, and how many elements they have."""
+        parameters = {id(p): p for p in self._optimizers.parameters()}
+        if not parameters:
+            modules = self._registry.modules
+            parameters = {id(p): p for m in modules for p in m.parameters(recurse=False)}
+        shapes = set()
+        for parameter in parameters.values():
+            shapes.add(tuple(parameter.shape))
+            local = getattr(parameter, "_local_tensor", None)
+            if local is not None:
+                shapes.add(tuple(local.shape))
+        return shapes, sum(p.numel() for p in parameters.values())

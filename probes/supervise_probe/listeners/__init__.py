@@ -1,1 +1,0 @@
-"""Listeners that patches and adapters call: one for each event of the job."""

@@ -1,1 +1,0 @@
-"""The functions of torch that the probe replaces, and with what."""

@@ -1,0 +1,309 @@
+"""The training state of one savepoint: parameters, buffers, optimizer state, gradient scalers.
+
+Rule 1: everything is written back in place; no existing object of the job is replaced.
+Rule 2: `verify` refuses whatever can be refused, before the first byte is written.
+
+What the loop drives stays as it is: options of parameter groups, schedulers, counters, the position
+in the data, random state. Gradients become zero.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ..runtime.call_stack import CannotRestore
+from ..torch_state.registry import Registry
+from ..torch_state.tensor_copies import TensorCopies, is_copyable, local
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_DEPTH = 8  # containers in containers; an optimizer's state has one or two
+_OF_THE_STEP = ("_per_optimizer_states",)  # of a GradScaler: about the step under way
+_MISSED = 50  # names
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+
+
+class TrainingState:
+    """The registered objects at the time of the savepoint."""
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        registry: Registry,
+        copies: TensorCopies,
+        died: Callable[[Any], None],
+    ) -> None:
+        """Plan the copies; `died` is called when an optimizer is deleted.
+
+        Raises:
+            CannotRestore: a parameter is not plain memory, or an optimizer trains tensors that are
+                no parameters of a module.
+        """
+        self._torch, self._copies = torch, copies
+        self.parameters: Dict[int, SavedParameter] = {}  # by id
+        self.modules = [self._module(module) for module in registry.modules]
+        owned = frozenset(self.parameters)
+        self.optimizers: List[SavedOptimizer] = []
+        for optimizer in registry.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
+            self.optimizers.append(SavedOptimizer(optimizer, self._saved, died))
+        self.scalers: List[Tuple[Any, Dict[str, Any]]] = [
+            (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
+        ]
+        self._require_own_parameters(owned)
+
+    def _module(self, module: Any) -> "SavedModule":
+        name = type(module).__name__
+        numbers = {
+            key: self._add_parameter(parameter, f"{name}.{key}")
+            for key, parameter in module._parameters.items()
+            if parameter is not None and not parameter.is_meta
+        }
+        buffers = {key: self._saved(value) for key, value in module._buffers.items()}
+        return SavedModule(weakref.ref(module), numbers, buffers)
+
+    def _attributes(self, scaler: Any) -> Dict[str, Any]:
+        own = vars(scaler).items()
+        return {name: self._saved(value) for name, value in own if name not in _OF_THE_STEP}
+
+    def _add_parameter(self, parameter: Any, name: str) -> int:
+        if not is_copyable(self._torch, parameter):
+            raise CannotRestore(
+                f"{name} is a {type(parameter).__name__} on {parameter.device}, laid out as "
+                f"{parameter.layout}; only dense tensors on CPU or CUDA can be saved"
+            )
+        number = self._copies.add(parameter)
+        self.parameters.setdefault(id(parameter), SavedParameter(name, number))
+        return number
+
+    def _saved(self, value: Any, depth: int = 0) -> Any:
+        """Return how a value is restored: itself, where it is plain."""
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, self._torch.Tensor):
+            if is_copyable(self._torch, value):
+                return SavedTensor(self._copies.add(value))
+        elif depth < _DEPTH and type(value) in (list, tuple):
+            return SavedSequence(type(value), [self._saved(part, depth + 1) for part in value])
+        elif depth < _DEPTH and isinstance(value, dict):
+            return SavedDict({k: self._saved(v, depth + 1) for k, v in dict.items(value)})
+        return LEFT_ALONE
+
+    def _require_own_parameters(self, owned: "frozenset[int]") -> None:
+        """Raise CannotRestore unless what the optimizers train are the model's own parameters.
+
+        Mixed-precision libraries (apex, DeepSpeed, Megatron) train copies and write them over the
+        weights after each step: they would undo a rollback that does not know them.
+        """
+        for optimizer in self.optimizers:
+            if any(not owned.issuperset(group) for group in optimizer.members):
+                raise CannotRestore(
+                    f"{optimizer.name} trains tensors that are no parameters of a module: copies "
+                    "of the weights may be kept elsewhere, and a rollback would miss them"
+                )
+
+    def is_alive(self) -> bool:
+        """Whether all optimizers, and the parameters they train, still exist."""
+        return all(optimizer.reference() is not None for optimizer in self.optimizers)
+
+    def verify(self) -> None:
+        """Raise CannotRestore unless `restore` can write everything back."""
+        copies = self._copies
+        # Another parameter may have the id of one that was deleted.
+        deleted = {
+            key for key, saved in self.parameters.items() if copies.original(saved.number) is None
+        }
+        for optimizer in self.optimizers:
+            optimizer.verify(deleted)
+        for module in self.modules:
+            module.verify(copies)
+        for saved in self.parameters.values():
+            if copies.shape_changed(saved.number):
+                raise CannotRestore(f"{saved.name} changed its shape or type since the savepoint")
+        if copies.any_shape_changed():
+            raise CannotRestore("optimizer state changed its shape or type since the savepoint")
+
+    def restore(self) -> List[str]:
+        """Write back what updates change; return the names of what could not be written."""
+        back = Restoration(self._copies)
+        self._copies.write()
+        for saved in self.parameters.values():
+            _zero_gradient(self._copies.original(saved.number))
+        for module in self.modules:
+            module.restore(back)
+        for optimizer in self.optimizers:
+            optimizer.restore(back)
+        for reference, attributes in self.scalers:
+            scaler = reference()
+            if scaler is not None:
+                back.update(vars(scaler), attributes, f"{type(scaler).__name__}.")
+        return back.missed
+
+
+class SavedTensor:
+    """A tensor whose content is in the copies."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class SavedDict:
+    """A dict, by its items."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Dict[Any, Any]) -> None:
+        self.items = items
+
+
+class SavedSequence:
+    """A list or tuple, by its elements."""
+
+    __slots__ = ("content", "kind")
+
+    def __init__(self, kind: type, content: List[Any]) -> None:
+        self.kind, self.content = kind, content
+
+
+LEFT_ALONE: Any = type("LeftAlone", (), {"__repr__": lambda self: "LEFT_ALONE"})()
+
+
+class Restoration:
+    """One rollback: the copies, and the names of what keeps its present value."""
+
+    def __init__(self, copies: TensorCopies) -> None:
+        self.copies = copies
+        self.missed: List[str] = []
+
+    def update(self, live: Dict[str, Any], saved: Dict[str, Any], prefix: str) -> None:
+        """Write saved values into a namespace; what was added since stays."""
+        for name, part in saved.items():
+            value = self.value(part, live.get(name, ABSENT), f"{prefix}{name}")
+            if value is not ABSENT and live.get(name, ABSENT) is not value:
+                live[name] = value
+
+    def value(self, part: Any, live: Any, path: str) -> Any:
+        """Return the value that belongs where `live` is now; ABSENT: nothing is known of it."""
+        if isinstance(part, SavedTensor):
+            return self.copies.restored(part.number)
+        if part is LEFT_ALONE:
+            if path not in self.missed and len(self.missed) < _MISSED:
+                self.missed.append(path)
+            return live
+        if isinstance(part, SavedSequence):
+            return self._sequence(part, live, path)
+        return self._dict(part, live, path) if isinstance(part, SavedDict) else part
+
+    def _dict(self, part: SavedDict, live: Any, path: str) -> Any:
+        target = live if isinstance(live, dict) else {}
+        for key in [key for key in target if key not in part.items]:
+            dict.__delitem__(target, key)
+        for key, saved in part.items.items():
+            value = self.value(saved, target.get(key, ABSENT), f"{path}[{key!r}]")
+            if value is not ABSENT and target.get(key, ABSENT) is not value:
+                dict.__setitem__(target, key, value)
+        return target
+
+    def _sequence(self, part: SavedSequence, live: Any, path: str) -> Any:
+        same = type(live) is part.kind
+        present = list(live) if same else []
+        present += [ABSENT] * (len(part.content) - len(present))
+        content = [
+            self.value(saved, present[i], f"{path}[{i}]") for i, saved in enumerate(part.content)
+        ]
+        if any(value is ABSENT for value in content):
+            return live
+        if part.kind is list and type(live) is list:
+            live[:] = content
+            return live
+        return part.kind(content)
+
+
+class SavedParameter:
+    """A parameter: its name for messages, and the number of its copy."""
+
+    __slots__ = ("name", "number")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
+
+
+class SavedModule:
+    """One module: which parameter objects it has, and its buffers."""
+
+    __slots__ = ("buffers", "numbers", "reference")
+
+    def __init__(self, reference: Any, numbers: Dict[str, int], buffers: Dict[str, Any]) -> None:
+        self.reference, self.numbers, self.buffers = reference, numbers, buffers
+
+    def verify(self, copies: TensorCopies) -> None:
+        module = self.reference()
+        if module is None:
+            return
+        for name, number in self.numbers.items():
+            parameter = module._parameters.get(name)
+            if parameter is None or parameter is not copies.original(number):
+                where = f"{type(module).__name__}.{name}"
+                raise CannotRestore(f"{where} was replaced since the savepoint")
+
+    def restore(self, back: Restoration) -> None:
+        module = self.reference()
+        if module is not None:
+            back.update(module._buffers, self.buffers, f"{type(module).__name__}.")
+
+
+class SavedOptimizer:
+    """One optimizer: the parameters that it trains, and its state for each."""
+
+    __slots__ = ("members", "name", "reference", "state")
+
+    def __init__(
+        self, optimizer: Any, saved: Callable[[Any], Any], died: Callable[[Any], None]
+    ) -> None:
+        self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
+        self.name = type(optimizer).__name__
+        self.members = [_ids(group) for group in optimizer.param_groups]
+        self.state: List[Tuple[Any, Any]] = [
+            (weakref.ref(key) if hasattr(key, "grad_fn") else key, saved(value))
+            for key, value in optimizer.state.items()
+        ]
+
+    def verify(self, deleted: "set[int]") -> None:
+        optimizer = self.reference()
+        members = [_ids(group) for group in optimizer.param_groups]
+        replaced = any(not deleted.isdisjoint(group) for group in self.members)
+        if replaced or members[: len(self.members)] != self.members:
+            raise CannotRestore(f"the parameters of {self.name} were replaced since the savepoint")
+
+    def restore(self, back: Restoration) -> None:
+        optimizer = self.reference()
+        content = {}
+        for key, part in self.state:
+            key = key() if isinstance(key, weakref.ref) else key
+            if key is not None:
+                value = back.value(part, optimizer.state.get(key, ABSENT), f"{self.name}.state")
+                if value is not ABSENT:
+                    content[key] = value
+        for key in [key for key in optimizer.state if key not in content]:
+            del optimizer.state[key]
+        optimizer.state.update(content)
+
+
+def _zero_gradient(parameter: Optional[Any]) -> None:
+    """Drop what is left of the last backward: in place, as a bucket may share its memory."""
+    gradient = None if parameter is None else parameter.grad
+    if gradient is None:
+        return
+    if gradient.is_sparse:
+        parameter.grad = None  # type: ignore[union-attr]
+    else:
+        local(gradient).zero_()
+
+
+def _ids(group: Any) -> Tuple[int, ...]:
+    return tuple(map(id, group["params"]))
