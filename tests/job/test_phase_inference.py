@@ -49,6 +49,20 @@ def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
     assert told[900][0].kind == "slow-start" and "after 15 min" in told[900][0].message
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_job_that_only_its_device_works_for_is_at_work(start, monkeypatch, share):
+    """Before its first step there is no rank yet, and so no beat to ask for."""
+    monkeypatch.setattr(phase_inference, "LOOK_S", 0.05)
+    process = start(sys.executable, "-c", SLEEPS)
+    seen = Phases(lambda: [psutil.Process(process.pid)], lambda: share)
+    time.sleep(0.3)  # it has started
+    for _ in range(5):
+        works = seen.works()
+        time.sleep(0.06)
+
+    assert works is bool(share)
+
+
 def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
     """It stands still like any other job."""
     _, look = starting(SLEEPS)

@@ -96,7 +96,10 @@ class App:
         self._last_look = checkpoint_wiring.LastLook(
             self._checkpoints, self.processor, settings.print_line
         )
-        self._phases = Phases(lambda: () if self.control is None else self.control.processes())
+        self._phases = Phases(
+            lambda: () if self.control is None else self.control.processes(),
+            lambda: self._hardware.device_share,
+        )
         self._tick_ns = self._suspended_ns = 0
         self._policy_watch: PolicyWatch | None = None
         self._preemptor = Preemptor(forwarder, self.processor, settings.run.path, os.environ)
@@ -396,7 +399,8 @@ class App:
             with suppress(SegmentError):  # the next poll tells it, once
                 segment.stamp(now_ns)
                 beats.append((segment.pid, segment.beat()))
-        self._status.check_probe(now_ns)  # failures are forgotten when a rank comes in their place
+        # Failures are forgotten when a rank comes in their place.
+        self._status.check_probe(now_ns, self._phases.works)
         # The silence of a job that has ended means nothing.
         if not self._last_look.show(now_ns):
             lives = control.process.returncode is None

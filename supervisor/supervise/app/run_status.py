@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +32,20 @@ from .settings import Settings
 TICK_NS = 1_000_000_000
 IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
 SETTLED_S = 60.0  # what can be done is said in the first minute; project default
-PROBE_DEADLINE_S = (
-    120.0  # a first compiled step may take 77 s on a CPU (injection.md, field note 13)
-)
+# A job that makes no step is told when it has not worked for so long, and in any case so long after
+# its launch: if it does not import torch, which it may never do, and if it does. Project defaults.
+IDLE_START_S, PREPARING_S, STARTING_S = 120.0, 900.0, 3600.0
+
+
+def first_step_deadline_s(marks: Collection[str], worked_s: float) -> float:
+    """Return how long after its launch a job is to have made a step.
+
+    Args:
+        marks: names of the probe's marks (`boot`, `armed`, `off`).
+        worked_s: until when after its launch it has used CPU, files or a device.
+    """
+    longest = STARTING_S if "armed" in marks else PREPARING_S if "boot" in marks else 0.0
+    return max(IDLE_START_S, min(longest, worked_s + IDLE_START_S))
 
 
 class Status:
@@ -51,7 +62,7 @@ class Status:
         self._processor = processor
         self._recorder = recorder
         self._tier = settings.tier
-        self._launched_ns = 0
+        self._launched_ns, self._worked_s = 0, 0.0
         self._is_reported = False
         self._first_frame_ns = 0
         past = settings.past
@@ -83,7 +94,7 @@ class Status:
 
     def launched(self, at_ns: int, *, reported: bool = False) -> None:
         """A process was launched; `reported`: a missing probe was reported already."""
-        self._launched_ns, self._is_reported = at_ns, reported
+        self._launched_ns, self._is_reported, self._worked_s = at_ns, reported, 0.0
         self._failures.launched()
         self._logs.launched()
         self._identity.launched()
@@ -106,21 +117,27 @@ class Status:
 
         return failure_classes(self._processor.policy.job.get("failures") or ())
 
-    def check_probe(self, now_ns: int, *, last: bool = False) -> None:
-        """Tell why nothing was seen, when a probe should have reported by now; `last`: at all."""
+    def check_probe(
+        self, now_ns: int, works: Callable[[], bool] = lambda: False, *, last: bool = False
+    ) -> None:
+        """Tell why nothing was seen, when a probe should have reported by now; `last`: at all.
+
+        Args:
+            works: returns whether the job uses CPU, files or a device; asked until it steps.
+        """
         for notice in self._failures.poll(now_ns):
             self._processor.process(notice)
         self._report_logs(now_ns)
         elapsed_s = (now_ns - self._launched_ns) / 1e9
         known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
-        if (
-            self._is_reported
-            or self._processor.names
-            or not (last or known or elapsed_s > PROBE_DEADLINE_S)
-        ):
+        if self._is_reported or self._processor.names:
+            return
+        marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
+        if works():
+            self._worked_s = elapsed_s
+        if not (last or known or elapsed_s > first_step_deadline_s(marks, self._worked_s)):
             return
         self._is_reported, self._tier = True, "T0"
-        marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
         message = status_snapshot.no_probe(marks, self._settings.tier_reason)
         if message is not None:
             self._processor.process(Notice(now_ns, "no-probe", message))

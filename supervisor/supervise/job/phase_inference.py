@@ -29,10 +29,15 @@ class Phases:
 
     Args:
         members: returns the processes of the job.
+        device: returns the share of the time that the most used device of the job is in use.
     """
 
-    def __init__(self, members: Callable[[], Iterable[psutil.Process]]) -> None:
-        self._members = members
+    def __init__(
+        self,
+        members: Callable[[], Iterable[psutil.Process]],
+        device: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._members, self._device = members, device
         self._looked_s = float("-inf")
         self._before: dict[int, tuple[float, int]] = {}
         self._works = False
@@ -58,7 +63,7 @@ class Phases:
         self._stopped = stopped
         starts = any(beat.phase == STARTUP and beat.rank not in dead for _, beat in ranks)
         alone = bool(dead) and all(beat.rank in dead for _, beat in ranks)
-        works = self._working() if starts or alone else False
+        works = self.works() if starts or alone else False
         if not starts:
             self._since_ns, self._report_s = None, LONG_S
         else:
@@ -76,11 +81,12 @@ class Phases:
         )
         return beats, [replace(notice, at_ns=now_ns) for notice in notices]
 
-    def _working(self) -> bool:
+    def works(self) -> bool:
+        """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             found, within_s = counters(self._members()), now_s - self._looked_s
-            used = difference(self._before, found)
+            used = {**difference(self._before, found), "device": self._device()}
             self._works = within_s < 3.0 * LOOK_S and busy(used, within_s)  # else: the first look
             self._looked_s, self._before = now_s, found
         return self._works
