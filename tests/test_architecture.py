@@ -60,7 +60,7 @@ LAYERS = {
         *(f"supervise.{name}" for name in ("core", "children", "threads")),
         "supervise.store.files",
     ),
-    "report": ("supervise.core", "supervise.store"),
+    "report": ("supervise.core", "supervise.json_schemas", "supervise.store"),
     "canary": ("supervise.report",),
     "fault_suite": ("supervise.canary", "supervise.core", "supervise.report"),
     "trials": (
@@ -88,8 +88,8 @@ ALSO = {
     "supervise.store.run_records": ("supervise_probe.wire",),
     "supervise.catalog.lint": ("supervise_probe.wire",),
     "supervise.catalog.docs": (
-        "supervise.report.card.incident_schema",
-        "supervise.report.record.record_form",
+        "supervise.report.incident_report",
+        "supervise.report.stability_record",
     ),
     "supervise.catalog.metrics": ("supervise.recordings.aliases",),  # for its hints
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from supervise.cli import invoke
-from supervise.report.card.incident_schema import schema
+from supervise.report.incident_report import schema
 from supervise.store import audit
 from tests.support.supervised_run import FAST_TORCH
 

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 
 from supervise.cli import invoke
 from supervise.core.model.events import Adopted, Announced, Frame, Gap, Notice
-from supervise.report.record.record_form import schema
+from supervise.report.stability_record import schema
 from supervise.store.run_directory import RunDir
 from tests.support.recorded_run import SECOND, SMALL, make_frames, record_run
 
@@ -178,7 +178,7 @@ def forge(run):
         (
             lambda r: edit(r.path / "record" / "record.json", b'"paused_s"', b'"paused_h"'),
             "record",
-            "it has not the published form: $.cost: ",
+            "it has not the published form: Object contains unknown field `paused_h` - at `$.cost`",
         ),
     ],
     ids=["policy", "evidence", "audit", "journal", "record", "markdown", "form"],

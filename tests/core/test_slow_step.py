@@ -9,7 +9,7 @@ import pytest
 from supervise.core.analysis import slow_step
 from supervise.core.model.events import Exited
 from supervise.core.replay import record
-from supervise.report.card import sentences
+from supervise.report import incident_sentences
 
 from .conftest import above, messages, rule_on
 
@@ -39,7 +39,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     (told,) = messages(story)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
     (opened,) = story.kinds("incident", "opened")
-    assert sentences.what(record(opened), [], [], None) == told["verdict"]
+    assert incident_sentences.observation(record(opened), [], [], None) == told["verdict"]
 
     story.send(Exited(story.at_ns, 0))
     closing = messages(story)[-2]

@@ -15,7 +15,7 @@ from supervise.core.model.decisions import Decision
 from supervise.core.model.interfaces import Message
 from supervise.notifiers import console, email, pagerduty, slack, webhook
 from supervise.outputs.outbox import message_of
-from supervise.report.card.message_facts import with_document
+from supervise.report.incident_views import with_report
 from tests.golden.messages import HEAD, RUN
 from tests.report import stories
 
@@ -38,8 +38,8 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
             at=stories.WALL,
         )
         if message.incident is not None:
-            document = stories.document(name, message.incident, until=r["seq"] + 1)
-            message = with_document(message, document)
+            report = stories.report(name, message.incident, until=r["seq"] + 1)
+            message = with_report(message, report)
         yield message, f"{RUN}:{r['seq']}"
 
 

@@ -37,7 +37,8 @@ from supervise.cli.backtest import command as backtest_command
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.policytest import suite
-from supervise.report.card import markdown, text
+from supervise.report import incident_views
+from supervise.report.incident_report import IncidentReport
 from supervise.store import audit, journal
 
 from ..fuzz.recorded import events
@@ -195,18 +196,19 @@ def _helps() -> str:
     return "\n".join(text)
 
 
-def incident_views(document: dict[str, Any]) -> dict[str, str]:
+def views_of_incident(report: IncidentReport) -> dict[str, str]:
     """Return file suffix -> content: what `why` prints, the summary, and the document.
 
     The points of the series are a digest.
     """
+    document = report.as_json()
     series = document["series"]
     short = {key: digest(series[key]) for key in ("steps", "attempts", "signals")}
     kept = document | {"series": series | short}
-    card, full = (list(view(document)) for view in (text.card, text.full))
+    card, full = (list(view(report)) for view in (incident_views.card, incident_views.full))
     return {
         ".txt": "\n".join([*card, "", "== --full", *full]) + "\n",
-        ".md": markdown.summary(document),
+        ".md": incident_views.markdown(report),
         ".json.txt": "".join(f"{key}: {json.dumps(value)}\n" for key, value in kept.items()),
     }
 
@@ -225,7 +227,7 @@ def write() -> None:
     for path in FILES:
         (HERE / name_of(path)).write_text(decisions(path)[0])
     for name in INCIDENTS:
-        for suffix, content in incident_views(stories.document(name)).items():
+        for suffix, content in views_of_incident(stories.report(name)).items():
             (HERE / "incidents" / f"{name}{suffix}").write_text(content)
     (HERE / "run.txt").write_text(run())
     (HERE / "messages.txt").write_text(messages())

@@ -20,7 +20,7 @@ from supervise.notifiers.console import render
 from supervise.notifiers.webhook import body
 from supervise.outputs.evidence import Evidence
 from supervise.outputs.outbox import message_of
-from supervise.report import failure_report
+from supervise.report.records import failure_lines, failures
 from supervise_probe.runtime import failure
 
 LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"
@@ -138,7 +138,7 @@ def outcome(notices, code, folder):
         console=render(message, colour=False),
         webhook=json.loads(body(message))["data"],
         bundle=json.loads((folder / bundle / "failures.json").read_text()),
-        why="\n".join(failure_report.lines(failure_report.failures(found))),
+        why="\n".join(failure_lines(failures(found))),
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from supervise.core.model.events import Frame
 from supervise.outputs import shard_origins
 from supervise.outputs.evidence import Evidence
-from supervise.report.card import text
+from supervise.report import incident_facts
+from supervise.report.incident_views import outcome_text
 
 STEPS = range(90, 104)
 NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
@@ -107,9 +108,13 @@ def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, 
     assert [row["step"] for row in content["steps"]] == [95, 96, 97, 98, 99, 100]
     assert "shards.json" in seen["files"]
     assert evidence.collect(job, "inc-1", "k1", 30.0) == seen
-    action = {"ok": True, "ack_step": None, "took_s": 1.0, "record": 1, "outcome_record": 2}
-    line = text.outcome({**action, "result": seen})
-    assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in line
+    order = {"id": "a-1", "verb": "snapshot", "runbook": "hold", "args": {}, "touches_job": False}
+    data = {"intent": {"action": order}, "commit": {"action": {"id": "a-1"}, "result": seen}}
+    (action,) = incident_facts.actions(
+        {"seq": n, "kind": kind, "data": data[kind], "mono_ns": n, "step": 100}
+        for n, kind in enumerate(data)
+    )
+    assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in outcome_text(action)
 
 
 def test_a_hung_job_is_told_by_its_frames(evidence, witness, hung, view):

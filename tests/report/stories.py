@@ -17,8 +17,9 @@ from supervise.core.model.decisions import record
 from supervise.core.model.events import Announced, Event, Frame, Notice
 from supervise.core.model.policy import Policy
 from supervise.policytest.scenario_runner import ScenarioRunner
-from supervise.report.card.incident_document import About, build
-from supervise.report.card.series import Tapes
+from supervise.report.incident_builder import RunFacts, build
+from supervise.report.incident_report import IncidentReport
+from supervise.report.incident_series import Tapes
 from tests.golden.messages import LOSSES_AGAIN, NAN, RUN, SPIKE, command, policy_of
 
 WALL = "2026-01-05T10:11:12.345Z"
@@ -197,20 +198,20 @@ def _record(seq: int, at_ns: int, event: int, made: dict[str, Any]) -> dict[str,
     return {"seq": seq, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": event, **made}
 
 
-def document(name: str, incident: str = "inc-1", until: int | None = None) -> dict[str, Any]:
-    """Return the document of an incident; `until`: as of that record."""
+def report(name: str, incident: str = "inc-1", until: int | None = None) -> IncidentReport:
+    """Return the report of an incident; `until`: as of that record."""
     policy, records, events = played(name)
     records = records[:until]
-    mine = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
-    closed = next((r["event"] for r in mine if r["data"]["what"] == "closed"), records[-1]["event"])
+    own = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
+    closed = next((r["event"] for r in own if r["data"]["what"] == "closed"), records[-1]["event"])
     names: dict[int, tuple[str, ...]] = {}
     tapes = Tapes()
     for number, event in enumerate(events[: closed + 1]):
         if isinstance(event, Announced):
             names[event.rank] = event.names
         elif isinstance(event, Frame):
-            tapes.add(event, names[event.rank], opened=number > mine[0]["event"])
-    about = About(
+            tapes.add(event, names[event.rank], opened=number > own[0]["event"])
+    run = RunFacts(
         RUN,
         "runs/demo",
         "gpu-07",
@@ -220,4 +221,4 @@ def document(name: str, incident: str = "inc-1", until: int | None = None) -> di
         "the run is in progress",
         {policy.digest: policy},
     )
-    return build(records, incident, about, tapes)
+    return build(records, incident, run, tapes)

@@ -13,18 +13,18 @@ from html.parser import HTMLParser
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
 from supervise.core.model.failure import Failure
 from supervise.core.model.interfaces import Message
-from supervise.report import reading, receipt
-from supervise.report.card import deeds, facts, html, sentences, text, views
-from supervise.report.card.incident_document import About, build, overview
-from supervise.report.card.incident_schema import schema
-from supervise.report.card.message_facts import with_document
-from supervise.report.card.series import AFTER, BEFORE, Tape
-from supervise.report.card.spark import spark
+from supervise.report import incident_facts, incident_sentences, incident_views, receipt
+from supervise.report.incident_builder import RunFacts, build, summarize
+from supervise.report.incident_files import describe, read_tapes
+from supervise.report.incident_report import Condition, FiredRule, Status, schema
+from supervise.report.incident_series import AFTER, BEFORE, Tape, spark
+from supervise.report.incident_views import with_report
 from supervise.report.records import ids, records_of
 from supervise.store import audit
 from tests.golden import frozen
@@ -37,17 +37,17 @@ VALID = jsonschema.Draft7Validator(schema())
 
 @pytest.fixture
 def made(keep_run, make_frames, small):
-    """A function that makes the document of the last incident of `(losses, ...)`."""
+    """A function that makes the report of the last incident of `(losses, ...)`."""
 
     def make(*losses, incident=None, **options):
         run = keep_run(make_frames(0, *losses), **options)
         records = list(audit.read(run.audit_path))
         policy = load_policy(run.policy_path)
         chosen = incident or ids(records)[-1]
-        about = About.of(reading.described(run), "RUN", "in progress", {policy.digest: policy})
-        found = build(records, chosen, about, reading.tapes(run, records, chosen))
-        VALID.validate(found)
-        return found, "\n".join(text.full(found)), records
+        origin = RunFacts.of(describe(run), "RUN", "in progress", {policy.digest: policy})
+        report = build(records, chosen, origin, read_tapes(run, records, chosen))
+        VALID.validate(report.as_json())
+        return report, "\n".join(incident_views.full(report)), records
 
     return make
 
@@ -64,7 +64,7 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
         {"seq": n, "kind": kind, "data": data, "mono_ns": n, "step": 120, "wall": "", "attempt": 0}
         for n, (kind, data) in enumerate(told)
     ]
-    (did,) = deeds.did(facts.actions(records), verified=False)
+    (did,) = incident_sentences.action_texts(incident_facts.actions(records), verified=False)
 
     went_on = "started again from the checkpoint of step 99"
     anew = "started again, NOT from the checkpoint of step 99: it trains from its own start"
@@ -73,11 +73,10 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
 
 def test_a_standstill_explains_what_ends_it():
     """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""
-    known = {"drill": None, "diagnosis": None, "operator": ""}
     error = Failure("exception", "SignalException", "got signal: 15")
     opened = {"rule": "hang.stuck"}
     texts = [
-        sentences.cause(opened, [], failure=error, standstill=still, **known)["text"]
+        incident_sentences.cause(opened, [], failure=error, standstill=still)[0].text
         for still in ("rank 2 waits", "")
     ]
     assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
@@ -87,11 +86,30 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
     """A rule about batches that joined the incident explains it; one that reads more does not."""
 
     def condition(rule, metric, *, breach=True):
-        shown = {"rule": rule, "metric": metric, "breach": breach, "nonfinite": [], "signal": None}
-        return shown | {"value": 1.0, "limit": 0.99, "measure": "value", "baseline": None, "of": ""}
+        return Condition(
+            detector="d",
+            rule=rule,
+            severity="SEV1",
+            step=200,
+            is_breach=breach,
+            code="BREACH",
+            metric=metric,
+            value=1.0,
+            measure="value",
+            measured=1.0,
+            limit=0.99,
+            baseline=None,
+            signal=None,
+            nonfinite=[],
+            module="",
+            text="",
+            past=None,
+        )
 
     def fired(rule, step, title):
-        return {"rule": rule, "severity": "SEV1", "step": step, "title": title}
+        moment = {"record": 1, "step": step, "attempt": 0, "wall": None}
+        more = {"severity": "SEV1", "rank": 0, "expression": "", "location": "", "runbook": None}
+        return FiredRule(rule=rule, title=title, **moment, **more)
 
     loss = fired("loss_spike.jump", 200, "Loss spike"), condition("loss_spike.jump", "train_loss")
     same = (
@@ -103,29 +121,28 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
         condition("data.stuck", "batch_fingerprint", breach=False),
     )
 
-    def found(*pairs):
-        return sentences.inputs(*map(list, zip(*pairs, strict=True)))
+    def inputs(*pairs):
+        return incident_sentences.inputs(*map(list, zip(*pairs, strict=True)))
 
-    assert found(loss) == ""
+    assert inputs(loss) == ""
     text = "the inputs are one token, from step 202: share of the commonest token = 1 (limit 0.99)"
-    assert found(loss, stuck, same) == text
-    assert found(loss, stuck) == "the same batch again and again, from step 203"
+    assert inputs(loss, stuck, same) == text
+    assert inputs(loss, stuck) == "the same batch again and again, from step 203"
 
-    others = {"drill": None, "failure": None, "standstill": "", "operator": ""}
     later = {"class": "data event", "questions": {}}
-    cause = sentences.cause({"data": {}}, [], diagnosis=later, inputs=text, **others)
-    assert (cause["text"], cause["known"], cause["after"]) == (text, True, "an unusual batch")
+    cause, trigger = incident_sentences.cause({"data": {}}, [], diagnosis=later, inputs=text)
+    assert (cause.text, cause.is_known, trigger) == (text, True, "an unusual batch")
 
 
 def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     """Also several, with finite losses between them: nothing is to be taken back."""
-    document = stories.document("skipped")
-    assert document["did"]["text"] == "skipped the update of step 100 and 1 more, to 170"
-    assert document["cost"]["text"] == "2 updates skipped"
-    assert document["cause"]["text"].startswith("a batch without targets, from step 100: ")
-    assert document["diagnosis"]["class"] == "contained numeric fault"
-    assert "no rollback needed" in document["next"]["text"]
-    assert document["proof"]["text"].startswith("loss back in its band")
+    report = stories.report("skipped")
+    assert report.response.text == "skipped the update of step 100 and 1 more, to 170"
+    assert report.cost.text == "2 updates skipped"
+    assert report.cause.text.startswith("a batch without targets, from step 100: ")
+    assert report.diagnosis["class"] == "contained numeric fault"
+    assert "no rollback needed" in report.next.text
+    assert report.proof.text.startswith("loss back in its band")
 
 
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
@@ -134,10 +151,10 @@ SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
 @pytest.mark.parametrize("name", frozen.INCIDENTS)
 def test_every_kind_of_incident_reads_well(name):
     """The card, the summary and the document are those that were reviewed."""
-    document = stories.document(name)
-    VALID.validate(document)
+    report = stories.report(name)
+    VALID.validate(report.as_json())
 
-    for suffix, content in frozen.incident_views(document).items():
+    for suffix, content in frozen.views_of_incident(report).items():
         path = frozen.HERE / "incidents" / f"{name}{suffix}"
         assert content.splitlines() == path.read_text().splitlines()
 
@@ -188,37 +205,41 @@ class _Page(HTMLParser):
 @pytest.mark.parametrize("name", ["oom", "held"])
 def test_the_page_stands_alone(name):
     """It parses, fetches and runs nothing, and shows all sentences; a job's text is no markup."""
-    document = stories.document(name)
-    document["title"] += " <script>alert(1)</script>"
-    document["severity"] = "<svg onload=z>"
-    document["failures"] = [{"text": "<img src=x onerror=y>", "traceback": "<b>"}]
-    page = html.page(document)
-    found = _Page(page)
+    failure = Failure(message="<img src=x onerror=y>", traceback="<b>")
+    report = stories.report(name)
+    report = replace(
+        report,
+        title=f"{report.title} <script>alert(1)</script>",
+        severity="<svg onload=z>",
+        failures=[failure],
+    )
+    page = incident_views.page(report)
+    parsed = _Page(page)
 
-    assert found.open == [] and found.foreign == []
+    assert parsed.open == [] and parsed.foreign == []
     assert "://" not in page and "url(" not in page and "@import" not in page
-    for part in ("what", "cause", "did", "cost", "proof", "next"):
-        assert document[part]["text"] in found.said
-    assert "<script>alert(1)</script>" in found.said and "onerror=y" in found.said
+    for _, text in (*report.sentences, ("Next", report.next.text)):
+        assert text in parsed.said
+    assert "<script>alert(1)</script>" in parsed.said and "onerror=y" in parsed.said
     assert "<svg onload" not in page
-    assert f'aria-label="loss over steps {document["series"]["steps"][0]}' in page
+    assert f'aria-label="loss over steps {report.series.steps[0]}' in page
 
 
 def test_a_document_proceeds_with_its_incident():
     """Open, under way, watched, over: each record moves it on, and nothing is claimed early."""
     _, records, _ = stories.played("nan")
     opened = next(n for n, r in enumerate(records) if r["kind"] == "incident")
-    seen = {}
+    first = {}
     for until in range(opened + 1, len(records) + 1):
-        found = stories.document("nan", until=until)
-        seen.setdefault(found["state"], found)
+        report = stories.report("nan", until=until)
+        first.setdefault(report.status, report)
 
-    assert list(seen) == ["OPEN", "ACTING", "WATCHING", "RECOVERED"]
-    assert [found["proof"]["verified"] for found in seen.values()] == [False, False, False, True]
-    assert [found["final"] for found in seen.values()] == [False, False, False, True]
-    assert seen["OPEN"]["did"]["text"].startswith("nothing")
-    assert "under way" in seen["ACTING"]["did"]["text"]
-    assert seen["WATCHING"]["proof"]["text"].startswith("not yet: ")
+    assert list(first) == ["OPEN", "ACTING", "WATCHING", "RECOVERED"]
+    assert [report.proof.verified for report in first.values()] == [False, False, False, True]
+    assert [report.final for report in first.values()] == [False, False, False, True]
+    assert first["OPEN"].response.text.startswith("nothing")
+    assert "under way" in first["ACTING"].response.text
+    assert first["WATCHING"].proof.text.startswith("not yet: ")
 
 
 def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
@@ -238,24 +259,34 @@ def told(kind: str, title: str = "inc-1: news", why: str = "") -> Message:
 )
 def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
     """The title in words; what was done, its cost and its proof once something was done."""
-    document = stories.document(story)
-    found = with_document(message, document)
+    report = stories.report(story)
+    found = with_report(message, report)
 
     assert found.title.startswith(title)
     assert [name for name, _ in found.card] == heads
-    assert found.verdict == (document["what"]["text"] if found.kind == "closed" else "seen")
-    saved = found.kind in ("closed", "finished") and document["evidence"]["bundles"]
+    assert found.verdict == (report.observation.text if found.kind == "closed" else "seen")
+    saved = found.kind in ("closed", "finished") and report.evidence.bundles
     assert found.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
+
+
+ROLLBACK = {"id": "a-1", "verb": "rollback", "args": {}}
 
 
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
-    went = {"verb": "rollback", "ok": True, "step": 201, "args": {}}
-    found = deeds.cost([went | {"result": {"step": 175}}])
+    (action,) = incident_facts.actions(
+        {"seq": n, "kind": kind, "data": data, "mono_ns": n, "step": 201, "wall": ""}
+        for n, (kind, data) in enumerate(
+            [
+                ("intent", {"action": dict.fromkeys(("runbook", "touches_job"), "") | ROLLBACK}),
+                ("commit", {"action": {"id": "a-1"}, "result": {"step": 175}}),
+            ]
+        )
+    )
+    cost = incident_sentences.cost([action], status=Status.RECOVERED, acted=True)
 
-    assert (found["steps_lost"], found["steps_repeated"]) == (26, 0)
-    said = sentences.cost(found, [], state="RECOVERED", ended_at=None, acted=True)
-    assert said == "the progress of 26 steps lost"
+    assert (cost.steps_lost, cost.steps_repeated) == (26, 0)
+    assert cost.text == "the progress of 26 steps lost"
 
 
 def test_a_long_series_keeps_its_worst_points_and_its_bound():
@@ -266,12 +297,12 @@ def test_a_long_series_keeps_its_worst_points_and_its_bound():
     for step in range(100, 10_100):
         loss = 9.0 if step == 4321 else float("nan") if step == 8765 else 2.0
         tape.add(0, step, {"train_loss_raw": loss}, opened=True)
-    found = tape.data()
-    losses = dict(zip(found["steps"], found["signals"]["train_loss_raw"], strict=True))
+    series = tape.series()
+    losses = dict(zip(series.steps, series.signals["train_loss_raw"], strict=True))
 
-    assert len(losses) <= BEFORE + AFTER + 1 and found["opened_at"] == BEFORE
+    assert len(losses) <= BEFORE + AFTER + 1 and series.opened_at == BEFORE
     assert losses[4321] == 9.0 and losses[8765] != losses[8765]
-    assert found["window"] == [40, found["steps"][-1]] and found["stride"] > 1
+    assert series.window == [40, series.steps[-1]] and series.stride > 1
 
 
 @pytest.mark.parametrize(
@@ -291,18 +322,18 @@ def test_sparks(values, attempts, line):
 
 def test_the_end_and_the_kind_of_trouble_are_shown(made):
     """Closed, and the four questions with their answers where the record has them."""
-    found, full, records = made(*SPIKE)
+    report, full, records = made(*SPIKE)
     closed = [r for r in records if r["kind"] == "incident" and r["data"]["what"] == "closed"][-1]
 
-    assert (found["final"], found["closed"]["record"]) == (True, closed["seq"])
-    assert found["closed"]["text"] in closed["reason"] and closed["reason"] in full
-    assert found["diagnosis"] == closed["data"].get("spike")
+    assert (report.final, report.closed.record) == (True, closed["seq"])
+    assert report.closed.text in closed["reason"] and closed["reason"] in full
+    assert report.diagnosis == closed["data"].get("spike")
     spike = {
         "class": "data event",
         "advice": "look at the data",
         "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}},
     }
-    lines = list(text.full(found | {"diagnosis": spike}))
+    lines = list(incident_views.full(replace(report, diagnosis=spike)))
     assert lines[lines.index("diagnosis") + 1 :][:3] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",
@@ -319,17 +350,17 @@ def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
     path.write_text(
         f"{books}  calmer:{body}budgets:{rest.replace('[calm, hold]', '[calm, calmer, hold]')}"
     )
-    found, full, _ = made(*SPIKE[:40], *[8.0] * 100, policy=path)
+    report, full, _ = made(*SPIKE[:40], *[8.0] * 100, policy=path)
 
-    assert {a["runbook"] for a in found["actions"]} >= {"calm", "calmer"}
+    assert {action.runbook for action in report.actions} >= {"calm", "calmer"}
     steps = ("0-snapshot", "1-lr_scale", "undo-lr_scale")
-    assert [a["id"] for a in found["actions"]] == [
+    assert [action.id for action in report.actions] == [
         f"inc-1/{n}/{step}" for n in (1, 2) for step in steps
     ]
-    assert [v["what"] for v in found["verification"]] == ["started", "failed"] * 2
+    assert [check.kind for check in report.verification] == ["started", "failed"] * 2
     assert "undo: lr_scale value" in full
-    assert (found["state"], found["final"]) == ("HELD", False)
-    assert found["proof"]["text"].startswith("not recovered: calmer did not help")
+    assert (report.status, report.final) == ("HELD", False)
+    assert report.proof.text.startswith("not recovered: calmer did not help")
 
 
 def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
@@ -345,18 +376,19 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
         if r["kind"] == "rule" and r["rule"] == "spike" and r["data"]["what"] == "fired"
     }
     assert len(fired & first) == len(fired & second) == 1
-    rows = [overview(records, each, About("", "RUN")) for each in ("inc-1", "inc-2")]
-    assert ["RECOVERED: Loss out of its limit" in line for line in text.rows(rows)] == [True, True]
+    rows = [summarize(records, name, RunFacts("", "RUN")) for name in ("inc-1", "inc-2")]
+    ends = ["RECOVERED: Loss out of its limit" in line for line in incident_views.rows(rows)]
+    assert ends == [True, True]
 
 
 def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frames):
     """The card and the receipt say what was done, and what was tried in vain."""
-    found, _, records = made(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
+    report, _, records = made(*SPIKE, answer=lambda action: {"error": "the rank is gone"})
     run = keep_run(make_frames(0, *SPIKE), answer=lambda action: {"error": "no"}, name="other")
 
-    assert found["did"]["acted"] is False
-    assert "lr scale FAILED: the rank is gone" in found["did"]["text"]
-    assert found["cost"]["text"].startswith("nothing: the job was not changed")
+    assert report.response.acted is False
+    assert "lr scale FAILED: the rank is gone" in report.response.text
+    assert report.cost.text.startswith("nothing: the job was not changed")
     assert receipt.outcome(records)["actions"] == 0
     assert receipt.outcome(records)["failed"] == 2
     assert "1 incident, no action on the job, 2 failed" in receipt.closing(run)[0]
@@ -366,17 +398,13 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
     """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
     run = keep_run(make_frames(0, *SPIKE))
     records = list(audit.read(run.audit_path))
-    found = build(records, "inc-1", About("", "RUN"))
+    report = build(records, "inc-1", RunFacts("", "RUN"))
 
-    VALID.validate(found)
-    assert found["title"] == "Loss out of its limit"
-    assert (found["series"], found["loss"]["spark"], found["conditions"][0]["past"]) == (
-        None,
-        "",
-        None,
-    )
-    assert found["cause"]["text"].startswith("unknown: ")
-    assert json.loads(views.files_of(found)["incident.json"]) == found
+    VALID.validate(report.as_json())
+    assert report.title == "Loss out of its limit"
+    assert (report.series, report.loss.spark, report.conditions[0].past) == (None, "", None)
+    assert report.cause.text.startswith("unknown: ")
+    assert json.loads(incident_views.files_of(report)["incident.json"]) == report.as_json()
 
 
 @pytest.mark.parametrize(

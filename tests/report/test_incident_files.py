@@ -10,10 +10,10 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core.model.events import Frame
-from supervise.report import incident_files, reading
-from supervise.report.card.incident_document import About, build
-from supervise.report.card.incident_schema import schema
-from supervise.report.incident_files import IncidentFiles
+from supervise.report import incident_files
+from supervise.report.incident_builder import RunFacts, build
+from supervise.report.incident_files import IncidentFiles, describe, read_tapes
+from supervise.report.incident_report import schema
 from supervise.store import audit
 from tests.support import recorded_run
 
@@ -53,9 +53,9 @@ def watched(small, tmp_path, monkeypatch):
 
         write = incident_files.write
 
-        def writing(incidents, document):
-            writes.append(document)
-            write(incidents, document)
+        def writing(incidents, report):
+            writes.append(report)
+            write(incidents, report)
 
         monkeypatch.setattr(recorded_run, "Recorder", Recorder)
         monkeypatch.setattr(recorded_run.RunDir, "create", creating)
@@ -75,38 +75,38 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     kept = json.loads((home / "incident.json").read_text())
     policy = load_policy(run.policy_path)
     records = list(audit.read(run.audit_path))
-    about = About.of(
-        reading.described(run), str(run.path), incident_files.PHASE, {policy.digest: policy}
+    origin = RunFacts.of(
+        describe(run), str(run.path), incident_files.PHASE, {policy.digest: policy}
     )
-    again = build(records, "inc-1", about, reading.tapes(run, records, "inc-1"))
+    again = build(records, "inc-1", origin, read_tapes(run, records, "inc-1"))
 
     assert sorted(path.name for path in home.iterdir()) == [
         "incident.html",
         "incident.json",
         "summary.md",
     ]
-    assert kept == json.loads(json.dumps(again)) and kept["final"]
-    assert writes[0]["state"] != kept["state"] == "RECOVERED"
+    assert kept == again.as_json() and kept["final"]
+    assert writes[0].status != kept["state"] == "RECOVERED"
     assert 3 <= len(writes) < len(SPIKE) / 2
-    for each in writes:
-        jsonschema.validate(each, schema())
+    for report in writes:
+        jsonschema.validate(report.as_json(), schema())
 
 
 def test_another_supervisor_goes_on_with_them(watched):
     """What was before its time comes from the records, and the series from the journal."""
     run, first, _ = watched(*SPIKE[:42], ended=False)
-    before = first.document("inc-1")
+    before = first.report("inc-1")
     policy = load_policy(run.policy_path)
     second = IncidentFiles(run, lambda: policy, tuple)
     second.resume()
 
-    assert before is not None and second.document("inc-1") == before
+    assert before is not None and second.report("inc-1") == before
 
 
 def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
     """Nothing reaches the loop: neither an error of the disk, nor one of ours."""
 
-    def full(incidents, document):
+    def full(incidents, report):
         raise OSError(28, "No space left on device")
 
     run, files, _ = watched(*SPIKE[:42], ended=False)
@@ -118,4 +118,4 @@ def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):
     again = IncidentFiles(run, lambda: load_policy(run.policy_path), tuple)
     again.resume()
     again.flush(10 * SECOND)
-    assert "cannot be made" in caplog.text and again.document("inc-1") is None
+    assert "cannot be made" in caplog.text and again.report("inc-1") is None

@@ -35,8 +35,8 @@ from ..inputs import clock
 from ..outputs.action_performer import Performer
 from ..outputs.outbox import Outbox, Result, Trouble, message_of
 from ..outputs.training_progress import TrainingProgress
-from ..report.card.message_facts import with_document
 from ..report.incident_files import IncidentFiles
+from ..report.incident_views import with_report
 from ..store.recorder import Recorder
 from .late_messages import LateMessage, Summary
 from .run_recovery import WINDOW_FRAMES, RecoveredRun
@@ -314,11 +314,11 @@ class EventProcessor:
         )
         if message.incident is not None:
             try:
-                document = self.incident_files.document(message.incident)
+                report = self.incident_files.report(message.incident)
             except Exception:  # what the engine says is enough
                 _log.exception("a message without the facts of %s", message.incident)
             else:
-                message = message if document is None else with_document(message, document)
+                message = message if report is None else with_report(message, report)
         return self._redactor.message(message)
 
     def _deadline(self, decision: Decision) -> tuple[tuple[str, str], ...]:

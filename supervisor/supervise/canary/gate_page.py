@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..report.figure import Figure, figure_over_steps
-from ..report.page_templates import render
+from ..report.pages import Figure, figure_over_steps, render
 from .ci_reports import SUITE, effect_text, rows
 
 TONES = {"PASS": "good", "FAIL": "bad", "VOID": "bad", "INCONCLUSIVE": "busy"}

@@ -17,8 +17,7 @@ from supervise_probe import faults
 from ..core.model.interfaces import Detector
 from ..core.model.policy import detectors_behind
 from ..notifiers import webhook
-from ..report.card import incident_schema
-from ..report.record import record_form
+from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems
 from .expression import parse
@@ -213,8 +212,8 @@ FILES: dict[str, tuple[type, str]] = {
 INCIDENT, RECORD = "policies/incident.schema.json", "docs/record.schema.json"
 MESSAGE = "docs/message.schema.json"
 DOCUMENTS = {
-    INCIDENT: incident_schema.schema,
-    RECORD: record_form.schema,
+    INCIDENT: incident_report.schema,
+    RECORD: stability_record.schema,
     MESSAGE: webhook.schema,
 }
 

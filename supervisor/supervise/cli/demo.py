@@ -22,8 +22,8 @@ from rich.text import Text
 from ..catalog import shipped
 from ..errors import UsageError
 from ..inputs import clock
-from ..report.card.standing import RECOVERED
-from ..report.card.views import DOCUMENT
+from ..report.incident_report import Status
+from ..report.incident_views import DOCUMENT
 from ..store import audit
 from ..store.run_directory import RunDir
 
@@ -116,7 +116,7 @@ def _incident(records: list[dict[str, Any]]) -> str | None:
 def _has_recovered(run: Path, incident: str) -> bool:
     """Return whether the card of an incident says that its recovery is proven."""
     document = json.loads((run / "incidents" / incident / DOCUMENT).read_text("utf-8"))
-    return bool(document["final"] and document["state"] == RECOVERED)
+    return bool(document["final"] and document["state"] == Status.RECOVERED)
 
 
 def _print_next(console: Console, path: Path, drill: str, job: list[str]) -> None:

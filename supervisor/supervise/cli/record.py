@@ -14,10 +14,10 @@ import click
 
 from .. import __version__
 from ..errors import InputError, StoreError, SuperviseError, TamperError, understood
-from ..report.record import check, pages
-from ..report.record.build import build
-from ..report.record.monitors import Knowledge
-from ..report.record.record_form import schema
+from ..report import stability_record, stability_views
+from ..report.stability_builder import build
+from ..report.stability_monitors import Fault, Knowledge, Signal
+from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
 from ._output import printable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ..core.model.policy import Policy, Rule
 
 FOLDER, NAME = "record", "record.json"
-FORMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bytes]]] = {
-    "json": (NAME, check.encode),
-    "markdown": ("record.md", lambda record: pages.markdown(record).encode()),
-    "html": ("record.html", lambda record: pages.page(record).encode()),
+FORMS: dict[str, tuple[str, Callable[[StabilityRecord], bytes]]] = {
+    "json": (NAME, StabilityRecord.encode),
+    "markdown": ("record.md", lambda record: stability_views.markdown(record).encode()),
+    "html": ("record.html", lambda record: stability_views.page(record).encode()),
 }
 SIGNATURE = ".sig"
 SHIPPED = ("nano", "medium", "large", "moe", "canary", "observe")
@@ -96,7 +96,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
     if form is not None:
         click.echo(FORMS[form][1](record).decode(), nl=False)
         return
-    raw = check.encode(record)
+    raw = record.encode()
     signed = None if key is None else audit.sign(raw, key)
     place = found.path / FOLDER if out is None else out
     try:
@@ -113,7 +113,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
         ) from error
     names = ", ".join(name for name, _ in FORMS.values())
     click.echo(printable(f"{place}: {names}{', signed' if signed else ''}"))
-    click.echo(f"head: {record['audit']['records']} {record['audit']['head']}")
+    click.echo(f"head: {record.audit.records} {record.audit.head}")
 
 
 @command.command()
@@ -164,26 +164,28 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 
     Exit codes: 0 the same; 1 different; 64 no record or no run.
     """
-    found = check.differences(_read(before), _read(after))
+    found = stability_record.differences(_read(before), _read(after))
     if as_json:
         click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in found]))
     for path, old, new in [] if as_json else found:
-        click.echo(printable(f"{path}: {pages.text_of(old)} → {pages.text_of(new)}"))
+        click.echo(
+            printable(f"{path}: {stability_views.text_of(old)} → {stability_views.text_of(new)}")
+        )
     return DIFFERENT if found else 0
 
 
-def build_record(run: RunDir) -> dict[str, Any]:
+def build_record(run: RunDir) -> StabilityRecord:
     """Return the record of a run. Raises StoreError."""
     with understood(f"the records in {run.audit_path}", INSPECT):
         return build(run, readable(run), knowledge())
 
 
-def _read(target: Path) -> Any:
+def _read(target: Path) -> StabilityRecord:
     """Return the record in a file, or that of a run."""
     if target.is_dir():
         return build_record(RunDir.open(target))
     try:
-        return check.parse(files.read(target, foreign=True, limit=files.MAX_JSON))
+        return stability_record.decode(files.read(target, foreign=True, limit=files.MAX_JSON))
     except OSError as error:
         raise InputError(f"cannot read {target}: {error.strerror}") from error
     except ValueError as error:
@@ -210,7 +212,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         copy = path.with_name(name)
         if copy.is_file() and copy.read_bytes() != render(recorded):
             yield Part("record", CHANGED, f"{name} is not what record.json says")
-    head = (int(recorded["audit"]["records"]), str(recorded["audit"]["head"]))
+    head = (recorded.audit.records, recorded.audit.head)
     log = audit.verify(run.audit_path, run.id, head if head[0] else None)
     yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
     digests = run_records.Digests()
@@ -222,29 +224,24 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         return
     parts = list(run_records.check(run, digests))
     yield from parts
-    named, complete = check.of_run(recorded, build_record(run))
+    named, complete = stability_record.changed_fields(recorded, build_record(run))
     if any(part.status in (CHANGED, MISSING) for part in parts):
         named = [name for name in named if not name.startswith("audit.parts")]
     if named:
-        more = f" and {len(named) - check.MAX_FIELDS} more" * (len(named) > check.MAX_FIELDS)
-        text = f"fields that differ from the run: {', '.join(named[: check.MAX_FIELDS])}{more}"
+        more = f" and {len(named) - MAX_FIELDS} more" * (len(named) > MAX_FIELDS)
+        text = f"fields that differ from the run: {', '.join(named[:MAX_FIELDS])}{more}"
         yield Part("record", CHANGED, text)
         return
     rest = "" if complete else "; what another version explains of signals and rules is not checked"
     yield Part("record", GOOD, f"its fields are those of the run{rest}")
 
 
-def _parsed(raw: bytes) -> tuple[Any, str]:
+def _parsed(raw: bytes) -> tuple[StabilityRecord | None, str]:
     """Return a record in the published form, else None and why it is not."""
-    from jsonschema import Draft7Validator
-
     try:
-        found = check.parse(raw)
+        return stability_record.decode(raw), ""
     except ValueError as error:
-        return None, f"it is not JSON: {error}"
-    for wrong in Draft7Validator(schema()).iter_errors(found):
-        return None, f"it has not the published form: {wrong.json_path}: {wrong.message[:200]}"
-    return found, ""
+        return None, f"it has not the published form: {str(error)[:200]}"
 
 
 def _signed(path: Path, raw: bytes, key: Path | None) -> run_records.Part:
@@ -278,11 +275,9 @@ def knowledge() -> Knowledge:
         formulas_sha256=digest,
         signal=lambda metric: _signal(metric, digest),
         faults={
-            name: {
-                "meaning": fault.MEANING,
-                "moves": fault.MOVES,
-                "params": {key: value for key, (value, _) in fault.PARAMS.items()},
-            }
+            name: Fault(
+                fault.MEANING, fault.MOVES, {key: value for key, (value, _) in fault.PARAMS.items()}
+            )
             for name, fault in faults.catalog().items()
         },
         shown=shown(),
@@ -302,7 +297,7 @@ def _section(form: type, name: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def _signal(metric: str, digest: str) -> dict[str, str] | None:
+def _signal(metric: str, digest: str) -> Signal | None:
     from supervise_probe import collectors
 
     from ..catalog import metrics
@@ -315,13 +310,8 @@ def _signal(metric: str, digest: str) -> dict[str, str] | None:
         if any(one.id == spec.id for one in collector.METRICS):
             about = " ".join((collector.__doc__ or "").partition("\n")[0].split())
             module = f"{name}: {about}"
-    return {
-        "module": module,
-        "meaning": spec.meaning,
-        "unit": spec.unit,
-        "formula": spec.source,
-        "formula_version": f"supervise {__version__}, formulas sha256 {digest[:16]}",
-    }
+    version = f"supervise {__version__}, formulas sha256 {digest[:16]}"
+    return Signal(module, spec.meaning, spec.unit, spec.source, version)
 
 
 @cache

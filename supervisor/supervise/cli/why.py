@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
-from ..report import failure_report, reading
-from ..report.card import text
-from ..report.card.incident_document import About, build, overview
-from ..report.card.views import files_of
+from ..report import incident_views
+from ..report.incident_builder import RunFacts, build, summarize
+from ..report.incident_files import describe, read_tapes
+from ..report.incident_report import IncidentReport
 from ..report.receipt import shown
-from ..report.records import ids
+from ..report.records import failure_lines, failures, ids
 from ..store import audit, files
 from ..store.files import locked
 from ..store.policies import DIRECTORY
@@ -76,22 +76,22 @@ def command(run: Path, incident: str | None, full: bool, as_json: bool, write: P
             _print_none(found, records, ending, as_json=as_json)
             return
         chosen, policies = incident or known[-1], readable(found)
-        about = About.of(reading.described(found), shown(found), ending, policies)
-        made = build(records, chosen, about, reading.tapes(found, records, chosen))
+        origin = RunFacts.of(describe(found), shown(found), ending, policies)
+        report = build(records, chosen, origin, read_tapes(found, records, chosen))
     if write is not None:
-        _write(write, made)
+        _write(write, report)
     if as_json:
-        click.echo(document(made))
+        click.echo(document(report.as_json()))
         return
     lines: list[str] = []
     if incident is None and len(known) > 1:
-        views = [overview(records, each, about) for each in known]
-        lines += [f"run {found.id}: {ending}", *text.rows(views), ""]
-    lines += text.full(made) if full else text.card(made)
+        summaries = [summarize(records, name, origin) for name in known]
+        lines += [f"run {found.id}: {ending}", *incident_views.rows(summaries), ""]
+    lines += incident_views.full(report) if full else incident_views.card(report)
     if lacking:
         lines.append(f"{'Note':7}{lacking['reason']}")
     if full:
-        lines += failure_report.lines(failure_report.failures(records))
+        lines += failure_lines(failures(records))
     _print(lines)
 
 
@@ -104,7 +104,7 @@ def _print_none(
     run: RunDir, records: Sequence[Mapping[str, Any]], ending: str, *, as_json: bool
 ) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    policies, ended = readable(run), failure_report.failures(records)
+    policies, ended = readable(run), failures(records)
     if as_json:
         whole = {
             "run": run.id,
@@ -115,14 +115,14 @@ def _print_none(
         }
         click.echo(document(whole))
         return
-    _print([*_nothing(run, records, policies, ending), *failure_report.lines(ended)])
+    _print([*_nothing(run, records, policies, ending), *failure_lines(ended)])
 
 
-def _write(directory: Path, made: Mapping[str, Any]) -> None:
-    """Write the document and its views. Raises StoreError."""
+def _write(directory: Path, report: IncidentReport) -> None:
+    """Write the report and its views. Raises StoreError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, content in files_of(made).items():
+        for name, content in incident_views.files_of(report).items():
             files.replace(directory / name, content.encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write {directory}: {error.strerror}") from error

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from ..report.figure import Figure, figure_over_steps
-from ..report.page_templates import render
+from ..report.pages import Figure, figure_over_steps, render
 from .suite_document import (
     FAULTS,
     MONITORS,

@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
-from ..store import audit, files
+from ..errors import StoreError
+from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
-from . import reading
-from .card.incident_document import About, build
-from .card.series import Tapes
-from .card.views import files_of
+from .incident_builder import RunFacts, build
+from .incident_report import IncidentReport
+from .incident_series import Tapes
+from .incident_views import files_of
 from .records import Record, ids, is_of
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ SETTLED_NS = 15_000_000_000  # after its end: messages were delivered, or wait f
 CONTEXT, MOST = 500, 5000  # records kept before an incident, and with it; project defaults
 IN_FORCE = ("run_start", "policy_load")  # kinds that say which policy was in force
 PHASE = "the run is in progress"
+NEAR = 100_000  # events before an incident that hold the frames it shows, also of many ranks
 
 Window = Iterable[tuple[Sequence[str], Frame]]
 
@@ -99,33 +102,33 @@ class IncidentFiles:
 
     def views(self, incident: str) -> dict[str, str]:
         """Return the files of the newest incident so far, name -> content; empty for another."""
-        made = self.document(incident)
-        return {} if made is None else files_of(made)
+        report = self.report(incident)
+        return {} if report is None else files_of(report)
 
-    def document(self, incident: str) -> dict[str, Any] | None:
-        """Return the document of the incident, None if it is not the newest one."""
+    def report(self, incident: str) -> IncidentReport | None:
+        """Return the report of the incident, None if it is not the newest one."""
         if incident != self._incident or self._broken:
             return None
         policy = self._policy()
         self._policies[policy.digest] = policy
         directory = str(self._run.path)
-        about = About.of(reading.described(self._run), directory, PHASE, self._policies)
-        return build([*self._in_force, *self._records], incident, about, self._tapes)
+        run = RunFacts.of(describe(self._run), directory, PHASE, self._policies)
+        return build([*self._in_force, *self._records], incident, run, self._tapes)
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
         records = list(audit.read(self._run.audit_path))
-        known = ids(records)
+        incidents = ids(records)
         self._in_force = [r for r in records if r["kind"] in IN_FORCE]
         self._records = [r for r in records if r["kind"] not in IN_FORCE]
-        mine = [r for r in self._records if known and r.get("incident") == known[-1]]
-        if not known or any(is_of(r, "incident", "closed") for r in mine):
+        own = [r for r in self._records if incidents and r.get("incident") == incidents[-1]]
+        if not incidents or any(is_of(r, "incident", "closed") for r in own):
             del self._records[:-CONTEXT]
             return
-        opened = self._records.index(mine[0])
+        opened = self._records.index(own[0])
         del self._records[: max(0, opened - CONTEXT)]
-        self._incident, self._dirty = known[-1], True
-        self._tapes = reading.tapes(self._run, records, known[-1]) or Tapes()
+        self._incident, self._dirty = incidents[-1], True
+        self._tapes = read_tapes(self._run, records, incidents[-1]) or Tapes()
 
     def _write_last(self) -> None:
         if self._incident:
@@ -137,9 +140,9 @@ class IncidentFiles:
         if self._broken:
             return
         try:
-            made = self.document(self._incident)
-            if made is not None:
-                write(self._run.incidents_path, made)
+            report = self.report(self._incident)
+            if report is not None:
+                write(self._run.incidents_path, report)
         except OSError as error:  # the audit log has it all
             _log.warning("the files of %s cannot be written: %s", self._incident, error)
         except Exception:
@@ -147,14 +150,33 @@ class IncidentFiles:
             self._broken = True
 
 
-def write(incidents: Path, document: Mapping[str, Any]) -> None:
+def write(incidents: Path, report: IncidentReport) -> None:
     """Replace the files of an incident. Raises OSError."""
-    home = incidents / directory_of(document["id"])
+    home = incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", report.id).lstrip(".")
     files.make_directory(home)
-    for name, content in files_of(document).items():
+    for name, content in files_of(report).items():
         files.replace(home / name, content.encode(), durable=False)
 
 
-def directory_of(incident: str) -> str:
-    """Return the name of an incident's directory."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
+def describe(run: RunDir) -> Mapping[str, Any]:
+    """Return the content of run.json, as far as it can be read."""
+    with suppress(StoreError):
+        description = run.read_json("run.json")
+        if isinstance(description, dict):
+            return description
+    return {"run": run.id}
+
+
+def read_tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None:
+    """Return the frames around an incident from the journal, None where it cannot be read."""
+    own = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
+    opened = next(r["event"] for r in own if is_of(r, "incident", "opened"))
+    closed = next((r["event"] for r in own if is_of(r, "incident", "closed")), None)
+    tapes = Tapes()
+    try:
+        for number, frame, names in run_records.numbered(run, closed):
+            if number > opened - NEAR:
+                tapes.add(frame, names, opened=number > opened)
+    except StoreError:
+        return None
+    return tapes

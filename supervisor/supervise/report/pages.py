@@ -1,7 +1,8 @@
-"""Figures of pages: lines and marks in percent of the plot, which `figure` of the templates draws.
+"""HTML pages by jinja2, and their figures: no script, nothing from elsewhere; phone or paper.
 
-The lines stretch with the page; labels and marks, which must stay readable on a phone, are HTML at
-positions in percent.
+Texts of a job may hold anything: every value is escaped, and a character that does not print, such
+as one that reverses the direction of the text, becomes a space. The lines of a figure stretch with
+the page; labels and marks, which must stay readable on a phone, are HTML at positions in percent.
 """
 
 from __future__ import annotations
@@ -9,11 +10,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).with_name("templates")
 LOG = 20.0  # a series that spans more than so many times its least value has a log scale
 ROOM = 0.06  # of the height, above and below
 
 Point = Sequence[float]  # step, value
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the page of a template, `NAME.html.j2`, with these values."""
+    return _environment().get_template(f"{template}.html.j2").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 30 ms, for pages only
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+
+
+def printable(value: Any) -> Any:
+    """Return text without control characters, anything else as it is."""
+    if type(value) is not str:  # markup of a template is of a subclass
+        return value
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Facts of a run in its journal: its steps, the healthy values of each signal, and its gaps.
 
 Of the leading rank, the lowest that published a frame. Memory is bounded: of each signal at most
-`2 * KEPT` values are held, every 1st, 2nd, 4th, ... healthy one.
+`2 * MAX_VALUES` values are held, every 1st, 2nd, 4th, ... healthy one.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ...core.analysis.job_numbers import tokens_of
-from ...core.model.events import Adopted, Announced, Exited, Frame, Gap
-from ...errors import StoreError
-from ...store import journal
-from ...store.run_directory import RunDir
+from ..core.analysis.job_numbers import tokens_of
+from ..core.model.events import Adopted, Announced, Exited, Frame, Gap
+from ..errors import StoreError
+from ..store import journal
+from ..store.run_directory import RunDir
+from .stability_record import Baseline
 
-KEPT = 2048  # values of each signal, for its quantiles; project default
+MAX_VALUES = 2048  # values of each signal, for its quantiles; project default
 LEAST = 16  # healthy values for a baseline
 Interval = tuple[int, float]  # of CLOCK_MONOTONIC, in nanoseconds
 
@@ -33,22 +33,21 @@ class Sample:
         self._stride, self._turn = 1, 0
 
     def add(self, value: float) -> None:
-        """Take the next healthy value."""
+        """Add the next healthy value."""
         if self._turn == 0 and math.isfinite(value):
             self.values.append(value)
-            if len(self.values) == 2 * KEPT:
+            if len(self.values) == 2 * MAX_VALUES:
                 self.values = self.values[::2]
                 self._stride *= 2
         self._turn = (self._turn + 1) % self._stride
 
-    def quantiles(self) -> dict[str, Any] | None:
+    def baseline(self) -> Baseline | None:
         """Return median, 5th and 95th percentile; None of too few values."""
-        found = sorted(self.values)
-        if len(found) < LEAST:
+        ordered, count = sorted(self.values), len(self.values)
+        if count < LEAST:
             return None
-        at = {"p05": 0.05, "median": 0.5, "p95": 0.95}
-        cuts = {name: found[round(share * (len(found) - 1))] for name, share in at.items()}
-        return {**cuts, "values": len(found)}
+        low, middle, high = (ordered[round(share * (count - 1))] for share in (0.05, 0.5, 0.95))
+        return Baseline(low, middle, high, count)
 
 
 @dataclass
@@ -83,19 +82,19 @@ class Frames:
     samples: dict[str, Sample] = field(default_factory=dict)
     unreadable: str | None = None
     _leader: int | None = None
-    _before: tuple[int, int] = (-1, -1)  # attempt and step
+    _previous: tuple[int, int] = (-1, -1)  # attempt and step
     _first_ns: int = 0
     _ended_ns: int | None = None
 
-    def take(self, event: Frame, names: Sequence[str], *, healthy: bool) -> None:
+    def add(self, event: Frame, names: Sequence[str], *, healthy: bool) -> None:
         """Count a frame of the leading rank."""
         self.frames += 1
         attempt, step = event.attempt, event.step
-        if self._before[0] == attempt:
-            self.missing += max(0, step - self._before[1] - 1)
+        if self._previous[0] == attempt:
+            self.missing += max(0, step - self._previous[1] - 1)
         elif self.frames > 1:
-            self.redone += max(0, self._before[1] - step + 1)
-        self._before = attempt, step
+            self.redone += max(0, self._previous[1] - step + 1)
+        self._previous = attempt, step
         self.attempts.add(attempt)
         if self.first_step < 0:
             self.first_step, self._first_ns = step, event.at_ns
@@ -117,43 +116,43 @@ class Frames:
 
     def median(self, signal: str) -> float | None:
         """Return the healthy median of a signal, None where it is not known."""
-        found = self.samples[signal].quantiles() if signal in self.samples else None
-        return None if found is None else float(found["median"])
+        baseline = self.samples[signal].baseline() if signal in self.samples else None
+        return None if baseline is None else baseline.median
 
 
-def read(run: RunDir, incidents: Sequence[Interval]) -> Frames:
+def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
     """Read the journal of a run.
 
     Args:
         incidents: when incidents were open; what lies in them is not healthy.
     """
-    found = Frames()
+    frames = Frames()
     names: dict[int, tuple[str, ...]] = {}
     kinds = (Announced, Frame, Gap, Adopted, Exited)
     try:
         for first, end in journal.thinned(run.journal_path)[:1]:
-            found.unreadable = (
+            frames.unreadable = (
                 f"frames of events {first} to {end - 1} were removed (journal.max_gb)"
             )
         for _, event in journal.read(run.journal_path, only=kinds):
             if isinstance(event, Announced):
                 names[event.rank] = event.names
-                found.announced.update(dict.fromkeys(event.names))
+                frames.announced.update(dict.fromkeys(event.names))
             elif isinstance(event, Frame):
-                found.ranks.add(event.rank)
+                frames.ranks.add(event.rank)
                 columns = names.get(event.rank, ())
-                found.tokens += tokens_of(dict(zip(columns, event.values, strict=False)))
-                if found._leader is None:
-                    found._leader = event.rank
-                if event.rank == found._leader:
-                    inside = any(start <= event.at_ns <= end for start, end in incidents)
-                    found.take(event, columns, healthy=not inside)
+                frames.tokens += tokens_of(dict(zip(columns, event.values, strict=False)))
+                if frames._leader is None:
+                    frames._leader = event.rank
+                if event.rank == frames._leader:
+                    is_inside = any(start <= event.at_ns <= end for start, end in incidents)
+                    frames.add(event, columns, healthy=not is_inside)
             elif isinstance(event, Gap):
-                found.lost += event.count
+                frames.lost += event.count
             elif isinstance(event, Adopted):
-                found.unwatched_s.append(event.unwatched_ns / 1e9)
+                frames.unwatched_s.append(event.unwatched_ns / 1e9)
             elif isinstance(event, Exited):
-                found._ended_ns = event.at_ns
+                frames._ended_ns = event.at_ns
     except StoreError as error:
-        found.unreadable = str(error)
-    return found
+        frames.unreadable = str(error)
+    return frames

@@ -1,0 +1,531 @@
+"""Report of one incident: the class of `incident.json`, which every view is made from.
+
+A version stays as it is: another meaning, or a key that is gone, needs the next one. New keys may
+come. `make docs` writes the schema to `policies/incident.schema.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from ..core.model.decisions import plain
+from ..core.model.failure import Failure
+from ..json_schemas import published_schema
+
+VERSION: Literal["supervise/incident/v1"] = "supervise/incident/v1"
+
+
+class Status(StrEnum):
+    """Status of an incident."""
+
+    OPEN = "OPEN"
+    ACTING = "ACTING"
+    WATCHING = "WATCHING"
+    WAITING = "APPROVAL PENDING"
+    HELD = "HELD"
+    RECOVERED = "RECOVERED"
+    CLEARED = "CLEARED"
+    DONE = "DONE"
+    NOT_RECOVERED = "NOT RECOVERED"
+    WITHDRAWN = "WITHDRAWN"
+    RELEASED = "RELEASED"
+    STOPPED = "STOPPED"
+    JOB_ENDED = "JOB ENDED"
+    SESSION_ENDED = "SESSION ENDED"
+    SUPERSEDED = "SUPERSEDED"
+
+
+MEANINGS = {
+    Status.OPEN: "it goes on; no action is under way",
+    Status.ACTING: "an action is under way, or its effect is being verified",
+    Status.WATCHING: "the actions helped so far; a relapse is watched for",
+    Status.WAITING: "a person is asked whether the actions may run",
+    Status.HELD: "automatic actions are off; a person is needed",
+    Status.RECOVERED: "verified: the actions helped and it did not come back",
+    Status.CLEARED: (
+        "its rules are not in breach any more; nothing was done about it, or nothing verified"
+    ),
+    Status.DONE: "an operator's order was carried out, and no rule fired in the time after it",
+    Status.NOT_RECOVERED: (
+        "its rules took the new level for their baseline; the old one did not come back"
+    ),
+    Status.WITHDRAWN: "its reason was over before an action came to change the job",
+    Status.RELEASED: "a person ended the hold",
+    Status.STOPPED: "the job was stopped because of it",
+    Status.JOB_ENDED: "the job ended before it was over",
+    Status.SESSION_ENDED: "the training that it was about ended",
+    Status.SUPERSEDED: (
+        "an incident of the training began; what this one was about may go on beside it"
+    ),
+}
+
+
+class Moment(Struct, frozen=True):
+    """When and where a record was made.
+
+    Attributes:
+        record: number of the audit record
+        step: newest step then, -1 before the first
+        wall: UTC, ISO-8601
+    """
+
+    record: int
+    step: int
+    attempt: int
+    wall: str | None
+
+
+class Closing(Moment, frozen=True):
+    """When and why it closed."""
+
+    text: str
+
+
+class FiredRule(Moment, frozen=True):
+    """A rule that fired.
+
+    Attributes:
+        expression: its expression
+        location: file:line:column
+        runbook: what it runs
+    """
+
+    rule: str
+    title: str
+    severity: str
+    rank: int
+    expression: str = field(name="when")
+    location: str = field(name="where")
+    runbook: str | None
+
+
+class Past(Struct, frozen=True):
+    """How near a metric was to its limit in so many frames before."""
+
+    measured: float
+    step: int
+    frames: int = field(name="steps")
+
+
+class Condition(Struct, frozen=True):
+    """The reading of a detector when its rule fired.
+
+    Attributes:
+        severity: of the rule
+        step: when the rule fired
+        metric: id; null for detectors of several or of time
+        value: of the metric
+        measure: what is compared with the limit: value, z, ratio, ...
+        measured: that number
+        limit: threshold
+        baseline: level before
+        text: the reading in words
+        past: how near it was to the limit before; null: not known
+    """
+
+    detector: str
+    rule: str
+    severity: str
+    step: int
+    is_breach: bool = field(name="breach")
+    code: Literal["OK", "UNKNOWN", "BREACH"]
+    metric: str | None
+    value: float | None
+    measure: str
+    measured: float | str | None
+    limit: float | str | None
+    baseline: float | None
+    signal: str | None
+    nonfinite: Sequence[str]
+    module: str = field(name="of")
+    text: str
+    past: Past | None
+
+
+class Action(Moment, frozen=True):
+    """An action that was intended.
+
+    Attributes:
+        is_undo: it takes an earlier one back
+        ok: null: no outcome on record, so its effect is unknown
+        result: what was observed, never what was intended
+        took_s: seconds
+    """
+
+    id: str
+    verb: str
+    runbook: str
+    args: Mapping[str, Any]
+    touches_job: bool
+    is_undo: bool = field(name="undo")
+    outcome: str
+    ok: bool | None
+    result: Mapping[str, Any]
+    took_s: float | None
+    outcome_record: int | None
+
+
+class Check(Moment, frozen=True):
+    """A step of the verification, a refusal or a withdrawal; `kind` says which."""
+
+    kind: str = field(name="what")
+    text: str
+
+
+class Suppression(Moment, frozen=True):
+    """An action that was not taken, and its reason; in modes that do not act, the plan."""
+
+    rule: str
+    text: str
+    reason: str = field(name="by")
+    runbook: str
+    plan: Sequence[Any] = field(name="would")
+
+
+class Approval(Moment, frozen=True):
+    """The newest request to a person.
+
+    Attributes:
+        plan: verbs and arguments
+        answer: null: none yet
+    """
+
+    id: str
+    runbook: str
+    plan: Sequence[Mapping[str, Any]]
+    timeout_s: float
+    on_timeout: str
+    answer: str | None
+    answer_text: str
+
+
+class Delivery(Struct, frozen=True):
+    """The outcome of a message at one channel.
+
+    Attributes:
+        tries: attempts
+    """
+
+    ok: bool
+    tries: int | None
+    text: str
+
+
+class SentMessage(Moment, frozen=True):
+    """A message to people.
+
+    Attributes:
+        delivered: per channel
+    """
+
+    severity: str
+    title: str
+    next: str
+    delivered: Sequence[Delivery]
+
+
+class TimelineEntry(Moment, frozen=True):
+    """One record of the incident."""
+
+    kind: str
+    since_s: float
+    text: str
+
+
+class Series(Struct, frozen=True):
+    """A few signals around the beginning of the incident.
+
+    Attributes:
+        steps: step of each point, in the order of the frames
+        attempts: attempt of each point; it grows at a rollback or restart
+        opened_at: index of the first point after the incident opened
+        stride: frames that a point after that stands for, the worst of them
+        window: first and last step
+        signals: metric id -> one value per point; null is absent
+    """
+
+    rank: int
+    steps: Sequence[int]
+    attempts: Sequence[int]
+    opened_at: int
+    stride: int
+    window: Sequence[int]
+    signals: Mapping[str, Sequence[float | None]]
+
+
+class Move(Struct, frozen=True):
+    """A signal that left its level around the first breach.
+
+    Attributes:
+        level: median well before the first breach
+        peak: farthest value since, or the first that is not finite
+        first_step: first step away from the level
+        ratio: peak / before
+    """
+
+    metric: str
+    level: float = field(name="before")
+    peak: float
+    peak_step: int
+    first_step: int
+    ratio: float | None
+
+
+class Observation(Struct, frozen=True):
+    """What was observed.
+
+    Attributes:
+        text: one sentence
+        moves: signals that left their level, the first one first
+        band: `level` of the loss before, `limit` to be back
+    """
+
+    text: str
+    moves: Sequence[Move]
+    band: Mapping[str, float] | None
+
+
+class Cause(Struct, frozen=True):
+    """Why it happened, as far as that is on record.
+
+    Attributes:
+        text: one sentence; it begins with `unknown` and why where nothing is on record
+        kind: of `order` only what moved first is known
+    """
+
+    text: str
+    kind: Literal["drill", "error", "standstill", "operator", "diagnosis", "order", "unknown"]
+    is_known: bool = field(name="known")
+
+
+class Response(Struct, frozen=True):
+    """What was done.
+
+    Attributes:
+        text: one sentence
+        acted: whether the job was changed; null: in doubt
+    """
+
+    text: str
+    acted: bool | None
+
+
+class Cost(Struct, frozen=True):
+    """What it cost.
+
+    Attributes:
+        text: one sentence
+        steps_repeated: undone, to be made again
+        steps_lost: whose progress is gone: the job's loop went on
+        skipped: updates
+        budgets: name -> used/limit at the last action
+    """
+
+    text: str
+    steps_repeated: int
+    steps_lost: int
+    paused_s: float
+    skipped: int
+    relaunches: int
+    budgets: Mapping[str, str]
+
+
+class Proof(Struct, frozen=True):
+    """What shows that it is over.
+
+    Attributes:
+        verified: the actions were verified, and it did not come back
+        rejoined_step: first step with the loss back in its band
+        text: one sentence
+    """
+
+    verified: bool
+    rejoined_step: int | None
+    text: str
+
+
+class NextStep(Struct, frozen=True):
+    """What a person should do, with commands to paste."""
+
+    text: str
+
+
+class Loss(Struct, frozen=True):
+    """The loss in one line of text; ⟲ is a rollback or restart."""
+
+    metric: str
+    spark: str
+
+
+class Bundle(Struct, frozen=True):
+    """An evidence bundle.
+
+    Attributes:
+        path: relative to the run
+        sha256: of its manifest
+        files: names
+        missing: what could not be read
+    """
+
+    path: str
+    sha256: str
+    files: Sequence[str]
+    missing: Sequence[str]
+
+
+class Evidence(Struct, frozen=True):
+    """Evidence that was saved, one bundle per snapshot."""
+
+    directory: str
+    bundles: Sequence[Bundle]
+
+
+class Replay(Struct, frozen=True):
+    """Commands.
+
+    Attributes:
+        decisions: proves the decisions from the journal
+        why_not: explains the rule at that step
+    """
+
+    decisions: str
+    why_not: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that there are."""
+        return [command for command in (self.decisions, self.why_not) if command]
+
+
+class Scope(Struct, frozen=True):
+    """What it is about.
+
+    Attributes:
+        rank: null: not known, or of none
+        shards: of data, left out or suspect
+        module: module or place that a detector names
+    """
+
+    rank: int | None
+    shards: Sequence[str]
+    module: str | None = field(name="place")
+
+
+class RunOrigin(Struct, frozen=True):
+    """The run.
+
+    Attributes:
+        command: of the job, without secrets
+        phase: whether the run is in progress, as a sentence
+    """
+
+    id: str
+    directory: str
+    host: str
+    command: Sequence[str]
+    policy: str
+    policy_digest: str
+    mode: str
+    phase: str
+
+
+class IncidentReport(Struct, frozen=True):
+    """An incident, while it is open, when it closes, and years later.
+
+    Attributes:
+        id: inc-1, inc-2, ... of its run
+        title: what it is, in words
+        final: it is closed: nothing here changes any more
+        opened: when it opened
+        breach_step: first step that may be part of it
+        closed: when and why it closed
+        updated: newest record in it
+        rules: in the order in which they fired
+        series: null: no frame is known
+        conditions: detectors of the rules, breaches first
+        diagnosis: class of the loss, advice, answers
+        actions: in order
+        approval: newest request to a person
+        verification: what was verified, refused or withdrawn
+        suppressed: what was not done, and what kept it
+        failures: how processes ended, the cause first
+        messages: what people were sent
+        timeline: all its records
+    """
+
+    schema: Literal["supervise/incident/v1"]
+    id: str
+    severity: Literal["SEV0", "SEV1", "SEV2"]
+    title: str
+    status: Status = field(name="state")
+    status_meaning: str = field(name="state_means")
+    final: bool
+    run: RunOrigin
+    opened: Moment
+    breach_step: int
+    closed: Closing | None
+    updated: Moment
+    rules: Sequence[FiredRule]
+    scope: Scope
+    observation: Observation = field(name="what")
+    cause: Cause
+    response: Response = field(name="did")
+    cost: Cost
+    proof: Proof
+    next: NextStep
+    loss: Loss
+    series: Series | None
+    conditions: Sequence[Condition]
+    diagnosis: Mapping[str, Any] | None
+    actions: Sequence[Action]
+    approval: Approval | None
+    verification: Sequence[Check]
+    suppressed: Sequence[Suppression]
+    failures: Sequence[Failure]
+    messages: Sequence[SentMessage]
+    timeline: Sequence[TimelineEntry]
+    evidence: Evidence
+    replay: Replay
+
+    @property
+    def sentences(self) -> list[tuple[str, str]]:
+        """The sentences of the card with their heads, but for what is next."""
+        return [
+            ("What", self.observation.text),
+            ("Cause", self.cause.text),
+            ("Did", self.response.text),
+            ("Cost", self.cost.text),
+            ("Proof", self.proof.text),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it: "NaN" and the like for numbers that are not finite."""
+        document: dict[str, Any] = plain(msgspec.to_builtins(self))
+        for failure, row in zip(self.failures, document["failures"], strict=True):
+            row["text"] = failure.text
+        return document
+
+
+class IncidentSummary(Struct, frozen=True):
+    """An incident in a list of several: its first and its newest step."""
+
+    id: str
+    severity: str
+    title: str
+    status: Status
+    steps: tuple[int, int]
+    wall: str | None
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of `incident.json`."""
+    document = published_schema(IncidentReport, "An incident of supervise")
+    failure = document["definitions"]["Failure"]
+    failure["properties"]["text"] = {"type": "string"}
+    failure["required"] = ["text", "type", "cls", "traceback"]
+    return document

@@ -1,0 +1,627 @@
+"""Sentences of a card: what, cause, did, cost, proof, next; from the facts of an incident.
+
+A sentence says what is on record. Where nothing is, it says "unknown" and why; what was not
+verified is never called done or over.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..core.analysis.slow_step import SlowStep
+from ..core.model import format_actions, format_readings
+from ..core.model.failure import Failure
+from ..core.state.rule_scope import INPUTS
+from .incident_report import (
+    Action,
+    Approval,
+    Cause,
+    Check,
+    Condition,
+    Cost,
+    FiredRule,
+    Move,
+    Proof,
+    SentMessage,
+    Status,
+    Suppression,
+)
+from .incident_series import LOSSES, SIGNALS
+from .records import Record, headline
+
+Diagnosis = Mapping[str, Any]
+
+TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
+CAUSES = {  # class of the spike classifier -> what comes into a title behind "after"
+    "learning rate jump": "a learning-rate jump",
+    "data event": "an unusual batch",
+    "batch size change": "a change of the batch size",
+}
+JUMP = 2.0  # times its level: a learning rate jumped
+SELF = re.compile(r";? ?(the numbers|all reasons|evidence): supervise why RUN inc-\d+")
+MAX_LISTED = 4  # of several like things in one sentence
+QUIET = frozenset(("snapshot", "notify", "verify", "check_weights"))  # they change nothing
+
+# Metrics in words, as people read them on a card. A metric without words is named by its id.
+METRIC_NAMES: Mapping[str, str] = {
+    "train_loss": "loss",
+    "grad_global_norm": "grad norm",
+    "learning_rate": "lr",
+    "dataloader_stall_frac": "share of time waiting for data (%)",
+    "host_mem_growth": "host memory growth (bytes/h)",
+    "host_mem_used": "host memory in use (%)",
+    "param_digest_mismatch": "parameter digests that differ between ranks",
+    "rank_probe_dispersion": "spread of the ranks on one batch",
+    "opt_state_finite": "optimizer moments finite (1 is yes)",
+    "rerun_mismatch": "steps that did not repeat",
+    "straggler_ratio": "step time of the slowest rank over the median",
+    "loss_dispersion": "spread of the loss over ranks",
+    "batch_dispersion": "spread of the token entropy over ranks",
+    "gpu_util": "GPU utilization",
+    "tokens_per_second": "tokens per second",
+    "ckpt_verified": "checkpoint verified (1 is yes)",
+    "update_skipped": "update skipped",
+}
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric in words."""
+    name = METRIC_NAMES.get(metric) or format_readings.metric(metric)
+    return name if name != metric else metric.replace("_", " ")
+
+
+def number(value: Any) -> str:
+    """Return a number with three digits that count."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "unknown" if value is None else str(value)
+    if isinstance(value, int) or (1000.0 <= abs(value) < 1e6 and value % 1 == 0):
+        return str(int(value))
+    return "NaN" if math.isnan(value) else "Inf" if value == math.inf else f"{value:.3g}"
+
+
+# ── What ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def observation(
+    opened: Record, moves: Sequence[Move], conditions: Sequence[Condition], failure: Failure | None
+) -> str:
+    """Return what was observed: the loss first, then how far other signals moved with it."""
+    if (slow := SlowStep.of(opened["data"].get("slow_step"))) is not None:
+        return slow.text
+    if not opened["rule"]:
+        text = headline(opened)
+        return text if failure is None else text.partition(f": {failure.text}")[0]
+    loss = next((move for move in moves if move.metric in LOSSES), None)
+    signals = [move for move in moves if move.metric in SIGNALS]
+    judged = {condition.metric for condition in conditions if condition.is_breach}
+    judged |= {name for condition in conditions for name in condition.nonfinite}
+    ratios = [move for move in signals if move.ratio is not None]
+    broken = [move.metric for move in signals if not math.isfinite(move.peak)]
+    named = {move.metric for move in ratios} | set(broken)
+    named |= set() if loss is None else {loss.metric}
+    parts = [f"{metric_name(move.metric)} ×{move.ratio:.2g}" for move in ratios]
+    parts += [f"{metric_name(name)} NaN or Inf too" for name in broken]
+    text = "; ".join(filter(None, ("" if loss is None else _loss(loss), ", ".join(parts))))
+    if not judged and loss is None:  # what moved beside it is not what the rule saw
+        return headline(opened)
+    if text and judged <= named | set(LOSSES) | {None}:
+        return text
+    worst = min((c.severity for c in conditions if c.is_breach), default="")
+    texts: dict[str, str] = {}
+    for condition in conditions:
+        is_named = condition.metric is not None and condition.metric in named
+        if condition.is_breach and condition.severity == worst and not is_named:
+            texts.setdefault(condition.metric or condition.detector, _condition(condition))
+    unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
+    return "; ".join([*filter(None, [text]), *unnamed]) or headline(opened)
+
+
+def _loss(loss: Move) -> str:
+    level, peak = number(loss.level), number(loss.peak)
+    if not math.isfinite(loss.peak):
+        return f"loss {level} → {peak} at step {loss.peak_step}"
+    steps = loss.peak_step - loss.first_step + 1
+    span = f"in {steps} steps ({loss.first_step}-{loss.peak_step})"
+    return f"loss {level} → {peak} {f'at step {loss.peak_step}' if steps == 1 else span}"
+
+
+def _condition(condition: Condition) -> str:
+    """Return one breach in words: "step time 1.2, limit 0.8; before 0.4"."""
+    if condition.nonfinite:
+        return ", ".join(f"{metric_name(name)} is NaN or Inf" for name in condition.nonfinite)
+    limit = number(condition.limit)
+    if condition.signal:
+        silent = f"no {condition.signal} for {number(condition.value)} s"
+        return f"{silent} (limit {limit} s), newest step {condition.step}"
+    if condition.metric is None:
+        return ""
+    text = f"{metric_name(condition.metric)} = {number(condition.value)}"
+    text += f" on {condition.module}" if condition.module else ""
+    if condition.measure == "difference":
+        return f"{text} (must be {limit})"
+    if condition.baseline is not None:
+        return f"{text} (before {number(condition.baseline)})"
+    return f"{text} (limit {limit})" if condition.measure == "value" else text
+
+
+# ── Cause ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cause(
+    opened: Record,
+    moves: Sequence[Move],
+    *,
+    drill: tuple[str, int] | None = None,
+    failure: Failure | None = None,
+    standstill: str = "",
+    diagnosis: Diagnosis | None = None,
+    operator: str = "",
+    inputs: str = "",
+) -> tuple[Cause, str]:
+    """Return why it happened as far as that is on record, and the trigger for the title.
+
+    Args:
+        drill: fault and step.
+        operator: whose order it is, and what was ordered.
+        inputs: what was wrong with the batches, "" for nothing.
+    """
+    order, rate_jumped = _order(moves), _rate_jumped(moves)
+    diagnosed = CAUSES.get(str((diagnosis or {}).get("class")), "")
+    trigger = diagnosed or ("a learning-rate jump" if rate_jumped else "")
+    events = _events(diagnosis)
+    suffix = f"; {order}" if order else ""
+
+    def known(text: str, kind: Any, trigger: str = "") -> tuple[Cause, str]:
+        return Cause(text=text, kind=kind, is_known=True), trigger
+
+    if drill is not None:
+        fault, step = drill
+        return known(f"drill {fault} at step {step}, injected on purpose{suffix}", "drill", trigger)
+    if operator:
+        return known(operator, "operator")
+    if standstill:  # what ended the job then is a consequence, such as a timeout or our own stop
+        return known(standstill, "standstill")
+    if failure is not None:
+        meaning = f": {failure.title}" if failure.title else ""
+        return known(f"{failure.text}{meaning}", "error")
+    if inputs and not rate_jumped:
+        return known(f"{inputs}{suffix}", "diagnosis", trigger)
+    if diagnosed and diagnosis:
+        return known(f"{events or 'class ' + diagnosis['class']}{suffix}", "diagnosis", trigger)
+    slow = SlowStep.of(opened["data"].get("slow_step"))
+    if slow is not None and slow.cause:
+        return known(slow.cause, "diagnosis")
+    if order:
+        near = f"; also near it: {events}" if events else ""
+        unknown = "" if rate_jumped else "; what moved them is unknown"
+        text = f"{order}{near}{unknown}"
+        return Cause(text=text, kind="order", is_known=rate_jumped), trigger
+    reason = "nothing on record explains it" + (f"; near it: {events}" if events else "")
+    if not opened["rule"]:
+        reason = "no process of the job recorded how it ended"
+    return Cause(text=f"unknown: {reason}", kind="unknown", is_known=False), ""
+
+
+def inputs(rules: Sequence[FiredRule], conditions: Sequence[Condition]) -> str:
+    """Return what was wrong with the batches by the gravest rule about them, "" for nothing."""
+    by_rule: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        by_rule.setdefault(condition.rule, []).append(condition)
+    about_inputs = [
+        rule
+        for rule in rules
+        if rule.rule in by_rule and {c.metric for c in by_rule[rule.rule]} <= INPUTS
+    ]
+    if not about_inputs:
+        return ""
+    rule = min(about_inputs, key=lambda rule: (rule.severity, rule.step))
+    breach = next((_condition(c) for c in by_rule[rule.rule] if c.is_breach), "")
+    title = rule.title[:1].lower() + rule.title[1:] or f"rule {rule.rule}"
+    return f"{title}, from step {rule.step}{f': {breach}' if breach else ''}"
+
+
+def _rate_jumped(moves: Sequence[Move]) -> bool:
+    """Return whether the learning rate doubled, and not behind the loss."""
+    rate = next((move for move in moves if move.metric == "learning_rate"), None)
+    loss = next((move for move in moves if move.metric in LOSSES), None)
+    if rate is None or rate.ratio is None or rate.ratio < JUMP:
+        return False
+    return loss is None or rate.first_step <= loss.first_step
+
+
+def _order(moves: Sequence[Move]) -> str:
+    """Return what moved first: "lr and update norm moved first (150), then loss (151)"."""
+    # What takes longer on a busy host moves no loss.
+    moves = [move for move in moves if move.metric not in TIMINGS] or moves
+    if len(moves) < 2:
+        return ""
+    groups: dict[int, list[str]] = {}
+    for move in moves:
+        groups.setdefault(move.first_step, []).append(metric_name(move.metric))
+    (step, names), *later = groups.items()
+    if not later:
+        return f"{_and(names)} moved together, in step {step}"
+    then = ", then ".join(f"{_and(names)} ({step})" for step, names in later[:MAX_LISTED])
+    return f"{_and(names)} moved first ({step}), then {then}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _question(diagnosis: Diagnosis | None, name: str) -> Mapping[str, Any]:
+    """Return the answer of the diagnosis to one of its questions."""
+    return ((diagnosis or {}).get("questions") or {}).get(name) or {}
+
+
+def _events(diagnosis: Diagnosis | None) -> str:
+    """Return what else happened near the onset, without our own actions."""
+    texts = [
+        f"{event['text']} (step {event['step']})"
+        for event in _question(diagnosis, "else_happened").get("events", ())
+        if event["kind"] not in ("action", "drill")
+    ]
+    return ", ".join(texts[:2])
+
+
+# ── Did ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def response(
+    actions: Sequence[Action],
+    *,
+    status: Status,
+    mode: str,
+    skipped: Sequence[int],
+    approval: Approval | None,
+    suppressed: Sequence[Suppression],
+    verification: Sequence[Check],
+    unprotected: bool,
+) -> str:
+    """Return what was done, and what was asked or refused where nothing was.
+
+    Args:
+        unprotected: the record of the run ended before the incident did.
+        skipped: steps whose update a safeguard skipped.
+    """
+    parts = action_texts(actions, verified=status == Status.RECOVERED)
+    if skipped:
+        more = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
+        parts.insert(0, f"skipped the update of step {skipped[0]}{more}")
+    if approval is not None and approval.answer is None and status == Status.WAITING:
+        parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
+    elif approval is not None and approval.answer not in (None, "approved"):
+        parts.append(f"{approval.runbook} not run: {approval.answer_text}")
+    # Of a runbook that was withdrawn twice the newest reason counts.
+    refused = {
+        check.text.partition(":")[0]: check.text
+        for check in verification
+        if check.kind in ("refused", "withdrawn")
+    }
+    parts += list(refused.values())[-2:]
+    if parts and any(action.touches_job for action in actions):
+        return " · ".join(parts)
+    plan = _plan(suppressed)
+    if plan is not None:
+        parts.append(f"nothing to the job: mode {plan[0]}; enforce would have run {plan[1]}")
+    elif not parts:
+        reason = "none of its rules has an action"
+        if unprotected:
+            reason = "the record of the run could not be written, and without it nothing is done"
+        elif mode in ("observe", "shadow"):
+            reason = f"mode {mode}"
+        parts.append(f"nothing: {reason}")
+    return " · ".join(parts)
+
+
+def action_texts(actions: Sequence[Action], *, verified: bool) -> list[str]:
+    """Return what was done, in order; a pause and its end are one.
+
+    Args:
+        verified: the training went on as ordered, so that a re-warm was completed.
+    """
+    texts: list[str] = []
+    paused = False
+    for n, action in enumerate(actions):
+        verb, ok = action.verb, action.ok
+        if verb == "notify" or (verb == "resume" and ok and not action.is_undo and paused):
+            continue
+        end = None
+        if verb == "pause" and ok:
+            paused = True
+            end = next((a for a in actions[n:] if a.verb == "resume" and a.ok), None)
+        text = _succeeded(end or action) if ok else _failed(action)
+        text = f"undo: {text}" if action.is_undo and verb != "resume" else text
+        text += _rewarm(action.args.get("rewarm"), verified=verified) if ok else ""
+        if text not in texts[-1:]:
+            texts.append(text)
+    return texts
+
+
+def _failed(action: Action) -> str:
+    name = action.verb.replace("_", " ")
+    if action.ok is False:
+        return f"{name} FAILED: {action.outcome.partition(' failed: ')[2] or action.outcome}"
+    if action.outcome_record is not None:
+        return f"{name}: no answer, so its effect is unknown"
+    return f"{name} under way"
+
+
+def _succeeded(action: Action) -> str:
+    form = ACTION_TEXTS.get(action.verb)
+    return format_actions.describe(action.verb, action.args) if form is None else form(action)
+
+
+def _snapshot(action: Action) -> str:
+    missing = len(action.result.get("missing", ()))
+    parts = "1 part" if missing == 1 else f"{missing} parts"
+    return f"evidence saved{f' ({parts} missing)' if missing else ''}"
+
+
+def _relaunch(action: Action) -> str:
+    checkpoint = f"the checkpoint of step {action.args.get('step', '?')}"
+    if action.result.get("resumed") is False:
+        return f"started again, NOT from {checkpoint}: it trains from its own start"
+    return f"started again from {checkpoint}"
+
+
+def _rewarm(rewarm: Any, *, verified: bool) -> str:
+    steps = rewarm.get("steps") if isinstance(rewarm, Mapping) else None
+    if not steps:
+        return ""
+    return (
+        f" · lr re-warmed over {steps} steps" if verified else f" (lr to re-warm in {steps} steps)"
+    )
+
+
+def _resume(action: Action) -> str:
+    paused_s = action.result.get("held_s")
+    return (
+        f"paused {paused_s:.1f} s" if isinstance(paused_s, (int, float)) else "paused and resumed"
+    )
+
+
+def _hold_rate(action: Action) -> str:
+    args = action.args
+    if "limit" in args:
+        return f"lr held at {args['limit']:.3g} at most ({args['harmful']:.3g} did the harm)"
+    return "learning rate free again" if args.get("lift") else "learning rate held"
+
+
+def _quarantine(action: Action) -> str:
+    names = [str(shard.get("name")) for shard in action.args.get("add", ())]
+    return f"left out {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}"
+
+
+ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
+    "pause": lambda action: f"paused since step {action.result.get('paused_step', '?')}",
+    "resume": _resume,
+    "snapshot": _snapshot,
+    "savepoint": lambda action: "savepoint written",
+    "rollback": lambda action: (
+        f"weights of step {action.result.get('step', '?')} restored; the loop went on"
+    ),
+    "relaunch": _relaunch,
+    "stop": lambda action: "job stopped",
+    "lr_scale": lambda action: f"learning rate × {action.args.get('value')}",
+    "hold_rate": _hold_rate,
+    "skip_step": lambda action: f"{action.args.get('count')} updates skipped",
+    "quarantine": _quarantine,
+    "check_weights": lambda action: (
+        "weights compared on the probe batch"
+        if "loss" in action.result
+        else "the weights could not be judged"
+    ),
+    "profile": lambda action: "profile taken",
+}
+
+
+def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
+    """Return `(mode, plan)` of the newest runbook that a mode kept from running, None for none."""
+    newest = None
+    for suppression in suppressed:
+        reason, _, mode = suppression.reason.partition(":")
+        if reason == "mode" and suppression.runbook:
+            verbs = ", ".join(s["verb"] for s in suppression.plan if s["verb"] not in QUIET)
+            newest = mode, f"{suppression.runbook}{f' ({verbs})' if verbs else ''}"
+    return newest
+
+
+# ── Cost, Proof, Next ─────────────────────────────────────────────────────────────────────────────
+
+
+def cost(
+    actions: Sequence[Action],
+    *,
+    status: Status,
+    skipped: int = 0,
+    budgets: Mapping[str, str] | None = None,
+    ended_at: int | None = None,
+    acted: bool | None,
+) -> Cost:
+    """Return what it cost: repeated steps, pauses, budgets, and the run if that ended.
+
+    Args:
+        skipped: updates that a safeguard skipped. budgets: name -> used/limit.
+        ended_at: the step at which the run ended because of it.
+    """
+    budgets = budgets or {}
+    repeated, progress_lost, relaunches, paused_s, ordered_skips = _losses(actions)
+    skipped += ordered_skips
+    parts = []
+    if ended_at is not None:
+        parts.append(f"the run ended at step {ended_at}" if ended_at >= 0 else "the run ended")
+    if repeated:
+        undone = status in (Status.STOPPED, Status.JOB_ENDED)
+        parts.append(f"{repeated} steps {'undone' if undone else 'repeated'}")
+    if progress_lost:
+        parts.append(f"the progress of {progress_lost} steps lost")
+    if paused_s >= 0.05:
+        parts.append(f"{paused_s:.1f} s paused")
+    if skipped:
+        parts.append(f"{skipped} update{'s' * (skipped > 1)} skipped")
+    if relaunches:
+        parts.append(f"{relaunches} restart{'s' if relaunches > 1 else ''}")
+    if acted is False and not parts:
+        parts.append("nothing: the job was not changed")
+    parts += filter(None, [", ".join(_spent(budgets, actions))])
+    unknown = "unknown: an action has no outcome on record"
+    return Cost(
+        text="; ".join(parts) or (unknown if acted is None else "no steps repeated"),
+        steps_repeated=repeated,
+        steps_lost=progress_lost,
+        paused_s=paused_s,
+        skipped=skipped,
+        relaunches=relaunches,
+        budgets=budgets,
+    )
+
+
+def _losses(actions: Iterable[Action]) -> tuple[int, int, int, float, int]:
+    """Return steps repeated, steps whose progress is lost, relaunches, seconds paused, skips."""
+    repeated = progress_lost = relaunches = skipped = 0
+    paused_s = 0.0
+    for action in actions:
+        verb, result, args = action.verb, action.result, action.args
+        ordered_at = int(result.get("from_step", action.step))
+        if not action.ok:
+            continue
+        if verb == "rollback" and isinstance(result.get("step"), int):
+            progress_lost += max(0, ordered_at - result["step"])
+        elif verb == "relaunch" and isinstance(args.get("step"), int):
+            repeated += max(0, ordered_at - args["step"])
+            relaunches += 1
+        elif verb == "resume" and isinstance(result.get("held_s"), (int, float)):
+            paused_s += float(result["held_s"])
+        elif verb == "skip_step":
+            skipped += int(args.get("count") or 0)
+    return repeated, progress_lost, relaunches, paused_s, skipped
+
+
+def _spent(budgets: Mapping[str, str], actions: Iterable[Action]) -> Iterable[str]:
+    """Yield "1 of 2 rollbacks used" for each budget that an action counted in, but for `all`."""
+    names = {name for a in actions if a.touches_job for name in (a.verb, a.runbook)}
+    for name, text in budgets.items():
+        spent, _, limit = str(text).partition("/")
+        if name in names and limit and spent != "0":
+            plural = "" if limit == "1" else "s"
+            yield f"{spent} of {limit} {name.replace('_', ' ')}{plural} used"
+
+
+def proof(
+    *,
+    status: Status,
+    end: str,
+    hold: str,
+    verification: Sequence[Check],
+    diagnosis: Diagnosis | None,
+    actions: Sequence[Action],
+) -> Proof:
+    """Return what shows that it is over.
+
+    Args:
+        end: how it ended, "" while it is open. hold: why automatic actions are off.
+    """
+    passed = [check for check in verification if check.kind == "passed"]
+    rejoined = _question(diagnosis, "rejoined")
+    back = rejoined.get("answer") == "yes"
+    rejoined_step = rejoined.get("rejoined_step") if back else None
+    parts = []
+    if back:
+        step = "" if rejoined_step is None else f" at step {rejoined_step}"
+        parts.append(f"loss back in its band{step}")
+    elif rejoined.get("answer") == "no" and rejoined.get("excursion"):
+        parts.append("loss NOT back in its band")
+    elif passed:
+        parts.append(passed[-1].text)
+    if status == Status.RECOVERED:
+        parts.append(end.removeprefix("recovered: "))
+    judged = diagnosis is not None and (back or status == Status.RECOVERED)
+    parts += _unlike_before(verification, diagnosis, judged=judged)
+    if status == Status.RECOVERED and passed:
+        return Proof(verified=True, rejoined_step=rejoined_step, text="; ".join(parts))
+    reason = _unproven(status, end, hold, passed, back=back)
+    if status == Status.CLEARED and any(a.touches_job and a.ok for a in actions):
+        reason = "its rules cleared; that the actions caused it was not verified"
+    ended = back and status == Status.JOB_ENDED
+    with_parts = ended or status in (Status.CLEARED, Status.NOT_RECOVERED, Status.RELEASED)
+    plain = ended or status in (
+        *(Status.HELD, Status.CLEARED, Status.WATCHING),
+        *(Status.WITHDRAWN, Status.STOPPED, Status.JOB_ENDED, Status.DONE),
+    )
+    reason = reason if plain else f"not verified: {reason}"
+    text = "; ".join([*filter(None, parts), reason] if with_parts else [reason])
+    return Proof(verified=False, rejoined_step=rejoined_step, text=text)
+
+
+def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, back: bool) -> str:
+    """Return why nothing was proven; `back`: the loss is in its band."""
+    return {
+        Status.OPEN: "it is not over",
+        Status.ACTING: "the actions are under way",
+        Status.WATCHING: f"not yet: {passed[-1].text if passed else 'watched for a relapse'}",
+        Status.WAITING: "nothing was done yet",
+        Status.HELD: f"not recovered: {hold.removeprefix('held: ')}",
+        Status.CLEARED: "its rules cleared; nothing was done, so nothing was verified",
+        Status.NOT_RECOVERED: "its rules took the new level as their baseline",
+        Status.WITHDRAWN: (
+            "none is needed: the job was not changed, and the reason to change it is over"
+        ),
+        Status.RELEASED: "a person ended the hold; nothing was verified after it",
+        Status.SUPERSEDED: "an incident of the training began before it was over",
+        Status.SESSION_ENDED: "the training ended before anything could be verified",
+        Status.STOPPED: f"none: the job was stopped; {end}",
+        Status.JOB_ENDED: end if back else f"none: {end}",
+        Status.RECOVERED: "no verification is on record",
+        Status.DONE: f"none: nothing was wrong before it; {end.removeprefix('recovered: ')}",
+    }[status]
+
+
+def _unlike_before(
+    verification: Sequence[Check], diagnosis: Diagnosis | None, *, judged: bool
+) -> list[str]:
+    """Return what the job does otherwise than before it was started again, else its norms."""
+    differences = [check.text for check in verification if check.kind == "differs"]
+    if differences:
+        return [f"but {'; '.join(differences)}"]
+    answer = str(_question(diagnosis, "norms_stayed").get("answer"))
+    norms = {"yes": "norms as before", "no": "norms are UP"}.get(answer, "norms: unknown")
+    return [norms] if judged else []
+
+
+def next_step(
+    status: Status,
+    messages: Sequence[SentMessage],
+    failure: Failure | None,
+    approval: Approval | None,
+    run: str,
+) -> str:
+    """Return what a person should do, with commands to paste. `run`: the run as they name it."""
+    if status == Status.WAITING and approval is not None:
+        timeout = (
+            f"without an answer within {approval.timeout_s:.0f} s "
+            f"the answer is {approval.on_timeout}"
+        )
+        deny = f"supervise deny {run} {approval.id}"
+        return f"supervise approve {run} {approval.id} (or: {deny}); {timeout}"
+    advice = [message.next for message in messages if message.next]
+    if status == Status.HELD:  # later messages are about rules that fire meanwhile
+        advice = [text for text in advice if "supervise release" in text] or advice
+    text = SELF.sub("", advice[-1] if advice else "").strip("; ")
+    if status in (Status.RECOVERED, Status.DONE) and (not text or text.startswith("nothing to do")):
+        return "nothing"
+    text = text.removeprefix("no automatic action yet; ")
+    ended = status in (Status.JOB_ENDED, Status.HELD, Status.OPEN)
+    if failure is not None and ended and failure.then not in text:
+        text = "; ".join(filter(None, (failure.then, text)))
+    if status == Status.STOPPED and text.startswith("start it again from a good checkpoint: "):
+        text = f"start the job again from a good checkpoint: {text.partition(': ')[2]}"
+    if not text:
+        quiet = status in (Status.CLEARED, Status.WITHDRAWN)
+        return "nothing is asked of you" if quiet else "no advice on record"
+    if text.startswith("nothing to do"):
+        text = "nothing" + text.removeprefix("nothing to do")
+    return re.sub(r"\bRUN\b", lambda _: run, text)

@@ -1,0 +1,500 @@
+"""Views of an incident report: terminal, Markdown, HTML page, figures, and facts of a message."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
+from .incident_report import (
+    Action,
+    Condition,
+    IncidentReport,
+    IncidentSummary,
+    Moment,
+    SentMessage,
+    Series,
+    Status,
+    Suppression,
+    TimelineEntry,
+)
+from .incident_sentences import metric_name, number
+from .incident_series import LOSSES, restarts
+from .pages import LOG, Figure, Line, Mark, Scale, render
+from .records import clock
+
+DOCUMENT, SUMMARY, PAGE = "incident.json", "summary.md", "incident.html"
+WIDE = 100  # columns of the first line
+SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")  # characters of Markdown
+GOOD = frozenset((Status.RECOVERED, Status.CLEARED, Status.WITHDRAWN, Status.RELEASED))
+BUSY = frozenset((Status.OPEN, Status.ACTING, Status.WATCHING, Status.WAITING))
+RULE = "rule "  # how the reason of a message about a rule begins
+EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
+
+
+def files_of(report: IncidentReport) -> dict[str, str]:
+    """Return file name -> content: the report and its views."""
+    document = json.dumps(report.as_json(), allow_nan=False, ensure_ascii=False, indent=1)
+    files = {DOCUMENT: f"{document}\n", SUMMARY: markdown(report), PAGE: page(report)}
+    return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in files.items()}
+
+
+# ── terminal ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def card(report: IncidentReport) -> Iterator[str]:
+    """Yield the card: a title line, one line per sentence, the loss, and what is next."""
+    head = f"{report.id}  {report.severity}  {report.title}"
+    yield f"{head:<{WIDE - len(report.status) - 2}}  {report.status}"
+    for name, text in report.sentences:
+        yield f"{name:7}{text}"
+    if report.loss.spark:
+        yield f"{'Loss':7}{report.loss.spark}"
+    end = "" if report.next.text.endswith(".") else "."
+    yield f"{'Next':7}{report.next.text}{end} {_evidence(report)}"
+    if not report.final:
+        yield f"{'State':7}{report.status_meaning}; {report.run.phase}"
+
+
+def _evidence(report: IncidentReport) -> str:
+    """Return where the evidence is, or that there is none."""
+    if report.evidence.bundles:
+        return f"Evidence: {report.evidence.directory}/"
+    return "No evidence bundle"
+
+
+def rows(summaries: Sequence[IncidentSummary]) -> Iterator[str]:
+    """Yield one line per incident of a run."""
+    for row in summaries:
+        yield (
+            f"{row.id:8} {row.severity}  step {row.steps[0]}..{row.steps[1]}  {clock(row.wall)}  "
+            f"{row.status}: {row.title}"
+        )
+
+
+def full(report: IncidentReport) -> Iterator[str]:
+    """Yield the card, then headings with the numbers behind it."""
+    yield from card(report)
+    for heading, part in (
+        ("conditions (value | limit | past)", _conditions(report.conditions)),
+        ("rules that fired", _rules(report)),
+        ("suppressed", _suppressed(report.suppressed)),
+        ("actions", _actions(report)),
+        ("diagnosis", _diagnosis(report.diagnosis)),
+        ("messages", _messages(report.messages)),
+        ("timeline", _timeline(report.timeline)),
+        ("replay", report.replay.commands),
+    ):
+        lines = list(part)
+        if lines:
+            yield ""
+            yield heading
+            yield from (f"  {line}" for line in lines)
+
+
+def _conditions(conditions: Sequence[Condition]) -> Iterator[str]:
+    for condition in conditions:
+        yield f"{condition.code:7} {condition.detector}: {condition.text}"
+        value, limit, past = _cells(condition)
+        yield f"        {value} | limit {limit} | before: {past}"
+
+
+def _cells(condition: Condition) -> tuple[str, str, str]:
+    """Return value, limit and past of a condition, each in a few words."""
+    measure = "" if condition.measure == "value" else f"{condition.measure} "
+    value = f"{measure}{_shown(condition.measured)}"
+    if condition.nonfinite:
+        value = f"{', '.join(condition.nonfinite)} NaN or Inf"
+    limit = "none" if condition.limit is None else _shown(condition.limit)
+    past = condition.past
+    if past is None:
+        return value, limit, "unknown"
+    nearest = f"nearest {_shown(past.measured)} at step {past.step}"
+    return value, limit, f"{nearest}, of {past.frames} frames"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "absent" if value is None else number(value)
+
+
+def _rules(report: IncidentReport) -> Iterator[str]:
+    for rule in report.rules:
+        runs = f", runs {rule.runbook}" if rule.runbook else ""
+        yield f"{rule.rule} ({rule.severity}{runs}), {_when(rule)}, rank {rule.rank}"
+        location = f"   in {rule.location}" if rule.location else ""
+        yield f"  when {rule.expression}{location}"
+
+
+def _suppressed(suppressed: Sequence[Suppression]) -> Iterator[str]:
+    for suppression in suppressed:
+        yield f"{suppression.text} [{suppression.reason}], {_when(suppression)}"
+        for step in suppression.plan:
+            refused = f"refused: {step['refused']}" if "refused" in step else ""
+            yield f"  {step['verb']} {refused or _inline(step.get('args') or {})}".rstrip()
+
+
+def _actions(report: IncidentReport) -> Iterator[str]:
+    for action in report.actions:
+        yield _command(action)
+        yield f"  {outcome_text(action)} [{action.runbook}]"
+    for check in report.verification:
+        yield f"{check.kind or 'verify'}: {check.text}, {_when(check)}"
+    if report.cost.budgets:
+        yield f"budgets after the last action: {_inline(report.cost.budgets, ' ')}"
+
+
+def _command(action: Action) -> str:
+    """Return the verb of an action and its arguments."""
+    undo = "undo: " if action.is_undo else ""
+    return f"{undo}{action.verb} {_inline(action.args)}".rstrip()
+
+
+def outcome_text(action: Action) -> str:
+    """Return what became of an action, with what was observed."""
+    if action.ok is None:
+        in_doubt = action.outcome_record is not None
+        return f"in doubt: {action.outcome}" if in_doubt else "intended; no outcome on record"
+    result = dict(action.result)
+    ack = result.pop("ack_step", None)
+    step = f" at the end of step {ack}" if ack is not None else ""
+    duration = f" after {action.took_s:.1f} s" if action.took_s is not None else ""
+    outcome = "done" if action.ok else f"FAILED: {action.outcome}"
+    records = f" (record {action.record} -> {action.outcome_record})"
+    observed = _inline(result)
+    return f"{outcome}{step}{duration}{records}" + (f"; observed {observed}" if observed else "")
+
+
+def _diagnosis(diagnosis: Mapping[str, Any] | None) -> Iterator[str]:
+    if not diagnosis:
+        return
+    yield str(diagnosis.get("class", "undecided"))
+    for n, (name, answer) in enumerate((diagnosis.get("questions") or {}).items(), 1):
+        yield f"{n} {name.replace('_', ' ')}: {answer.get('answer')}: {answer.get('text')}"
+    if advice := diagnosis.get("advice"):
+        yield f"advice: {advice}"
+
+
+def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
+    for message in messages:
+        yield f"{message.severity} {message.title}, {_when(message)}"
+        for delivery in message.delivered:
+            tries = f" after {delivery.tries} attempts" if (delivery.tries or 1) > 1 else ""
+            outcome = "delivered" if delivery.ok else "NOT delivered"
+            yield f"  {outcome}{tries}: {delivery.text}"
+        if not message.delivered:
+            yield "  no delivery on record"
+
+
+def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
+    for entry in timeline:
+        attempt = f"/{entry.attempt}" if entry.attempt else ""
+        yield (
+            f"{clock(entry.wall)} {entry.since_s:+9.3f} s  step {entry.step}{attempt}  "
+            f"{entry.kind}: {entry.text}"
+        )
+
+
+def _when(moment: Moment) -> str:
+    """Return step, attempt, time of day and audit record."""
+    attempt = f" of attempt {moment.attempt}" if moment.attempt else ""
+    return f"step {moment.step}{attempt} {clock(moment.wall)} (record {moment.record})"
+
+
+def _inline(values: Mapping[str, Any], joint: str = "=") -> str:
+    """Return named values in one line; lists by their length."""
+    present = {k: v for k, v in values.items() if not isinstance(v, list) or v}
+    return ", ".join(f"{name}{joint}{_value(name, value)}" for name, value in present.items())
+
+
+def _value(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({_inline(value)})"
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    return str(value)[:12] if name == "sha256" else _shown(value) if value is not None else "none"
+
+
+# ── Markdown: for a pull request, an issue, a chat, or a plain pager ──────────────────────────────
+
+
+def markdown(report: IncidentReport) -> str:
+    """Return the summary."""
+    return "\n".join(_markdown(report)) + "\n"
+
+
+def _markdown(report: IncidentReport) -> Iterator[str]:
+    run, opened = report.run, report.opened
+    yield f"# {report.severity} {_plain(report.title)}: {report.status}"
+    yield ""
+    yield (
+        f"{report.id} of run {_plain(run.id)}, step {opened.step}, "
+        f"{opened.wall or 'at an unknown time'}"
+        + (f", host {_plain(run.host)}" if run.host else "")
+    )
+    yield ""
+    for name, text in (*report.sentences, ("Next", report.next.text)):
+        yield f"- **{name}** {_plain(text)}"
+    if report.loss.spark:
+        yield f"- **Loss** `{report.loss.spark}`"
+    yield f"- **Evidence** {_plain(_evidence(report))}"
+    yield from _table(
+        "Conditions",
+        ("Reading", "Detector", "Value", "Limit", "Before"),
+        [(c.code, c.detector, *_cells(c)) for c in report.conditions],
+    )
+    yield from _table(
+        "Actions",
+        ("Step", "Action", "Outcome"),
+        [(str(action.step), action.verb, outcome_text(action)) for action in report.actions],
+    )
+    for failure in report.failures[:1]:
+        yield from ("", "## Error", "", _plain(failure.text))
+        if failure.traceback:
+            quoted = [f"    {line}" for line in failure.traceback.rstrip().splitlines()]
+            yield from ("", *map(_printable, quoted))
+    yield from ("", "## Look closer", "")
+    yield from (f"    {command}" for command in report.replay.commands)
+
+
+def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", f"## {heading}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|")
+    for row in rows:
+        yield f"| {' | '.join(_plain(cell) for cell in row)} |"
+
+
+def _plain(value: str) -> str:
+    """Return text of a job in one line, so that it can neither mark up nor link."""
+    return SPECIAL.sub(r"\\\1", _printable(" ".join(value.split())))
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+# ── page ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def page(report: IncidentReport) -> str:
+    """Return the report as one HTML file."""
+    limit = (report.observation.band or {}).get("limit")
+    plots = figures(report.series, limit if isinstance(limit, float) else None)
+    undone = any(line.kind == "line left" for plot in plots for line in plot.lines)
+    notes = {
+        "red: undone by a rollback or restart": undone,
+        "dotted: below it the loss counts as recovered": any(plot.limits for plot in plots),
+    }
+    run = report.run
+    return render(
+        "incident",
+        report=report,
+        tone="good" if report.status in GOOD else "busy" if report.status in BUSY else "bad",
+        subtitle=_subtitle(report),
+        sentences=[*report.sentences, ("Next", report.next.text)],
+        figures=plots,
+        figure_note="; ".join(note for note, present in notes.items() if present),
+        actions=[(str(a.step), _command(a), outcome_text(a)) for a in report.actions],
+        conditions=[(c.code, c.detector, *_cells(c)) for c in report.conditions],
+        commands=[
+            f"supervise why --full {shlex.quote(run.directory)} {report.id}",
+            *report.replay.commands,
+        ],
+        job=shlex.join(run.command) if run.command else "",
+        foot=" · ".join(
+            (
+                "final" if report.final else f"not final: as of step {report.updated.step}",
+                f"policy {run.policy or 'unknown'} ({run.mode})",
+                report.schema,
+            )
+        ),
+    )
+
+
+def _subtitle(report: IncidentReport) -> str:
+    run, opened, closed = report.run, report.opened, report.closed
+    until = "" if closed is None else f" to {closed.step}"
+    parts = (
+        f"{report.id} of run {run.id}",
+        f"step {opened.step}{until}",
+        f"{str(opened.wall or '')[:10]} {clock(opened.wall)[:8]} UTC",
+        f"host {run.host}" if run.host else "",
+        "" if report.scope.rank is None else f"rank {report.scope.rank}",
+    )
+    return " · ".join(filter(None, parts))
+
+
+def figures(series: Series | None, limit: float | None = None) -> list[Figure]:
+    """Return one figure per signal with a finite value, the loss first.
+
+    x is the order of the frames, as steps repeat after a rollback; the opening and every rollback
+    are marked.
+
+    Args:
+        limit: below which the loss counts as recovered.
+    """
+    if series is None or len(series.steps) < 2:
+        return []
+    plots = (_figure(n, series, limit if n in LOSSES else None) for n in series.signals)
+    return [plot for plot in plots if plot is not None]
+
+
+def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
+    values = series.signals[name]
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
+        return None
+    low, high = min(finite), max(finite)
+    scale = Scale(low, high, low > 0.0 and high > LOG * low)
+    count = len(values) - 1
+    steps = series.steps
+    extent = number(low) if number(low) == number(high) else f"{number(low)} to {number(high)}"
+    return Figure(
+        title=f"{metric_name(name)}{', log scale' if scale.is_log else ''}",
+        description=(
+            f"{metric_name(name)} over steps {steps[0]} to {steps[-1]}: from {number(low)} "
+            f"to {number(high)}"
+        ),
+        extent=extent,
+        first=steps[0],
+        last=steps[-1],
+        lines=list(_lines(values, series, scale, count)),
+        name=name,
+        marks=list(_marks(series, count, labels=name in LOSSES)),
+        limits=[]
+        if limit is None or not low <= limit <= high
+        else [Mark("limit", scale.at(limit))],
+        breaks=[
+            _x(n, count) for n, v in enumerate(values) if v is not None and not math.isfinite(v)
+        ],
+        tall=name in LOSSES,
+    )
+
+
+def _x(index: int, count: int) -> float:
+    return 100.0 * index / count
+
+
+def _marks(series: Series, count: int, *, labels: bool) -> Iterator[Mark]:
+    """Yield the marks of the opening and of each way back."""
+    index = min(max(series.opened_at - 1, 0), count)
+    opened = f"opened, step {series.steps[index]}"
+    yield Mark("opened", _x(index, count), opened if labels else "")
+    for n in restarts(series):
+        label = f"⟲ goes on from step {series.steps[n]}"
+        yield Mark("back", _x(n, count), label if labels else "")
+
+
+def _lines(
+    values: Sequence[float | None], series: Series, scale: Scale, count: int
+) -> Iterator[Line]:
+    """Yield a line per attempt, and one for what was undone of it.
+
+    It is broken where a value is not finite; an absent one is bridged.
+    """
+    undone = _undone(series)
+    points, current, was_undone = list[str](), None, False
+    for n, (value, attempt) in enumerate(zip(values, series.attempts, strict=True)):
+        broken = value is not None and not math.isfinite(value)
+        if attempt != current or broken or undone[n] != was_undone:
+            yield from _line(points, undone=was_undone)
+            points = points[-1:] if attempt == current and not broken else []
+            current, was_undone = attempt, undone[n]
+        if value is not None and not broken:
+            points.append(f"{_x(n, count):.2f},{scale.at(value):.2f}")
+    yield from _line(points, undone=was_undone)
+
+
+def _undone(series: Series) -> list[bool]:
+    """Return of each point whether a later attempt made its step again."""
+    undone, least = [], math.inf
+    ends = {*restarts(series)}
+    for n in range(len(series.steps) - 1, -1, -1):
+        undone.append(series.steps[n] >= least)
+        if n in ends:
+            least = min(least, series.steps[n])
+    return undone[::-1]
+
+
+def _line(points: Sequence[str], *, undone: bool) -> Iterator[Line]:
+    """Yield a line, of one point too."""
+    if points:
+        ends = points if len(points) > 1 else [points[0], points[0]]
+        yield Line("line left" if undone else "line", " ".join(ends))
+
+
+# ── message ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_report(message: Message, report: IncidentReport) -> Message:
+    """Return a message with the incident's title in words, its card, and where the evidence is."""
+    over = message.kind in (CLOSED, FINISHED)
+    observation = report.observation.text
+    verdict = observation if message.kind == CLOSED else message.verdict or observation
+    lines = _message_card(message, report, f"{verdict} {message.why}")
+    if report.loss.spark:
+        lines.append(("Loss", report.loss.spark))
+    advice = message.next
+    if over and report.evidence.bundles and "evidence: " not in advice:
+        evidence = f"evidence: {message.directory}/incidents/{message.incident}/"
+        advice = f"{advice}; {evidence}" if advice else evidence
+    return replace(
+        message,
+        title=_message_title(message, report),
+        verdict=verdict,
+        why=EXPRESSION.sub(r"\1", message.why),
+        next=advice,
+        card=tuple(lines),
+        curve=_curve(report) if over else None,
+    )
+
+
+def _curve(report: IncidentReport) -> LossCurve | None:
+    series, metric = report.series, report.loss.metric
+    if series is None or not series.signals.get(metric):
+        return None
+    values = [math.nan if v is None else v for v in series.signals[metric]]
+    opened_step = series.steps[min(series.opened_at, len(series.steps) - 1)]
+    return LossCurve(metric, opened_step, series.steps, series.attempts, values)
+
+
+def _message_card(message: Message, report: IncidentReport, read: str) -> list[tuple[str, str]]:
+    """Return Cause, Did, Cost and Proof, as far as there is anything to say.
+
+    Before the end an unknown cause is left out, what an action under way will cost and come to, and
+    what people have just read.
+    """
+    if message.kind in (CLOSED, FINISHED):
+        names: tuple[str, ...] = ("Cause", "Did", "Cost", "Proof")
+    else:
+        names = ("Cause",) if report.cause.is_known else ()
+        if message.kind != APPROVAL:
+            skipped = ("Did",) if report.cost.skipped else ()
+            names += {True: ("Did", "Cost", "Proof"), None: ("Did",), False: skipped}[
+                report.response.acted
+            ]
+    return [
+        (name, text)
+        for name, text in report.sentences
+        if name in names and text.removeprefix("not yet: ") not in read
+    ]
+
+
+def _message_title(message: Message, report: IncidentReport) -> str:
+    """Return "inc-1: Loss spike: what is new", or how it ended."""
+    title = f"{message.incident}: {report.title}"
+    if report.cause.kind == "drill":
+        title += " (drill)"
+    if message.kind == CLOSED:
+        return f"{title} · {report.status}"
+    if message.kind == OPENED and message.why.startswith(RULE):
+        return f"{title} at step {message.step}"
+    news = message.title.removeprefix(f"{message.incident}: ")
+    return title if news in title else f"{title}: {news}"

@@ -1,1 +1,0 @@
-"""The stability record: what an auditor checks of a run, months later."""

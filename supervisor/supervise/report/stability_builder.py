@@ -1,0 +1,385 @@
+"""The stability record of a run, from its directory.
+
+Built twice from an unchanged run it is the same, so a record that was edited later differs from the
+run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from ..core.model.policy import Policy
+from ..store import audit, run_records
+from ..store.recorder import incomplete
+from ..store.run_directory import RunDir
+from .records import DONE, DOUBT, FAILED, Record, is_of, troubles
+from .run_frames import Frames, Interval, read_frames
+from .stability_monitors import Knowledge, monitors, rules
+from .stability_record import (
+    SCHEMA_ID,
+    AuditedPart,
+    AuditState,
+    BlindRule,
+    FaultInjection,
+    Gaps,
+    IdentityChange,
+    InjectedFault,
+    Intervention,
+    Interventions,
+    JobIdentity,
+    OperatorCommand,
+    RecordedIncident,
+    RecordedPolicy,
+    RecordedRun,
+    Recovery,
+    Reload,
+    RunCost,
+    StabilityRecord,
+    Unknown,
+)
+
+NO_FRAME = "no step was seen"
+ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
+OBSERVED = ("ack_step", "step", "from_step", "attempt", "held_s", "path", "sha256", "pid")
+
+
+def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> StabilityRecord:
+    """Return the record of a run.
+
+    Args:
+        policies: those of the run that can be read, by digest.
+        known: what this installation knows about signals, faults and rules.
+
+    Raises:
+        StoreError: the audit log or run.json cannot be read; TamperError: the log was changed.
+    """
+    records = list(audit.read(run.audit_path))
+    described = run.read_json("run.json")
+    start: Record = next((r["data"] for r in records if r["kind"] == "run_start"), {})
+    frames = read_frames(run, _open_intervals(records))
+    reloads = [
+        Reload(r["step"], r["seq"], r["data"].get("after"), r["reason"])
+        for r in records
+        if is_of(r, "policy_load", "reloaded")
+    ]
+    digest = str(reloads[-1].digest if reloads else start.get("policy_digest", ""))
+    policy = policies.get(digest)
+    citations = list(start.get("cites") or ())
+    no_policy = Unknown(f"the policy {digest or 'of the run'} cannot be read")
+    drills = injected_faults(records)
+    actions = _actions(records)
+    return StabilityRecord(
+        schema=SCHEMA_ID,
+        made_by=known.installation(),
+        run=_run(run, described, start, records, frames),
+        policy=RecordedPolicy(
+            name=str(start.get("policy", described["policy"])),
+            mode=str(start.get("mode", described["mode"])),
+            digest=str(start.get("policy_digest", "")),
+            reloads=reloads,
+        ),
+        identity=_identity(records),
+        monitors=no_policy if policy is None else monitors(policy, frames, known, records),
+        rules=no_policy
+        if policy is None
+        else rules(policy, frames, known, records, drills, citations),
+        fault_injection=FaultInjection(in_this_run=drills, design=known.design()),
+        citations=citations,
+        incidents=_incidents(records),
+        interventions=_interventions(records, actions),
+        recovery=no_policy if policy is None else _recovery(policy, records, known),
+        gaps=_gaps(records, frames, policy),
+        cost=_cost(actions, frames),
+        limits=_limits(described, frames, policy, known),
+        audit=_audit_state(run, records),
+    )
+
+
+def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
+    rows: dict[str, RecordedIncident] = {}
+    counted = troubles(records)  # what an operator ordered is an intervention
+    for record in records:
+        if record["kind"] != "incident" or str(record["incident"]) not in counted:
+            continue
+        name = str(record["incident"])
+        change = record["data"].get("what")
+        row = rows.get(name) or RecordedIncident(
+            incident=name,
+            severity=record["severity"],
+            rule=str(record["rule"]),
+            step=record["step"],
+            headline=record["reason"],
+            end=Unknown("it is open"),
+            end_step=Unknown("it is open"),
+        )
+        row = replace(row, severity=min(row.severity, record["severity"] or row.severity))
+        if change == "raised":
+            row = replace(row, rule=str(record["rule"]), headline=record["reason"])
+        elif change in ("closed", "held"):
+            row = replace(row, end=record["reason"], end_step=record["step"])
+        rows[name] = row
+    return list(rows.values())
+
+
+def _audit_state(run: RunDir, records: Sequence[Record]) -> AuditState:
+    """Return what the log and its digests say of the files that all of this is read from."""
+    report = audit.verify(run.audit_path, run.id)
+    return AuditState(
+        status=report.status,
+        records=report.records,
+        head=report.head,
+        parts=[
+            AuditedPart(part.part, part.status, part.text)
+            for part in run_records.check(run, run_records.taken(records))
+        ],
+        not_checked=list(run_records.NOT_CHECKED),
+    )
+
+
+def _open_intervals(records: Sequence[Record]) -> list[Interval]:
+    """Return when incidents were open; one that was never closed reaches to the end."""
+    opened: dict[str, int] = {}
+    intervals: list[Interval] = []
+    for record in records:
+        if is_of(record, "incident", "opened"):
+            opened[str(record["incident"])] = record["mono_ns"]
+        elif is_of(record, "incident", "closed"):
+            since = opened.pop(str(record["incident"]), None)
+            intervals += [] if since is None else [(since, float(record["mono_ns"]))]
+    return intervals + [(since, float("inf")) for since in opened.values()]
+
+
+def _run(
+    run: RunDir, described: Record, start: Record, records: Sequence[Record], frames: Frames
+) -> RecordedRun:
+    end = records[-1] if records and records[-1]["kind"] == "run_end" else None
+    previous = start.get("previous")
+    no_frame = Unknown(frames.unreadable or NO_FRAME)
+    return RecordedRun(
+        id=run.id,
+        created=str(described["created"]),
+        host=str(described["host"]),
+        command=list(described["argv"]),
+        previous=str(previous) if previous else Unknown("it follows no other run"),
+        state="ended" if end is not None else "not ended, or its supervisor was killed",
+        exit_code=Unknown("no record of the end") if end is None else end["data"]["exit_code"],
+        first_step=frames.first_step if frames.frames else no_frame,
+        last_step=frames.last_step if frames.frames else no_frame,
+        steps_made=frames.frames + frames.missing if frames.frames else no_frame,
+        tokens=frames.tokens or Unknown("no frame holds tokens_per_update"),
+        attempts=len(frames.attempts),
+        ranks=len(frames.ranks),
+    )
+
+
+def _identity(records: Sequence[Record]) -> JobIdentity:
+    identities = [r for r in records if r["kind"] == "identity"]
+    reason = "no record of it: the run ended at once, or an earlier version recorded it"
+    return JobIdentity(
+        first=identities[0]["data"]["identity"] if identities else {"unknown": reason},
+        changes=[
+            IdentityChange(
+                r["data"]["attempt"], r["data"]["since"], r["step"], r["data"]["differs"]
+            )
+            for r in identities
+            if r["data"].get("differs")
+        ],
+    )
+
+
+# ── interventions ─────────────────────────────────────────────────────────────────────────────────
+
+
+def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
+    """Return each fault that was injected, and how many steps later what followed."""
+    faults = []
+    for record in records:
+        if not is_of(record, "note", "drill"):
+            continue
+        data, details = record["data"], record["data"].get("details") or {}
+        if details.get("fault") is None or "refused" in details:
+            continue
+        step = record["step"] if data.get("at_step") is None else int(data["at_step"])
+        later = [r for r in records if r["seq"] > record["seq"]]
+        alarm = next((r for r in later if is_of(r, "rule", "fired")), None)
+        action = next((r for r in later if _touches_job(r)), None)
+        faults.append(
+            InjectedFault(
+                fault=details["fault"],
+                step=step,
+                record=record["seq"],
+                params=details.get("params", {}),
+                rule=Unknown("no rule fired") if alarm is None else alarm["rule"],
+                reported_after=_steps_after(alarm, step, "no rule fired"),
+                acted_after=_steps_after(action, step, "no action on the job"),
+            )
+        )
+    return faults
+
+
+def _steps_after(record: Record | None, step: int, reason: str) -> int | Unknown:
+    return Unknown(reason) if record is None else max(0, int(record["step"]) - step)
+
+
+def _touches_job(record: Record) -> bool:
+    return record["kind"] == "intent" and bool(record["data"]["action"]["touches_job"])
+
+
+def _actions(records: Sequence[Record]) -> list[Intervention]:
+    """Return each action on the job and its outcome, oldest first."""
+    actions: dict[str, Intervention] = {}
+    for record in records:
+        if _touches_job(record):
+            action = record["data"]["action"]
+            actions[action["id"]] = Intervention(
+                id=action["id"],
+                action=action["verb"],
+                runbook=action.get("runbook") or Unknown("an operator ordered it"),
+                incident=record.get("incident") or Unknown("of no incident"),
+                step=record["step"],
+                outcome="in doubt",
+                observed={},
+                record=record["seq"],
+            )
+        elif record["kind"] in ENDS and "action" in (record.get("data") or {}):
+            name, result = record["data"]["action"]["id"], record["data"].get("result") or {}
+            if name in actions:
+                actions[name] = replace(
+                    actions[name],
+                    outcome=ENDS[record["kind"]],
+                    observed={key: result[key] for key in OBSERVED if key in result},
+                )
+    return list(actions.values())
+
+
+def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -> Interventions:
+    by_name: dict[str, Counter[str]] = {}
+    for action in actions:
+        by_name.setdefault(action.action, Counter())[action.outcome] += 1
+    safeguards = Counter(
+        str((r["data"].get("details") or {}).get("order", "safeguard"))
+        for r in records
+        if is_of(r, "note", "safeguard")
+    )
+    return Interventions(
+        by_name={name: dict(sorted(count.items())) for name, count in sorted(by_name.items())},
+        safeguards=dict(sorted(safeguards.items())),
+        operators=[
+            OperatorCommand(r["step"], r["seq"], r["reason"])
+            for r in records
+            if is_of(r, "note", "operator")
+        ],
+        actions=actions,
+    )
+
+
+def _recovery(policy: Policy, records: Sequence[Record], known: Knowledge) -> list[Recovery]:
+    """Return each runbook that a rule runs: what it does, and how often it was verified."""
+    used: Counter[str] = Counter()
+    ends: Counter[tuple[str, str]] = Counter()
+    current: dict[str, tuple[str, str]] = {}  # incident -> runbook, and the number of its execution
+    for record in records:
+        data, incident = record.get("data") or {}, str(record.get("incident"))
+        if record["kind"] == "intent":
+            action = data["action"]
+            execution = str(action.get("runbook")), str(action["id"]).rpartition("/")[0]
+            if current.get(incident) != execution:
+                used[execution[0]] += 1
+            current[incident] = execution
+        elif record["kind"] == "verify" and data.get("what") in ("passed", "failed"):
+            ends[current.get(incident, ("", ""))[0], data["what"]] += 1
+    names = {rule.runbook for rule in policy.rules} | {policy.job.get("on_crash")} | set(used)
+    names |= set(policy.ladder.levels)
+    return [
+        Recovery(
+            runbook=name,
+            procedure=list(runbook.verbs),
+            used=used[name],
+            verified=ends[name, "passed"],
+            failed=ends[name, "failed"],
+            shown=known.recoveries(runbook.verbs) or Unknown("not shown by the benchmarks"),
+        )
+        for name, runbook in policy.runbooks.items()
+        if name in names
+    ]
+
+
+# ── gaps, cost, limits ────────────────────────────────────────────────────────────────────────────
+
+
+def _gaps(records: Sequence[Record], frames: Frames, policy: Policy | None) -> Gaps:
+    no_frame = Unknown(frames.unreadable or NO_FRAME)
+    steps = frames.frames + frames.missing
+    journal = "its decisions are on record to the end"
+    if frames.unreadable:
+        journal = frames.unreadable
+    elif (ended_early := incomplete(records)) is not None:
+        journal = str(ended_early["reason"])
+    return Gaps(
+        unwatched_s=[round(seconds, 3) for seconds in frames.unwatched_s],
+        frames_lost=Unknown(frames.unreadable) if frames.unreadable else frames.lost,
+        steps_without_frame=frames.missing if frames.frames else no_frame,
+        blind_share=round(frames.missing / steps, 6) if frames.frames else no_frame,
+        blind_rules=[
+            BlindRule(r["rule"], r["step"], r["seq"], r["reason"])
+            for r in records
+            if r["kind"] == "blind"
+        ],
+        inactive_rules=[] if policy is None else _inactive(policy, frames),
+        journal=journal,
+    )
+
+
+def _inactive(policy: Policy, frames: Frames) -> list[str]:
+    return [
+        rule.id
+        for rule in policy.rules
+        if (needed := {m for n in policy.detectors_of(rule) for m in policy.detectors[n].metrics})
+        and not needed & frames.announced.keys()
+    ]
+
+
+def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
+    """Return what was lost: steps that were undone or dropped, and time without training."""
+    observed = [action.observed for action in actions]
+    dropped = sum(max(0, o["from_step"] - o["step"]) for o in observed if "from_step" in o)
+    no_frame = Unknown(frames.unreadable or NO_FRAME)
+    paused_s = sum(float(o.get("held_s") or 0.0) for o in observed)
+    step_s, probe_s = frames.median("step_time"), frames.median("probe_self_time")
+    steps = frames.redone + dropped
+    devices = len(frames.ranks)
+    lost_s = paused_s + frames.down_s + steps * (step_s or 0.0)
+    return RunCost(
+        steps=steps if frames.frames else no_frame,
+        skipped_updates=frames.skipped if frames.frames else no_frame,
+        tokens=steps * frames.tokens / frames.frames
+        if frames.tokens
+        else Unknown("no frame holds tokens_per_update"),
+        paused_s=round(paused_s, 3),
+        down_s=round(frames.down_s, 3) if frames.frames else no_frame,
+        device_hours=Unknown("no healthy step_time")
+        if step_s is None
+        else round(devices * lost_s / 3600, 6),
+        device_hours_of_run=round(devices * frames.span_s / 3600, 6) if frames.frames else no_frame,
+        probe_share=Unknown("no healthy probe_self_time and step_time")
+        if probe_s is None or not step_s
+        else round(probe_s / step_s, 6),
+    )
+
+
+def _limits(
+    described: Record, frames: Frames, policy: Policy | None, known: Knowledge
+) -> list[str]:
+    limits = []
+    if described.get("tier_reason"):
+        limits.append(f"the probe was not active: {described['tier_reason']}")
+    if frames.unreadable:
+        limits.append(f"the journal does not show all steps: {frames.unreadable}")
+    limits.append("one device per rank is counted, and the steps of the leading rank")
+    if policy is not None:
+        packs = dict.fromkeys(rule.id.partition(".")[0] for rule in policy.rules)
+        limits += [f"{pack} also fires on: {text}" for pack in packs for text in known.alarms(pack)]
+    return limits

@@ -1,0 +1,268 @@
+"""The monitors of a run: each signal with its formula and healthy values, each rule with its
+threshold, where that comes from, its lead time, and what it is blind to."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.model.interfaces import Detector
+from ..core.model.policy import HOLD, Policy, Rule
+from .records import Record, is_of
+from .run_frames import Frames
+from .stability_record import (
+    Baseline,
+    InjectedFault,
+    Installation,
+    LeadInRun,
+    LeadTime,
+    Monitor,
+    RecordedRule,
+    Unknown,
+)
+
+NOT_SHOWN = "not shown: no drill in this run, and no recording of a fault that it reported"
+CHANGED = "not shown: its thresholds are not those that were recorded"
+STOPPING = frozenset(("stop",))
+SHOWN_IN_SUITE = ("delays", "leads", "false_alarms")
+CHANGES = frozenset(("rollback", "relaunch", "hold_rate", "lr_scale", "clip", "update_clip"))
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A metric, as this installation measures it."""
+
+    module: str
+    meaning: str
+    unit: str
+    formula: str
+    formula_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that can be injected; `moves`: the metric that it is made to move."""
+
+    meaning: str
+    moves: str
+    params: Mapping[str, float | str]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What this installation knows about the parts of a policy.
+
+    Attributes:
+        formulas_sha256: digest of the files that hold the formulas of signals and detectors.
+        signal: returns a metric, None for one that is not measured here.
+        shown: what benchmarks have shown, `policies/shown.json`.
+        blind_to: kind of a detector -> what it does not see.
+        source: returns where the thresholds of a rule of a policy come from.
+        alarms: pack -> healthy situations in which it fires.
+    """
+
+    version: str
+    formulas_sha256: str
+    signal: Callable[[str], Signal | None]
+    faults: Mapping[str, Fault]
+    shown: Mapping[str, Any]
+    blind_to: Mapping[str, str]
+    source: Callable[[Policy, Rule], str]
+    alarms: Callable[[str], Sequence[str]]
+
+    def installation(self) -> Installation:
+        """Return what the fields that are read from this installation depend on."""
+        shown = hashlib.sha256(json.dumps(self.shown, sort_keys=True).encode()).hexdigest()
+        return Installation(self.version, self.formulas_sha256, shown)
+
+    def design(self) -> list[dict[str, Any]]:
+        """Return every fault that can be injected, and in how many programs it showed."""
+        drills = self.shown.get("drills", {})
+        origin = {name: drills[name] for name in ("machine", "date") if name in drills}
+        return [
+            {
+                "fault": name,
+                **dataclasses.asdict(fault),
+                "shown": [
+                    {"variant": variant, **programs, **origin}
+                    for variant, programs in drills.get("moved", {}).items()
+                    if variant.partition(":")[0] == name
+                ],
+            }
+            for name, fault in self.faults.items()
+        ]
+
+    def recoveries(self, verbs: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the recorded recoveries in which the job was changed by just these actions."""
+        recoveries = self.shown.get("recoveries", {})
+        keys = ("machine", "date", "policy")
+        origin = {name: recoveries[name] for name in keys if name in recoveries}
+        return [
+            {**row, **origin}
+            for row in recoveries.get("rows", ())
+            if (named := set(row["actions"].split(", ")) - {"–"})
+            and named <= {*verbs, "pause"}
+            and {v for v in verbs if v in CHANGES} <= named
+        ]
+
+
+def monitors(
+    policy: Policy, frames: Frames, known: Knowledge, records: Sequence[Record]
+) -> list[Monitor]:
+    """Return each signal that a rule reads."""
+    readers: dict[str, dict[str, None]] = {}
+    for rule in policy.rules:
+        for name in policy.detectors_of(rule):
+            for metric in policy.detectors[name].metrics:
+                readers.setdefault(metric, {})[rule.id] = None
+    recorded_with = _formulas(records)
+    no_formula = Unknown("the job reports it; this installation has no formula of it")
+    rows = []
+    for metric, rules in sorted(readers.items()):
+        signal, sample = known.signal(metric), frames.samples.get(metric)
+        version: str | Unknown = no_formula if signal is None else signal.formula_version
+        if signal is not None and recorded_with not in (None, known.formulas_sha256):
+            version = Unknown(f"recorded with other formulas (sha256 {recorded_with})")
+        share: float | Unknown
+        if sample is None:
+            absent = frames.unreadable or "no frame of the leading rank holds it"
+            share, baseline = Unknown(absent), Baseline(unknown=absent)
+        else:
+            share = round(sample.present / max(1, frames.frames), 6)
+            baseline = sample.baseline() or Baseline(unknown="fewer than 16 healthy values")
+        rows.append(
+            Monitor(
+                signal=metric,
+                module="the job" if signal is None else signal.module,
+                meaning=no_formula if signal is None else signal.meaning,
+                unit=no_formula if signal is None else signal.unit,
+                formula=no_formula if signal is None else signal.formula,
+                formula_version=version,
+                rules=list(rules),
+                faults=[name for name, fault in known.faults.items() if fault.moves == metric],
+                present_in=share,
+                healthy_baseline=baseline,
+            )
+        )
+    return rows
+
+
+def _formulas(records: Sequence[Record]) -> str | None:
+    """Return the digest of the formulas that the run was recorded with."""
+    for record in records:
+        if record["kind"] == "identity":
+            digest = (record["data"]["identity"].get("supervise") or {}).get("formulas_sha256")
+            return None if digest is None else str(digest)
+    return None
+
+
+def rules(
+    policy: Policy,
+    frames: Frames,
+    known: Knowledge,
+    records: Sequence[Record],
+    drills: Sequence[InjectedFault],
+    citations: Sequence[Mapping[str, Any]],
+) -> list[RecordedRule]:
+    """Return each rule of a policy.
+
+    Args:
+        citations: trials that the run cites; what a drill suite has shown of the rule as it is now.
+    """
+    alarms = [r for r in records if is_of(r, "rule", "fired")]
+    counts = Counter(r["rule"] for r in alarms)
+    rows = []
+    for rule in policy.rules:
+        detectors = {name: policy.detectors[name] for name in policy.detectors_of(rule)}
+        kinds = dict.fromkeys(map(_kind, detectors.values()))
+        runbook = policy.runbooks.get(rule.runbook or "")
+        response = rule.runbook or "people are notified"
+        rows.append(
+            RecordedRule(
+                rule=rule.id,
+                severity=rule.severity,
+                mode=policy.mode_of(rule),
+                condition=rule.text + (f" for {rule.for_steps}" * (rule.for_steps > 1)),
+                thresholds={name: _thresholds(detector) for name, detector in detectors.items()},
+                threshold_source=known.source(policy, rule),
+                response=response,
+                stops=response == HOLD
+                or (runbook is not None and not STOPPING.isdisjoint(runbook.verbs)),
+                fired=counts[rule.id],
+                state=_state(detectors.values(), frames),
+                lead_time=_lead_time(
+                    rule.id, policy.digest_of(rule), known, alarms, drills, citations
+                ),
+                blind_to=[known.blind_to[kind] for kind in kinds if kind in known.blind_to],
+            )
+        )
+    return rows
+
+
+def _kind(detector: Detector) -> str:
+    return str(type(detector).__module__.rpartition(".")[2])
+
+
+def _thresholds(detector: Detector) -> str:
+    """Return the kind and all keys of a detector, defaults included."""
+    pairs = (
+        f"{field.name.rstrip('_')}: {value}"
+        for field in dataclasses.fields(detector)
+        if (value := getattr(detector, field.name)) not in (None, ())
+    )
+    return f"{_kind(detector)}, {', '.join(pairs)}"
+
+
+def _state(detectors: Iterable[Detector], frames: Frames) -> str:
+    needed = list(dict.fromkeys(m for detector in detectors for m in detector.metrics))
+    lacking = [metric for metric in needed if metric not in frames.announced]
+    if not lacking:
+        return "evaluated"
+    names = ", ".join(lacking)
+    if len(lacking) < len(needed):
+        return f"evaluated without {names}"
+    return f"inactive: the job has no {names}"
+
+
+def _lead_time(
+    rule: str,
+    digest: str,
+    known: Knowledge,
+    alarms: Sequence[Record],
+    drills: Sequence[InjectedFault],
+    citations: Sequence[Mapping[str, Any]],
+) -> LeadTime:
+    in_run = []
+    for number, drill in enumerate(drills):
+        until = drills[number + 1].record if number + 1 < len(drills) else float("inf")
+        alarm = next(
+            (r for r in alarms if r["rule"] == rule and drill.record < r["seq"] < until), None
+        )
+        if alarm is not None:
+            in_run.append(LeadInRun(drill.fault, drill.step, max(0, alarm["step"] - drill.step)))
+    suites = [
+        {"trial": trial["trial"], **{name: result[name] for name in SHOWN_IN_SUITE}}
+        for trial in citations
+        if (result := trial.get("monitors", {}).get(rule)) is not None
+        and result["digest"] == digest
+        and result["delays"]
+    ]
+    recordings = known.shown.get("recordings", {})
+    shown = recordings.get("rules", {}).get(rule)
+    of_recordings = None
+    if shown is not None and shown["digest"] == digest and shown["faults"]:
+        of_recordings = {
+            **{name: recordings[name] for name in ("machine", "date")},
+            "unit": "rows from the first report to half of the harm, least, median and most",
+            "faults": shown["faults"],
+            "false_alarms": f"{shown['false_alarms']} of {recordings['healthy']} healthy runs",
+        }
+    if not (in_run or suites or of_recordings):
+        changed = shown is not None and shown["digest"] != digest
+        return LeadTime(unknown=CHANGED if changed else NOT_SHOWN)
+    return LeadTime(in_this_run=in_run or (), suites=suites or (), recordings=of_recordings)

@@ -1,0 +1,379 @@
+"""Stability record: the class of what an auditor checks of a run, months later.
+
+Also its comparison with the run that it is about, field by field, and with another record. A field
+that neither the audit log, the journal nor the policy shows is `Unknown`, with the reason. `make
+docs` writes the schema to `docs/record.schema.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from ..core.model.decisions import plain
+from ..json_schemas import published_schema
+
+SCHEMA_ID: Literal["supervise/record/v1"] = "supervise/record/v1"
+KEYS = ("signal", "id", "fault", "incident", "runbook", "rule", "part")  # what names a list's item
+MAX_FIELDS = 20  # named of those that differ
+# What is read from the installation and not from the run: another version may say it otherwise.
+INSTALLATION = (
+    *("made_by", "limits", "fault_injection.design"),
+    *("module", "meaning", "unit", "formula", "formula_version", "faults"),
+    *("lead_time", "blind_to", "threshold_source", "shown"),
+)
+
+
+class Unknown(Struct, frozen=True, forbid_unknown_fields=True):
+    """A field that is not known, with the reason."""
+
+    unknown: str
+
+
+class Installation(Struct, frozen=True, forbid_unknown_fields=True):
+    """The installation that wrote the record."""
+
+    version: str
+    formulas_sha256: str
+    shown_sha256: str
+
+
+class RecordedRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """The run."""
+
+    id: str
+    created: str
+    host: str
+    command: Sequence[str]
+    previous: str | Unknown
+    state: str
+    exit_code: int | Unknown
+    first_step: int | Unknown
+    last_step: int | Unknown
+    steps_made: int | Unknown
+    tokens: float | Unknown
+    attempts: int
+    ranks: int
+
+
+class Reload(Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy that was loaded during the run."""
+
+    step: int
+    record: int
+    digest: str | None
+    by: str
+
+
+class RecordedPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy."""
+
+    name: str
+    mode: str
+    digest: str
+    reloads: Sequence[Reload]
+
+
+class IdentityChange(Struct, frozen=True, forbid_unknown_fields=True):
+    """A launch whose job differs from that of the launch before it."""
+
+    attempt: int
+    since: int
+    step: int
+    differs: Any
+
+
+class JobIdentity(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parts of the job from its first step on: code, packages, data, machine."""
+
+    first: Mapping[str, Any]
+    changes: Sequence[IdentityChange]
+
+
+class Baseline(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Values of steps without an open incident, or why there are too few."""
+
+    p05: float | None = None
+    median: float | None = None
+    p95: float | None = None
+    values: int | None = None
+    unknown: str | None = None
+
+
+class Monitor(Struct, frozen=True, forbid_unknown_fields=True):
+    """A signal that rules of the policy read.
+
+    Attributes:
+        module: what of the job it watches, and who measures it
+        faults: injected faults that are made to move it
+        present_in: share of the steps that hold it
+    """
+
+    signal: str
+    module: str
+    meaning: str | Unknown
+    unit: str | Unknown
+    formula: str | Unknown
+    formula_version: str | Unknown
+    rules: Sequence[str]
+    faults: Sequence[str]
+    present_in: float | Unknown
+    healthy_baseline: Baseline
+
+
+class LeadInRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """A drill of this run that the rule reported; `reported_after`: steps."""
+
+    fault: str
+    step: int
+    reported_after: int
+
+
+class LeadTime(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How early the rule reports faults, or why that is not known.
+
+    Attributes:
+        suites: drill suites that the run cites
+        recordings: recordings of faults with this rule as it is now
+    """
+
+    in_this_run: Sequence[LeadInRun] = ()
+    suites: Sequence[Mapping[str, Any]] = ()
+    recordings: Mapping[str, Any] | None = None
+    unknown: str | None = None
+
+
+class RecordedRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule of the policy in force at the end.
+
+    Attributes:
+        response: the runbook that it runs, hold, or nothing
+        stops: the response can stop the job or hold it
+    """
+
+    rule: str
+    severity: str
+    mode: str
+    condition: str
+    thresholds: Mapping[str, str]
+    threshold_source: str
+    response: str
+    stops: bool
+    fired: int
+    state: str
+    lead_time: LeadTime
+    blind_to: Sequence[str]
+
+
+class InjectedFault(Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault that was injected in this run, and how many steps later what followed."""
+
+    fault: str
+    step: int
+    record: int
+    params: Mapping[str, Any]
+    rule: str | Unknown
+    reported_after: int | Unknown
+    acted_after: int | Unknown
+
+
+class FaultInjection(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the monitors were tested."""
+
+    in_this_run: Sequence[InjectedFault]
+    design: Sequence[Mapping[str, Any]]
+
+
+class RecordedIncident(Struct, frozen=True, forbid_unknown_fields=True):
+    """An incident."""
+
+    incident: str
+    severity: str
+    rule: str
+    step: int
+    headline: str
+    end: str | Unknown
+    end_step: int | Unknown
+
+
+class Intervention(Struct, frozen=True, forbid_unknown_fields=True):
+    """An action on the job."""
+
+    id: str
+    action: str
+    runbook: str | Unknown
+    incident: str | Unknown
+    step: int
+    outcome: Literal["done", "failed", "in doubt"]
+    observed: Mapping[str, Any]
+    record: int
+
+
+class OperatorCommand(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command of an operator."""
+
+    step: int
+    record: int
+    command: str
+
+
+class Interventions(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that changed the job."""
+
+    by_name: Mapping[str, Mapping[str, int]]
+    safeguards: Mapping[str, int]
+    operators: Sequence[OperatorCommand]
+    actions: Sequence[Intervention]
+
+
+class Recovery(Struct, frozen=True, forbid_unknown_fields=True):
+    """A runbook of the policy."""
+
+    runbook: str
+    procedure: Sequence[str]
+    used: int
+    verified: int
+    failed: int
+    shown: Sequence[Mapping[str, Any]] | Unknown
+
+
+class BlindRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule that could not be evaluated for a while."""
+
+    rule: str
+    step: int
+    record: int
+    reason: str = field(name="why")
+
+
+class Gaps(Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps and times at which nothing was seen."""
+
+    unwatched_s: Sequence[float]
+    frames_lost: int | Unknown
+    steps_without_frame: int | Unknown
+    blind_share: float | Unknown
+    blind_rules: Sequence[BlindRule]
+    inactive_rules: Sequence[str]
+    journal: str
+
+
+class RunCost(Struct, frozen=True, forbid_unknown_fields=True):
+    """Cost of incidents and interventions to the run."""
+
+    steps: int | Unknown
+    skipped_updates: int | Unknown
+    tokens: float | Unknown
+    paused_s: float
+    down_s: float | Unknown
+    device_hours: float | Unknown
+    device_hours_of_run: float | Unknown
+    probe_share: float | Unknown
+
+
+class AuditedPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the run."""
+
+    part: str
+    status: str
+    text: str
+
+
+class AuditState(Struct, frozen=True, forbid_unknown_fields=True):
+    """The audit log that all of this is read from."""
+
+    status: str
+    records: int
+    head: str
+    parts: Sequence[AuditedPart]
+    not_checked: Sequence[str]
+
+
+class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Record of a run for its auditor.
+
+    Attributes:
+        citations: drill suites and canary trials that the run or its policy names
+    """
+
+    schema: Literal["supervise/record/v1"]
+    made_by: Installation
+    run: RecordedRun
+    policy: RecordedPolicy
+    identity: JobIdentity
+    monitors: Sequence[Monitor] | Unknown
+    rules: Sequence[RecordedRule] | Unknown
+    fault_injection: FaultInjection
+    citations: Sequence[Mapping[str, Any]] = ()  # records of the first versions do not have them
+    incidents: Sequence[RecordedIncident]
+    interventions: Interventions
+    recovery: Sequence[Recovery] | Unknown
+    gaps: Gaps
+    cost: RunCost
+    limits: Sequence[str]
+    audit: AuditState
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        document: dict[str, Any] = plain(msgspec.to_builtins(self))
+        return document
+
+    def encode(self) -> bytes:
+        """Return the bytes that are signed."""
+        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode("utf-8", "backslashreplace")
+
+
+def decode(raw: bytes) -> StabilityRecord:
+    """Return the record in the bytes of a file; ValueError if it has not the published form."""
+    return msgspec.convert(json.loads(raw), StabilityRecord)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a record."""
+    return published_schema(StabilityRecord, "The stability record of a run of supervise")
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(path, value)` of each leaf; items of a list are named by what identifies them."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+        names: set[str] = set()
+        for index, inner in enumerate(value):
+            name = next((str(inner[key]) for key in KEYS if key in inner), str(index))
+            name = f"{name} {index}" if name in names else name
+            names.add(name)
+            yield from leaves(inner, f"{path}[{name}]")
+    else:
+        yield path, value
+
+
+def differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
+    """Return `(path, old, new)` of each leaf that differs; None for one that is missing."""
+    before, after = dict(leaves(old.as_json())), dict(leaves(new.as_json()))
+    return [
+        (path, before.get(path), after.get(path))
+        for path in dict.fromkeys((*before, *after))
+        if path not in before or path not in after or before[path] != after[path]
+    ]
+
+
+def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple[list[str], bool]:
+    """Return the fields in which a record differs from the run, and whether all were compared.
+
+    Where another installation wrote it, what comes from that is left out.
+    """
+    same = recorded.made_by == rebuilt.made_by
+    paths = [path for path, _, _ in differences(recorded, rebuilt)]
+    return [path for path in paths if same or not _is_of_installation(path)], same
+
+
+def _is_of_installation(path: str) -> bool:
+    parts = path.replace("[", ".").replace("]", "").split(".")
+    return path.startswith(INSTALLATION[:3]) or not {*INSTALLATION[3:]}.isdisjoint(parts)
