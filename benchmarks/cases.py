@@ -95,7 +95,7 @@ EXPECTED = {
         code=None,
     ),
     "18": Expected(
-        Notice((r"waits? for data|data (loader|worker)|next\(", r"train\.py:34"), 149, 153),
+        Notice((r"waits? for data|data (loader|worker)|next\(", r"train\.py:35"), 149, 153),
         verbs=("stop", "restart", "relaunch"),
         code=78,
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.analysis.standstill import Collective, RankStand, explain
-from supervise.outputs.rank_survey import main_thread
+from supervise.core.analysis.standstill import Collective, LoaderWorker, RankStand, explain
+from supervise.outputs.rank_survey import main_frames, own_place
 
 IDLE = RankStand("", 0.0, 59, 30.0)
 REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")
@@ -97,6 +97,38 @@ def test_of_one_rank_the_place_is_said():
     assert found == ((0,), "rank 0 computes at train.py:9 in load, after step 59")
 
 
+LOCKED = LoaderWorker(80, "", 0.0, "busy", "train.py:9 in read", waits_for_lock=True)
+READS = LoaderWorker(81, "", 0.6, "busy", "train.py:7 in read")
+WITHOUT_WORK = LoaderWorker(82, "", 0.0, "idle")
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ([LOCKED, WITHOUT_WORK], "; worker pid 80 waits for a lock at train.py:9 in read"),
+        (
+            [READS, LOCKED._replace(pid=83), LOCKED],
+            "; worker pid 83, 80 waits for a lock at train.py:9 in read; worker pid 81 computes at "
+            "train.py:7 in read",
+        ),
+        ([WITHOUT_WORK, WITHOUT_WORK], "; its 2 workers are idle: no batch is asked for"),
+        (
+            [LoaderWorker(84, "", 0.0)],
+            "; worker pid 84 does not run the probe: its stack is not known",
+        ),
+        ([LOCKED._replace(state="stopped")], "; worker pid 80 is stopped (SIGSTOP or a debugger)"),
+        ([], ""),
+    ],
+)
+def test_who_waits_for_its_data_is_as_good_as_the_workers(workers, text):
+    stand = LOADS._replace(in_loader=True, workers=tuple(workers))
+    found = explain({0: stand}, {0: 70})
+
+    assert found.text == (
+        f"rank 0 waits for data in next(loader) at train.py:9 in load, after step 59{text}"
+    )
+
+
 STACKS = """\
 Thread 0x00007f0000000001 (most recent call first):
   File "/home/user/data.py", line 5 in fetch
@@ -105,13 +137,12 @@ Current thread 0x00007f0000000002 (most recent call first):
   File "/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 869 in _engine_run_backward
   File "/home/user/train.py", line 28 in step
   File "/home/user/train.py", line 40 in <module>
-(all threads)
+(all threads of 71)
 """  # noqa: E501 - as faulthandler writes it
 
 
 def test_the_place_is_the_deepest_frame_of_the_job_in_its_main_thread():
-    assert main_thread(STACKS) == ("train.py:28 in step", True)
-    assert main_thread(STACKS.replace("Current thread", "Thread")) == ("", False)
-    assert main_thread("") == ("", False)
+    assert own_place(main_frames(STACKS.splitlines())) == "train.py:28 in step"
+    assert main_frames(STACKS.replace("Current thread", "Thread").splitlines()) == []
     py_spy = 'Thread 71 (idle): "MainThread"\n    recv (socket.py:5)\n    load (jobs/a.py:9)\n'
-    assert main_thread(py_spy)[0].endswith(" in recv")
+    assert own_place(main_frames(py_spy.splitlines())).endswith(" in recv")

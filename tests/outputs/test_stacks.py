@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from supervise.outputs import stacks
+from tests.support.waiting import wait_until
 
 
 def test_where_python_waits_the_probe_shows_every_thread(hung, tmp_path):
@@ -30,8 +32,8 @@ def test_where_c_code_stands_still_it_shows_the_main_thread(hung, tmp_path):
     """Asleep or busy, Python does not run: only then frames are read from a signal handler."""
     job = hung(tmp_path, "c")
 
-    while (text := stacks.ask(job.pid, tmp_path, timeout_s=2.0)).endswith("(all threads)\n"):
-        pass  # it was not there yet
+    while (text := stacks.ask(job.pid, tmp_path, timeout_s=2.0)).count("in stuck_in_here") != 1:
+        pass  # it was not there yet: all threads answer
 
     assert text.count("in stuck_in_here") == 1
     assert text.count("in <module>") == 1
@@ -80,6 +82,56 @@ def test_a_process_that_was_forked_listens_for_itself(tmp_path):
     assert opened[0] == opened[1] + 1
     assert any(f"line {number} in" in of_child for number in (8, 9)), of_child
     assert any(f"line {number} in" in of_parent for number in (5, 10)), of_parent
+
+
+FORKS = """
+import os, subprocess, sys, threading, time
+from supervise_probe.control import evidence
+evidence.listen(sys.argv[1])
+def stuck_in_here(lock):
+    lock.acquire()
+    lock.acquire()
+pids = [subprocess.Popen(["sleep", "600"]).pid]
+for closes in (True, False):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        if closes: os.closerange(3, 64)
+        stuck_in_here(threading.Lock())
+print(*pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_only_a_fork_that_has_the_handlers_and_their_file_is_asked(tmp_path):
+    """What runs another program, or writes elsewhere under that number, is not sent a signal."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        afresh, closed, fork = map(int, job.stdout.readline().split())
+        try:
+            with pytest.raises(OSError, match="the probe registered no handler"):
+                stacks.ask(fork, tmp_path)  # somebody may work there
+            text = wait_until(lambda: answer(fork, tmp_path), "an answer of the fork")
+            for pid in (afresh, closed):
+                with pytest.raises(OSError, match="the probe registered no handler"):
+                    stacks.ask(pid, tmp_path, forks=True)
+            states = [psutil.Process(pid).status() for pid in (afresh, closed, fork)]
+        finally:
+            for pid in (afresh, closed, fork):
+                os.kill(pid, signal.SIGKILL)
+            job.kill()
+
+    assert text.count("in stuck_in_here") == 1
+    assert states == [psutil.STATUS_SLEEPING] * 3
+
+
+def answer(pid, marks):
+    """Return its stacks, "" while it is so young that it may be about to run another program."""
+    try:
+        return stacks.ask(pid, marks, forks=True)
+    except OSError:
+        return ""
 
 
 def test_a_process_without_the_handler_is_never_sent_the_signal(hung, tmp_path):

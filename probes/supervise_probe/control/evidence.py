@@ -12,13 +12,13 @@ import os
 import random
 import signal
 import sys
+import threading
 from functools import partial
 from typing import Any, Dict, List, Mapping
 
 from ..runtime import files
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6  # no launcher or scheduler's
-ALL_TOLD = b"(all threads)\n"
 
 
 def write(directory: str, rank: int, torch: Any, batches: List[Mapping[str, Any]]) -> List[str]:
@@ -69,7 +69,10 @@ def listen(marks: str) -> None:
     torn while a function is entered, and reading one then kills the process (1 of 100 signals, on
     Python 3.11, to a thread that calls from C into Python; those of a thread that ends, alike).
     Signals that the job handles itself are left to it, and none is sent outside the main thread.
+    A fork that does not call this, such as a worker of a data loader, answers into the same file.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return
     before: Any = signal.getsignal(STACKS)
     inherited = getattr(before, "func", None) is _answer
     if inherited and before.args[1] == os.getpid():
@@ -88,10 +91,8 @@ def listen(marks: str) -> None:
 
 def _answer(fd: int, pid: int, signum: int, frame: Any) -> None:
     """Here this thread has the interpreter's lock: the frames of all others are whole."""
-    if pid != os.getpid():  # a fork of the one that listens
-        return
     try:
         faulthandler.dump_traceback(fd, all_threads=True)
-        os.write(fd, ALL_TOLD)
+        os.write(fd, b"(all threads of %d)\n" % os.getpid())
     except Exception:  # a full disk is not the job's trouble
         pass

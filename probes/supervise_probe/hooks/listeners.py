@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ..checkpoints.resume import Reported, name_of
+from ..control import evidence
 from ..runtime.guard import from_signal_handler
 
 if TYPE_CHECKING:
@@ -407,7 +408,7 @@ class LoaderListener:
     ) -> None:
         """`attach`: sees the calls of the outermost modules."""
         guard = self._guard = context.guard
-        self.beat = context.reporter.beat
+        self.beat, self._marks = context.reporter.beat, context.config.marks
         self.inferred, self.shards = inferred, shards
         self._batch, self._held, self._attach = batch, quarantine, attach
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
@@ -435,7 +436,10 @@ class LoaderListener:
         self._guard.run(self._held_part, self._held.exhausted)
 
     def pass_begins(self, loader: Any) -> None:
-        """A pass over the data is about to begin."""
+        """A pass over the data is about to begin; its workers are forked before the first step."""
+        if getattr(loader, "num_workers", 0):
+            part = self._guard.part("evidence", share=1.0)
+            self._guard.run(part, evidence.listen, self._marks)
         self._guard.run(self._held_part, self._held.lists.begins, loader)
 
 

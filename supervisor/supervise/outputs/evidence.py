@@ -165,7 +165,7 @@ class Evidence:
         members = job.processes()[:PROCESSES]
         bundle.text("kernel.txt", "".join(stacks.kernel(process.pid) for process in members))
         ranks = bundle.source("ranks", lambda: dict(job.on_loop(job.ranks, LOOP_S))) or {}
-        survey = rank_survey.RankSurvey(ranks)
+        survey = rank_survey.RankSurvey(ranks, members)
         ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
         if ended:
             bundle.json("failures.json", [asdict(failure) for failure in ended])
@@ -176,7 +176,8 @@ class Evidence:
             bundle.text("metrics.csv", metrics_csv(window))
             bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
             self._environment(bundle, members)
-            hung = survey.has_exited() or survey.silent_s() > HUNG_AFTER_S
+            stands_still = survey.silent_s() > HUNG_AFTER_S
+            hung = survey.has_exited() or stands_still
             answers = asked.wait(_patience_s(bundle.left_s(), hung=hung) if ranks else 0.0)
         finally:
             job.forget(asked)
@@ -192,8 +193,9 @@ class Evidence:
         wanted = {view["pid"] for view in ranks.values()}
         for process in members:
             if process.pid not in confirmed:
-                self._stacks(bundle, process, wanted=process.pid in wanted or not ranks)
-        if ranks and survey.silent_s() > HUNG_AFTER_S:
+                is_wanted = process.pid in wanted or not ranks
+                self._stacks(bundle, process, wanted=is_wanted, forks=stands_still)
+        if ranks and stands_still:
             bundle.source("standstill", lambda: _standstill(bundle, survey, ranks, window))
         views = bundle.source("incident", lambda: job.on_loop(lambda: self.views(incident), LOOP_S))
         for name, text in (views or {}).items():  # for people who have the bundle alone
@@ -219,9 +221,16 @@ class Evidence:
             if text is not None:
                 bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
-    def _stacks(self, bundle: Bundle, process: psutil.Process, *, wanted: bool) -> None:
-        """Read stacks without the probe; only failures of `wanted` ones are reported."""
-        readers = [partial(stacks.ask, process.pid, self._marks)]
+    def _stacks(
+        self, bundle: Bundle, process: psutil.Process, *, wanted: bool, forks: bool
+    ) -> None:
+        """Read stacks without the probe; only failures of `wanted` ones are reported.
+
+        Args:
+            forks: of what was forked, too: nobody works whom a signal may disturb.
+        """
+        forks = forks and bundle.left_s() > 2 * stacks.ANSWER_S
+        readers = [partial(stacks.ask, process.pid, self._marks, forks=forks)]
         if wanted and bundle.left_s() > 1.0:
             limit_s = min(stacks.PY_SPY_S, bundle.left_s())
             readers.append(partial(stacks.py_spy, process.pid, limit_s))
@@ -296,10 +305,15 @@ def _standstill(
     steps: dict[int, int] = {}
     for _, frame in window:
         steps[frame.rank] = max(frame.step, steps.get(frame.rank, -1))
-    texts = {
-        rank: rank_survey.stacks_of(bundle.path, rank, view["pid"]) for rank, view in ranks.items()
-    }
-    bundle.json(STANDSTILL, survey.finish(steps, texts)._asdict())
+    names = {view["pid"]: f"rank-{rank}-stacks.txt" for rank, view in ranks.items()}
+
+    def stacks_of(pid: int) -> str:
+        for name in (names.get(pid, ""), f"stacks-{pid}.txt"):
+            if name and (bundle.path / name).exists():
+                return (bundle.path / name).read_text(errors="replace")
+        return ""
+
+    bundle.json(STANDSTILL, survey.finish(steps, stacks_of)._asdict())
 
 
 def _json(path: Path) -> Any:

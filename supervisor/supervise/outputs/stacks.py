@@ -5,7 +5,9 @@ Python again; if that is stuck in C code, it answers another signal with the mai
 (see `listen` in the probe's `evidence`). py-spy, if installed and permitted. The kernel's view in
 /proc, which is always available and distinguishes running from waiting.
 
-A signal is sent only to a process that has a handler for it: the default action is termination.
+A signal is sent only to a process that has a handler for it: the default action is termination. A
+worker that was forked has its parent's handlers, and answers into its parent's file, which is open
+in it; one that was started afresh has neither.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,11 +28,12 @@ from ..store import files
 from .host_facts import run_tool
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
-END_OF_ALL = b"(all threads)\n"
+_END_OF_ALL = re.compile(rb"\(all threads of (\d+)\)\n")
 ANSWER_S = 1.0  # milliseconds if Python runs; more for a swapped-out process
 SETTLED_S = 0.1
 BUSY_S = 0.1  # Python checks for signals at every call and loop: longer means C code
 PY_SPY_S = 10.0
+_LIVED_S = 2.0  # the start of a process is known to a second
 _THREADS = 64  # per process, in the kernel's view
 
 
@@ -43,32 +47,37 @@ def catches(pid: int, signum: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
 
 
-def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S) -> str:
+def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = False) -> str:
     """Signal the probe to write the stacks of all threads, or of the main one, and return them.
 
     Each of the two may take `timeout_s`. Reading frames while they change kills the job, so the
     second signal is sent only if the main thread sleeps in the kernel, or has used `BUSY_S` of CPU
     since the first signal without returning to Python.
 
+    Args:
+        forks: also of a process that has the handlers of the one that it was forked from.
+
     Raises:
         OSError: the probe has no handler, or there was no answer.
     """
-    file = marks / f"stacks.{pid}.txt"
-    if not file.exists() or not (catches(pid, STACKS) and catches(pid, MAIN_STACK)):
-        raise OSError("the probe registered no handler for it")
-    start = file.stat().st_size
     try:
         main = psutil.Process(pid)
+        file = marks / f"stacks.{pid}.txt"
+        if not file.exists() and forks:
+            file = _inherited(main, marks) or file
+        if not file.exists() or not (catches(pid, STACKS) and catches(pid, MAIN_STACK)):
+            raise OSError("the probe registered no handler for it")
+        start = file.stat().st_size
         cpu_s = _main_cpu_s(main)
         main.send_signal(STACKS)
-        if text := _written(file, start, timeout_s):
+        if text := _written(file, start, pid, timeout_s):
             return text
         if not _is_outside_python(main, cpu_s):
             raise OSError(f"no answer to the signal within {timeout_s:g} s")
     except psutil.Error as error:
         raise OSError(str(error)) from error
     _signal_main_thread(pid, MAIN_STACK)
-    if text := _written(file, start, timeout_s, SETTLED_S):
+    if text := _written(file, start, pid, timeout_s, SETTLED_S):
         return text
     raise OSError(f"no answer to two signals within {timeout_s:g} s each")
 
@@ -97,17 +106,49 @@ def _signal_main_thread(pid: int, signum: int) -> None:
         raise OSError(os.strerror(ctypes.get_errno()))
 
 
-def _written(file: Path, start: int, timeout_s: float, settled_s: float = math.inf) -> str:
-    """Return the text of `file` after `start` once it is complete or stable; else ""."""
+def _inherited(process: psutil.Process, marks: Path) -> Path | None:
+    """Return the file that a fork answers into, None where it is not sure to be one.
+
+    It is that of the nearest ancestor that has one, open under the same number, which the handlers
+    write to. A process that is about to run another program loses them, so it must have lived.
+    """
+    if time.time() - process.create_time() < _LIVED_S:
+        return None
+    for ancestor in process.parents():
+        file = marks / f"stacks.{ancestor.pid}.txt"
+        if file.exists():
+            return file if _numbers(ancestor.pid, file) & _numbers(process.pid, file) else None
+    return None
+
+
+def _numbers(pid: int, file: Path) -> set[str]:
+    """Return the descriptors under which a process has a file open."""
+    numbers = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if descriptor.samefile(file):
+                    numbers.add(descriptor.name)
+    return numbers
+
+
+def _written(
+    file: Path, start: int, pid: int, timeout_s: float, settled_s: float = math.inf
+) -> str:
+    """Return what `pid` wrote to `file` after `start`, once it is complete or stable; else ""."""
     deadline = time.monotonic() + timeout_s
     text, since = b"", time.monotonic()
     while time.monotonic() < deadline:
         with os.fdopen(files.open_file(file), "rb") as handle:
             handle.seek(start)
-            newest = handle.read()
+            # Complete answers, each followed by its pid; a late one may be of another process.
+            *answers, newest = _END_OF_ALL.split(handle.read())
+        for answer, of in zip(answers[::2], answers[1::2], strict=True):
+            if int(of) == pid:
+                return answer.decode("utf-8", "replace")
         if newest != text:
             text, since = newest, time.monotonic()
-        if text.endswith(END_OF_ALL) or (text and time.monotonic() - since >= settled_s):
+        if text and time.monotonic() - since >= settled_s:
             return text.decode("utf-8", "replace")
         time.sleep(0.005)
     return ""
@@ -146,6 +187,11 @@ def kernel(pid: int) -> str:
     if len(threads) > _THREADS:
         lines.append(f"  and {len(threads) - _THREADS} more threads")
     return "\n".join(lines) + "\n"
+
+
+def waits_for_lock(pid: int) -> bool:
+    """Return whether the main thread sleeps until another one wakes it, as `lock.acquire` does."""
+    return "futex" in _read(Path(f"/proc/{pid}/task/{pid}/wchan"))
 
 
 def _read(path: Path) -> str:

@@ -1,6 +1,12 @@
 """What a process with torch records of an error: in a worker of its loader, and in a thread."""
 
 import json
+import time
+
+import psutil
+
+from supervise.outputs import rank_survey, stacks
+from tests.support.waiting import wait_until
 
 SCRIPT = """
 import threading
@@ -46,3 +52,60 @@ def test_an_error_of_a_loader_worker_and_one_of_a_thread(probed, bare):
     assert end["rank"] == 0 and end["step"] == 2
     ends = [found.err.rstrip().split("\n")[-1] for found in (job, alone)]
     assert ends == ["ValueError: bad record 2"] * 2
+
+
+DEADLOCK = """
+import threading
+from torch.utils.data import DataLoader, Dataset
+
+lock = threading.Lock()
+
+class Records(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 4:
+            open("stuck", "w").close()
+            lock.acquire()
+            lock.acquire()
+        return torch.ones(2)
+
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Records(), num_workers=2):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_worker_that_deadlocks_before_the_loop_is_a_rank_is_named(probed):
+    """Workers are forked before the first step, when nothing is known of the process yet."""
+    job = probed.start(DEADLOCK)
+    wait_until((job.folder / "stuck").exists, "the deadlock")
+    members = [psutil.Process(job.pid), *psutil.Process(job.pid).children()]
+    view = {0: {"pid": job.pid, "seen_ns": time.monotonic_ns()}}
+
+    def stack(pid):
+        try:
+            return stacks.ask(pid, job.folder / "probe", forks=True)
+        except OSError:  # it is too young to be asked
+            return ""
+
+    def explained():
+        text = rank_survey.RankSurvey(view, members).finish({0: 3}, stack).text
+        return text if "waits for a lock" in text else ""
+
+    said = wait_until(explained, "the worker's stack")
+    for worker in members[1:]:
+        worker.kill()
+    probed.wait(job, 1)
+
+    lines = (job.folder / "train.py").read_text().split("\n")
+    place = 1 + max(number for number, line in enumerate(lines) if "lock.acquire()" in line)
+    assert said.startswith("rank 0 waits for data in next(loader) at train.py:")
+    assert said.endswith(
+        f", after step 3; worker pid {members[1].pid} waits for a lock at train.py:{place} in "
+        "__getitem__"
+    )

@@ -5,6 +5,8 @@ step, its newest sign of life, and the collective that its training thread calle
 wait in a collective; the culprit is not in it, is in an earlier one, or cannot run at all. The
 questions are asked in the order of how sure an answer is; where none is sure, that is said.
 
+A rank that waits for its data loader is as good as the workers of that.
+
 A collective is seen as far as Python calls it: the reductions of DistributedDataParallel inside the
 backward are not. There the rank that has not come to its backward is the one.
 
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+NAMED = 3  # workers of a rank, of those that do the same only their number
 RUNS = 0.1  # cores from which a rank computes: one that waits uses none, a busy host slows it
 
 
@@ -28,6 +31,22 @@ class Collective(NamedTuple):
     inside: bool
 
 
+class LoaderWorker(NamedTuple):
+    """A process that makes batches for a rank.
+
+    Attributes:
+        state, cpu, place: as of a rank. waits_for_lock: until another thread wakes it.
+        activity: "busy" with a batch, "idle" until one is asked for, "" where its stack is unknown.
+    """
+
+    pid: int
+    state: str
+    cpu: float | None
+    activity: str = ""
+    place: str = ""
+    waits_for_lock: bool = False
+
+
 class RankStand(NamedTuple):
     """One rank that made no step for long.
 
@@ -37,7 +56,8 @@ class RankStand(NamedTuple):
         step: its newest, -1 before the first. seen_s: since its newest sign of life.
         collective: None where it called none that Python sees.
         place: where its main thread is in the job's own code, "" where that is not known.
-        in_backward: that thread is inside the autograd engine.
+        in_backward: that thread is inside the autograd engine. in_loader: it waits for the next
+            batch. workers: of its loaders.
     """
 
     state: str
@@ -47,6 +67,8 @@ class RankStand(NamedTuple):
     collective: Collective | None = None
     place: str = ""
     in_backward: bool = False
+    in_loader: bool = False
+    workers: tuple[LoaderWorker, ...] = ()
 
 
 class Standstill(NamedTuple):
@@ -173,13 +195,44 @@ def _doing(stand: RankStand) -> str:
         what = _STATES[stand.state].partition(";")[0]
     elif stand.collective is not None and stand.collective.inside:
         what = f"waits in {stand.collective.name} (call {stand.collective.number})"
-    elif stand.cpu is None:
-        what = "is"
+    elif stand.in_loader and (stand.cpu is None or stand.cpu < RUNS):
+        what = "waits for data in next(loader)"
     else:
-        what = "computes" if stand.cpu >= RUNS else "waits"
+        what = _motion(stand.cpu)
     place = f" at {stand.place}" if stand.place else " at a place that is not known"
     after = f", after step {stand.step}" if stand.step >= 0 else ", before its first step"
-    return what + place + after
+    return what + place + after + (_workers(stand.workers) if stand.in_loader else "")
+
+
+def _motion(cpu: float | None) -> str:
+    return "is" if cpu is None else "computes" if cpu >= RUNS else "waits"
+
+
+def _workers(workers: Sequence[LoaderWorker]) -> str:
+    """Return what the workers of a loader do, those first that it may wait for."""
+    texts = Counter(_activity(worker) for worker in workers if worker.activity != "idle")
+    idle = sum(worker.activity == "idle" for worker in workers)
+    if idle and not texts:
+        return (
+            f"; its {idle} workers are idle: no batch is asked for"
+            if idle > 1
+            else ("; its only worker is idle: no batch is asked for")
+        )
+    found = []
+    for text, count in texts.most_common(NAMED):
+        pids = [str(worker.pid) for worker in workers if _activity(worker) == text][:NAMED]
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        found.append(f"; worker pid {', '.join(pids)}{more} {text}")
+    return "".join(found)
+
+
+def _activity(worker: LoaderWorker) -> str:
+    if worker.state in _STATES:
+        return _STATES[worker.state].partition(";")[0].removeprefix("its process ")
+    if not worker.activity:
+        return "does not run the probe: its stack is not known"
+    what = "waits for a lock" if worker.waits_for_lock else _motion(worker.cpu)
+    return f"{what} at {worker.place or 'a place that is not known'}"
 
 
 def _others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> str:
