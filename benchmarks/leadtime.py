@@ -50,7 +50,7 @@ JOBS = {
 }
 METHOD = """`python benchmarks/leadtime.py`: `supervise drill suite` under `leadtime.yaml`, {steps}
 steps, the fault at step {at}, {seeds} seeds, {healthy} healthy runs. A monitor is a rule of the
-policy. What counts as leaving the band, harm and `lost` is in `supervise/fault_suite`."""
+policy. What counts as leaving the band, harm and `lost` is in `trials/drill_findings.py`."""
 
 
 def suite(job: Job, out: Path, seeds: int, healthy: int, jobs: int) -> str:

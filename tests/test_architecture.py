@@ -61,10 +61,8 @@ LAYERS = {
         "supervise.store.files",
     ),
     "report": ("supervise.core", "supervise.json_schemas", "supervise.store"),
-    "canary": ("supervise.report",),
-    "fault_suite": ("supervise.canary", "supervise.core", "supervise.report"),
     "trials": (
-        *(f"supervise.{name}" for name in ("canary", "children", "fault_suite", "report", "store")),
+        *(f"supervise.{name}" for name in ("children", "core", "report", "store")),
         "supervise.inputs.clock",
     ),
     "health": ("supervise.core", "supervise.children", "supervise.inputs"),

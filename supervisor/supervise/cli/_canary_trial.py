@@ -21,8 +21,8 @@ from ._canary_verdict import (
     metrics_of,
     open_pairs,
     plan_of,
+    print_report,
     read_pairs,
-    report,
     write_verdict,
 )
 from ._output import document as as_json
@@ -32,9 +32,9 @@ from ._runs import exactly
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
 if TYPE_CHECKING:
-    from ..canary.arms import Arm
-    from ..canary.judgement import Judgement, Pair
-    from ..canary.plan import Plan
+    from ..trials.arms import Arm
+    from ..trials.guards import Plan
+    from ..trials.judgement import Judgement, Pair
     from ..trials.trial_log import TrialLog
 
 SEEDS = 3  # the fewest that show how far two runs of one program drift apart
@@ -106,17 +106,17 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
     if not argv:
         raise UsageError("no command given", hint=EXAMPLE)
     with own_errors(EXIT.values()):
-        from ..canary.gate_document import gate_document
         from ..trials import trial_log
+        from ..trials.gate_report import gate_report
 
         trial = _trial(list(argv), options)
         with trial_log.opened(trial.directory / trial_log.LOG) as log:
             found, pairs, runs = _made(trial, log, open_pairs(options["calibrate"]))
-            whole = gate_document(found, pairs, trial.notes(len(pairs)))
+            whole = gate_report(found, pairs, trial.notes(len(pairs)))
             write_verdict(whole, runs, log)
-        files.replace(trial.directory / DOCUMENT, as_json(whole).encode(), durable=True)
+        files.replace(trial.directory / DOCUMENT, as_json(whole.as_json()).encode(), durable=True)
         click.echo(f"kept in {trial.directory}", err=True)
-        ctx.exit(report(whole, options))
+        ctx.exit(print_report(whole, options))
 
 
 @dataclass(slots=True)
@@ -150,8 +150,8 @@ class _Trial:
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
     """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
-    from ..canary.trial_plan import BASELINE, CANDIDATE, missing
     from ..catalog.loader import isolated
+    from ..trials.judgement import BASELINE, CANDIDATE, missing
 
     recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
     texts = [text for text in options["baseline"] if exactly(text) is None]
@@ -198,8 +198,7 @@ def _made(
     trial: _Trial, log: TrialLog, calibration: Sequence[tuple[RunDir, RunDir]]
 ) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
-    from ..canary.judgement import judge
-    from ..canary.trial_plan import BASELINE, CANDIDATE, arm_order, is_decided, plan_of
+    from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
     from ..trials.recorded_arm import read_arm
 
     plan = replace(trial.plan, steps=trial.steps)
@@ -231,8 +230,8 @@ def _made(
 
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
-    from ..canary.trial_plan import filled
     from ..trials.arm_run import ArmSpec, last_lines, run_arm
+    from ..trials.judgement import filled
     from ..trials.recorded_arm import cite, read_arm
 
     called = f"{name}-{number}"

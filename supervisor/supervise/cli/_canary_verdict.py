@@ -18,9 +18,10 @@ from ._output import print_table, printable
 from ._runs import find
 
 if TYPE_CHECKING:
-    from ..canary.arms import Arm
-    from ..canary.judgement import Pair
-    from ..canary.plan import Plan
+    from ..trials.arms import Arm
+    from ..trials.gate_report import GateReport
+    from ..trials.guards import Plan
+    from ..trials.judgement import Pair
     from ..trials.trial_log import TrialLog
 
 Option = Callable[[Any], Any]
@@ -109,8 +110,7 @@ REPORTING = _together(
 
 def plan_of(options: Mapping[str, Any]) -> Plan:
     """Return the plan that options ask for. Raises UsageError."""
-    from ..canary.guards import IGNORABLE
-    from ..canary.plan import Plan
+    from ..trials.guards import IGNORABLE, Plan
 
     unknown = [name for name in options["ignore"] if name not in IGNORABLE]
     if unknown:
@@ -142,47 +142,42 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
     return [(read_arm(a, metrics), read_arm(b, metrics)) for a, b in runs]
 
 
-def write_verdict(
-    document: Mapping[str, Any], runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog
-) -> None:
+def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
     from ..trials.recorded_arm import cite
     from ..trials.trial_log import VERDICT
 
-    kept = {name: value for name, value in document.items() if name not in ("pairs", "schema")}
-    pairs = [
-        {name: value for name, value in pair.items() if name != "series"}
-        for pair in document["pairs"]
-    ]
-    cited = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
-    reason = f"{document['verdict']}: {'; '.join(document['reasons'])}"
-    log.note(VERDICT, reason, {**kept, "pairs": pairs, "runs": cited})
+    document = report.as_json()
+    del document["schema"]
+    for pair in document["pairs"]:
+        del pair["series"]
+    document["runs"] = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
+    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", document)
 
 
-def report(document: Mapping[str, Any], options: Mapping[str, Any]) -> int:
+def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
     """Write the reports that options ask for, print the verdict, and return the exit code."""
-    from ..canary.ci_reports import annotation, junit, summary
-    from ..canary.gate_page import gate_page
+    from ..trials.gate_report import annotation, gate_page, junit, summary
 
-    outputs: tuple[tuple[str, Callable[[Mapping[str, Any]], bytes]], ...] = (
+    outputs: tuple[tuple[str, Callable[[GateReport], bytes]], ...] = (
         ("junit", junit),
-        ("html", lambda whole: gate_page(whole).encode()),
+        ("html", lambda report: gate_page(report).encode()),
     )
     for name, render in outputs:
         if options[name] is not None:
-            _write(options[name], render(document))
+            _write(options[name], render(report))
     github = options["github"]
     if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
-        click.echo(annotation(document), err=True)
+        click.echo(annotation(report), err=True)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if page and github is not False:
-        _append(Path(page), summary(document))
+        _append(Path(page), summary(report))
     if options["json_wanted"]:
-        click.echo(as_json(document))
+        click.echo(as_json(report.as_json()))
     else:
-        _print(document)
-    counts = document["verdict"].lower() in options["fail_on"]
-    return EXIT[document["verdict"]] if counts else 0
+        _print(report)
+    counts = report.verdict.lower() in options["fail_on"]
+    return EXIT[report.verdict] if counts else 0
 
 
 def end_text(arm: Arm) -> str:
@@ -208,29 +203,20 @@ def _append(path: Path, text: str) -> None:
         raise StoreError(f"cannot write GITHUB_STEP_SUMMARY: {error.strerror}") from error
 
 
-def _print(document: Mapping[str, Any]) -> None:
-    from ..canary.ci_reports import effect_text, rows
+def _print(report: GateReport) -> None:
+    from ..trials.gate_report import effect_text, rows
 
-    click.echo(f"{document['verdict']}: {effect_text(document)}")
-    for reason in document["reasons"]:
+    click.echo(f"{report.verdict}: {effect_text(report)}")
+    for reason in report.reasons:
         click.echo(printable(f"  {reason}"))
-    noise = document["calibration"]
+    noise = report.calibration
     if noise:
         shown = ", ".join(f"{value:+.4g}" for value in noise)
         click.echo(f"  A/A pairs differ by {shown}")
-    for note in document["notes"]:
+    for note in report.notes:
         click.echo(printable(f"  note: {note}"))
     click.echo("")
-    pairs = [
-        (
-            str(number),
-            pair["baseline"],
-            pair["candidate"],
-            "" if pair["mean"] is None else f"{pair['mean']:+.4g}",
-            "the same" if pair["paired"] else "not shown to be the same",
-        )
-        for number, pair in enumerate(document["pairs"], 1)
-    ]
+    pairs = [(str(number), *pair.cells) for number, pair in enumerate(report.pairs, 1)]
     print_table(pairs, ("pair", "baseline", "candidate", "difference", "batches"))
     click.echo("")
-    print_table(list(rows(document)), ("check", "result", "baseline", "candidate", ""))
+    print_table(list(rows(report)), ("check", "result", "baseline", "candidate", ""))

@@ -22,11 +22,11 @@ from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, w
 
 if TYPE_CHECKING:
     from ..catalog.loader import Isolated
-    from ..fault_suite.choice import PlannedRun
-    from ..fault_suite.fault_arm import FaultArm
-    from ..fault_suite.findings import Drill
     from ..store.run_directory import RunDir
-    from ..trials.suite_run import SuiteSettings
+    from ..trials.arms import FaultArm
+    from ..trials.drill_findings import Drill
+    from ..trials.suite_report import FaultPlot, SuiteReport
+    from ..trials.suite_run import PlannedRun, SuiteSettings
     from ..trials.trial_log import TrialLog
 
 LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
@@ -118,14 +118,14 @@ def command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
         directory = suite.settings.directory
         with trial_log.opened(directory / trial_log.LOG, trial_log.SUITE) as log:
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
-            whole = _made(suite, policy, log)
-            _keep(directory, whole, log)
+            report = _run(suite, policy, log)
+            _save(directory, report, log)
         click.echo(f"kept in {directory}", err=True)
         if options["json_wanted"]:
-            click.echo(as_json(whole))
+            click.echo(as_json(report.as_json()))
         else:
-            _print(whole)
-        ctx.exit(1 if _fails(whole, options["fail_on"]) else 0)
+            _print(report)
+        ctx.exit(1 if _fails(report, options["fail_on"]) else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,11 @@ class _Suite:
 
 def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Suite:
     """Check what was asked for, and make or open the directory. Raises UsageError, StoreError."""
-    from ..canary.trial_plan import missing
     from ..catalog import discover as inventory
     from ..core.model.decisions import ACTING_MODES
-    from ..fault_suite.choice import by_default, clashes
-    from ..fault_suite.findings import Drill
-    from ..trials.suite_run import SuiteSettings
+    from ..trials.drill_findings import Drill
+    from ..trials.judgement import missing
+    from ..trials.suite_run import SuiteSettings, by_default, clashes
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
@@ -210,11 +209,11 @@ def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
     return path
 
 
-def _made(suite: _Suite, policy: Isolated, log: TrialLog) -> dict[str, Any]:
-    """Make the runs, and return the document."""
-    from ..fault_suite.choice import waves, without_refused
+def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
+    """Make the runs, and return the report."""
     from ..trials import suite_run
     from ..trials.recorded_arm import cite
+    from ..trials.suite_run import waves, without_refused
 
     settings = suite.settings
     planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
@@ -248,13 +247,13 @@ def _made(suite: _Suite, policy: Isolated, log: TrialLog) -> dict[str, Any]:
     if len(refused) == len(suite.drills):
         name, why = next(iter(refused.items()))
         raise UsageError(f"no fault can be injected into this job; {name}: {why}")
-    return _document(suite, policy, arms, outside, log.trial)
+    return _report(suite, policy, arms, outside, log.trial)
 
 
 def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
     """Refuse a job whose healthy runs are no controls. Raises UsageError."""
-    from ..fault_suite.findings import unhealthy
     from ..trials.arm_run import last_lines
+    from ..trials.drill_findings import unhealthy
 
     settings = suite.settings
     for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
@@ -266,29 +265,29 @@ def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
 
 
 def _read(suite: _Suite, one: PlannedRun, run: RunDir) -> FaultArm:
-    from ..fault_suite.unaffected import METRICS
-    from ..trials.recorded_fault import read_fault
+    from ..trials.drill_findings import METRICS
+    from ..trials.recorded_arm import read_fault
 
     return read_fault(run, (suite.metric, *METRICS), one.name)
 
 
-def _document(
+def _report(
     suite: _Suite,
     policy: Isolated,
     arms: Mapping[PlannedRun, FaultArm],
     outside: Mapping[str, Sequence[str]],
     name: str,
-) -> dict[str, Any]:
-    from ..fault_suite import findings
-    from ..fault_suite.choice import PlannedRun
-    from ..fault_suite.suite_document import plot_of, suite_document, summary
+) -> SuiteReport:
+    from ..trials import drill_findings
+    from ..trials.suite_report import SuitePolicy, SuiteReport, fault_plot, fault_result
+    from ..trials.suite_run import PlannedRun
 
     whole, metric, settings = policy.policy, suite.metric, suite.settings
     healthy = {
         seed: arms[PlannedRun(None, seed, suite.acts)] for seed in range(1, suite.healthy + 1)
     }
     runs = [
-        findings.Runs(
+        drill_findings.Runs(
             drill, seed, arms[alone], arms.get(PlannedRun(drill, seed, True)), healthy[seed]
         )
         for drill in suite.drills
@@ -299,29 +298,33 @@ def _document(
         rule.id: {m for n in whole.detectors_of(rule) for m in whole.detectors[n].metrics}
         for rule in whole.rules
     }
-    found = [findings.finding(one, metric, settings.steps, reads) for one in runs]
-    controls = [findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()]
-    plots: dict[str, Any] = {}
-    for one, shown in zip(runs, found, strict=True):
-        if one.drill.text not in plots and (plot := plot_of(one, shown, metric)) is not None:
-            plots[one.drill.text] = plot
+    found = [drill_findings.finding(one, metric, settings.steps, reads) for one in runs]
+    controls = [
+        drill_findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()
+    ]
+    plots: dict[str, FaultPlot] = {}
+    for run, finding in zip(runs, found, strict=True):
+        plot = fault_plot(run, finding, metric)
+        if plot is not None:
+            plots.setdefault(run.drill.text, plot)
     left = [f"the policy ran without its {', '.join(policy.left_out)}"] if policy.left_out else []
-    about = {
-        "suite": name,
-        "command": list(settings.argv),
-        "policy": {"name": whole.name, "digest": whole.digest, "without": policy.left_out},
-        "means": _meanings(suite.drills),
-        "metric": metric,
-        "steps": settings.steps,
-        "at": settings.at,
-        "seeds": list(range(1, suite.seeds + 1)),
-        "acts": suite.acts,
-        "notes": [*left, *outside_notes(outside)],
-        "rules": {rule.id: whole.digest_of(rule) for rule in whole.rules},
-    }
-    monitors = findings.monitors(found, controls)
-    made = suite_document(about, suite.drills, found, controls, monitors, plots)
-    return {**made, "summary": summary(made)}
+    return SuiteReport(
+        suite=name,
+        command=list(settings.argv),
+        policy=SuitePolicy(whole.name, whole.digest, policy.left_out),
+        means=_meanings(suite.drills),
+        metric=metric,
+        steps=settings.steps,
+        fault_step=settings.at,
+        seeds=list(range(1, suite.seeds + 1)),
+        acts=suite.acts,
+        notes=[*left, *outside_notes(outside)],
+        rules={rule.id: whole.digest_of(rule) for rule in whole.rules},
+        healthy=controls,
+        faults=[fault_result(drill, found) for drill in suite.drills],
+        monitors=drill_findings.monitors(found, controls),
+        plots=plots,
+    )
 
 
 def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
@@ -337,72 +340,77 @@ def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
     return found
 
 
-def _by_digest(whole: Mapping[str, Any]) -> dict[str, Any]:
+def _by_digest(report: SuiteReport) -> dict[str, Any]:
     """Return what each rule has shown, with its digest; of a rule without an alarm, nothing."""
-    shown = {one["rule"]: one for one in whole["monitors"]}
-    none = {"delays": {}, "leads": {}, "false_alarms": 0}
+    from ..trials.drill_findings import Monitor
+
+    monitors = {monitor.rule: monitor for monitor in report.monitors}
+    silent = Monitor("", "", {}, {}, 0, ())
     return {
-        rule: {"digest": digest, **{name: shown.get(rule, none)[name] for name in none}}
-        for rule, digest in whole["rules"].items()
+        rule: {
+            "digest": digest,
+            "delays": (monitor := monitors.get(rule, silent)).delays,
+            "leads": monitor.leads,
+            "false_alarms": monitor.false_alarms,
+        }
+        for rule, digest in report.rules.items()
     }
 
 
-def _keep(directory: Path, whole: Mapping[str, Any], log: TrialLog) -> None:
+def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     """Write the reports, and the result to the log. Raises StoreError."""
-    from ..fault_suite.suite_markdown import markdown
-    from ..fault_suite.suite_page import suite_page
+    from ..trials.suite_report import markdown, suite_page
     from ..trials.trial_log import RESULT
 
-    data = as_json(whole).encode()
+    document = report.as_json()
+    data = as_json(document).encode()
     try:
         files.replace(directory / DOCUMENT, data, durable=True)
-        files.replace(directory / PAGE, suite_page(whole).encode(), durable=False)
-        files.replace(directory / TABLES, markdown(whole).encode(), durable=False)
+        files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
+        files.replace(directory / TABLES, markdown(report).encode(), durable=False)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
-    cited = {
+    citation = {
         "document": DOCUMENT,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "policy": whole["policy"],
-        "healthy": len(whole["healthy"]),
-        "faults": {one["fault"]: one["runs"] for one in whole["faults"]},
-        "monitors": _by_digest(whole),
+        "policy": document["policy"],
+        "healthy": len(report.healthy),
+        "faults": {fault.fault: fault.runs for fault in report.faults},
+        "monitors": _by_digest(report),
     }
-    log.note(RESULT, whole["summary"], cited)
+    log.note(RESULT, document["summary"], citation)
 
 
-def _print(whole: Mapping[str, Any]) -> None:
-    from ..fault_suite.suite_document import (
+def _print(report: SuiteReport) -> None:
+    from ..trials.suite_report import (
         FAULTS,
         MONITORS,
         READING,
         fault_rows,
         limits,
         monitor_rows,
+        summary,
         undetected,
     )
 
-    click.echo(f"{whole['summary']}\n")
-    print_table(list(fault_rows(whole)), FAULTS)
+    click.echo(f"{summary(report)}\n")
+    print_table(list(fault_rows(report)), FAULTS)
     click.echo("\n" + "\n".join(textwrap.wrap(READING, 100)) + "\n")
-    print_table(list(monitor_rows(whole)), MONITORS)
-    for title, texts in (("Undetected faults", undetected(whole)), ("Limits", limits(whole))):
+    print_table(list(monitor_rows(report)), MONITORS)
+    for title, texts in (("Undetected faults", undetected(report)), ("Limits", limits(report))):
         if texts:
             click.echo(f"\n{title}:")
         for text in texts:
             click.echo(printable(f"  {text}"))
 
 
-def _fails(whole: Mapping[str, Any], on: str) -> bool:
-    from ..fault_suite.fault_arm import PAGES
+def _fails(report: SuiteReport, on: str) -> bool:
+    from ..trials.arms import PAGES
 
     wrong = any(
-        one["acts"] or any(alarm["severity"] in PAGES for alarm in one["alarms"])
-        for one in whole["healthy"]
+        run.acts or any(alarm.severity in PAGES for alarm in run.alarms) for run in report.healthy
     )
     missed = any(
-        seed["harmed"] and not any(one["severity"] in PAGES for one in seed["detections"])
-        for fault in whole["faults"]
-        for seed in fault["seeds"]
+        seed.harmed and seed.page is None for fault in report.faults for seed in fault.seeds
     )
     return on != "nothing" and (wrong or (on == "undetected" and missed))

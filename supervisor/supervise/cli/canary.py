@@ -22,8 +22,8 @@ from ._canary_verdict import (
     finite,
     open_pairs,
     plan_of,
+    print_report,
     read_pairs,
-    report,
     write_verdict,
 )
 from ._output import document as as_json
@@ -107,19 +107,19 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         text = f"runs are compared in pairs, and {len(runs)} are given"
         raise UsageError(text, hint="supervise canary compare BASELINE CANDIDATE")
     with own_errors(EXIT.values()):
-        from ..canary.gate_document import gate_document
-        from ..canary.judgement import judge
         from ..trials import trial_log
+        from ..trials.gate_report import gate_report
+        from ..trials.judgement import judge
 
         plan = plan_of(options)
         opened = open_pairs(list(zip(runs[::2], runs[1::2], strict=True)))
         pairs = read_pairs(opened, plan)
         found = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
-        whole = gate_document(found, pairs)
+        whole = gate_report(found, pairs)
         if options["audit"] is not None:
             with trial_log.opened(options["audit"]) as log:
                 write_verdict(whole, opened, log)
-        ctx.exit(report(whole, options))
+        ctx.exit(print_report(whole, options))
 
 
 @command.command()
@@ -158,7 +158,7 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     too few have a finite value; 64 no such run; 70 an error of our own.
     """
     with own_errors(EXIT.values()):
-        from ..canary.target import RUNS, against_target
+        from ..trials.gate_statistics import RUNS, against_target
         from ..trials.recorded_arm import read_arm
 
         metric = options["metric"]

@@ -1,7 +1,9 @@
-"""Makes the runs of a canary trial or a drill suite, and keeps what was judged.
+"""Canary trials and drill suites: their runs, what is judged of them, and the reports.
 
-Nothing that an arm does may reach the run that it is tried for: `scratch` gives it directories and
-an environment of its own, `arm_run` starts and ends it, `outside_writes` notices what it writes
-elsewhere. `recorded_arm` reads a run as an arm, `recorded_fault` its alarms and actions, too;
-`suite_run` makes the runs of a suite; `trial_log` keeps plans and results, and cites them.
+An arm is a run of a trial. `arm_run` makes one: nothing that it does may reach the run that it is
+tried for. `recorded_arm` reads one. The gate compares a candidate with a baseline (`judgement`):
+the difference of their losses (`gate_statistics`), `guards` that must not get worse, invariants;
+`gate_report` has the outcome. A suite injects faults (`suite_run`), and `drill_findings` has what
+each drill and each monitor showed; `suite_report` has the outcome. `trial_log` keeps plans and
+results, and cites them.
 """

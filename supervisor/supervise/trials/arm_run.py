@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,97 @@ from ..children import Child
 from ..errors import StoreError, UsageError
 from ..store import run_records
 from ..store.run_directory import RunDir
-from . import outside_writes
-from .scratch import arm_environment
+
+# Sources: the environment variables of wandb, huggingface_hub, datasets, transformers, MLflow,
+# neptune and ClearML, as each of them documents its offline mode.
+OFFLINE = {
+    "WANDB_MODE": "offline",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "NEPTUNE_MODE": "offline",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+# What would make an arm go on with a tracked run, or count as a part of a watched job.
+RESUMING = (
+    *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "MLFLOW_RUN_ID", "COMET_EXPERIMENT_KEY"),
+    *("NEPTUNE_CUSTOM_RUN_ID", "SUPERVISE_PROBE", "SUPERVISE_LAUNCH"),
+)
+
+
+def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
+    """Return the environment of an arm that writes to `out`."""
+    kept = {name: value for name, value in environ.items() if name not in RESUMING}
+    own = {"WANDB_DIR": str(out), "MLFLOW_TRACKING_URI": (out / "mlruns").as_uri()}
+    return {**kept, **OFFLINE, **own}
+
+
+SYSTEM = ("/dev", "/proc", "/sys", "/run")
+MAX_FILES = 20_000  # of a working directory that are compared; more would delay the arm
+NOT_COMPARED = frozenset({"__pycache__", "node_modules"})  # and all whose name begins with a dot
+
+
+def harmless(environ: dict[str, str], *own: Path) -> tuple[str, ...]:
+    """Return the directories that an arm may write to: its own, caches, and the temporary one."""
+    home = Path(environ.get("HOME") or "/")
+    caches = [
+        environ.get("XDG_CACHE_HOME") or str(home / ".cache"),
+        environ.get("XDG_STATE_HOME") or str(home / ".local" / "state"),
+        *(str(home / name) for name in (".triton", ".nv", ".config/matplotlib")),
+        tempfile.gettempdir(),
+    ]
+    return tuple(os.path.realpath(one) for one in (*SYSTEM, *caches, *map(str, own)))
+
+
+def is_inside(path: str, directories: Iterable[str]) -> bool:
+    """Return whether a path is one of the directories or below one."""
+    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in directories)
+
+
+def open_for_writing(pids: Sequence[int]) -> Iterator[str]:
+    """Yield the paths of regular files that processes have open for writing."""
+    for pid in pids:
+        folder = f"/proc/{pid}/fd"
+        with suppress(OSError):  # it has ended, or is another user's
+            for name in os.listdir(folder):  # noqa: PTH208 - a Path for each costs more
+                with suppress(OSError, ValueError, IndexError):
+                    path = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - likewise
+                    if path.startswith("/") and _is_written(pid, name) and os.path.isfile(path):  # noqa: PTH113
+                        yield path
+
+
+def _is_written(pid: int, name: str) -> bool:
+    text = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+    flags = int(text.partition("flags:")[2].split()[0], 8)
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def fingerprint(directory: Path, skipped: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return `(time of change in ns, bytes)` of the files below a directory; {} for too many."""
+    found: dict[str, tuple[int, int]] = {}
+    for folder, names, files in os.walk(directory):
+        names[:] = [
+            name
+            for name in names
+            if not name.startswith(".")
+            and name not in NOT_COMPARED
+            and not is_inside(os.path.realpath(f"{folder}/{name}"), skipped)
+        ]
+        for name in files:
+            with suppress(OSError):
+                status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - thousands of them
+                found[f"{folder}/{name}"] = status.st_mtime_ns, status.st_size
+        if len(found) > MAX_FILES:
+            return {}
+    return found
+
+
+def changed(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
+    """Return which files are new or other ones; nothing where one of both is not known."""
+    if not before or not after:
+        return []
+    return sorted(path for path, about in after.items() if before.get(path) != about)
+
 
 POLL_S = 0.2
 LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
@@ -98,8 +188,8 @@ def run_arm(
     path = directory / spec.name
     spec.out.mkdir(parents=True)
     env = arm_environment(environ, spec.out)
-    fine = outside_writes.harmless(env, directory, spec.out)
-    before = outside_writes.fingerprint(spec.cwd, fine)
+    fine = harmless(env, directory, spec.out)
+    before = fingerprint(spec.cwd, fine)
     start = time.monotonic()
     watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
     log = directory / f"{spec.name}.log"
@@ -117,8 +207,8 @@ def run_arm(
             code = follower.follow(child)
         finally:
             child.end()
-    after = outside_writes.fingerprint(spec.cwd, fine)
-    outside = sorted({*follower.outside, *outside_writes.changed(before, after)})
+    after = fingerprint(spec.cwd, fine)
+    outside = sorted({*follower.outside, *changed(before, after)})
     if not spec.keep:
         shutil.rmtree(spec.out, ignore_errors=True)
     try:
@@ -184,8 +274,8 @@ class _Follower:
         if job is None:
             return
         pids = [one.pid for one in job]
-        for path in outside_writes.open_for_writing(pids):
-            if not outside_writes.is_inside(os.path.realpath(path), self._fine):
+        for path in open_for_writing(pids):
+            if not is_inside(os.path.realpath(path), self._fine):
                 self.outside.add(path)
         step = self._newest_step()
         if step is None:

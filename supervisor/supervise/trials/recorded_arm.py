@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..canary.arms import Arm, ArmBuilder
 from ..errors import understood
+from ..report.records import is_of
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
+from .arms import Act, Alarm, Arm, ArmBuilder, FaultArm
 
 HINT = "supervise audit show RUN prints them"
 
@@ -54,3 +55,81 @@ def cite(run: RunDir) -> dict[str, Any]:
     """Return what names a run in a verdict: its id, and the head of its audit log."""
     report = audit.verify(run.audit_path, run.id)
     return {"run": run.id, "records": report.records, "head": report.head}
+
+
+# What mutes a rule altogether, before the colon of `suppressed_by`; the rest only delays an action.
+MUTED = ("phase", "silence", "session_end", "inhibit", "planned")
+
+
+def read_fault(run: RunDir, metrics: Sequence[str], name: str) -> FaultArm:
+    """Read a run.
+
+    Raises:
+        StoreError: a record is missing, or cannot be understood; TamperError: it was changed.
+    """
+    arm = read_arm(run, metrics, name)
+    records = _Records()
+    with understood(f"the records in {run.audit_path}", HINT):
+        for record in audit.read(run.audit_path):
+            records.take(record)
+    return FaultArm(
+        arm,
+        repeated=_repeated(run),
+        injected=records.injected,
+        refused="" if records.struck - records.refused.keys() else records.reason,
+        alarms=tuple(records.alarms.values()),
+        acts=tuple(records.acts.values()),
+    )
+
+
+def _repeated(run: RunDir) -> int:
+    """Return how many steps the first rank made more than once."""
+    leader: int | None = None
+    steps: list[int] = []
+    for row in run_records.rows(run):
+        leader = row.rank if leader is None else leader
+        if row.rank == leader:
+            steps.append(row.step)
+    return len(steps) - len(set(steps))
+
+
+class _Records:
+    """Takes the records of a run, in their order."""
+
+    def __init__(self) -> None:
+        self.injected: int | None = None
+        self.struck: set[int] = set()  # ranks that the fault came to
+        self.refused: dict[int, str] = {}  # rank -> why; it may find out after it has begun
+        self.alarms: dict[tuple[str, int], Alarm] = {}
+        self.acts: dict[str, Act] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why the fault cannot act, "" if no rank refused it."""
+        return next(iter(self.refused.values()), "")
+
+    def take(self, r: dict[str, Any]) -> None:
+        kind, data, step = r["kind"], r.get("data") or {}, int(r["step"])
+        if is_of(r, "note", "drill"):
+            self._drill(data, step)
+        elif is_of(r, "rule", "fired"):
+            key = str(r["rule"]), step
+            alarm = Alarm(key[0], str(r["severity"]), step)
+            if key not in self.alarms or alarm.severity < self.alarms[key].severity:
+                self.alarms[key] = alarm  # each rank has a record of its own
+        elif kind == "suppressed" and str(data.get("suppressed_by")).partition(":")[0] in MUTED:
+            self.alarms.pop((str(r["rule"]), step), None)
+        elif kind == "intent" and data["action"]["touches_job"]:
+            action = data["action"]
+            self.acts[action["id"]] = Act(str(action["verb"]), step, done=False)
+        elif kind == "commit" and (begin := self.acts.get(data.get("action", {}).get("id"))):
+            self.acts[data["action"]["id"]] = Act(begin.verb, begin.step, done=True)
+
+    def _drill(self, data: dict[str, Any], step: int) -> None:
+        about, rank = data.get("details") or {}, int(data.get("rank") or 0)
+        if "refused" in about:
+            self.refused[rank] = str(about["refused"])
+        elif "fault" in about:
+            self.struck.add(rank)
+            at = step if data.get("at_step") is None else int(data["at_step"])
+            self.injected = at if self.injected is None else min(self.injected, at)

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from supervise.canary.effect import Differences, estimate
-from supervise.canary.significance import (
+from supervise.trials.gate_statistics import (
+    Differences,
     autocorrelation_time,
     block_means,
+    estimate,
     look_levels,
     spent_alpha,
     student_cdf,

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.canary.arms import ArmBuilder
-from supervise.canary.guards import IGNORABLE, NAMES
-from supervise.canary.judgement import judge
-from supervise.canary.plan import Plan
-from supervise.canary.target import against_target
+from supervise.trials.arms import ArmBuilder
+from supervise.trials.gate_statistics import against_target
+from supervise.trials.guards import IGNORABLE, NAMES, Plan
+from supervise.trials.judgement import judge
 
 STEPS = 400
 INPUTS = {"data/manifest.json": "sha256:a", "eval/tasks.json": "sha256:b"}

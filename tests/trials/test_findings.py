@@ -9,12 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from supervise.canary.arms import Arm
-from supervise.fault_suite import choice, findings, suite_document
-from supervise.fault_suite.fault_arm import Act, Alarm, FaultArm
-from supervise.fault_suite.findings import Drill, Runs
-from supervise.fault_suite.suite_markdown import markdown
-from supervise.fault_suite.suite_page import suite_page
+from supervise.trials import drill_findings, suite_report, suite_run
+from supervise.trials.arms import Act, Alarm, Arm, FaultArm
+from supervise.trials.drill_findings import Drill, Runs
+from supervise.trials.suite_report import markdown, suite_page
 
 LOSS, ONSET, STEPS = "train_loss_raw", 100, 200
 SPIKE, BATCH = Drill("lr_spike:factor=10", "lr_spike"), Drill("bad_batch", "bad_batch")
@@ -45,7 +43,7 @@ ACTED_ON = arm(1, acts=[("pause", 60)])
 def judged(unattended, acting=None, control=None, fault=SPIKE):
     """Return the finding of one fault and seed."""
     control = arm(1) if control is None else control
-    return findings.finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
+    return drill_findings.finding(Runs(fault, 1, unattended, acting, control), LOSS, STEPS, READS)
 
 
 def climbs(after):
@@ -146,18 +144,18 @@ def test_runs_of_a_job_that_does_not_repeat_itself_are_doubted():
     ],
 )
 def test_a_healthy_run_must_be_whole_to_be_a_control(control, why):
-    assert findings.unhealthy(control, LOSS, STEPS, ONSET) == why
+    assert drill_findings.unhealthy(control, LOSS, STEPS, ONSET) == why
 
 
 def test_a_control_needs_losses_before_the_fault():
-    assert findings.unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
-    few = findings.unhealthy(arm(1), LOSS, STEPS, 60)
+    assert drill_findings.unhealthy(arm(1), "val_loss", STEPS, ONSET) == "has no val_loss"
+    few = drill_findings.unhealthy(arm(1), LOSS, STEPS, 60)
     assert few == "has 60 values of train_loss_raw before step 60; 64 are needed"
 
 
 @pytest.fixture
-def document():
-    """The document of a suite of two seeds."""
+def report():
+    """The report of a suite of two seeds."""
     drills = [SPIKE, BATCH, Drill("router", "router")]
     runs = []
     for seed in (1, 2):
@@ -169,31 +167,42 @@ def document():
         runs.append(Runs(BATCH, seed, jump, None, arm(seed)))
     lacking = arm(1, climbs, refused="no router")
     runs.append(Runs(drills[2], 1, lacking, None, arm(1)))
-    found = [findings.finding(one, LOSS, STEPS, READS) for one in runs]
+    found = [drill_findings.finding(one, LOSS, STEPS, READS) for one in runs]
     controls = [
-        findings.healthy(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
-        findings.healthy(2, arm(2), LOSS, STEPS),
+        drill_findings.healthy(1, arm(1, alarms=[("speed", "SEV2", 60)]), LOSS, STEPS),
+        drill_findings.healthy(2, arm(2), LOSS, STEPS),
     ]
-    monitors = findings.monitors(found, controls)
-    plots = {SPIKE.text: suite_document.plot_of(runs[0], found[0], LOSS)}
-    about = {
-        "suite": "suite-x",
-        "command": ["python", "<train.py>"],
-        "policy": {"name": "nano", "digest": "0123456789abcdef", "without": []},
-        "metric": LOSS,
-        "steps": STEPS,
-        "at": ONSET,
-        "seeds": [1, 2],
-        "notes": [],
-        "rules": {},
-        "means": {SPIKE.text: "multiply the learning rate"},
-    }
-    return suite_document.suite_document(about, drills, found, controls, monitors, plots)
+    return make_report(
+        drills,
+        found,
+        controls,
+        means={SPIKE.text: "multiply the learning rate"},
+        plots={SPIKE.text: suite_report.fault_plot(runs[0], found[0], LOSS)},
+    )
 
 
-def test_monitors_are_ranked_by_what_they_are_worth(document):
-    ranked = [one["rule"] for one in document["monitors"]]
-    rows = {row[0]: row for row in suite_document.monitor_rows(document)}
+def make_report(drills, found, controls=(), **more):
+    """Return the report of a suite."""
+    return suite_report.SuiteReport(
+        suite="suite-x",
+        command=["python", "<train.py>"],
+        policy=suite_report.SuitePolicy("nano", "0123456789abcdef", []),
+        metric=LOSS,
+        steps=STEPS,
+        fault_step=ONSET,
+        seeds=[1, 2],
+        acts=True,
+        notes=[],
+        rules={},
+        healthy=controls,
+        faults=[suite_report.fault_result(drill, found) for drill in drills],
+        **{"means": {}, "plots": {}, "monitors": drill_findings.monitors(found, controls)} | more,
+    )
+
+
+def test_monitors_are_ranked_by_what_they_are_worth(report):
+    ranked = [monitor.rule for monitor in report.monitors]
+    rows = {row[0]: row for row in suite_report.monitor_rows(report)}
 
     assert ranked == ["rate", "loss", "speed"], "false alarms last"
     assert rows["rate"][2].endswith(" ahead)")
@@ -201,10 +210,10 @@ def test_monitors_are_ranked_by_what_they_are_worth(document):
     assert rows["speed"][5] == "1"
 
 
-def test_the_columns_of_a_fault_are_those_of_its_best_monitor(document):
-    names = suite_document.FAULTS
+def test_the_columns_of_a_fault_are_those_of_its_best_monitor(report):
+    names = suite_report.FAULTS
     spike, batch, router = (
-        dict(zip(names, row, strict=True)) for row in suite_document.fault_rows(document)
+        dict(zip(names, row, strict=True)) for row in suite_report.fault_rows(report)
     )
 
     assert (spike["best monitor"], spike["alarm"], spike["page"]) == ("SEV2 rate", "0", "25")
@@ -214,17 +223,17 @@ def test_the_columns_of_a_fault_are_those_of_its_best_monitor(document):
     assert router["best monitor"] == "not judged: no router"
 
 
-def test_undetected_faults_and_limits_are_listed(document):
-    (missed,) = suite_document.undetected(document)
+def test_undetected_faults_and_limits_are_listed(report):
+    (missed,) = suite_report.undetected(report)
     assert missed == (
         "bad_batch: no alarm in 1 of 2 runs; the loss leaves its band, and ends no worse"
     )
-    found = suite_document.limits(document)
+    found = suite_report.limits(report)
     assert (
         "speed has alarms during lr_spike:factor=10, which change nothing that it measures: not "
         "counted above"
     ) in found
-    assert suite_document.summary(document) == (
+    assert suite_report.summary(report) == (
         "2 faults. Harmful: 1, 1 of them paged in every run. With a monitor ahead of the loss: 1. "
         "With a run without an alarm: 1. False alarms: 1 in 2 healthy runs of 400 steps in all"
     )
@@ -232,10 +241,10 @@ def test_undetected_faults_and_limits_are_listed(document):
 
 def row_of(*found):
     """Return the cells of a fault by column, undetected faults, and the limits of the suite."""
-    whole = suite_document.suite_document({"notes": []}, [SPIKE], found, [], [], {})
-    (row,) = suite_document.fault_rows(whole)
-    cells = dict(zip(suite_document.FAULTS, row, strict=True))
-    return cells, suite_document.undetected(whole), suite_document.limits(whole)
+    report = make_report([SPIKE], found, monitors=[])
+    (row,) = suite_report.fault_rows(report)
+    cells = dict(zip(suite_report.FAULTS, row, strict=True))
+    return cells, suite_report.undetected(report), suite_report.limits(report)
 
 
 def test_the_best_monitor_is_not_dated_by_another_one():
@@ -298,21 +307,21 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_and_the_tables_hold_it_all(document):
+def test_the_page_and_the_tables_hold_it_all(report):
     reader = Reader()
-    reader.feed(suite_page(document))
+    reader.feed(suite_page(report))
 
     assert reader.open == []
     for text in ("python <train.py>", "SEV2 rate", "not judged: no router", "no alarm in 1 of 2"):
         assert text in reader.text
-    table = markdown(document)
+    table = markdown(report)
     assert "| lr_spike:factor=10 | SEV2 rate | 0 | 25 |" in table
     assert "Undetected faults:" in table and "Limits of this suite:" in table
-    assert not math.isnan(json.loads(json.dumps(document))["faults"][0]["lost"]["median"])
+    assert not math.isnan(json.loads(json.dumps(report.as_json()))["faults"][0]["lost"]["median"])
 
 
 def test_runs_come_in_waves_with_names_of_their_own():
-    first, second, third = choice.waves([SPIKE, BATCH], 2, 3, acts=True)
+    first, second, third = suite_run.waves([SPIKE, BATCH], 2, 3, acts=True)
 
     assert [one.name for one in first] == ["healthy-1", "healthy-2", "healthy-3"]
     assert [one.name for one in second] == [
@@ -320,10 +329,10 @@ def test_runs_come_in_waves_with_names_of_their_own():
         "bad_batch-1-unattended",
     ]
     assert len(third) == 6
-    left = choice.without_refused({BATCH.text: "no"}, third)
+    left = suite_run.without_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
-    assert len(choice.waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    assert len(suite_run.waves([SPIKE], 2, 2, acts=False)[2]) == 1
     alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
-    assert choice.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
+    assert suite_run.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
-    assert choice.by_default(known) == ["bad_batch", "lr_spike"]
+    assert suite_run.by_default(known) == ["bad_batch", "lr_spike"]

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.canary.arms import ArmBuilder
-from supervise.canary.judgement import judge
-from supervise.canary.plan import Plan
-from supervise.canary.trial_plan import arm_order, filled, is_decided, missing, plan_of
+from supervise.trials.arms import ArmBuilder
+from supervise.trials.guards import Plan
+from supervise.trials.judgement import arm_order, filled, is_decided, judge, missing, plan_of
 
 STEPS, SEEDS = 250, 3
 PLAN = Plan(steps=STEPS)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.fault_suite import departure as of_loss
+from supervise.trials import drill_findings as of_loss
 
 ONSET, END = 200, 400
 

@@ -1,19 +1,88 @@
-"""Guards that must not get worse, whatever the loss does: hard limits, no tests.
-
-The limits are those that leading canary judges and the training literature use in this form; each
-is far outside of what two runs of the same program show at the same steps. A metric that neither
-arm has is "not measured"; one that the candidate alone lacks is "inconclusive".
-"""
+"""Plan of a comparison, fixed before the runs, and the outcome of one check."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median, stdev
+from dataclasses import dataclass
+from statistics import fmean, median, stdev, variance
+from typing import Literal
 
-from .arms import GRADIENT, LR_SCALE, MEMORY, OVERFLOW, PROBE_LOSS, SKIPPED, UPDATE, Arm
-from .effect import Differences
-from .plan import Check, Plan, Status, shown
+from .arms import (
+    GRADIENT,
+    LOSS,
+    LR_SCALE,
+    MEMORY,
+    OVERFLOW,
+    PROBE_LOSS,
+    SKIPPED,
+    TOKENS,
+    UPDATE,
+    Arm,
+)
+from .gate_statistics import Differences
+
+Status = Literal["pass", "fail", "inconclusive", "void", "not measured", "ignored"]
+
+MARGIN = 0.03  # nat; the least regression that is worth a veto, for a language model
+ALPHA = 0.05
+LOOKS = (0.5, 1.0)
+WARMUP = 50  # steps: the first ones say more about the initialization
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of a comparison.
+
+    Attributes:
+        metric: the loss, lower is better.
+        margin: in its unit; the candidate must be shown to be worse by less.
+        alpha: of a wrong PASS, and of a wrong FAIL over all looks; one-sided.
+        looks: shares of the steps after which the data may be judged, the last one 1.
+        level: of the only look, where looks are planned over seeds; None: by `looks` and `alpha`.
+        steps: planned length in steps, None: that of the first baseline, once it has ended.
+        warmup: steps left out.
+        cpu_time: metric of the job, CPU seconds per step; "" for none.
+        evaluation: parts of the names of evaluation files among the recorded inputs.
+        ignored: guards that do not count.
+    """
+
+    metric: str = LOSS
+    margin: float = MARGIN
+    alpha: float = ALPHA
+    looks: tuple[float, ...] = LOOKS
+    level: float | None = None
+    steps: int | None = None
+    warmup: int = WARMUP
+    cpu_time: str = ""
+    evaluation: tuple[str, ...] = ("eval", "valid", "val.", "val_", "test")
+    ignored: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one guard or invariant on one pair.
+
+    Attributes:
+        kind: "guard" or "invariant".
+        pair: 0-based number of the pair.
+        baseline, candidate: what was compared, as text; "" where that is nothing.
+        text: one sentence with the numbers and the limit.
+    """
+
+    kind: str
+    name: str
+    pair: int
+    status: Status
+    baseline: str
+    candidate: str
+    text: str
+
+
+def shown(value: float | None) -> str:
+    """Return a number for a person, "" for none."""
+    return "" if value is None else f"{value:.4g}"
+
 
 NORM_RATIO = 2.0
 BLOCK = 25  # steps
@@ -264,3 +333,83 @@ def _cpu_time(before: float, after: float) -> Found:
         return "inconclusive", shown(before), shown(after), "not positive and finite"
     text = f"{after / before:.3g} times the baseline's; limit {CPU_RATIO:g}"
     return "fail" if after > CPU_RATIO * before else "pass", shown(before), shown(after), text
+
+
+ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
+HASHED = "sha256:"
+MAX_NAMED = 3
+
+
+def invariants(
+    pair: int, baseline: Arm, candidate: Arm, start: int, end: int, plan: Plan
+) -> Iterator[Check]:
+    """Yield the check of each invariant."""
+    yield _tokens(pair, baseline, candidate, start, end)
+    for name, is_evaluation in (("data_manifest", False), ("eval_artifact", True)):
+        ours, theirs = (
+            _chosen(arm.inputs, plan.evaluation, is_evaluation) for arm in (baseline, candidate)
+        )
+        yield _files(name, pair, ours, theirs)
+
+
+def _tokens(pair: int, baseline: Arm, candidate: Arm, start: int, end: int) -> Check:
+    a, b = (list(arm.series(TOKENS, start, end).values()) for arm in (baseline, candidate))
+    if not (a and b):
+        whose = " and ".join(
+            name for name, found in (("baseline", a), ("candidate", b)) if not found
+        )
+        status: Status = "not measured" if not a and not b else "inconclusive"
+        means = [shown(fmean(one)) if one else "" for one in (a, b)]
+        return _check("tokens_per_update", pair, status, means, f"not measured in the {whose}")
+    before, after = fmean(a), fmean(b)
+    if not (math.isfinite(before) and math.isfinite(after)):
+        means = [shown(before), shown(after)]
+        return _check("tokens_per_update", pair, "inconclusive", means, "not finite")
+    same = before == after or abs(after - before) <= ERRORS * math.sqrt(_error(a) + _error(b))
+    text = f"{shown(before)} in the baseline, {shown(after)} in the candidate"
+    status = "pass" if same else "void"
+    return _check("tokens_per_update", pair, status, [shown(before), shown(after)], text)
+
+
+def _error(values: Sequence[float]) -> float:
+    """Return the square of the standard error of a mean."""
+    return variance(values) / len(values) if len(values) > 1 else 0.0
+
+
+def _chosen(
+    inputs: Mapping[str, str] | None, names: Sequence[str], is_evaluation: bool
+) -> dict[str, str] | None:
+    if inputs is None:
+        return None
+    return {
+        name: digest
+        for name, digest in inputs.items()
+        if any(part in name.lower() for part in names) == is_evaluation
+    }
+
+
+def _files(
+    name: str, pair: int, baseline: Mapping[str, str] | None, candidate: Mapping[str, str] | None
+) -> Check:
+    if not baseline and not candidate:
+        text = "no such file was recorded; name them in job.manifest of the policy"
+        return _check(name, pair, "not measured", ["", ""], text)
+    if baseline is None or candidate is None:
+        whose = "baseline" if baseline is None else "candidate"
+        return _check(name, pair, "inconclusive", ["", ""], f"the {whose} has no identity")
+    files = sorted(baseline.keys() | candidate.keys())
+    differ = [file for file in files if baseline.get(file) != candidate.get(file)]
+    counts = [f"{len(one)} files" for one in (baseline, candidate)]
+    if differ:
+        more = f" and {len(differ) - MAX_NAMED} more" * (len(differ) > MAX_NAMED)
+        text = f"differs: {', '.join(differ[:MAX_NAMED])}{more}"
+        return _check(name, pair, "void", counts, text)
+    unknown = [file for file in files if not baseline[file].startswith(HASHED)]
+    if unknown:
+        text = f"{unknown[0]} was {baseline[unknown[0]]}"
+        return _check(name, pair, "inconclusive", counts, text)
+    return _check(name, pair, "pass", counts, f"the same {len(files)} files")
+
+
+def _check(name: str, pair: int, status: Status, values: Sequence[str], text: str) -> Check:
+    return Check("invariant", name, pair, status, values[0], values[1], text)

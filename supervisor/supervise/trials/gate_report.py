@@ -1,0 +1,281 @@
+"""Report of the gate: its class, and its forms for people and for the programs of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import msgspec
+from msgspec import Struct
+
+from ..report.pages import Figure, figure_over_steps, render
+from .gate_statistics import Effect
+from .guards import Check, Status
+from .judgement import Judgement, Look, Pair, Verdict
+
+POINTS = 200  # of a plotted series; each is the mean of the steps around it
+
+
+class Steps(Struct, frozen=True):
+    """The steps that count; `end` is excluded."""
+
+    first: int
+    end: int
+
+
+class LossResult(Struct, frozen=True):
+    """The status of the loss alone, and a sentence about it."""
+
+    status: Status
+    text: str
+
+
+class PairSeries(Struct, frozen=True):
+    """The losses of a pair and their difference, thinned: `(step, mean)`."""
+
+    baseline: Sequence[tuple[int, float]]
+    candidate: Sequence[tuple[int, float]]
+    difference: Sequence[tuple[int, float]]
+
+
+class PairResult(Struct, frozen=True):
+    """One pair; the mean of its differences is None without a common step."""
+
+    baseline: str
+    candidate: str
+    mean: float | None
+    paired: bool
+    compared: float
+    missing: float
+    series: PairSeries
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Names, difference and batches, as text."""
+        mean = "" if self.mean is None else f"{self.mean:+.4g}"
+        batches = "the same" if self.paired else "not shown to be the same"
+        return self.baseline, self.candidate, mean, batches
+
+
+class GateReport(Struct, frozen=True, kw_only=True):
+    """A judgement with the runs that it is about; numbers may be infinite or NaN.
+
+    Attributes:
+        notes: sentences about how the runs were made.
+        effect: of the look that decided, else of the newest one.
+        calibration: mean differences of the A/A pairs.
+    """
+
+    schema: Literal["supervise/canary/v1"] = "supervise/canary/v1"
+    verdict: Verdict
+    reasons: Sequence[str]
+    notes: Sequence[str]
+    metric: str
+    margin: float
+    alpha: float
+    steps: Steps
+    loss: LossResult
+    effect: Effect | None
+    looks: Sequence[Look]
+    pairs: Sequence[PairResult]
+    calibration: Sequence[float]
+    checks: Sequence[Check]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+
+def gate_report(
+    judgement: Judgement, pairs: Sequence[Pair], notes: Sequence[str] = ()
+) -> GateReport:
+    """Return the report of a judgement.
+
+    Args:
+        pairs: the runs that were judged.
+        notes: sentences about how they were made.
+    """
+    plan, start, end = judgement.plan, judgement.start, judgement.end
+    status, text = judgement.loss
+    return GateReport(
+        verdict=judgement.verdict,
+        reasons=list(judgement.reasons),
+        notes=list(notes),
+        metric=plan.metric,
+        margin=plan.margin,
+        alpha=plan.alpha,
+        steps=Steps(start, end),
+        loss=LossResult(status, text),
+        effect=judgement.effect,
+        looks=judgement.looks,
+        pairs=[
+            PairResult(
+                baseline=baseline.name,
+                candidate=candidate.name,
+                mean=fmean(pair.values) if pair.values else None,
+                paired=pair.paired,
+                compared=pair.compared,
+                missing=pair.missing,
+                series=PairSeries(
+                    thinned(baseline.series(plan.metric, start, end)),
+                    thinned(candidate.series(plan.metric, start, end)),
+                    thinned(dict(zip(pair.steps, pair.values, strict=True))),
+                ),
+            )
+            for (baseline, candidate), pair in zip(pairs, judgement.pairs, strict=True)
+        ],
+        calibration=list(judgement.noise),
+        checks=judgement.checks,
+    )
+
+
+def thinned(series: dict[int, float]) -> list[tuple[int, float]]:
+    """Return at most `POINTS` points `(step, mean)`."""
+    points = list(series.items())
+    size = max(1, -(-len(points) // POINTS))
+    groups = [points[n : n + size] for n in range(0, len(points), size)]
+    return [(group[-1][0], fmean(value for _, value in group)) for group in groups]
+
+
+Row = tuple[str, str, str, str, str]  # name, status, baseline, candidate, text
+
+SUITE = "supervise canary"
+ELEMENTS = {  # a pipeline fails on failures and on errors, and shows what was skipped
+    **dict.fromkeys(("fail", "void"), "failure"),
+    "inconclusive": "error",
+    **dict.fromkeys(("not measured", "ignored"), "skipped"),
+}
+LEVELS = {"PASS": "notice", "FAIL": "error", "VOID": "error", "INCONCLUSIVE": "warning"}
+
+
+def rows(report: GateReport) -> Iterator[Row]:
+    """Yield the loss, then each check, with the number of its pair where there are several."""
+    loss = report.loss
+    yield "loss", loss.status, "", "", loss.text
+    several = len(report.pairs) > 1
+    for check in report.checks:
+        name = f"{check.name} ({check.pair + 1})" if several else check.name
+        yield name, check.status, check.baseline, check.candidate, check.text
+
+
+def effect_text(report: GateReport) -> str:
+    """Return effect size and interval as one sentence."""
+    effect = report.effect
+    if effect is None:
+        return "no effect: there is nothing to compare yet"
+    text = f"{report.metric} {effect.mean:+.4g}"
+    if effect.basis == "insufficient":
+        return f"{text}, no interval: too few blocks"
+    level = f"{1.0 - 2.0 * effect.level:.1%}"
+    low, high = effect.low, effect.high
+    basis = effect.basis
+    if basis == "blocks":
+        basis = f"blocks of {effect.length} steps"
+    basis = f"from {basis}, {effect.freedom} degrees of freedom"
+    return f"{text}, {level} interval [{low:+.4g}, {high:+.4g}] ({basis})"
+
+
+def junit(report: GateReport) -> bytes:
+    """Return JUnit XML: one test case for the loss, and one for each guard and invariant."""
+    cases = list(rows(report))
+    kinds = [ELEMENTS.get(status, "") for _, status, *_ in cases]
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(kinds.count("failure")),
+        "errors": str(kinds.count("error")),
+        "skipped": str(kinds.count("skipped")),
+    }
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, "time": "0", **counts})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("verdict", report.verdict), ("effect", effect_text(report))):
+        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    for (name, status, _, _, text), kind in zip(cases, kinds, strict=True):
+        about = {"classname": SUITE.replace(" ", "."), "name": _clean(name), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", about)
+        if kind:
+            attributes = {"message": _clean(text)} | ({} if kind == "skipped" else {"type": status})
+            ElementTree.SubElement(case, kind, attributes)
+    ElementTree.indent(root)
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
+
+
+def annotation(report: GateReport) -> str:
+    """Return a workflow command of GitHub Actions that shows the verdict on the run's page."""
+    text = "\n".join([effect_text(report), *report.reasons])
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::{LEVELS[report.verdict]} title={SUITE} {report.verdict}::{escaped}"
+
+
+def summary(report: GateReport) -> str:
+    """Return Markdown for the summary of a job."""
+    lines = [
+        f"### {SUITE}: {report.verdict}",
+        "",
+        f"{_cell(effect_text(report))}. Margin {report.margin:g}.",
+        "",
+        *_table(("pair", "baseline", "candidate", "difference", "batches"), _pairs(report)),
+        "",
+        *_table(("check", "result", "baseline", "candidate", ""), rows(report)),
+        *(line for note in report.notes for line in ("", _cell(note))),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _pairs(report: GateReport) -> Iterator[Row]:
+    for number, pair in enumerate(report.pairs, 1):
+        yield str(number), *pair.cells
+
+
+def _table(head: Sequence[str], body: Iterator[Row]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in body:
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of Markdown: names of runs and files are not ours."""
+    clean = _clean(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{c}" if c in "\\|`*_[]#" else c for c in clean)
+
+
+def _clean(text: str) -> str:
+    """Return text without control characters, which XML cannot hold."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+TONES = {"PASS": "good", "FAIL": "bad", "VOID": "bad", "INCONCLUSIVE": "busy"}
+
+
+def gate_page(report: GateReport) -> str:
+    """Return the page: verdict, effect, both losses, their difference with margin, all checks."""
+    return render(
+        "gate",
+        report=report,
+        suite=SUITE,
+        tone=TONES[report.verdict],
+        effect=effect_text(report),
+        figures=[plot for plot in _figures(report) if plot is not None],
+        rows=list(rows(report)),
+    )
+
+
+def _figures(report: GateReport) -> Iterator[Figure | None]:
+    effect = report.effect
+    band = None if effect is None else (effect.low, effect.high)
+    for number, pair in enumerate(report.pairs, 1):
+        series = pair.series
+        names = f"{pair.baseline} and {pair.candidate}"
+        losses = [("line baseline", series.baseline), ("line", series.candidate)]
+        yield figure_over_steps(f"Pair {number}: {names}", losses)
+        yield figure_over_steps(
+            f"Pair {number}: candidate minus baseline",
+            [("line", series.difference)],
+            limits=[("limit", 0.0), ("margin", report.margin)],
+            band=band,
+        )
