@@ -115,7 +115,7 @@ PURE = frozenset(
             "dataclasses",
         ),
         *("enum", "functools", "hashlib", "heapq", "itertools", "json", "keyword", "math"),
-        *("operator", "re", "statistics", "string", "struct", "types", "typing"),
+        *("msgspec", "operator", "re", "statistics", "string", "struct", "types", "typing"),
     )
 )
 HIDDEN = "sitecustomize"  # the job's own, which ours hides and hands over to

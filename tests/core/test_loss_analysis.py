@@ -130,15 +130,15 @@ PLATEAU = Evidence(BAND, after((12, 3.0), (400, 0.3)), CALM, {"val_loss": probes
 def test_a_spike_that_comes_back_is_recoverable():
     """Question 1 has where it came back, how far it is from the trend, and the band's width."""
     verdict = spike_classifier.judge(SPIKE)
-    first = verdict.questions["rejoined"]
+    first = verdict.questions.rejoined
 
     assert verdict.kind == spike_classifier.RECOVERABLE
-    assert (first["answer"], first["rejoined_step"]) == ("yes", ONSET + 12)
-    assert first["residual"] == pytest.approx(0.0, abs=1e-12)
-    assert first["band"] == pytest.approx(WIDTH)
-    assert (first["window"], first["frames"], first["peak"]) == (50, 72, 5.0)
-    assert verdict.questions["eval_shifted"]["text"] == "no evaluation to compare"
-    assert all(question["text"] in verdict.text for question in verdict.questions.values())
+    assert (first.answer, first.rejoined_step) == ("yes", ONSET + 12)
+    assert first.residual == pytest.approx(0.0, abs=1e-12)
+    assert first.band == pytest.approx(WIDTH)
+    assert (first.window, first.frames, first.peak) == (50, 72, 5.0)
+    assert verdict.questions.eval_shifted.text == "no evaluation to compare"
+    assert verdict.questions.else_happened.text in verdict.text
 
 
 def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
@@ -159,13 +159,13 @@ def test_rejoined_begins_at_the_first_window_that_is_in_the_band():
     windows = [left[i : i + 50] for i in range(len(left) - 49)]
     first = next(i for i, w in enumerate(windows) if np.median(w) <= WIDTH and smoothed(w) <= WIDTH)
 
-    assert spike_classifier.rejoined(Evidence(BAND, losses))["rejoined_step"] == ONSET + first
+    assert spike_classifier.rejoined(Evidence(BAND, losses)).rejoined_step == ONSET + first
 
 
 def test_one_that_left_again_is_not_back():
     first = spike_classifier.rejoined(Evidence(BAND, after((5, 3.0), (80, 0.0), (80, 0.5))))
 
-    assert (first["answer"], first["rejoined_step"]) == ("no", ONSET + 5)
+    assert (first.answer, first.rejoined_step) == ("no", ONSET + 5)
 
 
 def test_the_shift_is_measured_from_the_evaluations_own_trend():
@@ -184,10 +184,10 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
     limit = max(4 * 1.4826 * np.median(np.abs(left)), 0.01 * abs(level))
     shift = np.median([v - level - slope * (math.log(s + 1) - x[-1]) for s, v in late])
 
-    assert second["shift"] == pytest.approx(shift)
-    assert second["limit"] == pytest.approx(limit)
-    assert second["answer"] == ("yes" if shift > limit else "no")
-    assert second["evaluations"] == [10, 4]
+    assert second.shift == pytest.approx(shift)
+    assert second.limit == pytest.approx(limit)
+    assert second.answer == ("yes" if shift > limit else "no")
+    assert second.evaluations == (10, 4)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_shift_is_measured_from_the_evaluations_own_trend():
 def test_the_share_of_clipped_steps_may_double_and_two_points_more(before, now, answer):
     case = Evidence(BAND, norms={"grad_clip_rate": (before, [now] * 50)})
 
-    assert spike_classifier.norms_stayed(case)["answer"] == answer
+    assert spike_classifier.norms_stayed(case).answer == answer
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_the_evidence_decides_the_class(case, kind, says):
 
 def test_the_numbers_of_the_questions_are_in_the_verdict():
     verdict = spike_classifier.judge(replace(PLATEAU, norms=WILD))
-    third = verdict.questions["norms_stayed"]
+    third = verdict.questions.norms_stayed
 
-    assert verdict.questions["rejoined"]["residual"] == pytest.approx(0.3)
-    assert verdict.questions["eval_shifted"]["answer"] == "yes"
-    assert verdict.questions["else_happened"]["answer"] == "no"
-    assert (third["answer"], third["high"]) == ("no", ["update_norm"])
-    update = third["metrics"]["update_norm"]
-    assert update == pytest.approx({"before": 0.1, "after": 0.4, "limit": 0.15})
+    assert verdict.questions.rejoined.residual == pytest.approx(0.3)
+    assert verdict.questions.eval_shifted.answer == "yes"
+    assert verdict.questions.else_happened.answer == "no"
+    assert (third.answer, third.high) == ("no", ["update_norm"])
+    update = third.metrics["update_norm"]
+    assert (update.before, update.after, update.limit) == pytest.approx((0.1, 0.4, 0.15))

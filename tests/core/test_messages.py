@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.model.decisions import Decision
+from supervise.core.model.decisions import IncidentOpened
 from supervise.core.model.interfaces import ACTION, CLOSED, OPENED, UPDATED, WATCHER
 from supervise.core.state.incident import Incident
 from supervise.core.state.message_draft import MessageDraft, MessageDrafts
@@ -58,14 +58,14 @@ def test_one_event_tells_of_each_incident_once():
     drafts.add(MessageDraft(new, UPDATED, "SEV2", "spike", why="rule a"), replace=False)
     drafts.add(MessageDraft(None, WATCHER, "SEV2", "probe off"), replace=False)
     drafts.add(MessageDraft(new, ACTION, "SEV1", "started", next="wait"), replace=False)
-    opened = Decision("incident", 7, "", incident="inc-2", data={"what": "opened"})
+    opened = IncidentOpened(reason="", incident="inc-2", runbook="", breach_step=7, band=None)
 
     told = list(drafts.decisions([opened], 7, 0))
 
-    assert [(made.incident, made.severity, made.data["message"]["kind"]) for made in told] == [
+    assert [(made.incident, made.severity, made.message.kind) for made in told] == [
         ("inc-1", "SEV2", CLOSED),
         ("inc-2", "SEV1", OPENED),
         (None, "SEV2", WATCHER),
     ]
-    message = told[1].data["message"]
-    assert (message["title"], message["why"], message["next"]) == ("spike", "rule a", "wait")
+    message = told[1].message
+    assert (message.title, message.why, message.next) == ("spike", "rule a", "wait")

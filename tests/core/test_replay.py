@@ -6,7 +6,7 @@ import pytest
 
 from supervise.core import engine
 from supervise.core.model import state_machine
-from supervise.core.model.decisions import Decision, plain
+from supervise.core.model.decisions import HEAD, NearMiss, decision_from_record, plain
 from supervise.core.model.events import Adopted, Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Inhibit
 from supervise.core.replay import compare, decisions, record
@@ -63,10 +63,34 @@ def test_a_missing_decision_is_a_difference(tell):
 
 
 def test_non_finite_numbers_survive_json():
-    made = Decision("note", 1, "x", data={"a": (float("nan"), float("inf"), -float("inf"), 1.5)})
+    numbers = {"a": (float("nan"), float("inf"), -float("inf"), 1.5)}
+    made = NearMiss(reason="x", detector="d", details=numbers)
 
-    assert record(made)["data"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
+    assert record(made)["data"]["details"] == {"a": ["NaN", "+Inf", "-Inf", 1.5]}
     assert plain({"k": (1, 2)}) == {"k": [1, 2]}
+
+
+def test_every_record_is_read_back_as_the_decision_that_it_holds(tell):
+    _, _, log = recorded(tell)
+
+    for entry in log:
+        assert record(decision_from_record(entry)) == {k: entry[k] for k in ("kind", *HEAD, "data")}
+
+
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", 1.5, None])
+def test_a_number_without_a_form_in_json_is_read_back(tell, number):
+    _, _, log = recorded(tell)
+    opened = next(r for r in log if r["data"].get("what") == "opened")
+    slow = {"since": 3, "before_s": 1.0, "now_s": number, "part": "", "part_s": 0.0}
+    entry = {**opened, "data": {**opened["data"], "slow_step": slow}}
+    if number is None:
+        with pytest.raises(ValueError, match="now_s"):
+            decision_from_record(entry)
+        return
+
+    again = decision_from_record(entry)
+
+    assert repr(again.slow_step.now_s) == str(number).lower().replace("+", "")
 
 
 def test_a_journal_that_ends_before_the_log_is_incomplete(tell):

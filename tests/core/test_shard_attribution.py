@@ -68,10 +68,10 @@ def test_two_troubles_in_one_shard_of_a_long_run_make_a_suspect():
     assert blame.suspects() == ("140.tar",)
     told = blame.account("140.tar")
     share = 55 / 15000
-    assert told["share"] == pytest.approx(share, abs=1e-6)
-    assert (told["blamed"], told["troubles"]) == (2, 2)
-    assert told["p"] == pytest.approx(share**2) and blame.shards == 300
-    assert blame.account("7.tar")["p"] == 1.0
+    assert told.share == pytest.approx(share, abs=1e-6)
+    assert (told.blamed, told.troubles) == (2, 2)
+    assert told.p == pytest.approx(share**2) and blame.shards == 300
+    assert blame.account("7.tar").p == 1.0
 
 
 def test_a_shard_that_is_everywhere_is_not_blamed():
@@ -79,17 +79,17 @@ def test_a_shard_that_is_everywhere_is_not_blamed():
     for n in range(10):
         blame.incident(f"inc-{n}", 100 + 200 * n, 0)
 
-    assert blame.suspects() == () and blame.account("1.tar")["share"] == 1.0
+    assert blame.suspects() == () and blame.account("1.tar").share == 1.0
 
 
 def test_the_same_incident_counts_once_an_attempt():
     """Raised to a newer breach it moves; after a rollback it is evidence anew."""
     blame = long({3020: "inc-1", 7020: "inc-1"})
-    assert blame.account("60.tar")["blamed"] == 0 and blame.account("140.tar")["troubles"] == 1
+    assert blame.account("60.tar").blamed == 0 and blame.account("140.tar").troubles == 1
 
     blame = fed([step // 50 for step in range(7000, 7100)], attempt=1, first=7000, blame=blame)
     blame.incident("inc-1", 7030, 1)
-    assert blame.account("140.tar")["p"] == pytest.approx((110 / 15100) ** 2)
+    assert blame.account("140.tar").p == pytest.approx((110 / 15100) ** 2)
 
 
 def test_names_join_what_another_process_and_another_rank_counted():
@@ -101,7 +101,7 @@ def test_names_join_what_another_process_and_another_rank_counted():
     blame = fed([0] * 50, attempt=1, first=7000, blame=blame, troubles=again)
     blame = fed([200 + step // 50 for step in range(8000)], attempt=1, first=7050, blame=blame)
 
-    assert blame.account("140.tar")["blamed"] == 2
+    assert blame.account("140.tar").blamed == 2
     seen = blame.shards
     other = fed([0] * 10, rank=1, attempt=1, first=15050, blame=blame)
     assert other.shards == seen
@@ -114,8 +114,8 @@ def test_a_hard_shard_stands_out_and_is_no_suspect():
     blame = fed(numbers, loss=lambda s: 2.0 + noise.gauss(0, 0.1) + 0.2 * (numbers[s] == 7))
 
     hard, other = blame.account("7.tar"), blame.account("8.tar")
-    assert hard["loss_stands_out"] and hard["loss_z"] > 8.0
-    assert not other["loss_stands_out"] and abs(other["loss_z"]) < 4.0
+    assert hard.loss_stands_out and hard.loss_z > 8.0
+    assert not other.loss_stands_out and abs(other.loss_z) < 4.0
     assert blame.suspects() == ()
 
 
@@ -126,7 +126,7 @@ def test_of_neighbours_the_one_with_the_high_loss_is_the_suspect():
     troubles = {step: f"inc-{step}" for step in sorted(bad)[1::2]}
     blame = fed(order, troubles=troubles, loss=lambda s: 9.0 if s in bad else 2.0 + s % 7 / 99)
 
-    assert {blame.account(f"{n}.tar")["blamed"] for n in (68, 69, 70)} == {6}
+    assert {blame.account(f"{n}.tar").blamed for n in (68, 69, 70)} == {6}
     assert blame.suspects() == ("70.tar",)
 
 
@@ -154,9 +154,9 @@ def test_a_copy_is_independent_and_memory_is_bounded():
         blame.feed(Frame(0, 0, 0, 9 + number, (2.0, float(number))), calm=False)
 
     assert blame.shards == subject.SHARDS + 50
-    assert blame.account("1.tar")["share"] == 0.0 < blame.account("last.tar")["share"]
-    assert blame.account("0.tar")["blamed"] == 1
-    assert twin.shards == 1 and math.isclose(twin.account("0.tar")["share"], 1.0)
+    assert blame.account("1.tar").share == 0.0 < blame.account("last.tar").share
+    assert blame.account("0.tar").blamed == 1
+    assert twin.shards == 1 and math.isclose(twin.account("0.tar").share, 1.0)
 
 
 METRICS = ("train_loss_raw", "grad_global_norm", "batch_shard", "batch_fingerprint")
@@ -181,7 +181,7 @@ def epochs(story, first, last, bad):
 
 def told_of(story, name="37.tar"):
     told = story.state.context.attribution.account(name)
-    return told["blamed"], told["troubles"]
+    return told.blamed, told.troubles
 
 
 def begin(tell, high, runbook="hold", **changes):

@@ -95,7 +95,7 @@ def test_every_labelled_spike_of_mixtral_is_recoverable():
         verdict = spike_classifier.judge(case)
 
         assert verdict.kind == spike_classifier.RECOVERABLE, f"{label}: {verdict.text}"
-        assert verdict.questions["rejoined"]["rejoined_step"] <= label + 60
+        assert verdict.questions.rejoined.step <= label + 60
 
 
 @pytest.mark.parametrize("run", ["healthy_s0", "healthy_s1", "healthy_b3_s0"])
@@ -107,7 +107,7 @@ def test_a_quiet_place_is_in_its_band_whenever_one_looks(run, onset):
     for frames in (20, 60, 110, 350):
         after = losses[onset : onset + frames]
 
-        assert spike_classifier.rejoined(Evidence(band, after))["answer"] == "yes", frames
+        assert spike_classifier.rejoined(Evidence(band, after)).answer == "yes", frames
     assert all(loss <= band.limit_at(step) for step, loss in losses[onset : onset + 110])
 
 

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from supervise.core import replay
-from supervise.core.model.decisions import Decision
+from supervise.core.model.decisions import decision_from_record
 from supervise.core.model.interfaces import Message
 from supervise.notifiers import console, email, pagerduty, slack, webhook
 from supervise.outputs.outbox import message_of
@@ -28,7 +27,7 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
     for r in records:
         if r["kind"] != "notify_intent":
             continue
-        decision = Decision(**{field: r[field] for field in replay.FIELDS})
+        decision = decision_from_record(r)
         message = replace(
             message_of(decision, RUN, HEAD, "/runs/demo"),
             host="gpu-07",

@@ -19,7 +19,13 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from supervise.catalog import load_policy, metrics
 from supervise.core import engine
-from supervise.core.model.decisions import Decision
+from supervise.core.model.decisions import (
+    ActionFailed,
+    ActionOrder,
+    ActionPlanned,
+    ActionRef,
+    IncidentOpened,
+)
 from supervise.core.model.events import Announced, Frame, Gap, Launched, Notice
 from supervise.outputs.prometheus import metrics_endpoint
 from supervise.outputs.prometheus.metrics_endpoint import MAX_OPEN
@@ -28,10 +34,6 @@ from supervise.outputs.prometheus.openmetrics import RunMetrics
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
 UNITS = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
 NAMES = (*UNITS, "my_score", "learning_rate.1")
-
-
-def decision(kind, **data):
-    return Decision(kind, 3, "", incident="inc-9", severity="SEV1", data=data)
 
 
 def run_a_little(served):
@@ -53,14 +55,18 @@ def run_a_little(served):
     for event in events:
         state, decisions = engine.step(policy, state, event)
         served.observe(event, NAMES if isinstance(event, Frame) else (), decisions)
-    action = {"id": "inc-1/1/0-pause", "verb": "pause"}
+    name = "inc-1/1/0-pause"
+    order = ActionOrder(
+        id=name, verb="pause", runbook="r", args={}, destructive=False, touches_job=True
+    )
+    about = {"reason": "", "incident": "inc-9", "severity": "SEV1"}
     served.observe(
         events[0],
         (),
         [
-            decision("incident", what="opened"),
-            decision("intent", action=action),
-            decision("abort", action={"id": action["id"]}, result=None),
+            IncidentOpened(**about, runbook="", breach_step=3, band=None),
+            ActionPlanned(**about, action=order, budget={}),
+            ActionFailed(**about, action=ActionRef(name)),
         ],
     )
     served.delivered("slack", ok=False)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervise.core.model.decisions import Decision, plain
+from supervise.core.model.decisions import NearMiss, plain
 from supervise.core.replay import record
 from supervise.errors import StoreError, TamperError
 from supervise.store.audit import Chain, decode, genesis, read, verify
@@ -174,7 +174,8 @@ JSON = st.recursive(
 @given(data=st.dictionaries(st.text(), JSON, max_size=4), reason=st.text())
 def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
     """Non-finite numbers, lone surrogates, line ends: the bytes are one line of strict JSON."""
-    decision = Decision("rule", 5, reason, data=data)
+    decision = NearMiss(step=5, reason=reason, detector="d", details=data)
+    data = {"detector": "d", "details": data}
     chain = Chain(RUN)
     fields = {"seq": 0, "prev": chain.head, "run": RUN, "epoch": 1}
     fields |= {"kind": "rule", "step": 5, "reason": reason, "data": data}

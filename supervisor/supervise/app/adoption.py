@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from ..actions.stop import HUMAN
-from ..core import replay
 from ..core.incidents import withdrawal
-from ..core.model.decisions import Decision
+from ..core.model.decisions import Notified, decision_from_record
 from ..core.model.events import Adopted, Event, Finished
 from ..core.runbooks.steps import awaited_action
 from ..core.state.incident import verb_of
@@ -99,16 +96,16 @@ class Adoption:
         order, launched = self._past.relaunch, self._past.launched
         if order is None:
             return False
-        if launched is not None and launched.attempt >= order["args"]["attempt"]:
+        if launched is not None and launched.attempt >= order.args["attempt"]:
             return False
         try:
-            return stopped_for(self._run, self._processor.action_key(order["id"]))
+            return stopped_for(self._run, self._processor.action_key(order.id))
         except StoreError:  # a relaunch did begin: who finds the job dead should look
             return not alive
 
     def _repeat(self, outbox: Outbox) -> int:
         """Post again what no channel has answered for; return how many messages that were."""
-        posted: list[tuple[Decision, str, float]] = []
+        posted: list[tuple[Notified, str, float]] = []
         settled: dict[str, set[str]] = {}
         for record in audit.read(self._run.audit_path):
             self._processor.mark_progress()  # a long log takes its time
@@ -117,7 +114,9 @@ class Adoption:
                 settled.setdefault(channel, set())
             if record["kind"] == "notify_intent":
                 key = f"{self._run.id}:{record['seq']}"
-                posted.append((_decision(record), key, record["mono_ns"] / 1e9))
+                decision = decision_from_record(record)
+                assert isinstance(decision, Notified)
+                posted.append((decision, key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
         messages = [(self._processor.message(said), key, at_s) for said, key, at_s in posted]
@@ -149,8 +148,3 @@ class Adoption:
             self._control.pump(clock.monotonic_ns())
             self._processor.collect_results()
             time.sleep(0.005)
-
-
-def _decision(record: Mapping[str, Any]) -> Decision:
-    fields = {name: record[name] for name in replay.FIELDS}
-    return Decision(**fields)

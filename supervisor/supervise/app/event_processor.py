@@ -23,7 +23,7 @@ from ..actions.relaunch import Relaunch
 from ..core import engine
 from ..core.handlers import record_space
 from ..core.incidents import approvals
-from ..core.model.decisions import ACTING_MODES, Decision
+from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, Notified
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
 from ..core.model.policy import Policy
@@ -136,9 +136,9 @@ class EventProcessor:
             self._metrics.observe(event, names, decisions)
         for decision, seq in zip(decisions, written, strict=True):
             self.last = decision
-            if decision.kind == "intent":
-                self._perform(decision.data["action"])
-            elif decision.kind == "notify_intent":
+            if isinstance(decision, ActionPlanned):
+                self._perform(decision.action.id, decision.action.verb, decision.action.args)
+            elif isinstance(decision, Notified):
                 self._notify(decision, seq)
         self.incident_files.flush(self.progress_ns)
         self._report_unprotected()
@@ -298,9 +298,10 @@ class EventProcessor:
         assert incident.run is not None
         verb = verb_of(steps.awaited_action(self.state))
         intent = incident.run.intent
-        self._perform({"id": intent.action_id, "verb": verb, "args": intent.args})
+        assert intent.action_id is not None
+        self._perform(intent.action_id, verb, intent.args)
 
-    def message(self, decision: Decision) -> Message:
+    def message(self, decision: Notified) -> Message:
         """Return what people are told by a decision to notify them."""
         directory = str(self._run.path.absolute())
         message = replace(
@@ -321,10 +322,10 @@ class EventProcessor:
                 message = message if report is None else with_report(message, report)
         return self._redactor.message(message)
 
-    def _deadline(self, decision: Decision) -> tuple[tuple[str, str], ...]:
+    def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:
         """Return until when a request can be answered, where it is one that waits."""
         pending = self.state.approvals.pending
-        if pending is None or decision.data["message"].get("request") != pending.id:
+        if pending is None or decision.message.request != pending.id:
             return ()
         until = clock.wall(-pending.timeout_s)[:16].replace("T", " ")
         minutes = f"{pending.timeout_s / 60:g} min"
@@ -334,21 +335,21 @@ class EventProcessor:
         """Return the key under which the job knows an action, whoever performs it."""
         return f"{self._run.id}:{action_id}"
 
-    def _perform(self, action: Mapping[str, Any]) -> None:
+    def _perform(self, action_id: str, verb: str, args: Mapping[str, Any]) -> None:
         trouble = self.recorder.trouble
-        if trouble is not None and action["verb"] != "resume":
+        if trouble is not None and verb != "resume":
             # Law 2: a decision that is not on disk must not be acted on. But nothing of ours may
             # keep the job from going on because a disk is full: that law comes first.
-            self.process(Finished(clock.monotonic_ns(), action["id"], False, {}, trouble))
+            self.process(Finished(clock.monotonic_ns(), action_id, False, {}, trouble))
             return
-        self.performing = action["verb"]
-        action_awaited, key = steps.awaited_action(self.state), self.action_key(action["id"])
-        self.performer.start(action["id"], action_awaited, action["args"], key=key)
+        self.performing = verb
+        action_awaited, key = steps.awaited_action(self.state), self.action_key(action_id)
+        self.performer.start(action_id, action_awaited, args, key=key)
 
-    def _notify(self, decision: Decision, seq: int | None) -> None:
+    def _notify(self, decision: Notified, seq: int | None) -> None:
         number = decision.step if seq is None else seq
         message = self.message(decision)
-        key, to_all = f"{self._run.id}:{number}", bool(decision.data["message"].get("to_all"))
+        key, to_all = f"{self._run.id}:{number}", decision.message.to_all
         if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import engine, replay
 from ..core.incidents.withdrawal import ENDED
-from ..core.model.decisions import Decision, record
+from ..core.model.decisions import ActionOrder, ActionPlanned, Decision, record
 from ..core.model.events import (
     Announced,
     Event,
@@ -52,7 +52,7 @@ class RecoveredRun:
         received: keys of the words of operators that were taken.
         reload: file ("": none) and mode that reloads have named; `asked` is one without an answer.
         paused_until_ns: how long the pause in force may be renewed, None without one.
-        relaunch: the newest relaunch that was intended, `{"id", "args"}`, None without one.
+        relaunch: the newest relaunch that was intended, None without one.
         exit_code: what the supervisor was to exit with, since a policy stopped the job; else None.
     """
 
@@ -72,9 +72,9 @@ class RecoveredRun:
         self.received: set[str] = set()
         self.reload: tuple[str, str | None] = ("", None)
         self.paused_until_ns: int | None = None
-        self.relaunch: dict[str, Any] | None = None
+        self.relaunch: ActionOrder | None = None
         self.exit_code: int | None = None
-        self._asked: dict[str, dict[str, Any]] = {}  # action id -> action, of all intents
+        self._asked: dict[str, ActionOrder] = {}  # by id, of all intents
         self.asked: OperatorCommand | None = None
 
     @property
@@ -151,16 +151,16 @@ class RecoveredRun:
 
     def _decided(self, decision: Decision) -> None:
         self.last = decision
-        if decision.kind == "intent":
-            action = decision.data["action"]
-            self._asked[action["id"]] = action
-            self.relaunch = action if action["verb"] == "relaunch" else self.relaunch
+        if isinstance(decision, ActionPlanned):
+            action = decision.action
+            self._asked[action.id] = action
+            self.relaunch = action if action.verb == "relaunch" else self.relaunch
 
     def _finished(self, event: Finished) -> None:
-        action = self._asked.get(event.action_id, {})
-        verb = action.get("verb")
-        if verb == "pause" and event.ok:
-            lease_s = float(action["args"]["lease_s"])
+        action = self._asked.get(event.action_id)
+        verb = "" if action is None else action.verb
+        if action is not None and verb == "pause" and event.ok:
+            lease_s = float(action.args["lease_s"])
             self.paused_until_ns = event.at_ns + int(lease_s * 1e9)
         elif verb == "resume":
             self.paused_until_ns = None

@@ -15,7 +15,17 @@ from ..core import engine
 from ..core.detection import rank_monitor
 from ..core.detection.rank_monitor import RankMonitor
 from ..core.model.budgets import Ledger
-from ..core.model.decisions import SEVERITIES, Decision
+from ..core.model.decisions import (
+    SEVERITIES,
+    Decision,
+    IncidentOpened,
+    IncidentRaised,
+    Notified,
+    RuleFired,
+    RuleGrew,
+    RuleJoined,
+    Suppressed,
+)
 from ..core.model.events import Announced, Event, Frame
 from ..core.model.interfaces import Clockwork
 from ..core.model.policy import HOLD, Policy
@@ -134,6 +144,9 @@ def _lacking(policy: Policy, monitors: Sequence[RankMonitor], spacing: int) -> d
     return lacking
 
 
+ALARMS = (IncidentOpened, IncidentRaised, RuleJoined, RuleGrew)
+
+
 def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int) -> State:
     """Step through all events; add to the outcome. `before`: incidents of earlier pieces."""
     state, step, ledger = engine.start(policy), engine.step, Ledger()
@@ -142,15 +155,15 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
         state, decisions = step(policy, state, event)
         row, before_event = passed + state.frame_count, len(outcome.alarms)
         for decision in decisions:
-            if decision.kind == "incident":
+            if isinstance(decision, ALARMS):
                 _add_alarm(decision, outcome, before, row)
-            elif decision.kind == "suppressed":
+            elif isinstance(decision, Suppressed):
                 _add_action(decision, policy, outcome, before, row)
                 _charge(decision, policy, outcome, ledger, state)
-            elif decision.kind == "rule" and decision.data.get("what") == "fired":
+            elif isinstance(decision, RuleFired):
                 rule = str(decision.rule)
                 outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
-            elif decision.kind == "notify_intent":  # after the others of its event
+            elif isinstance(decision, Notified):  # after the others of its event
                 new = outcome.alarms[before_event:]
                 if new and decision.severity in SEVERITIES:
                     min(new, key=lambda alarm: SEVERITIES.index(alarm.severity)).notified = True
@@ -168,8 +181,7 @@ def _incident(decision: Decision, before: int) -> str:
 
 
 def _add_alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
-    what = str(decision.data.get("what"))
-    if what in ("opened", "raised", "joined", "grew") and decision.severity is not None:
+    if decision.severity is not None:
         incident = _incident(decision, before)
         outcome.alarms.append(
             Alarm(
@@ -177,22 +189,21 @@ def _add_alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> N
                 decision.severity,
                 str(decision.rule),
                 incident,
-                what,
+                decision.WHAT,
                 decision.reason,
                 row,
             )
         )
 
 
-def _shadowed_runbook(decision: Decision) -> str | None:
+def _shadowed_runbook(decision: Suppressed) -> str | None:
     """Return the runbook that did not run only because of the mode."""
-    name = decision.data.get("runbook")
-    shadow = str(decision.data.get("suppressed_by")).startswith("mode:")
-    return str(name) if shadow and name not in (None, HOLD) else None
+    shadow = decision.cause == "mode" and decision.runbook != HOLD
+    return (decision.runbook or None) if shadow else None
 
 
 def _add_action(
-    decision: Decision, policy: Policy, outcome: Outcome, before: int, row: int
+    decision: Suppressed, policy: Policy, outcome: Outcome, before: int, row: int
 ) -> None:
     name = _shadowed_runbook(decision)
     if name is None:
@@ -214,7 +225,7 @@ def _add_action(
 
 
 def _charge(
-    decision: Decision, policy: Policy, outcome: Outcome, ledger: Ledger, state: State
+    decision: Suppressed, policy: Policy, outcome: Outcome, ledger: Ledger, state: State
 ) -> None:
     """Charge what a runbook would have cost to its budgets; count what they would have refused."""
     name = _shadowed_runbook(decision)

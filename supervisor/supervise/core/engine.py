@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL, Verdict
+from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL
 from .detection.job_frames import JobFrames
 from .detection.rank_monitor import RankMonitor
 from .detection.run_phase import LR_PHASE
@@ -28,7 +28,21 @@ from .handlers import (
 )
 from .incidents import closing, data_suspicion, diagnosis, flapping, next_steps, opening, reporting
 from .model import escalation, state_machine
-from .model.decisions import ACTING_MODES, BREACH, Decision
+from .model.decisions import (
+    ACTING_MODES,
+    BREACH,
+    CLEARED,
+    REBASELINED,
+    RECOVERED,
+    ActionInDoubt,
+    ActionRef,
+    Decision,
+    FramesMissing,
+    IncidentClassified,
+    NearMiss,
+    Rebaselined,
+    RuleBlind,
+)
 from .model.events import (
     LOADING,
     SUSPENDED,
@@ -47,6 +61,7 @@ from .model.events import (
 )
 from .model.interfaces import WATCHER
 from .model.policy import HOLD, Policy, Rule
+from .model.verdicts import Verdict
 from .runbooks import (
     checkpoint_choice,
     effect_verification,
@@ -85,12 +100,11 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         runner.on_action_finished(ctx, event)
         _run_deferred(ctx)
     elif isinstance(event, Gap):
+        text = f"rank {event.rank}: {event.count} frames were lost"
         ctx.record(
-            "gap",
-            f"rank {event.rank}: {event.count} frames were lost",
-            rank=event.rank,
-            first_seq=event.first_seq,
-            count=event.count,
+            FramesMissing(
+                reason=text, rank=event.rank, first_seq=event.first_seq, count=event.count
+            )
         )
         _monitor(policy, state, event.rank).lost += event.count
     elif isinstance(event, Notice):
@@ -256,7 +270,7 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
         return
     steps = f"step {first} has" if unseen == 1 else f"steps {first} to {last} have"
     text = f"rank {frame.rank}: {steps} no frame"
-    ctx.record("gap", text, rank=frame.rank, first_step=first, last_step=last)
+    ctx.record(FramesMissing(reason=text, rank=frame.rank, first_step=first, last_step=last))
     if unseen > UNSEEN_STEPS:
         ctx.notify("SEV2", text, verdict="these steps were not evaluated", kind=WATCHER)
 
@@ -275,7 +289,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         if tick.at_ns > run.intent.deadline_ns:
             action_id = run.intent.action_id
             why = f"no outcome of {action_id} before its deadline"
-            ctx.record("in_doubt", why, action={"id": action_id})
+            ctx.record(ActionInDoubt(reason=why, action=ActionRef(action_id)))
             verb = run.intent.verb
             runner.fail(ctx, incident, f"no answer to the {verb}: it may or may not have happened")
             _run_deferred(ctx)
@@ -311,11 +325,12 @@ def _record_notes(ctx: StepContext, monitor: RankMonitor) -> None:
     state, incident = ctx.state, ctx.state.incident
     noted = state.rules.noted
     for name, note in monitor.notes:
-        kind = str(note.get("kind", "note"))
+        kind, text = str(note.get("kind")), f"{name}: {note.get('reason', '')}"
         data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
         if state.frame_count >= noted.get((name, kind), 0):
             noted[name, kind] = state.frame_count + NOTE_STEPS
-            ctx.record(kind, f"{name}: {note.get('reason', '')}", detector=name, details=data)
+            form = Rebaselined if kind == "rebaseline" else NearMiss
+            ctx.record(form(reason=text, detector=name, details=data))
         if kind == "rebaseline" and incident is not None:
             rules = (rule for rule in ctx.policy.rules if rule.id in incident.rules)
             incident.ending.rebaselined |= any(
@@ -332,7 +347,7 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
     monitor = ctx.state.monitors[rank]
     why = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
     why += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
-    ctx.record("blind", why, rule=rule.id, severity=severity, rank=rank)
+    ctx.record(RuleBlind(reason=why, rule=rule.id, severity=severity, rank=rank))
     blind = replace(rule, severity=severity)
     if rule_scope.alongside(ctx.policy, ctx.state.incident, blind):
         opening.notify_alongside(ctx, blind, {}, why)
@@ -367,7 +382,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             and state.step >= incident.recovery.probation_step
         ):
             steps = policy.probation_steps
-            closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", recovered=True)
+            closing.close(ctx, incident, f"recovered: no relapse in {steps} steps", RECOVERED)
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
         if incident.run is None and (due := weights_check.due(state, incident)) is not None:
@@ -383,23 +398,19 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             state.frame_count - ending.quiet_since >= QUIET_STEPS
             and not diagnosis.awaits_recovery(policy, state, incident)
         ):
-            over = "its rules cleared"
+            over, outcome = "its rules cleared", CLEARED
             if ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident):
                 over = "not recovered: its rules took the new level as their baseline"
-            closing.close(ctx, incident, f"over: {over}")
+                outcome = REBASELINED
+            closing.close(ctx, incident, f"over: {over}", outcome)
             ctx.move("clear", f"{incident.id} is over")
 
 
 def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None:
     """An incident is open for so long that its class can be told; no level left means hold."""
     state = ctx.state
-    ctx.record(
-        "incident",
-        f"classified: {found.text}",
-        severity=incident.severity,
-        what="classified",
-        spike=found.data(),
-    )
+    text = f"classified: {found.text}"
+    ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=found))
     ctx.notify(
         incident.severity,
         f"{incident.id}: diagnosis: {found.kind}",

@@ -15,7 +15,17 @@ from ..catalog.diagnostics import did_you_mean
 from ..core import replay
 from ..core.detection.rank_monitor import RankMonitor
 from ..core.handlers import rule_fired
-from ..core.model.decisions import ACTING_MODES, BREACH, CODE_NAMES, UNKNOWN, Decision
+from ..core.model.decisions import (
+    ACTING_MODES,
+    BREACH,
+    CODE_NAMES,
+    UNKNOWN,
+    Decision,
+    IncidentHeld,
+    RuleFired,
+    RunbookRefused,
+    Suppressed,
+)
 from ..core.model.events import Event, Frame, Gap, Tick
 from ..core.model.policy import Policy, Rule
 from ..core.state.run_state import State, StepContext
@@ -54,14 +64,13 @@ def if_fired(
 
 def _decided(rule: Rule, decisions: Iterable[Decision]) -> Iterator[tuple[str, str]]:
     for decision in decisions:
-        data = decision.data
         if decision.rule not in (None, rule.id):
             continue
-        if decision.kind == "suppressed":
-            yield str(data["suppressed_by"]), decision.reason
-        elif decision.kind == "abort" and data.get("what") == "refused":
+        if isinstance(decision, Suppressed):
+            yield decision.suppressed_by, decision.reason
+        elif isinstance(decision, RunbookRefused):
             yield "refused", decision.reason
-        elif decision.kind == "incident" and data.get("what") == "held":
+        elif isinstance(decision, IncidentHeld):
             yield "hold", decision.reason
 
 
@@ -264,12 +273,8 @@ def _by_clock(rule_id: str, moment: Moment | None) -> bool:
 
 
 def _is_fired(decision: Decision, question: Question) -> bool:
-    return (
-        decision.kind == "rule"
-        and decision.rule == question.rule
-        and decision.data.get("what") == "fired"
-        and decision.data.get("rank") == question.rank
-    )
+    fired = isinstance(decision, RuleFired) and decision.rank == question.rank
+    return fired and decision.rule == question.rule
 
 
 def _place(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
-from ..core.model.decisions import Decision
-from ..core.model.interfaces import UPDATED, WATCHER, Message
+from ..core.model.decisions import Notified
+from ..core.model.interfaces import Message
 from . import channel_health
 from .channel_health import Trouble
 from .channel_queue import ChannelQueue, Result, Route, Sender, Undelivered
@@ -28,25 +28,24 @@ BACKOFF_S = 1.0
 RUN = re.compile(r"(\bsupervise [a-z -]+ )RUN\b|\bRUN(?=/incidents/)")
 
 
-def message_of(decision: Decision, run: str, audit_head: str, directory: str = "RUN") -> Message:
+def message_of(decision: Notified, run: str, audit_head: str, directory: str = "RUN") -> Message:
     """Return the message of a `notify_intent`; its commands name `directory` in place of RUN."""
-    text = decision.data["message"]
-    text = text | {key: with_run(text[key], directory) for key in ("verdict", "why", "next")}
+    text = decision.message
     return Message(
         run=run,
         incident=decision.incident,
-        severity=text["severity"],
-        title=text["title"],
-        verdict=text["verdict"],
-        why=text["why"],
-        next=text["next"],
-        step=text["step"],
+        severity=text.severity,
+        title=text.title,
+        verdict=with_run(text.verdict, directory),
+        why=with_run(text.why, directory),
+        next=with_run(text.next, directory),
+        step=text.step,
         audit_head=audit_head,
         directory=directory,
-        kind=text.get("kind", UPDATED if decision.incident else WATCHER),
-        rules=tuple(text.get("rules", ())),
-        request=text.get("request", ""),
-        acknowledged_by=text.get("acknowledged_by", ""),
+        kind=text.kind,
+        rules=tuple(text.rules),
+        request=text.request,
+        acknowledged_by=text.acknowledged_by,
     )
 
 

@@ -6,10 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from ..catalog.forms.scenario_form import ExpectForm, Names, ScenarioForm
 from ..catalog.yaml_document import ListNode, MapNode, Node
 from ..core.model import state_machine
-from ..core.model.decisions import SEVERITIES, Decision
+from ..core.model.decisions import (
+    SEVERITIES,
+    ActionPlanned,
+    Decision,
+    IncidentOpened,
+    IncidentRaised,
+    Notified,
+    RuleCleared,
+    RuleFired,
+    Suppressed,
+)
 from ..core.model.state_machine import STATES
 
 
@@ -61,23 +73,21 @@ class ScenarioResult:
 
     def changes(self, rule: str, what: str) -> list[int]:
         """Return the frames at which a rule `fired` or `cleared`, on any rank."""
-        return [
-            at
-            for at, d in self.log
-            if d.kind == "rule" and d.rule == rule and d.data["what"] == what
-        ]
+        form = RuleFired if what == "fired" else RuleCleared
+        return [at for at, d in self.log if isinstance(d, form) and d.rule == rule]
 
     def on(self, rule: str) -> list[bool]:
         """Return, for each frame, whether the rule fires on some rank after it."""
-        firing: set[Any] = set()
+        firing: set[int] = set()
         found, done = [], 0
         for frame in range(len(self.states)):
             while done < len(self.log) and self.log[done][0] <= frame:
                 decision = self.log[done][1]
                 done += 1
-                if decision.kind == "rule" and decision.rule == rule:
-                    rank = decision.data.get("rank")
-                    (firing.add if decision.data["what"] == "fired" else firing.discard)(rank)
+                if isinstance(decision, RuleFired) and decision.rule == rule:
+                    firing.add(decision.rank)
+                elif isinstance(decision, RuleCleared) and decision.rule == rule:
+                    firing.discard(decision.rank)
             found.append(bool(firing))
         return found
 
@@ -86,8 +96,8 @@ class ScenarioResult:
         return [
             at
             for at, d in self.log
-            if d.kind == "suppressed"
-            and str(d.data.get("suppressed_by", "")).startswith(by)
+            if isinstance(d, Suppressed)
+            and d.suppressed_by.startswith(by)
             and rule in (None, d.rule)
         ]
 
@@ -95,14 +105,14 @@ class ScenarioResult:
 
     def intents(self) -> list[tuple[int, str]]:
         """Return `(frame, verb)` of every action that was started."""
-        return [(at, d.data["action"]["verb"]) for at, d in self.log if d.kind == "intent"]
+        return [(at, d.action.verb) for at, d in self.log if isinstance(d, ActionPlanned)]
 
     def incidents(self) -> list[tuple[int, str]]:
         """Return `(frame, severity)` whenever an incident was opened or raised."""
         return [
             (at, str(d.severity))
             for at, d in self.log
-            if d.kind == "incident" and d.data.get("what") in ("opened", "raised")
+            if isinstance(d, IncidentOpened | IncidentRaised)
         ]
 
     def messages(self, text: str) -> list[int]:
@@ -110,8 +120,8 @@ class ScenarioResult:
         return [
             at
             for at, d in self.log
-            if d.kind == "notify_intent"
-            and text in " ".join(str(part) for part in d.data["message"].values())
+            if isinstance(d, Notified)
+            and text in " ".join(str(part) for part in structs.astuple(d.message))
         ]
 
 

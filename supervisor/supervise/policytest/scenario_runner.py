@@ -10,14 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ..catalog.forms.scenario_form import InjectForm, ScenarioForm
 from ..core import engine
 from ..core.incidents import approvals, withdrawal
 from ..core.model import state_machine
 from ..core.model.action import Action
-from ..core.model.decisions import Decision
+from ..core.model.decisions import ActionOrder, ActionPlanned, ApprovalRequested, Decision
 from ..core.model.events import (
     Announced,
     Beat,
@@ -51,9 +50,8 @@ def run(policy: Policy, form: ScenarioForm) -> ScenarioResult:
     return ScenarioRunner(policy, form).run()
 
 
-def delivered(at_ns: int, request: Decision) -> Notice:
+def delivered(at_ns: int, name: str) -> Notice:
     """Return that a request has reached people."""
-    name = request.data["id"]
     return Notice(at_ns, approvals.DELIVERED, f"{name} was delivered", data={"id": name})
 
 
@@ -73,7 +71,7 @@ class ScenarioRunner:
         self.pid = 1
         self.frame_ns = round(form.every * SECOND)
         self.delay_ns = round(form.delay * SECOND)
-        self.pending: tuple[int, str, Action, dict[str, Any]] | None = None
+        self.pending: tuple[int, Action, ActionOrder] | None = None
         self.rngs = [random.Random(form.seed)]
         self.rngs += [random.Random(f"{form.seed}/{rank}") for rank in range(1, form.ranks)]
         self.last_beat_ns = [0] * form.ranks
@@ -213,12 +211,11 @@ class ScenarioRunner:
         self.state, made = engine.step(self.policy, self.state, event)
         self.result.log += [(self.index, decision) for decision in made]
         for decision in made:
-            if decision.kind == "approval_requested":
-                self.send(delivered(self.now_ns, decision))
-            if decision.kind == "intent":
-                action = steps.awaited_action(self.state)
-                intent = decision.data["action"]
-                self.pending = (self.now_ns + self.delay_ns, intent["id"], action, intent)
+            if isinstance(decision, ApprovalRequested):
+                self.send(delivered(self.now_ns, decision.id))
+            if isinstance(decision, ActionPlanned):
+                action, order = steps.awaited_action(self.state), decision.action
+                self.pending = self.now_ns + self.delay_ns, action, order
         if self.crash is not None and any(d.kind == self.crash for d in made):
             self.crash = None
             self.restart()
@@ -228,9 +225,8 @@ class ScenarioRunner:
         """Perform the pending action if it is due; its outcome may start the next one."""
         if self.pending is None or self.pending[0] > self.now_ns:
             return
-        _, ident, action, intent = self.pending
-        self.pending = None
-        verb = intent["verb"]
+        _, action, order = self.pending
+        self.pending, ident, verb = None, order.id, order.verb
         if self.takes_failure(verb, lost=True):
             return
         if self.takes_failure(verb, lost=False):
@@ -239,7 +235,7 @@ class ScenarioRunner:
             )
             return
         try:
-            result = action.perform(self.job, intent["args"], key=ident)
+            result = action.perform(self.job, order.args, key=ident)
         except ActionError as error:
             self.send(
                 Finished(self.now_ns, ident, False, {"retryable": error.retryable}, str(error))

@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..core.analysis.slow_step import SlowStep
+import msgspec
+
 from ..core.model import format_actions, format_readings
 from ..core.model.failure import Failure
+from ..core.model.verdicts import SlowStep
 from ..core.state.rule_scope import INPUTS
 from .incident_report import (
     Action,
@@ -89,7 +91,7 @@ def observation(
     opened: Record, moves: Sequence[Move], conditions: Sequence[Condition], failure: Failure | None
 ) -> str:
     """Return what was observed: the loss first, then how far other signals moved with it."""
-    if (slow := SlowStep.of(opened["data"].get("slow_step"))) is not None:
+    if (slow := _slow_step(opened)) is not None:
         return slow.text
     if not opened["rule"]:
         text = headline(opened)
@@ -117,6 +119,10 @@ def observation(
             texts.setdefault(condition.metric or condition.detector, _condition(condition))
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
     return "; ".join([*filter(None, [text]), *unnamed]) or headline(opened)
+
+
+def _slow_step(opened: Record) -> SlowStep | None:
+    return msgspec.convert(opened["data"].get("slow_step"), SlowStep | None)
 
 
 def _loss(loss: Move) -> str:
@@ -191,7 +197,7 @@ def cause(
         return known(f"{inputs}{suffix}", "diagnosis", trigger)
     if diagnosed and diagnosis:
         return known(f"{events or 'class ' + diagnosis['class']}{suffix}", "diagnosis", trigger)
-    slow = SlowStep.of(opened["data"].get("slow_step"))
+    slow = _slow_step(opened)
     if slow is not None and slow.cause:
         return known(slow.cause, "diagnosis")
     if order:

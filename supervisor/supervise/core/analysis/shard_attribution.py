@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Any
 
 from ..model.events import Frame
+from ..model.verdicts import ShardAccount
 from .frame_history import LOSS
 
 
@@ -260,25 +261,19 @@ class ShardAttribution:
                 explained |= met[best]
         return tuple(found)
 
-    def account(self, name: str) -> dict[str, Any]:
-        """Return the numbers about one shard.
-
-        Returns:
-            `blamed` of `troubles`, `share` of windows that it is in, `p`; and the second evidence:
-            `loss_z` of its mean loss against that of the others, None where that is not known, and
-            whether that alone would survive the same correction (`loss_stands_out`).
-        """
+    def account(self, name: str) -> ShardAccount:
+        """Return the numbers about one shard."""
         met, troubles, share = len(self._met_by(name)), len(self._troubles), self._share(name)
         scores = self._scores()
         ordinary = {other: normal_tail(z) for other, z in scores.items()}
-        return {
-            "blamed": met,
-            "troubles": troubles,
-            "share": round(share, 6),
-            "p": binomial_tail(met, troubles, share) if met >= LEAST else 1.0,
-            "loss_z": scores.get(name),
-            "loss_stands_out": name in survivors(ordinary, self.shards, ALPHA),
-        }
+        return ShardAccount(
+            met,
+            troubles,
+            share=round(share, 6),
+            p=binomial_tail(met, troubles, share) if met >= LEAST else 1.0,
+            loss_z=scores.get(name),
+            loss_stands_out=name in survivors(ordinary, self.shards, ALPHA),
+        )
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────
 

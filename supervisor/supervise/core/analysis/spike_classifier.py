@@ -14,33 +14,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from msgspec import structs
+
+from ..model.verdicts import (
+    NO,
+    UNKNOWN,
+    YES,
+    ContextEvent,
+    ElseHappened,
+    EvalShifted,
+    NormChange,
+    NormsStayed,
+    Questions,
+    Rejoined,
+    Verdict,
+)
 from .loss_band import Band, median, spread
 from .loss_band import slope as _slope
 
 OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
 
 
-@dataclass(frozen=True, slots=True)
-class ContextEvent:
-    """Something that happened near an onset. `kind`: data, logging, planned, rate, action, ..."""
-
-    step: int
-    kind: str
-    text: str
-
-
-def answered(happened: Sequence[ContextEvent]) -> dict[str, Any]:
-    """Return `{"answer": yes|no, "text", "events"}`; the text names the first three."""
-    events = [{"step": h.step, "kind": h.kind, "text": h.text} for h in happened]
-    if not events:
-        return {"answer": "no", "text": "no other event is known", "events": events}
+def answered(happened: Sequence[ContextEvent]) -> ElseHappened:
+    """Question 4: did anything else happen near the onset? The text names the first three."""
+    if not happened:
+        return ElseHappened(answer=NO, text="no other event is known", events=())
     # What the job did to itself comes first: it explains all the rest.
-    first = sorted(happened, key=lambda h: h.kind != OWN_RATE)[:3]
-    named = [f"{h.text} (step {h.step})" for h in first]
-    more = f" and {len(events) - 3} more" if len(events) > 3 else ""
-    return {"answer": "yes", "text": "also: " + ", ".join(named) + more, "events": events}
+    first = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
+    text = "also: " + ", ".join(f"{event.text} (step {event.step})" for event in first)
+    text += f" and {len(happened) - 3} more" if len(happened) > 3 else ""
+    return ElseHappened(answer=YES, text=text, events=tuple(happened))
 
 
 POST = 50  # frames in a row whose median must lie in the band
@@ -147,57 +151,33 @@ class Evidence:
     rolled_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A class, its advice, and the questions: each `{"answer": yes|no|unknown, "text", ...}`."""
-
-    kind: str
-    advice: str
-    questions: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def text(self) -> str:
-        """Return the class and the four answers in one sentence."""
-        return f"{self.kind}: " + "; ".join(str(q["text"]) for q in self.questions.values())
-
-    def data(self) -> dict[str, Any]:
-        """Return it as an audit record holds it."""
-        questions = {name: dict(answer) for name, answer in self.questions.items()}
-        return {"class": self.kind, "advice": self.advice, "questions": questions}
-
-
-Answer = dict[str, Any]
-YES, NO, UNKNOWN = "yes", "no", "unknown"
-
-
-def is_back(found: Verdict) -> bool:
+def is_back(verdict: Verdict) -> bool:
     """Return whether the loss came back into its band."""
-    return bool(found.questions["rejoined"]["answer"] == YES)
+    return verdict.questions.rejoined.answer == YES
 
 
-def sentence(found: Verdict) -> str:
+def sentence(verdict: Verdict) -> str:
     """Return a verdict as one clause, without numbers."""
-    text = SENTENCES[found.kind]
-    step = found.questions["rejoined"].get("rejoined_step")
-    kind = {SCHEDULE: OWN_RATE, DATA: "data", CUT: "batch"}.get(found.kind)
-    for event in found.questions["else_happened"].get("events", ()):
-        if event["kind"] == kind:
-            return f"{text}: {event['text']} (step {event['step']})"
-    if found.advice == REPAIRED:
+    text = SENTENCES[verdict.kind]
+    step = verdict.questions.rejoined.step
+    kind = {SCHEDULE: OWN_RATE, DATA: "data", CUT: "batch"}.get(verdict.kind)
+    for event in verdict.questions.else_happened.events:
+        if event.kind == kind:
+            return f"{text}: {event.text} (step {event.step})"
+    if verdict.advice == REPAIRED:
         return f"{text}; the loss is back to normal after a rollback"
-    return f"{text} since step {step}" if found.kind == RECOVERABLE and step is not None else text
+    return f"{text} since step {step}" if verdict.kind == RECOVERABLE and step is not None else text
 
 
 def judge(case: Evidence) -> Verdict:
     """Answer the questions and name the class. Question 4 comes first where it explains all."""
-    questions = {
-        "rejoined": rejoined(case),
-        "eval_shifted": eval_shifted(case),
-        "norms_stayed": norms_stayed(case),
-        "else_happened": answered(case.happened),
-    }
-    answers = [str(question["answer"]) for question in questions.values()]
-    kind = _class(case, questions["rejoined"], answers)
+    questions = Questions(
+        rejoined=rejoined(case),
+        eval_shifted=eval_shifted(case),
+        norms_stayed=norms_stayed(case),
+        else_happened=answered(case.happened),
+    )
+    kind, back = _class(case, questions), questions.rejoined.answer == YES
     advice = ADVICE[kind]
     if kind == SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
@@ -205,15 +185,16 @@ def judge(case: Evidence) -> Verdict:
         first, last = case.skipped[0], case.skipped[-1]
         what = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
         advice = f"{what} was kept from the weights; {advice}"
-    elif kind == NUMERIC and case.rolled_back and answers[0] == YES and not case.lasting:
+    elif kind == NUMERIC and case.rolled_back and back and not case.lasting:
         advice = REPAIRED
     elif kind == NUMERIC and _happened(case, OWN_RATE):
         advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
     return Verdict(kind, advice, questions)
 
 
-def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
-    back, shifted, normal, _ = answers
+def _class(case: Evidence, questions: Questions) -> str:
+    first, back = questions.rejoined, questions.rejoined.answer
+    shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
     # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
     again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
@@ -221,14 +202,14 @@ def _class(case: Evidence, first: Answer, answers: Sequence[str]) -> str:
     known = _known_cause(case)
     if case.exhausted:
         return known or (DATA if _happened(case, "data") else STRUCTURAL)
-    if not first["excursion"] and back != NO:
+    if not first.excursion and back != NO:
         return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
         learned = normal != NO or _happened(case, "data")  # other data have other norms
         return (known or SUSPECT) if case.recurring or not learned else RECOVERABLE
-    if back == UNKNOWN or first["in_time"]:
+    if back == UNKNOWN or first.in_time:
         return UNDECIDED
     if known == SCHEDULE:
         return SCHEDULE
@@ -250,7 +231,7 @@ def _happened(case: Evidence, kind: str) -> bool:
     return any(happened.kind == kind for happened in case.happened)
 
 
-def rejoined(case: Evidence) -> Answer:
+def rejoined(case: Evidence) -> Rejoined:
     """Question 1: did the raw and the smoothed loss come back into the band, and stay?
 
     `rejoined_step` begins the first `window` frames whose two medians were within `band`; the
@@ -259,21 +240,22 @@ def rejoined(case: Evidence) -> Answer:
     band, count = case.band, len(case.after)
     if band is None:
         text = "too few losses before it to have a band"
-        return {"answer": UNKNOWN, "text": text, "excursion": case.about_loss}
-    numbers: Answer = {
-        "onset": band.onset,
-        "level": band.level,
-        "slope": band.slope,
-        "spread": band.spread,
-        "samples": band.samples,
-        "frames": count,
-        "peak": case.peak,
-        "excursion": case.about_loss or (case.peak is not None and case.peak > band.limit),
-    }
+        return Rejoined(answer=UNKNOWN, text=text, excursion=case.about_loss)
+    measured = Rejoined(
+        answer=UNKNOWN,
+        text=f"only {count} finite losses since step {band.onset}, too few to decide",
+        onset=band.onset,
+        level=band.level,
+        slope=band.slope,
+        spread=band.spread,
+        samples=band.samples,
+        frames=count,
+        peak=case.peak,
+        excursion=case.about_loss or (case.peak is not None and case.peak > band.limit),
+    )
     window = POST if count >= POST + WAIT else WAIT
     if count < window:
-        text = f"only {count} finite losses since step {band.onset}, too few to decide"
-        return {"answer": UNKNOWN, "text": text, **numbers}
+        return measured
     left = [loss - band.forecast(step) for step, loss in case.after]
     width, first = band.width(window), None
     for end in range(window, count + 1):
@@ -282,21 +264,23 @@ def rejoined(case: Evidence) -> Answer:
             break
     newest, smoothed = _medians(left[-window:])
     inside = first is not None and max(newest, smoothed) <= width
-    numbers |= {
-        "window": window,
-        "band": width,
-        "residual": newest,
-        "smoothed_residual": smoothed,
-        "rejoined_step": first,
-        "in_time": count < DEADLINE,
-    }
     where = f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
     text = f"{'back in' if inside else 'not back in'} its band ({where}, band {width:.3g})"
     if inside and case.rolled_back:
         text += ", after a rollback"
     elif inside and first is not None:
         text += f" from step {first}"
-    return {"answer": YES if inside else NO, "text": text, **numbers}
+    return structs.replace(
+        measured,
+        answer=YES if inside else NO,
+        text=text,
+        window=window,
+        band=width,
+        residual=newest,
+        smoothed_residual=smoothed,
+        rejoined_step=first,
+        in_time=count < DEADLINE,
+    )
 
 
 def _medians(left: Sequence[float]) -> tuple[float, float]:
@@ -311,7 +295,7 @@ def _medians(left: Sequence[float]) -> tuple[float, float]:
     return median(left), median(smooth)
 
 
-def eval_shifted(case: Evidence) -> Answer:
+def eval_shifted(case: Evidence) -> EvalShifted:
     """Question 2: did an evaluation of the same artefact move off its own trend, upwards?
 
     At least 4 evaluations before the onset and one 50 frames after it are needed; the newest 10
@@ -319,10 +303,10 @@ def eval_shifted(case: Evidence) -> Answer:
     """
     band, late = case.band, case.after[POST - 1][0] if len(case.after) >= POST else None
     if band is None or not case.probes:
-        return {"answer": UNKNOWN, "text": "no evaluation to compare"}
+        return EvalShifted(answer=UNKNOWN, text="no evaluation to compare")
     if case.artefact == "changed":
         text = "the evaluation itself changed, so its values cannot be compared"
-        return {"answer": UNKNOWN, "text": text, "artefact": case.artefact}
+        return EvalShifted(answer=UNKNOWN, text=text, artefact=case.artefact)
     for metric, points in case.probes.items():
         before = [point for point in points if point[0] < band.onset][-10:]
         after = [point for point in points if late is not None and point[0] >= late][-4:]
@@ -337,25 +321,25 @@ def eval_shifted(case: Evidence) -> Answer:
         text = (
             f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
         )
-        return {
-            "answer": YES if shift > limit else NO,
-            "text": text,
-            "metric": metric,
-            "shift": shift,
-            "limit": limit,
-            "before": level,
-            "evaluations": [len(before), len(after)],
-            "artefact": case.artefact,
-        }
-    return {"answer": UNKNOWN, "text": "too few evaluations around it to compare"}
+        return EvalShifted(
+            answer=YES if shift > limit else NO,
+            text=text,
+            metric=metric,
+            shift=shift,
+            limit=limit,
+            before=level,
+            evaluations=(len(before), len(after)),
+            artefact=case.artefact,
+        )
+    return EvalShifted(answer=UNKNOWN, text="too few evaluations around it to compare")
 
 
-def norms_stayed(case: Evidence) -> Answer:
+def norms_stayed(case: Evidence) -> NormsStayed:
     """Question 3: are the medians of the newest 50 norms within 1.5 times those of before?
 
     The share of clipped steps may double and grow by 2 points more.
     """
-    numbers: dict[str, dict[str, float]] = {}
+    numbers: dict[str, NormChange] = {}
     high, parts = [], []
     for metric, (before, values) in case.norms.items():
         if len(values) < WAIT:
@@ -363,12 +347,12 @@ def norms_stayed(case: Evidence) -> Answer:
         after = median(values[-POST:])
         share = metric == "grad_clip_rate"
         limit = CLIP_FACTOR * before + CLIP_POINTS if share else NORM_RATIO * before
-        numbers[metric] = {"before": before, "after": after, "limit": limit}
+        numbers[metric] = NormChange(before, after, limit)
         change = f"x{after / before:.3g}" if before > 0.0 else f"{before:.3g} to {after:.3g}"
         parts.append(f"{metric} {change}")
         if after > limit:
             high.append(metric)
     if not numbers:
-        return {"answer": UNKNOWN, "text": "norms not measured long enough"}
+        return NormsStayed(answer=UNKNOWN, text="norms not measured long enough")
     text = f"norms {'are up' if high else 'as before'} ({', '.join(parts)})"
-    return {"answer": NO if high else YES, "text": text, "high": high, "metrics": numbers}
+    return NormsStayed(answer=NO if high else YES, text=text, high=high, metrics=numbers)

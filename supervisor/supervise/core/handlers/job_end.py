@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..incidents import closing, opening
 from ..model import escalation
-from ..model.decisions import ACTING_MODES
+from ..model.decisions import ACTING_MODES, JOB_ENDED, Suppressed, VerificationFailed
 from ..model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
 from ..model.interfaces import FINISHED
 from ..model.policy import Runbook
@@ -46,7 +46,7 @@ def conclude(ctx: StepContext) -> None:
     if job.ended:
         job.ended, job.no_restart_reason = False, ""
         if failed:
-            ctx.record("verify", how, what="failed")
+            ctx.record(VerificationFailed(reason=how))
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
@@ -58,7 +58,7 @@ def conclude(ctx: StepContext) -> None:
     why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = closing.NOTHING if job.returncode == 0 else OUTPUT
-        closing.close(ctx, incident, f"{how}; {why}" if why else how, then)
+        closing.close(ctx, incident, f"{how}; {why}" if why else how, JOB_ENDED, then)
     ctx.move("exited", f"{how}; {why}" if why else how)
     _notify_end(ctx, incident, how + where, why, failed=failed)
 
@@ -80,12 +80,8 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        ctx.record(
-            "suppressed",
-            f"{policy.mode}: would have run {name}",
-            runbook=name,
-            suppressed_by=f"mode:{policy.mode}",
-        )
+        text, by = f"{policy.mode}: would have run {name}", f"mode:{policy.mode}"
+        ctx.record(Suppressed(reason=text, suppressed_by=by, runbook=name))
     elif incident is not None and incident.phase == HELD:
         job.no_restart_reason = f"{incident.id} was held"
     elif state.step in crashes:

@@ -13,6 +13,14 @@ from ..analysis.host_health import KIND as HEALTH
 from ..detection.rank_monitor import RankMonitor
 from ..incidents import approvals, closing, next_steps, opening, withdrawal
 from ..model import recipes
+from ..model.decisions import (
+    ActionFailed,
+    ActionRef,
+    JobLaunched,
+    JobRelaunching,
+    NoticeTaken,
+    RunAdopted,
+)
 from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.failure import ASKED_TYPE, LOG, SIGNAL, SIGNALS, THREAD, Failure, exit_text
 from ..model.failure import KIND as FAILURE
@@ -88,12 +96,8 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
         job.restarted_with = recipes.command(
             settings, str(order.get("path", recipes.CHECKPOINT)), int(order.get("step", -1))
         )
-        ctx.record(
-            "note",
-            f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}",
-            what="launched",
-            pid=event.pid,
-        )
+        text = f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}"
+        ctx.record(JobLaunched(reason=text, pid=event.pid))
 
 
 def on_notice(ctx: StepContext, event: Notice) -> None:
@@ -102,12 +106,13 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind == FAILURE and _is_by_drill(job, event):
         event = replace(event, data={**event.data, **DRILL})
     ctx.record(
-        "note",
-        event.message,
-        what=event.kind,
-        rank=event.rank,
-        at_step=event.step,
-        details=dict(event.data),
+        NoticeTaken(
+            reason=event.message,
+            what=event.kind,
+            rank=event.rank,
+            at_step=event.step,
+            details=dict(event.data),
+        )
     )
     for rank, monitor in state.monitors.items():
         _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
@@ -258,11 +263,8 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     run = state.run()
     started = run is not None and run.intent.args.get("attempt") == state.job.launched
     if _relaunch_id(state) is not None and not (state.job.end_requested or started):
-        ctx.record(
-            "note",
-            f"the job {exit_text(state.job.returncode)}, to be restarted",
-            what="relaunching",
-        )
+        text = f"the job {exit_text(state.job.returncode)}, to be restarted"
+        ctx.record(JobRelaunching(reason=text))
     else:
         _on_job_ended(ctx)
 
@@ -288,11 +290,8 @@ def _on_job_ended(ctx: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = ctx.state, _relaunch_id(ctx.state)
     if relaunch is not None and state.job.end_requested:
-        ctx.record(
-            "abort",
-            f"{relaunch} failed: a request to end the job came first",
-            action={"id": relaunch},
-        )
+        text = f"{relaunch} failed: a request to end the job came first"
+        ctx.record(ActionFailed(reason=text, action=ActionRef(relaunch)))
     approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
     state.job.ended = True
 
@@ -396,7 +395,7 @@ def on_adopted(ctx: StepContext, event: Adopted) -> None:
         f"process {event.pid} took over from a supervisor that died, "
         f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
     )
-    ctx.record("note", text, what="adopted", alive=event.alive)
+    ctx.record(RunAdopted(reason=text, alive=event.alive))
     ctx.notify("INFO", "the run is monitored again", verdict=text, kind=WATCHER)
     state = ctx.state
     for monitor in state.monitors.values():

@@ -15,6 +15,7 @@ from typing import Any
 from ..analysis.shard_attribution import ShardAttribution
 from ..incidents import action_planning, opening
 from ..model.action import Action, Refused
+from ..model.decisions import RunbookPreempted
 from ..model.events import OperatorCommand
 from ..model.policy import Policy, Runbook
 from ..runbooks import runner
@@ -95,12 +96,12 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | 
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
         text = f"{book.name} requested by {event.operator}"
-        incident = opening.open_incident(ctx, monitor, "SEV2", text, breach=state.step + 1)
-        incident.ordered_by = event.operator
-    elif incident.run is not None:
-        ctx.record(
-            "verify", f"{incident.run.runbook.name} preempted by {event.operator}", what="preempted"
+        incident = opening.open_incident(
+            ctx, monitor, "SEV2", text, breach=state.step + 1, order=(event.operator, book.name)
         )
+    elif incident.run is not None:
+        text = f"{incident.run.runbook.name} preempted by {event.operator}"
+        ctx.record(RunbookPreempted(reason=text))
     runner.start_requested(ctx, incident, book, event.operator, before)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..incidents import closing
 from ..model import state_machine
 from ..model.action import Refused
+from ..model.decisions import RELEASED, CommandAnswered, LaunchAccepted, ReloadRequested
 from ..model.events import OperatorCommand
 from ..model.interfaces import UPDATED
 from ..state.incident import brief
@@ -23,9 +24,8 @@ SILENT_STEPS = 1000  # of `silence` without a number; project default
 def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     """Answer a word, then do what it says."""
     if event.command == "reload":  # its answer is the policy that follows
-        ctx.record(
-            "note", f"{event.operator}: {event.command}", what="operator", args=dict(event.args)
-        )
+        text = f"{event.operator}: {event.command}"
+        ctx.record(ReloadRequested(reason=text, args=dict(event.args)))
         return
     try:
         answer = _answer(ctx, event)
@@ -33,15 +33,15 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
         answer = Answer(str(no), ok=False)
     said = brief({key: value for key, value in event.args.items() if key != "key"})
     ctx.record(
-        "note",
-        f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
-        what="operator",
-        args=dict(event.args),
-        command=event.command,
-        command_id=event.args.get("key"),
-        answer=answer.text,
-        ok=answer.ok,
-        action=answer.action,
+        CommandAnswered(
+            reason=f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
+            args=dict(event.args),
+            command=event.command,
+            command_id=event.args.get("key"),
+            answer=answer.text,
+            ok=answer.ok,
+            action=answer.action,
+        )
     )
     answer.then()
 
@@ -76,9 +76,8 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
-        ctx.record(
-            "note", f"{by}: checkpoints saved from now on are good again", what="launch-accepted"
-        )
+        text = f"{by}: checkpoints saved from now on are good again"
+        ctx.record(LaunchAccepted(reason=text))
 
     if not held:
         return Answer(
@@ -87,7 +86,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
 
     def then() -> None:
         if state.incident is not None:
-            closing.close(ctx, state.incident, by)
+            closing.close(ctx, state.incident, by, RELEASED)
         state.checkpoints.accept(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()

@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
+from ..model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from ..model.events import Reloaded
 from ..model.interfaces import WATCHER
 from ..model.policy import HOLD, Ladder, Policy, Rule
@@ -66,13 +67,8 @@ def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
 def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     """Let `ctx.policy` take over; a refused one is only told."""
     if event.refused is not None:
-        ctx.record(
-            "policy_load",
-            f"the policy was not reloaded: {event.refused}",
-            what="refused",
-            operator=event.operator,
-            before=event.before,
-        )
+        text = f"the policy was not reloaded: {event.refused}"
+        ctx.record(PolicyRefused(reason=text, operator=event.operator, before=event.before))
         ctx.notify(
             "SEV2",
             "the policy was not reloaded",
@@ -94,17 +90,17 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
     if restart := event.changes.get("restart"):
         text += f"; {', '.join(restart)}: unchanged until the job is restarted"
     ctx.record(
-        "policy_load",
-        text,
-        what="reloaded",
-        operator=event.operator,
-        policy=event.name,
-        mode=event.mode,
-        before=event.before,
-        after=event.digest,
-        changes=dict(event.changes),
-        reset=anew,
-        budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        PolicyReloaded(
+            reason=text,
+            operator=event.operator,
+            policy=event.name,
+            mode=event.mode,
+            before=event.before,
+            after=event.digest,
+            changes=dict(event.changes),
+            reset=anew,
+            budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        )
     )
     unavailable = state.job.unavailable
     unavailable.pop("relaunch", None)
@@ -159,14 +155,8 @@ def _forget_rules(ctx: StepContext, before: Mapping[tuple[str, int], str]) -> No
     firing = _firing(state.monitors)
     for (rule_id, rank), severity in before.items():
         if (rule_id, rank) not in firing:
-            ctx.record(
-                "rule",
-                f"{rule_id} cleared: the policy was reloaded",
-                rule=rule_id,
-                severity=severity,
-                what="cleared",
-                rank=rank,
-            )
+            text = f"{rule_id} cleared: the policy was reloaded"
+            ctx.record(RuleCleared(reason=text, rule=rule_id, severity=severity, rank=rank))
     now = {rule_id for rule_id, _ in firing}
     state.rules.unmute_cleared(now)
     state.rules.forget_unknown({rule.id for rule in ctx.policy.rules})
@@ -195,12 +185,8 @@ def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
         return
     gone = run.runbook.if_it_fails
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
-    ctx.record(
-        "note",
-        f"{run.runbook.name} holds if it fails: runbook {gone} no longer exists",
-        what="if-it-fails",
-        runbook=run.runbook.name,
-    )
+    text = f"{run.runbook.name} holds if it fails: runbook {gone} no longer exists"
+    ctx.record(HoldsIfFailed(reason=text, runbook=run.runbook.name))
 
 
 def _firing(monitors: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:

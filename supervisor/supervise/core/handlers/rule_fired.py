@@ -21,7 +21,16 @@ from ..incidents import (
 )
 from ..model import escalation, state_machine
 from ..model.action import Refused
-from ..model.decisions import ACTING_MODES, SEVERITIES
+from ..model.decisions import (
+    ACTING_MODES,
+    SEVERITIES,
+    SUPERSEDED,
+    RuleCleared,
+    RuleFired,
+    RunbookPreempted,
+    ShadowStep,
+    Suppressed,
+)
 from ..model.policy import HOLD, Policy, Rule
 from ..runbooks import checkpoint_choice, runner
 from ..state import rule_scope
@@ -46,28 +55,27 @@ def on_rules_changed(
         numbers = monitor.numbers(rule)
         alongside = rule_scope.alongside(policy, state.incident, rule)
         if began:
-            phase: dict[str, Any] = {"phase": rule.phase} if rule.phase else {}
             ctx.record(
-                "rule",
-                f"{rule.id} fired: {headline(numbers, rule.text)}",
-                rule=rule.id,
-                severity=rule.severity,
-                what="fired",
-                when=rule.text,
-                rank=rank,
-                numbers=numbers,
-                alongside=alongside,
-                **phase,
+                RuleFired(
+                    reason=f"{rule.id} fired: {headline(numbers, rule.text)}",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    when=rule.text,
+                    rank=rank,
+                    numbers=numbers,
+                    phase=rule.phase or "",
+                    alongside=alongside,
+                )
             )
         else:
             ctx.record(
-                "rule",
-                f"{rule.id} cleared",
-                rule=rule.id,
-                severity=rule.severity,
-                what="cleared",
-                rank=rank,
-                alongside=alongside,
+                RuleCleared(
+                    reason=f"{rule.id} cleared",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    rank=rank,
+                    alongside=alongside,
+                )
             )
         flapping.on_rule_changed(ctx, rule, rank, numbers)
         if began:
@@ -88,7 +96,8 @@ def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
     for name in state.firing(policy):
         if name in incident.rules:
             state.rules.muted[name] = f"incident:{opening.next_id(state)}"
-    closing.close(ctx, incident, f"superseded by {newer.id}", superseded_by=newer.id)
+    text = f"superseded by {newer.id}"
+    closing.close(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
 
 
 def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
@@ -143,12 +152,13 @@ def _answer(
         muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
         if muted is not None:
             ctx.record(
-                "suppressed",
-                f"{rule.id} is muted by {_named(muted)}",
-                rule=rule.id,
-                severity=rule.severity,
-                suppressed_by=muted,
-                alongside=rule_scope.alongside(ctx.policy, state.incident, rule),
+                Suppressed(
+                    reason=f"{rule.id} is muted by {_named(muted)}",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    suppressed_by=muted,
+                    alongside=rule_scope.alongside(ctx.policy, state.incident, rule),
+                )
             )
             state.rules.muted[rule.id] = muted
             if muted.startswith("incident:"):
@@ -278,9 +288,13 @@ def _waiting(
     return None
 
 
-def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, **data: Any) -> None:
+def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, runbook: str = "") -> None:
     """Record that a rule fired and is not answered, and what keeps it."""
-    ctx.record("suppressed", why, rule=rule.id, severity=rule.severity, suppressed_by=by, **data)
+    ctx.record(
+        Suppressed(
+            reason=why, rule=rule.id, severity=rule.severity, suppressed_by=by, runbook=runbook
+        )
+    )
 
 
 def _meanwhile(
@@ -299,13 +313,7 @@ def _meanwhile(
         monitor.rules[policy.rules.index(rule)].answered = True
         _preempt(ctx, monitor, rule, name, level)
         return
-    ctx.record(
-        "suppressed",
-        f"{rule.id}: {run.runbook.name} is running",
-        rule=rule.id,
-        severity=rule.severity,
-        suppressed_by="acting",
-    )
+    _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} is running", "acting")
     if (
         level < 0 and rule.runbook != run.runbook.name
     ):  # else it is judged by whether that one helps
@@ -327,16 +335,10 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
     run = incident.run
     assert run is not None
     if run.is_busy():
-        ctx.record(
-            "suppressed",
-            f"{rule.id}: {run.runbook.name} is executing an action",
-            rule=rule.id,
-            severity=rule.severity,
-            suppressed_by="acting",
-        )
+        _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} is executing an action", "acting")
         incident.deferred.rules.append(rule.id)
         return
-    ctx.record("verify", f"{run.runbook.name} is preempted by {rule.id}", what="preempted")
+    ctx.record(RunbookPreempted(reason=f"{run.runbook.name} is preempted by {rule.id}"))
     incident.run = None
     if level >= 0:
         opening.invalidate_attempt(ctx.state, incident)
@@ -377,24 +379,25 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
         return
     shadowed.append(rule.runbook)
     where = action_planning.plan_context(ctx.state, incident)
-    steps: list[object] = []
+    steps: list[ShadowStep] = []
     if rule.runbook != HOLD:
         book = ctx.policy.runbooks[rule.runbook]
         for verb, action in zip(book.verbs, book.steps, strict=True):
             if not action.is_due(where):
                 continue
             try:
-                steps.append({"verb": verb, "args": action.plan(where)})
+                steps.append(ShadowStep(verb, action.plan(where)))
             except Refused as refusal:
-                steps.append({"verb": verb, "refused": str(refusal)})
+                steps.append(ShadowStep(verb, refused=str(refusal)))
     ctx.record(
-        "suppressed",
-        f"{mode}: would have run {rule.runbook}",
-        rule=rule.id,
-        severity=rule.severity,
-        suppressed_by=f"mode:{mode}",
-        runbook=rule.runbook,
-        would=steps,
+        Suppressed(
+            reason=f"{mode}: would have run {rule.runbook}",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by=f"mode:{mode}",
+            runbook=rule.runbook,
+            would=steps,
+        )
     )
     ctx.notify(
         incident.severity,

@@ -17,6 +17,7 @@ from ..detection.rank_monitor import RankMonitor, RuleWatch
 from ..detection.run_phase import RunPhase
 from ..incidents import approvals, closing, diagnosis
 from ..model.action import Action
+from ..model.decisions import SESSION_ENDED, ProgramReplaced, RuleCleared
 from ..model.events import Announced
 from ..model.interfaces import ACTION
 from ..model.policy import Runbook
@@ -33,15 +34,9 @@ NEXT = "the next session is monitored from scratch"
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
     state, rank, last = ctx.state, event.rank, monitor.step
-    ctx.record(
-        "note",
-        f"another program of rank {rank} started after step {last} in the same launch: its "
-        "step numbers may repeat",
-        what="program-replaced",
-        rank=rank,
-        pid=event.pid,
-        last_step=last,
-    )
+    text = f"another program of rank {rank} started after step {last} in the same launch: its "
+    text += "step numbers may repeat"
+    ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last))
     if event.again:
         return
     _clear_rules(ctx, monitor, rank)
@@ -74,7 +69,7 @@ def close_ended_session(ctx: StepContext) -> None:
     if standing and ctx.state.job.returncode is None:
         _undo(ctx, incident, standing[0])
         return
-    closing.close(ctx, incident, deferred.session_end, NEXT)
+    closing.close(ctx, incident, deferred.session_end, SESSION_ENDED, NEXT)
     _start_session(ctx, f"{incident.id} is {deferred.session_end}")
     for event in deferred.commands:
         operator_commands.on_command(ctx, event)
@@ -116,14 +111,8 @@ def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
     policy, state = ctx.policy, ctx.state
     for rule, watch in zip(policy.rules, monitor.rules, strict=True):
         if watch.firing or watch.blind:
-            ctx.record(
-                "rule",
-                f"{rule.id} cleared: its training session ended",
-                rule=rule.id,
-                severity=rule.severity,
-                what="cleared",
-                rank=rank,
-            )
+            text = f"{rule.id} cleared: its training session ended"
+            ctx.record(RuleCleared(reason=text, rule=rule.id, severity=rule.severity, rank=rank))
     monitor.rules = [RuleWatch() for _ in monitor.rules]
     firing = state.firing(policy)
     state.rules.unmute_cleared(firing)

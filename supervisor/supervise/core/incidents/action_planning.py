@@ -12,7 +12,7 @@ from typing import Any
 from ..detection.rank_monitor import LOSS
 from ..model.action import PlanContext, Refused
 from ..model.checkpoint_registry import Checkpoint
-from ..model.decisions import ACTING_MODES
+from ..model.decisions import ACTING_MODES, PlannedStep
 from ..model.policy import Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
@@ -103,11 +103,11 @@ def _refusal(where: PlanContext, book: Runbook) -> str:
     return ""
 
 
-def planned_steps(state: State, incident: Incident, book: Runbook) -> list[dict[str, Any]]:
-    """Return `{"verb", "args"}` of every step that touches the job; all of them can be planned."""
+def planned_steps(state: State, incident: Incident, book: Runbook) -> list[PlannedStep]:
+    """Return every step that touches the job, with its arguments; all of them can be planned."""
     where = plan_context(state, incident)
     return [
-        {"verb": verb, "args": step.plan(where)}
+        PlannedStep(verb, step.plan(where))
         for verb, step in zip(book.verbs, book.steps, strict=True)
         if step.touches_job and step.is_due(where)
     ]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+import msgspec
 
 from ..model import format_actions, state_machine
 from ..model.budgets import ALL
-from ..model.decisions import SEVERITIES
+from ..model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from ..model.events import Notice
 from ..model.interfaces import APPROVAL
 from ..model.policy import Approval, Policy, Runbook
@@ -80,20 +81,21 @@ def request(
         state.at_ns + int((UNDELIVERED_S + terms.timeout_s) * 1e9),
         terms.on_timeout,
     )
-    steps = ", ".join(f"{one['verb']} {brief(one['args'])}".rstrip() for one in plan)
+    steps = ", ".join(f"{step.verb} {brief(step.args)}".rstrip() for step in plan)
     ctx.record(
-        "approval_requested",
-        f"{pending.id}: approval requested for {book.name}: {steps}",
-        severity=incident.severity,
-        id=pending.id,
-        verb=" ".join(one["verb"] for one in plan),
-        args=plan,
-        args_sha256=pending.sha,
-        policy=pending.policy,
-        runbook=book.name,
-        deadline_ns=pending.deadline_ns,
-        timeout_s=terms.timeout_s,
-        on_timeout=terms.on_timeout,
+        ApprovalRequested(
+            reason=f"{pending.id}: approval requested for {book.name}: {steps}",
+            severity=incident.severity,
+            id=pending.id,
+            verb=" ".join(step.verb for step in plan),
+            args=plan,
+            args_sha256=pending.sha,
+            policy=pending.policy,
+            runbook=book.name,
+            deadline_ns=pending.deadline_ns,
+            timeout_s=terms.timeout_s,
+            on_timeout=terms.on_timeout,
+        )
     )
     if incident.phase != HELD:
         incident.reopen()
@@ -106,7 +108,7 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
     denies = terms.on_timeout == DENY
     after = "it is denied, and automatic actions are off" if denies else "it runs"
     after += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
-    described = format_actions.plan((one["verb"], one["args"]) for one in pending.plan)
+    described = format_actions.plan((step.verb, step.args) for step in pending.plan)
     ctx.notify(
         incident.severity,
         f"{incident.id}: approve {pending.runbook}?",
@@ -132,9 +134,9 @@ def deliver(ctx: StepContext, event: Notice) -> None:
     pending.deadline_ns = since_ns + int(pending.timeout_s * 1e9)
 
 
-def sha256(plan: Sequence[Mapping[str, Any]]) -> str:
+def sha256(plan: Sequence[PlannedStep]) -> str:
     """Return the digest that an approval is bound to."""
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(msgspec.to_builtins(plan), sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -146,14 +148,15 @@ def settle(ctx: StepContext, what: str, why: str, operator: str = "") -> Approva
         return None
     requests.settle(pending, f"{what} at step {ctx.state.step}: {why}")
     ctx.record(
-        "approval",
-        f"{pending.id} {what}: {why}",
-        what=what,
-        id=pending.id,
-        operator=operator,
-        args_sha256=pending.sha,
-        policy=pending.policy,
-        runbook=pending.runbook,
+        ApprovalSettled(
+            reason=f"{pending.id} {what}: {why}",
+            what=what,
+            id=pending.id,
+            operator=operator,
+            args_sha256=pending.sha,
+            policy=pending.policy,
+            runbook=pending.runbook,
+        )
     )
     return pending
 

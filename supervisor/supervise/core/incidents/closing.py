@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model import interfaces
+from ..model.decisions import RECOVERED, IncidentClosed, IncidentHeld, RunbookRefused
 from ..model.policy import PAGE, STOP, Runbook
 from ..state.incident import CLOSED, HELD, QUIET_STEPS, Incident
 from ..state.run_state import StepContext
@@ -55,8 +56,7 @@ def hold(
     found, status = case.verdict, withdrawal.job_status(policy, state)
     then = exhaust(ctx, incident) if exhausted or remedies else ""
     ctx.move("hold", why)
-    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    ctx.record("incident", f"held: {why}", what="held", severity=incident.severity, **data)
+    ctx.record(IncidentHeld(reason=f"held: {why}", severity=incident.severity, spike=found))
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: automatic actions are off; a person is needed",
@@ -94,7 +94,7 @@ def report_unactionable(
     name, ended = book.name, ctx.state.job.returncode is not None
     then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
     status = "" if ended else f"; {withdrawal.job_status(ctx.policy, ctx.state)}"
-    ctx.record("abort", f"{name} cannot run: {refusal}", what="refused", runbook=name)
+    ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     ctx.state.job.no_restart_reason = f"{name}: {refusal}"
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
@@ -153,35 +153,36 @@ def close(
     ctx: StepContext,
     incident: Incident,
     why: str,
+    outcome: str,
     then: str = NOTHING,
     *,
-    recovered: bool = False,
     superseded_by: str = "",
 ) -> None:
     """Close an incident; a request that waits for it is withdrawn.
 
     Args:
+        outcome: see `IncidentClosed`.
         superseded_by: the rule that begins another one, about something else.
     """
     approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
-    ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if recovered else None)
+    ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
     acted = incident.escalation.runs > 0
     found = incident.case.verdict
     if not (incident.deferred.session_end or superseded_by):
         found = diagnosis.classify(ctx.policy, ctx.state, incident)
-    data: dict[str, Any] = {} if found is None else {"spike": found.data()}
-    data |= {"superseded_by": superseded_by} if superseded_by else {}
     incident.phase = CLOSED
     ctx.record(
-        "incident",
-        f"closed: {why}",
-        severity=incident.severity,
-        what="closed",
-        acted=acted,
-        opened_step=incident.opened_step,
-        breach_step=incident.breach_step,
-        rules=incident.rules,
-        **data,
+        IncidentClosed(
+            reason=f"closed: {why}",
+            severity=incident.severity,
+            acted=acted,
+            opened_step=incident.opened_step,
+            breach_step=incident.breach_step,
+            rules=tuple(incident.rules),
+            spike=found,
+            superseded_by=superseded_by,
+            outcome=outcome,
+        )
     )
     if found is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)

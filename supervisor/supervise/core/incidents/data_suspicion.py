@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..analysis.shard_attribution import BEFORE
 from ..detection.rank_monitor import RankMonitor
-from ..model.decisions import BREACH
+from ..model.decisions import BREACH, ShardsSuspected
 from ..model.policy import Policy, Rule
 from ..state.incident import QUIET_STEPS, Incident, Onset
 from ..state.run_state import ApprovalRequest, State, StepContext
@@ -51,17 +51,13 @@ def record_onset(
     attribution.incident(incident.id, breach, monitor.attempt, another=another)
     suspects = attribution.suspects()
     if suspects:
-        told = {name: attribution.account(name) for name in suspects}
+        accounts = {name: attribution.account(name) for name in suspects}
         texts = [
-            f"{name} ({it['blamed']} of {it['troubles']}, p {it['p']:.2g})"
-            for name, it in told.items()
+            f"{name} ({account.blamed} of {account.troubles}, p {account.p:.2g})"
+            for name, account in accounts.items()
         ]
-        ctx.record(
-            "note",
-            f"incidents keep starting in {', '.join(texts)}"[:400],
-            what="shard-suspects",
-            suspects=told,
-        )
+        text = f"incidents keep starting in {', '.join(texts)}"[:400]
+        ctx.record(ShardsSuspected(reason=text, suspects=accounts))
 
 
 def on_rule_joined(

@@ -15,9 +15,10 @@ from ..analysis import rate_cause, spike_classifier
 from ..analysis import slow_step as slow_steps
 from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
-from ..analysis.spike_classifier import DEADLINE, OWN_RATE, ContextEvent, Evidence, Verdict
+from ..analysis.spike_classifier import DEADLINE, OWN_RATE, Evidence
 from ..detection.rank_monitor import RankMonitor
 from ..model.policy import EARLY, Planned, Policy, Rule
+from ..model.verdicts import NO, ContextEvent, SlowStep, Verdict
 from ..state import rule_scope
 from ..state.incident import Incident, LossCase
 from ..state.run_state import LossContext, State
@@ -104,7 +105,7 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
     if quiet_since is not None and (frame_count - quiet_since) % 10:
         return True
     found = _evidence(policy, state, incident)
-    return found is not None and spike_classifier.rejoined(found)["answer"] == spike_classifier.NO
+    return found is not None and spike_classifier.rejoined(found).answer == NO
 
 
 def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
@@ -160,9 +161,7 @@ def is_about_loss(policy: Policy, rule: Rule) -> bool:
     return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
 
 
-def slow_step(
-    policy: Policy, monitor: RankMonitor, rule: Rule, breach: int
-) -> slow_steps.SlowStep | None:
+def slow_step(policy: Policy, monitor: RankMonitor, rule: Rule, breach: int) -> SlowStep | None:
     """Return since when steps take longer, and what in them, for a rule about speed; else None."""
     if rule_scope.family(policy, rule) != rule_scope.SPEED:
         return None
@@ -313,16 +312,15 @@ def context_events(
 ) -> list[ContextEvent]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
-    own = f"{incident.id}/"  # what was done about it is not its cause
     found = [
         ContextEvent(plan.from_step, "planned", plan.what) for plan in plans_near(policy, onset)
     ]
     found += [
-        ContextEvent(step, kind, text)
-        for step, attempt, kind, text in context.happened
-        if onset - BEFORE <= step <= onset + AFTER
-        and attempt == incident.case.attempt
-        and not text.startswith(own)
+        ContextEvent(happened.step, happened.kind, happened.text)
+        for happened in context.happened
+        if onset - BEFORE <= happened.step <= onset + AFTER
+        and happened.attempt == incident.case.attempt
+        and happened.incident != incident.id  # what was done about it is not its cause
     ]
     found += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
     return sorted(found, key=lambda event: event.step)

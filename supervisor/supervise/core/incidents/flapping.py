@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..detection.rank_monitor import RuleWatch
+from ..model.decisions import RuleFlaps, RuleSettled
 from ..model.interfaces import WATCHER
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
@@ -41,12 +42,8 @@ def on_rule_changed(
             if _advisory(ctx.policy, rule)
             else ""
         )
-        ctx.record(
-            "note",
-            f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}",
-            rule=rule.id,
-            what="flapping",
-        )
+        text = f"{rule.id} is flapping: {len(flips)} changes in {STEPS} steps{then}"
+        ctx.record(RuleFlaps(reason=text, rule=rule.id))
         if state.silence(rule.id) is not None:
             return
         ctx.notify(
@@ -85,7 +82,7 @@ def clear_settled(ctx: StepContext) -> None:
         text = (
             f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
         )
-        ctx.record("note", text, rule=rule.id, what="settled")
+        ctx.record(RuleSettled(reason=text, rule=rule.id))
         if state.silence(rule.id) is None and rule.id not in rules.muted:
             ctx.notify(
                 rule.severity,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..analysis.slow_step import SlowStep
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
-from ..model.decisions import BREACH, SEVERITIES
+from ..model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, RuleJoined
 from ..model.interfaces import WATCHER
 from ..model.policy import Policy, Rule, Runbook
+from ..model.verdicts import BandRange, SlowStep
 from ..state import compensation, rule_scope
 from ..state.incident import HELD, OPEN, Incident, first_breach, headline, symptom
 from ..state.run_state import Reported, State, StepContext
@@ -146,18 +146,19 @@ def _joins(
     if moved:
         record_baseline(policy, ctx.state, monitor, incident)
     data_suspicion.on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
-    what, reason = "joined", f"{rule.id} joins"
-    if raised:
-        what, reason = "raised", f"raised to {rule.severity} by {rule.id}: {text}"
-    since: dict[str, Any] = {"breach_step": incident.breach_step} if moved or raised else {}
+    form, reason = (
+        (IncidentRaised, f"raised to {rule.severity} by {rule.id}: {text}")
+        if raised
+        else (RuleJoined, f"{rule.id} joins")
+    )
     ctx.record(
-        "incident",
-        reason,
-        rule=rule.id,
-        severity=rule.severity,
-        what=what,
-        runbook=rule.see,
-        **since,
+        form(
+            reason=reason,
+            rule=rule.id,
+            severity=rule.severity,
+            runbook=rule.see,
+            breach_step=incident.breach_step if moved or raised else None,
+        )
     )
     return news
 
@@ -232,6 +233,7 @@ def open_incident(
     rule: str | None = None,
     see: str = "",
     slow: SlowStep | None = None,
+    order: tuple[str, str] = ("", ""),
 ) -> Incident:
     """Open an incident, and say so.
 
@@ -239,6 +241,7 @@ def open_incident(
         monitor: whose frames are asked about it; None: nothing was ever seen of the job.
         text: what it is about, one line. breach: the first step that may be part of it.
         see: the runbook that people read. slow: since when steps take longer, where it is that.
+        order: the operator who ordered it, and the verb.
     """
     state = ctx.state
     incident_id = next_id(state)
@@ -250,21 +253,22 @@ def open_incident(
         severity,
         [rule] if rule else [],
         headline=text,
+        ordered_by=order[0],
     )
     record_baseline(ctx.policy, state, monitor, incident)
     band = incident.case.band
-    more: dict[str, Any] = {} if slow is None else {"slow_step": slow.data()}
-    title = f"{severity} {rule}: {text}" if rule else f"{severity} {text}"
     ctx.record(
-        "incident",
-        title,
-        rule=rule,
-        severity=severity,
-        what="opened",
-        runbook=see,
-        breach_step=breach,
-        band=None if band is None else {"level": band.level, "limit": band.limit},
-        **more,
+        IncidentOpened(
+            reason=f"{severity} {rule}: {text}" if rule else f"{severity} {text}",
+            rule=rule,
+            severity=severity,
+            runbook=see,
+            breach_step=breach,
+            band=None if band is None else BandRange(band.level, band.limit),
+            slow_step=slow,
+            requested_by=order[0],
+            verb=order[1],
+        )
     )
     return incident
 
@@ -285,12 +289,12 @@ def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
     monitor = ctx.state.monitors.get(incident.case.rank)
     record_baseline(ctx.policy, ctx.state, monitor, incident)
     ctx.record(
-        "incident",
-        f"raised to SEV1 by a crash: {text}",
-        severity="SEV1",
-        what="raised",
-        runbook="",
-        breach_step=incident.breach_step,
+        IncidentRaised(
+            reason=f"raised to SEV1 by a crash: {text}",
+            severity="SEV1",
+            runbook="",
+            breach_step=incident.breach_step,
+        )
     )
 
 

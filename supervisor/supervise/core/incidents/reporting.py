@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
+from ..model.decisions import RuleGrew
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
 from ..state.incident import HELD, OPEN, Incident, headline
@@ -109,9 +110,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
         if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
             continue
         rules.reported[rule.id].at = state.frame_count
-        ctx.record(
-            "incident", f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity, what="grew"
-        )
+        ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
         ctx.notify(
             rule.severity,
             f"{incident.id}: {rule.id} grows",

@@ -1,12 +1,20 @@
-"""Decisions: all that leaves the engine, the codes and words in them, and their form as JSON."""
+"""Decisions: all that leaves the engine, one class per kind, and their form as audit records.
+
+An audit record holds `kind`, the fields of `Decision` and, under `data`, those of the class; a
+field that has its default is left out there. Where one kind has several classes, `data.what` tells
+them apart: `WHAT` of a class, or its field `what`.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from .verdicts import BandRange, ShardAccount, SlowStep, Verdict
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
 # not = 2 - x.
@@ -20,27 +28,603 @@ MODES = ("observe", "shadow", "approve", "enforce")  # least powerful first
 ACTING_MODES = ("approve", "enforce")  # those in which a rule may touch the job
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the engine says. Each one becomes one audit record, in this order.
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One statement of the engine; each becomes one audit record, in this order.
 
     Attributes:
-        kind: one of `rule incident state suppressed near_miss intent commit abort in_doubt
-            verify approval_requested approval override notify_intent rebaseline gap blind note
-            policy_load`.
-        step: newest step seen when it was decided, -1 before the first frame.
+        step: newest step when it was decided, -1 before the first frame; attempt: likewise.
         reason: one sentence with the numbers in it.
-        data: JSON-ready detail; floats may be non-finite (the audit log encodes them).
+        incident: the open one, unless it stands beside that. rule, severity: None for none.
     """
 
-    kind: str
-    step: int
-    reason: str
+    KIND: ClassVar[str] = ""
+    WHAT: ClassVar[str] = ""
+
+    step: int = -1
     attempt: int = 0
+    reason: str
     incident: str | None = None
     rule: str | None = None
     severity: str | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the audit record."""
+        return self.KIND
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The fields of the class, as the audit record has them but for non-finite floats."""
+        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        for name in HEAD:
+            fields.pop(name, None)
+        return {"what": self.WHAT, **fields} if self.WHAT else fields
+
+
+HEAD = ("step", "reason", "attempt", "incident", "rule", "severity")
+
+
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RuleFired(Decision, frozen=True, kw_only=True):
+    """A rule began to fire on a rank.
+
+    Attributes:
+        when: its expression. numbers: detector -> its reading.
+        phase: of the run, where the rule depends on it.
+        alongside: the incident that it stands beside, "" for none.
+    """
+
+    KIND, WHAT = "rule", "fired"
+    when: str
+    rank: int
+    numbers: Mapping[str, Mapping[str, Any]]
+    phase: str = ""
+    alongside: str = ""
+
+
+class RuleCleared(Decision, frozen=True, kw_only=True):
+    """A rule stopped firing on a rank."""
+
+    KIND, WHAT = "rule", "cleared"
+    rank: int
+    alongside: str = ""
+
+
+class RuleBlind(Decision, frozen=True, kw_only=True):
+    """A rule cannot be evaluated any more: a metric that was there went missing."""
+
+    KIND = "blind"
+    rank: int
+
+
+class RuleFlaps(Decision, frozen=True, kw_only=True):
+    """A rule changes so often that people hear of it once."""
+
+    KIND, WHAT = "note", "flapping"
+
+
+class RuleSettled(Decision, frozen=True, kw_only=True):
+    """A rule flaps no more, and fires."""
+
+    KIND, WHAT = "note", "settled"
+
+
+class Suppressed(Decision, frozen=True, kw_only=True):
+    """A rule, or a runbook, that is not answered.
+
+    Attributes:
+        suppressed_by: `<cause>:<name>` as `mode:shadow`, `budget:rollback`, or a cause alone.
+        runbook: that would have run; would: its steps, in shadow mode.
+        verb, used, max: of an action whose budget is spent.
+    """
+
+    KIND = "suppressed"
+    suppressed_by: str
+    runbook: str = ""
+    would: Sequence[ShadowStep] | None = None
+    verb: str = ""
+    used: int | None = None
+    max: int | None = None
+    alongside: str = ""
+
+    @property
+    def cause(self) -> str:
+        """`mode`, `budget`, `phase`, `silence`, `inhibit`, `planned`, `incident`, `acting`, ..."""
+        return self.suppressed_by.partition(":")[0]
+
+
+class PlannedStep(Struct, frozen=True):
+    """A step of a runbook with the arguments that it would have now."""
+
+    verb: str
+    args: Mapping[str, Any]
+
+
+class ShadowStep(Struct, frozen=True, omit_defaults=True):
+    """A step that enforce would have carried out, or the reason why it could not have been."""
+
+    verb: str
+    args: Mapping[str, Any] | None = None
+    refused: str = ""
+
+
+class NearMiss(Decision, frozen=True, kw_only=True):
+    """A coupling of detectors that nearly matched."""
+
+    KIND = "near_miss"
+    detector: str
+    details: Mapping[str, Any]
+
+
+class Rebaselined(Decision, frozen=True, kw_only=True):
+    """A detector took the new level for its baseline."""
+
+    KIND = "rebaseline"
+    detector: str
+    details: Mapping[str, Any]
+
+
+# ── incidents ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class IncidentOpened(Decision, frozen=True, kw_only=True):
+    """An incident began.
+
+    Attributes:
+        runbook: for people, "" for none. breach_step: the first step that may be part of it.
+        band: of the loss before it. slow_step: since when steps take longer.
+        requested_by: the operator whose order opened it; verb: that order.
+    """
+
+    KIND, WHAT = "incident", "opened"
+    runbook: str
+    breach_step: int
+    band: BandRange | None
+    slow_step: SlowStep | None = None
+    requested_by: str = ""
+    verb: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The rule and its numbers, or what else it is about."""
+        return self.reason[len(f"{self.severity} ") :]
+
+
+class RuleJoined(Decision, frozen=True, kw_only=True):
+    """A rule joined the open incident; `breach_step`: where that begins from now on."""
+
+    KIND, WHAT = "incident", "joined"
+    runbook: str
+    breach_step: int | None = None
+
+
+class IncidentRaised(Decision, frozen=True, kw_only=True):
+    """An incident became more severe, by a rule or by a crash."""
+
+    KIND, WHAT = "incident", "raised"
+    runbook: str
+    breach_step: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """The rule and its numbers, or the crash."""
+        return self.reason[len(f"raised to {self.severity} by ") :]
+
+
+class RuleGrew(Decision, frozen=True, kw_only=True):
+    """A rule of the incident grew far beyond what people know."""
+
+    KIND, WHAT = "incident", "grew"
+
+
+class IncidentClassified(Decision, frozen=True, kw_only=True):
+    """The class of an incident that has been open for long enough."""
+
+    KIND, WHAT = "incident", "classified"
+    spike: Verdict
+
+
+class IncidentHeld(Decision, frozen=True, kw_only=True):
+    """Automatic actions stopped; a person is needed."""
+
+    KIND, WHAT = "incident", "held"
+    spike: Verdict | None = None
+
+    @property
+    def cause(self) -> str:
+        """The clause behind "held: "."""
+        return self.reason[len("held: ") :]
+
+
+# How an incident ended.
+RECOVERED, CLEARED, REBASELINED = "recovered", "cleared", "rebaselined"
+RELEASED, SUPERSEDED = "released", "superseded"
+SESSION_ENDED, JOB_ENDED = "session_ended", "job_ended"
+
+
+class IncidentClosed(Decision, frozen=True, kw_only=True):
+    """An incident is over.
+
+    Attributes:
+        outcome: RECOVERED, CLEARED, REBASELINED, RELEASED, SUPERSEDED, SESSION_ENDED or JOB_ENDED.
+        acted: a runbook was started. superseded_by: the rule that began another incident.
+    """
+
+    KIND, WHAT = "incident", "closed"
+    acted: bool
+    opened_step: int
+    breach_step: int
+    rules: Sequence[str]
+    spike: Verdict | None = None
+    superseded_by: str = ""
+    outcome: str
+
+    @property
+    def cause(self) -> str:
+        """The clause behind "closed: "."""
+        return self.reason[len("closed: ") :]
+
+
+class StateChanged(Decision, frozen=True, kw_only=True):
+    """The state machine took an event; one without a move has neither `before` nor `after`."""
+
+    KIND = "state"
+    event: str
+    before: str = ""
+    after: str = ""
+
+
+# ── actions and approvals ─────────────────────────────────────────────────────────────────────────
+
+
+class ActionOrder(Struct, frozen=True, kw_only=True):
+    """An action with its absolute arguments, as it is performed."""
+
+    id: str
+    verb: str
+    runbook: str
+    args: Mapping[str, Any]
+    destructive: bool
+    touches_job: bool
+
+
+class ActionRef(Struct, frozen=True):
+    """An action that was planned before."""
+
+    id: str
+
+
+class ActionPlanned(Decision, frozen=True, kw_only=True):
+    """The intent of an action: on disk before it is performed. `budget`: class -> "used/max"."""
+
+    KIND = "intent"
+    action: ActionOrder
+    budget: Mapping[str, str]
+
+
+class ActionFinished(Decision, frozen=True, kw_only=True):
+    """An action was carried out; `result`: observed effects."""
+
+    KIND = "commit"
+    action: ActionRef
+    result: Mapping[str, Any]
+
+
+class ActionFailed(Decision, frozen=True, kw_only=True):
+    """An action was not carried out."""
+
+    KIND = "abort"
+    action: ActionRef
+    result: Mapping[str, Any] | None = None
+
+
+class ActionInDoubt(Decision, frozen=True, kw_only=True):
+    """The outcome of an action did not come before its deadline."""
+
+    KIND = "in_doubt"
+    action: ActionRef
+
+
+class RunbookRefused(Decision, frozen=True, kw_only=True):
+    """A runbook, or a step of one, that cannot work here; `substitute`: what runs instead."""
+
+    KIND, WHAT = "abort", "refused"
+    runbook: str = ""
+    substitute: str = ""
+    verb: str = ""
+
+
+class RunbookWithdrawn(Decision, frozen=True, kw_only=True):
+    """A runbook whose reason is gone; `action`, `result`: of the step that was under way."""
+
+    KIND, WHAT = "abort", "withdrawn"
+    runbook: str
+    action: ActionRef | None = None
+    result: Mapping[str, Any] | None = None
+
+
+class PauseEnded(Decision, frozen=True, kw_only=True):
+    """The pause that a runbook relied on ended by itself."""
+
+    KIND, WHAT = "abort", "pause-ended"
+
+
+class ActionReplanned(Decision, frozen=True, kw_only=True):
+    """A relaunch under way goes back to another checkpoint."""
+
+    KIND, WHAT = "note", "replanned"
+    action: ReplannedAction
+
+
+class ReplannedAction(Struct, frozen=True):
+    """An action under way with its new arguments."""
+
+    id: str | None
+    verb: str
+    args: Mapping[str, Any]
+
+
+class LateOutcome(Decision, frozen=True, kw_only=True):
+    """The outcome of an action that nothing waits for any more."""
+
+    KIND, WHAT = "note", "late-outcome"
+    ok: bool
+
+
+class BudgetOverridden(Decision, frozen=True, kw_only=True):
+    """An operator's order exceeds a budget."""
+
+    KIND = "override"
+    verb: str
+    operator: str
+    budget: str
+    used: int
+    max: int
+
+
+class ApprovalRequested(Decision, frozen=True, kw_only=True):
+    """People are asked about a runbook; `verb` and `args`: its steps that touch the job."""
+
+    KIND = "approval_requested"
+    id: str
+    verb: str
+    args: Sequence[PlannedStep]
+    args_sha256: str
+    policy: str
+    runbook: str
+    deadline_ns: int
+    timeout_s: float
+    on_timeout: str
+
+
+class ApprovalSettled(Decision, frozen=True, kw_only=True):
+    """A request ended: `what` is `approved`, `denied`, `expired` or `withdrawn`."""
+
+    KIND = "approval"
+    what: str
+    id: str
+    operator: str
+    args_sha256: str
+    policy: str
+    runbook: str
+
+
+# ── verification ──────────────────────────────────────────────────────────────────────────────────
+
+
+class VerificationStarted(Decision, frozen=True, kw_only=True):
+    """The frames after a runbook are watched for recovery."""
+
+    KIND, WHAT = "verify", "started"
+
+
+class VerificationPassed(Decision, frozen=True, kw_only=True):
+    """A runbook helped."""
+
+    KIND, WHAT = "verify", "passed"
+
+
+class VerificationFailed(Decision, frozen=True, kw_only=True):
+    """A runbook did not help, or the job that it restarted ended at once."""
+
+    KIND, WHAT = "verify", "failed"
+    clear_steps: int | None = None
+
+
+class RunbookPreempted(Decision, frozen=True, kw_only=True):
+    """A runbook that was being verified gave way to something worse, or to an order."""
+
+    KIND, WHAT = "verify", "preempted"
+
+
+class WeightsRestored(Decision, frozen=True, kw_only=True):
+    """The size of the first update after a rollback."""
+
+    KIND, WHAT = "verify", "weights"
+
+
+class RateBlamed(Decision, frozen=True, kw_only=True):
+    """The learning rate is the cause: the trouble came back at it."""
+
+    KIND, WHAT = "verify", "rate"
+
+
+class StepDiffers(Decision, frozen=True, kw_only=True):
+    """A repeated step is not as before: `differs`, or `as-seeded` where a loader is shuffled."""
+
+    KIND = "verify"
+    what: str
+
+
+# ── messages ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What people are told.
+
+    Attributes:
+        kind: one of `interfaces.KINDS`. step: newest one. rules: of the incident.
+        request: id of the approval that is asked for. acknowledged_by: an operator.
+        to_all: it goes to every channel, whatever its least severity.
+    """
+
+    kind: str
+    severity: str
+    title: str
+    verdict: str
+    why: str
+    next: str
+    step: int
+    rules: Sequence[str]
+    request: str = ""
+    acknowledged_by: str = ""
+    to_all: bool = False
+
+
+class Notified(Decision, frozen=True, kw_only=True):
+    """A message to people."""
+
+    KIND = "notify_intent"
+    message: MessageText
+
+
+# ── the job and its supervision ───────────────────────────────────────────────────────────────────
+
+
+class FramesMissing(Decision, frozen=True, kw_only=True):
+    """Frames that were overwritten (`first_seq`, `count`), or steps that have none."""
+
+    KIND = "gap"
+    rank: int
+    first_seq: int | None = None
+    count: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+class NoticeTaken(Decision, frozen=True, kw_only=True):
+    """A notice of the probe or of the supervisor; `what`: its kind."""
+
+    KIND = "note"
+    what: str
+    rank: int | None
+    at_step: int | None
+    details: Mapping[str, Any]
+
+
+class JobLaunched(Decision, frozen=True, kw_only=True):
+    """The job was started again."""
+
+    KIND, WHAT = "note", "launched"
+    pid: int
+
+
+class JobRelaunching(Decision, frozen=True, kw_only=True):
+    """The job ended because it is being started again."""
+
+    KIND, WHAT = "note", "relaunching"
+
+
+class RunAdopted(Decision, frozen=True, kw_only=True):
+    """Another supervisor took over; `alive`: the job still ran."""
+
+    KIND, WHAT = "note", "adopted"
+    alive: bool
+
+
+class ProgramReplaced(Decision, frozen=True, kw_only=True):
+    """Another program of a rank started in the same launch."""
+
+    KIND, WHAT = "note", "program-replaced"
+    rank: int
+    pid: int
+    last_step: int
+
+
+class LaunchAccepted(Decision, frozen=True, kw_only=True):
+    """An operator takes a launch as it is that did not go on from its checkpoint."""
+
+    KIND, WHAT = "note", "launch-accepted"
+
+
+class ShardsSuspected(Decision, frozen=True, kw_only=True):
+    """Shards in which incidents keep starting."""
+
+    KIND, WHAT = "note", "shard-suspects"
+    suspects: Mapping[str, ShardAccount]
+
+
+class CommandAnswered(Decision, frozen=True, kw_only=True):
+    """The answer to an operator's command; of `reload` it is the policy that follows.
+
+    Attributes:
+        command_id: as the sender knows it. action: id of the action that follows.
+    """
+
+    KIND, WHAT = "note", "operator"
+    args: Mapping[str, Any]
+    command: str
+    command_id: str | None
+    answer: str
+    ok: bool
+    action: str | None
+
+
+class ReloadRequested(Decision, frozen=True, kw_only=True):
+    """An operator asked for another policy."""
+
+    KIND, WHAT = "note", "operator"
+    args: Mapping[str, Any]
+
+
+class PolicyRefused(Decision, frozen=True, kw_only=True):
+    """Another policy was not loaded."""
+
+    KIND, WHAT = "policy_load", "refused"
+    operator: str
+    before: str
+
+
+class PolicyReloaded(Decision, frozen=True, kw_only=True):
+    """Another policy is in force.
+
+    Attributes:
+        policy, mode: its own. before, after: digests. budget: class -> "used/max".
+        changes: what differs. reset: detectors and rules that start anew.
+    """
+
+    KIND, WHAT = "policy_load", "reloaded"
+    operator: str
+    policy: str
+    mode: str
+    before: str
+    after: str
+    changes: Mapping[str, Any]
+    reset: Mapping[str, Sequence[str]]
+    budget: Mapping[str, str]
+
+
+class HoldsIfFailed(Decision, frozen=True, kw_only=True):
+    """The runbook that was to follow a failure no longer exists: a hold follows."""
+
+    KIND, WHAT = "note", "if-it-fails"
+    runbook: str
+
+
+CLASSES: tuple[type[Decision], ...] = (
+    *(RuleFired, RuleCleared, RuleBlind, RuleFlaps, RuleSettled, Suppressed, NearMiss, Rebaselined),
+    *(IncidentOpened, RuleJoined, IncidentRaised, RuleGrew, IncidentClassified, IncidentHeld),
+    *(IncidentClosed, StateChanged, ActionPlanned, ActionFinished, ActionFailed, ActionInDoubt),
+    *(RunbookRefused, RunbookWithdrawn, PauseEnded, ActionReplanned, LateOutcome, BudgetOverridden),
+    *(ApprovalRequested, ApprovalSettled, VerificationStarted, VerificationPassed),
+    *(VerificationFailed, RunbookPreempted, WeightsRestored, RateBlamed, StepDiffers, Notified),
+    *(FramesMissing, NoticeTaken, JobLaunched, JobRelaunching, RunAdopted, ProgramReplaced),
+    *(LaunchAccepted, ShardsSuspected, ReloadRequested, CommandAnswered, PolicyRefused),
+    *(PolicyReloaded, HoldsIfFailed),
+)
+_BY_WHAT = {(decision.KIND, decision.WHAT): decision for decision in CLASSES}
 
 
 def plain(value: Any) -> Any:
@@ -56,5 +640,42 @@ def plain(value: Any) -> Any:
 
 def record(decision: Decision) -> dict[str, Any]:
     """Return a decision as its audit record holds it."""
-    found: dict[str, Any] = json.loads(json.dumps(plain(asdict(decision)), allow_nan=False))
-    return found
+    return {
+        "kind": decision.KIND,
+        **{name: getattr(decision, name) for name in HEAD},
+        "data": plain(decision.data),
+    }
+
+
+NON_FINITE = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
+
+
+def decision_from_record(record: Mapping[str, Any]) -> Decision:
+    """Return the decision that an audit record of the engine holds.
+
+    Raises:
+        ValueError: it is no decision, or of another version.
+    """
+    data = record.get("data") or {}
+    kind, what = str(record.get("kind")), str(data.get("what", ""))
+    form = _BY_WHAT.get((kind, what)) or _BY_WHAT.get((kind, ""))
+    if kind == "note" and "details" in data:
+        form = NoticeTaken
+    if form is CommandAnswered and "answer" not in data:
+        form = ReloadRequested
+    if form is None:
+        raise ValueError(f"no decision of the engine is of the kind {kind!r} {what!r}")
+    fields = {**data, **{name: record.get(name) for name in HEAD}}
+    try:
+        return msgspec.convert(fields, form)
+    except msgspec.ValidationError:  # a number may be in it that JSON has no form for
+        return msgspec.convert({**_revived(data), **{n: fields[n] for n in HEAD}}, form)
+
+
+def _revived(value: Any) -> Any:
+    """Return `value` with "NaN", "+Inf" and "-Inf" as floats."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: _revived(item) for key, item in value.items()}
+    return [_revived(item) for item in value] if isinstance(value, (list, tuple)) else value

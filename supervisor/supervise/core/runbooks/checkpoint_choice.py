@@ -13,7 +13,7 @@ from typing import Any
 
 from ..incidents import action_planning, approvals, closing, withdrawal
 from ..model.action import Refused
-from ..model.decisions import ACTING_MODES
+from ..model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
 from ..model.events import Notice
 from ..model.interfaces import ACTION
 from ..model.policy import Policy, Runbook
@@ -47,13 +47,10 @@ def replan_relaunch(ctx: StepContext) -> None:
         return
     intent.args = args
     intent.deadline_ns = ctx.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
-    ctx.record(
-        "note",
-        f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
-        f"{before['checkpoint']} of step {before['step']}",
-        what="replanned",
-        action={"id": intent.action_id, "verb": intent.verb, "args": args},
-    )
+    text = f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
+    text += f"{before['checkpoint']} of step {before['step']}"
+    order = ReplannedAction(intent.action_id, intent.verb, args)
+    ctx.record(ActionReplanned(reason=text, action=order))
 
 
 def relaunch_order(state: State, incident: Incident, book: Runbook) -> dict[str, Any] | None:

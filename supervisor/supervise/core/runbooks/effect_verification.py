@@ -36,7 +36,13 @@ from ..detection.rank_monitor import LOSS, RankMonitor
 from ..incidents.diagnosis import UPDATE
 from ..incidents.withdrawal import SILENT_S
 from ..model.action import EffectCheck
-from ..model.decisions import ACTING_MODES, BREACH, UNKNOWN
+from ..model.decisions import (
+    ACTING_MODES,
+    BREACH,
+    UNKNOWN,
+    VerificationFailed,
+    WeightsRestored,
+)
 from ..model.events import Frame, Notice
 from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
@@ -133,7 +139,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
     broken = broken or _still_ill(monitor, incident, run)
     if broken:
-        ctx.record("verify", broken, what="failed")
+        ctx.record(VerificationFailed(reason=broken))
         incident.run = None
         runner.escalate(ctx, incident, broken, run.runbook.if_it_fails)
         return
@@ -163,7 +169,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         runner.on_verified(ctx, incident, why)
     elif state.frame_count > seen.deadline_frame:
         why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
-        ctx.record("verify", why, what="failed", clear_steps=seen.clear_steps)
+        ctx.record(VerificationFailed(reason=why, clear_steps=seen.clear_steps))
         incident.run = None
         runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
 
@@ -183,7 +189,7 @@ def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
     starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
         why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
-        ctx.record("verify", why, what="failed")
+        ctx.record(VerificationFailed(reason=why))
         incident.run = None
         runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
 
@@ -215,7 +221,7 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str |
                     "the usual one, as if other weights had been written back"
                 )
             text = f"the first update is {moved / usual:.3g} times the usual one"
-            ctx.record("verify", f"restored weights: {text}", what="weights")
+            ctx.record(WeightsRestored(reason=f"restored weights: {text}"))
     run.verification.effects = waiting
     return None
 

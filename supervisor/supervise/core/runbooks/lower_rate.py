@@ -13,6 +13,7 @@ from ..detection.rank_monitor import LOSS, RankMonitor
 from ..incidents import action_planning, opening
 from ..incidents.diagnosis import RATE
 from ..model import escalation
+from ..model.decisions import RateBlamed
 from ..model.policy import HOLD, Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State, StepContext
@@ -37,7 +38,7 @@ def weigh(ctx: StepContext, incident: Incident) -> None:
         return
     case.rate, incident.breach_step = found, onset
     opening.mark_suspect(state, incident)
-    ctx.record("verify", f"the learning rate is the cause: {found.why}", what="rate")
+    ctx.record(RateBlamed(reason=f"the learning rate is the cause: {found.why}"))
 
 
 def again(policy: Policy, state: State, incident: Incident) -> Runbook | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..detection.attempt_overlap import STARTS, Overlap, Row, columns, row
 from ..detection.rank_monitor import RankMonitor
+from ..model.decisions import StepDiffers
 from ..model.events import Announced, Frame
 from ..state.run_state import State, StepContext
 
@@ -66,7 +67,8 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     numbers = incident is None or crashed or step < incident.breach_step - ONSET
     found = overlap.take(step, now, numbers=numbers)
     for one in found:
-        ctx.record("verify", one.text, what="differs" if one.matters else "as-seeded")
+        what = "differs" if one.matters else "as-seeded"
+        ctx.record(StepDiffers(reason=one.text, what=what))
     if found:
         gravest = next((one for one in found if one.matters), found[0])
         texts = "; ".join(one.text for one in found)

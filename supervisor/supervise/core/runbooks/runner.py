@@ -12,6 +12,17 @@ from typing import Any
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation, recipes, state_machine
 from ..model.action import Action
+from ..model.decisions import (
+    ActionFailed,
+    ActionFinished,
+    ActionRef,
+    LateOutcome,
+    PauseEnded,
+    RunbookRefused,
+    RunbookWithdrawn,
+    VerificationPassed,
+    VerificationStarted,
+)
 from ..model.events import Finished
 from ..model.interfaces import ACTION
 from ..model.policy import HOLD, Runbook
@@ -148,13 +159,8 @@ def _start_substitute(
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
     name = HOLD if ctx.state.history.tried.get(book.if_refused) is False else book.if_refused
-    ctx.record(
-        "abort",
-        f"{book.name} cannot run: {refusal}; {name} is used instead",
-        what="refused",
-        runbook=book.name,
-        substitute=name,
-    )
+    text = f"{book.name} cannot run: {refusal}; {name} is used instead"
+    ctx.record(RunbookRefused(reason=text, runbook=book.name, substitute=name))
     start(
         ctx,
         incident,
@@ -177,7 +183,7 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
             return  # nothing follows, see `session_change`
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
-            ctx.record("abort", f"{run.runbook.name}: {failure.pause_ended}", what="pause-ended")
+            ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))
             fail(ctx, incident, failure.pause_ended, sent=False)
             return
         if failure.reason is not None:
@@ -197,7 +203,8 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
                 getattr(action, "within", 100)
             )
             run.verification.frame_ns = ctx.state.at_ns
-            ctx.record("verify", f"watching {action.within} steps for recovery", what="started")  # type: ignore[attr-defined]
+            text = f"watching {action.within} steps for recovery"  # type: ignore[attr-defined]
+            ctx.record(VerificationStarted(reason=text))
             return
         elif verb == "notify":
             follow = f"evidence: supervise why RUN {incident.id}"
@@ -242,7 +249,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
     incident, run = ctx.state.incident, ctx.state.run()
     if incident is None or run is None or run.intent.action_id != event.action_id:
-        ctx.record("note", f"late outcome of {event.action_id}", what="late-outcome", ok=event.ok)
+        ctx.record(LateOutcome(reason=f"late outcome of {event.action_id}", ok=event.ok))
         return
     run.intent.action_id, result = None, dict(event.result)
     job = ctx.state.job
@@ -251,13 +258,13 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
         gone = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
         if gone:
-            withdraw(ctx, incident, gone, action={"id": event.action_id}, result=result)
+            withdraw(ctx, incident, gone, ActionRef(event.action_id), result)
             return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
         failure, refused = run.failure, result.get("refused") is True
         failure.refused = failure.reason is None and refused and not failure.pause_ended
-        ctx.record("abort", why, action={"id": event.action_id}, result=result)
+        ctx.record(ActionFailed(reason=why, action=ActionRef(event.action_id), result=result))
         dispensable = run.intent.action is not None and run.intent.action.is_dispensable
         no_space = result.get("no_space") and run.intent.verb == "snapshot"
         if no_space or (failure.refused and dispensable):  # the remedy goes on without it
@@ -268,7 +275,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
         fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
         return
     done = f"{event.action_id} done {brief(result)}".rstrip()
-    ctx.record("commit", done, action={"id": event.action_id}, result=result)
+    ctx.record(ActionFinished(reason=done, action=ActionRef(event.action_id), result=result))
     _record_committed(ctx.state, incident, run, result)
     if run.intent.verb == weights_check.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)
@@ -313,25 +320,32 @@ def _record_committed(
         run.index += 1
 
 
-def withdraw(ctx: StepContext, incident: Incident, why: str, **data: Any) -> None:
+def withdraw(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    action: ActionRef | None = None,
+    result: dict[str, Any] | None = None,
+) -> None:
     """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
 
     Its rules may ask for it again: this one does not count as tried.
     """
-    _untry(ctx, incident, why, **data)
+    _untry(ctx, incident, why, action, result)
     fail(ctx, incident, why, sent=False)
 
 
-def _untry(ctx: StepContext, incident: Incident, why: str, **data: Any) -> None:
+def _untry(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    action: ActionRef | None = None,
+    result: dict[str, Any] | None = None,
+) -> None:
     run, state = incident.run, ctx.state
     assert run is not None
-    ctx.record(
-        "abort",
-        f"{run.runbook.name} withdrawn: {why}",
-        what="withdrawn",
-        runbook=run.runbook.name,
-        **data,
-    )
+    text, name = f"{run.runbook.name} withdrawn: {why}", run.runbook.name
+    ctx.record(RunbookWithdrawn(reason=text, runbook=name, action=action, result=result))
     run.failure.withdrawn = True
     incident.escalation.level = run.terms.entry_level
     state.history.tried.pop(run.runbook.name, None)
@@ -486,7 +500,7 @@ def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
     """The runbook did what it was for: on to probation."""
     steps.record_success(ctx.state.history, incident)
     incident.run = None
-    ctx.record("verify", why, what="passed", severity=incident.severity)
+    ctx.record(VerificationPassed(reason=why, severity=incident.severity))
     _on_probation(ctx, incident, why)
     if incident.phase == PROBATION:
         ctx.notify(

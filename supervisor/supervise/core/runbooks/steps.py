@@ -6,6 +6,14 @@ from typing import Any
 
 from ..incidents import action_planning
 from ..model.action import Action, Refused
+from ..model.decisions import (
+    ActionOrder,
+    ActionPlanned,
+    BudgetOverridden,
+    PlannedStep,
+    RunbookRefused,
+    Suppressed,
+)
 from ..state.incident import Incident, brief, verb_of
 from ..state.run_state import IncidentHistory, State, StepContext
 from ..state.runbook_execution import Intent, RunbookExecution
@@ -28,13 +36,13 @@ def intend(
         )
     except Refused as refusal:
         why = f"{verb} refused: {refusal}"
-        ctx.record("abort", why, what="refused", verb=verb)
+        ctx.record(RunbookRefused(reason=why, verb=verb))
         return why
     approved = run.terms.approved
-    allowed = approved is None or {"verb": verb, "args": args} in approved
+    allowed = approved is None or PlannedStep(verb, args) in approved
     if action.touches_job and not allowed:
         why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
-        ctx.record("abort", why, what="refused", verb=verb)
+        ctx.record(RunbookRefused(reason=why, verb=verb))
         run.failure.exhausted = True
         return why
     spent = _spend(ctx, run, action, verb)
@@ -89,27 +97,23 @@ def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -
     if spent is not None and not run.requested.operator:
         name, budget, used = spent
         why = f"budget {name} is spent ({used} of {budget.max})"
-        ctx.record(
-            "suppressed",
-            f"{verb}: {why}",
-            suppressed_by=f"budget:{name}",
-            verb=verb,
-            used=used,
-            max=budget.max,
-        )
+        text, by = f"{verb}: {why}", f"budget:{name}"
+        ctx.record(Suppressed(reason=text, suppressed_by=by, verb=verb, used=used, max=budget.max))
         run.failure.exhausted = True
         return why
     if spent is not None:  # a person may, and it counts
         name, budget, used = spent
+        operator = run.requested.operator
         ctx.record(
-            "override",
-            f"{verb} by {run.requested.operator}, although budget {name} is spent "
-            f"({used} of {budget.max})",
-            verb=verb,
-            operator=run.requested.operator,
-            budget=name,
-            used=used,
-            max=budget.max,
+            BudgetOverridden(
+                reason=f"{verb} by {operator}, although budget {name} is spent "
+                f"({used} of {budget.max})",
+                verb=verb,
+                operator=operator,
+                budget=name,
+                used=used,
+                max=budget.max,
+            )
         )
     state.ledger.spend(kind, state.frame_count, state.at_ns)
     return None
@@ -127,19 +131,21 @@ def _intend(
     state, action_id = ctx.state, f"{incident.id}/{run.number}/{label}"
     overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
     run.intent = Intent(action_id, action, verb, args, overdue_ns)
+    order = ActionOrder(
+        id=action_id,
+        verb=verb,
+        runbook=run.runbook.name,
+        args=args,
+        destructive=action.destructive,
+        touches_job=action.touches_job,
+    )
     ctx.record(
-        "intent",
-        f"{verb} {brief(args)}".rstrip(),
-        severity=incident.severity,
-        action={
-            "id": action_id,
-            "verb": verb,
-            "runbook": run.runbook.name,
-            "args": args,
-            "destructive": action.destructive,
-            "touches_job": action.touches_job,
-        },
-        budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        ActionPlanned(
+            reason=f"{verb} {brief(args)}".rstrip(),
+            severity=incident.severity,
+            action=order,
+            budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        )
     )
     if verb == "pause":
         state.job.paused = True  # also when nobody knows what came of it

@@ -22,7 +22,7 @@ from typing import Any
 from ..incidents import diagnosis, weight_evidence
 from ..model.policy import Policy
 from ..state.incident import Incident, WithdrawnRunbook
-from ..state.run_state import State, StepContext
+from ..state.run_state import Happened, State, StepContext
 from ..state.runbook_execution import RunbookExecution
 
 VERB = "check_weights"
@@ -101,7 +101,7 @@ def reduce(
     run.terms.reduced_reason = why
     run.terms.repeated = old is not None and event == old.data_event
     if known or event:
-        state.context.happened.append((incident.breach_step, state.attempt, BATCH, why))
+        state.context.happened.append(Happened(incident.breach_step, state.attempt, BATCH, why))
 
 
 def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..analysis.loss_band import Band
 from ..analysis.rate_cause import RateCause
-from ..analysis.spike_classifier import ContextEvent, Verdict
 from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
 from ..model.events import OperatorCommand
+from ..model.verdicts import ContextEvent, Verdict
 from .runbook_execution import RunbookExecution
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..model.decisions import SEVERITIES, Decision
+from ..model.decisions import SEVERITIES, Decision, IncidentOpened, MessageText, Notified
 from ..model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER
 from .incident import Incident
 
@@ -56,31 +56,29 @@ class MessageDraft:
         self.to_all |= other.to_all
         self.explanation = self.explanation or other.explanation
 
-    def decision(self, kind: str, step: int, attempt: int) -> Decision:
+    def decision(self, kind: str, step: int, attempt: int) -> Notified:
         """Return the message as a record for the audit log."""
         incident = self.incident
-        message = {
-            "kind": kind,
-            "severity": self.severity,
-            "title": self.title,
-            "verdict": "; ".join(filter(None, (self.verdict, self.explanation))),
-            "why": self.why,
-            "next": self.next,
-            "step": step,
-            "rules": [] if incident is None else list(incident.rules),
-            **({"request": self.request} if self.request else {}),
-            **({"acknowledged_by": self.acknowledged_by} if self.acknowledged_by else {}),
-            **({"to_all": True} if self.to_all else {}),
-        }
-        return Decision(
-            kind="notify_intent",
+        message = MessageText(
+            kind=kind,
+            severity=self.severity,
+            title=self.title,
+            verdict="; ".join(filter(None, (self.verdict, self.explanation))),
+            why=self.why,
+            next=self.next,
+            step=step,
+            rules=() if incident is None else tuple(incident.rules),
+            request=self.request,
+            acknowledged_by=self.acknowledged_by,
+            to_all=self.to_all,
+        )
+        return Notified(
             step=step,
             attempt=attempt,
             reason=self.title,
             incident=None if incident is None else incident.id,
-            rule=None,
             severity=self.severity,
-            data={"message": message},
+            message=message,
         )
 
 
@@ -114,11 +112,7 @@ class MessageDrafts:
 
         The first message about an incident that was opened in the event is its opening.
         """
-        new = {
-            made.incident
-            for made in others
-            if made.kind == "incident" and made.data.get("what") == "opened"
-        }
+        new = {decision.incident for decision in others if isinstance(decision, IncidentOpened)}
         for key, draft in self._drafts.items():
             opens = key in new and draft.kind in (ACTION, UPDATED)
             yield draft.decision(OPENED if opens else draft.kind, step, attempt)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
+
+from msgspec import structs
 
 from ..analysis.shard_attribution import ShardAttribution
 from ..detection.attempt_overlap import RepeatedSteps
@@ -19,7 +21,16 @@ from ..detection.run_phase import RunPhase
 from ..model import state_machine
 from ..model.budgets import Ledger
 from ..model.checkpoint_registry import Checkpoints
-from ..model.decisions import Decision
+from ..model.decisions import (
+    ActionFinished,
+    Decision,
+    NoticeTaken,
+    PlannedStep,
+    RuleCleared,
+    RuleFired,
+    StateChanged,
+    Suppressed,
+)
 from ..model.events import Event
 from ..model.failure import Failure, by_cause
 from ..model.interfaces import APPROVAL, FINISHED, UPDATED, WATCHER
@@ -247,17 +258,31 @@ class IncidentHistory:
             self.last_level = (level(self.last_level[0]), self.last_level[1])
 
 
+class Happened(NamedTuple):
+    """Something that may explain an excursion of the loss.
+
+    Attributes:
+        incident: that it was done about, "" for none.
+    """
+
+    step: int
+    attempt: int
+    kind: str
+    text: str
+    incident: str = ""
+
+
 @dataclass(slots=True)
 class LossContext:
     """What happened in the run, how often the loss went astray, and on which data.
 
     Attributes:
-        happened: (step, attempt, kind, text) of what may explain an excursion of the loss.
+        happened: what may explain an excursion of the loss.
         onsets: frame counts at which the newest excursions were noticed.
         attribution: which shards troubles began in.
     """
 
-    happened: deque[tuple[int, int, str, str]] = field(default_factory=lambda: deque(maxlen=64))
+    happened: deque[Happened] = field(default_factory=lambda: deque(maxlen=64))
     onsets: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     attribution: ShardAttribution = field(default_factory=ShardAttribution)
 
@@ -270,7 +295,7 @@ class ApprovalRequest:
     """A request that waits. The first fields are those with which the runbook is started.
 
     Attributes:
-        plan: `{"verb", "args"}` of every step that touches the job.
+        plan: every step that touches the job.
         sha: sha256 of the plan. policy: digest of the policy that wants it.
         requested_ns, timeout_s: the deadline counts from the delivery; see `approvals.deliver`.
         delivered: it has reached people, so that the deadline stands.
@@ -284,7 +309,7 @@ class ApprovalRequest:
     why: str
     escalated: bool
     severity: str
-    plan: list[dict[str, Any]]
+    plan: list[PlannedStep]
     sha: str
     policy: str
     requested_ns: int
@@ -413,42 +438,34 @@ class StepContext:
         self.decisions: list[Decision] = []
         self.messages = MessageDrafts()
 
-    def record(
-        self,
-        kind: str,
-        reason: str,
-        *,
-        incident: Incident | None = None,
-        alongside: str = "",
-        rule: str | None = None,
-        severity: str | None = None,
-        **data: Any,
-    ) -> None:
-        """Append a decision about the open incident, unless it is `alongside`, or given another."""
-        self._remember(kind, reason, data)
-        subject = incident if incident is not None else self.state.incident
-        if alongside:
-            subject, data = None, {**data, "alongside": alongside}
+    def record(self, decision: Decision) -> None:
+        """Append a decision about the open incident, unless it stands beside that."""
+        state, incident = self.state, self.state.incident
+        beside = isinstance(decision, RuleFired | RuleCleared | Suppressed) and decision.alongside
+        subject = None if incident is None or beside else incident.id
+        self._remember(decision)
         self.decisions.append(
-            Decision(
-                kind=kind,
-                step=self.state.step,
-                attempt=self.state.attempt,
-                reason=reason,
-                incident=subject.id if subject is not None else None,
-                rule=rule,
-                severity=severity,
-                data=data,
-            )
+            structs.replace(decision, step=state.step, attempt=state.attempt, incident=subject)
         )
 
-    def _remember(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
+    def _remember(self, decision: Decision) -> None:
         """Keep what may explain a loss: question 4 asks for what happened near an onset."""
-        sort = EXPLAINS.get(str(data.get("what", "note")) if kind == "note" else kind)
-        if sort is not None:
-            step = data.get("at_step")
-            where = self.state.step if step is None else int(step)
-            self.state.context.happened.append((where, self.state.attempt, sort, reason))
+        step, state = None, self.state
+        kind = decision.WHAT or decision.KIND if decision.KIND == "note" else decision.KIND
+        if isinstance(decision, NoticeTaken):
+            kind, step = decision.what, decision.at_step
+        if kind in EXPLAINS:
+            acted = isinstance(decision, ActionFinished) and state.incident is not None
+            incident = state.incident.id if acted and state.incident is not None else ""
+            state.context.happened.append(
+                Happened(
+                    state.step if step is None else step,
+                    state.attempt,
+                    EXPLAINS[kind],
+                    decision.reason,
+                    incident,
+                )
+            )
 
     def move(self, event: str, why: str) -> None:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""
@@ -457,11 +474,12 @@ class StepContext:
             self.policy.machine or state_machine.DEFAULT, state.machine, event
         )
         if target is None:
-            self.record("state", f"{event} has no move in {state.machine}", event=event)
+            text = f"{event} has no move in {state.machine}"
+            self.record(StateChanged(reason=text, event=event))
         elif target != state.machine:
             before, state.machine = state.machine, target
             state.held_ns = state.at_ns if target == state_machine.HOLDING else None
-            self.record("state", why, event=event, before=before, after=target)
+            self.record(StateChanged(reason=why, event=event, before=before, after=target))
 
     def notify(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.action import Action
+from ..model.decisions import PlannedStep
 from ..model.policy import Runbook
 
 
@@ -103,7 +104,7 @@ class StartTerms:
     entry_level: int = -1
     reduced_reason: str = ""
     repeated: bool = False
-    approved: list[dict[str, Any]] | None = None
+    approved: list[PlannedStep] | None = None
     waits: bool = False
 
 

@@ -21,7 +21,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...core.analysis import job_numbers
-from ...core.model.decisions import CODE_NAMES, Decision
+from ...core.model.decisions import (
+    CODE_NAMES,
+    ActionFailed,
+    ActionFinished,
+    ActionInDoubt,
+    ActionPlanned,
+    Decision,
+    IncidentOpened,
+    IncidentRaised,
+    RuleJoined,
+    RunbookWithdrawn,
+)
 from ...core.model.events import Event, Frame, Gap, Notice
 from ...core.model.policy import Policy
 from ...core.model.state_machine import STATES
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 POLL_S = 0.25  # between two looks for connections that are open for too long
 RULE_STATES = (*CODE_NAMES, "firing", "flapping", "inactive", "blind")
+Outcome = ActionFinished | ActionFailed | ActionInDoubt | RunbookWithdrawn
 OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in_doubt"}
 # Unit of a metric -> suffix of its name, and the factor to the base unit.
 SUFFIXES: Mapping[str, tuple[str, float]] = {
@@ -148,25 +160,25 @@ class RunMetrics:
             self._counts["supervise_steps_lost", ()] += max(0, before[1] - event.step + 1)
 
     def _decision(self, decision: Decision) -> None:
-        data = decision.data
         if self._is_new_trouble(decision):
             self._counts["supervise_incidents", (str(decision.severity),)] += 1
-        elif decision.kind == "intent":
-            self._verbs[data["action"]["id"]] = data["action"]["verb"]
-        elif decision.kind in OUTCOMES and "action" in data:
-            verb = self._verbs.pop(data["action"]["id"], "unknown")
+        elif isinstance(decision, ActionPlanned):
+            self._verbs[decision.action.id] = decision.action.verb
+        elif isinstance(decision, Outcome) and decision.action is not None:
+            verb = self._verbs.pop(decision.action.id, "unknown")
             self._counts["supervise_actions", (verb, OUTCOMES[decision.kind])] += 1
-            result = data.get("result") or {}
+            result = {} if isinstance(decision, ActionInDoubt) else decision.result or {}
             if "from_step" in result:
                 lost = int(result["from_step"]) - int(result["step"])
                 self._counts["supervise_steps_lost", ()] += max(0, lost)
 
     def _is_new_trouble(self, decision: Decision) -> bool:
         """Return whether an incident begins; an operator's order is none until a rule joins it."""
-        what, name = decision.data.get("what"), str(decision.incident)
-        if decision.kind != "incident" or what not in ("opened", "joined", "raised"):
+        name = str(decision.incident)
+        if not isinstance(decision, IncidentOpened | RuleJoined | IncidentRaised):
             return False
-        if name in self._troubles or (" requested by " in decision.reason and not decision.rule):
+        ordered = isinstance(decision, IncidentOpened) and decision.requested_by
+        if name in self._troubles or ordered:
             return False
         self._troubles.add(name)
         return True

@@ -1,0 +1,182 @@
+"""Findings about an incident that are on record: the class of a spike, a slow step, a shard.
+
+The arithmetic behind them is in `analysis`; a field that was not measured is UNSET and not on
+record, one that has no value is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"  # answers of a question
+
+
+class BandRange(Struct, frozen=True):
+    """The level of a loss before an onset, and what a single loss had to stay under."""
+
+    level: float
+    limit: float
+
+
+class ContextEvent(Struct, frozen=True):
+    """Something that happened near an onset. `kind`: data, logging, planned, rate, action, ..."""
+
+    step: int
+    kind: str
+    text: str
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer to a question about a spike: YES, NO or UNKNOWN, and a clause with the numbers."""
+
+    answer: str
+    text: str
+
+
+class Rejoined(Answer, frozen=True, kw_only=True):
+    """Whether the loss came back into its band.
+
+    Attributes:
+        excursion: the loss left its band, or the incident is about it.
+        rejoined_step: first step of the window that was back, None while there is none.
+        in_time: the answer is not final yet.
+    """
+
+    onset: int | UnsetType = UNSET
+    level: float | UnsetType = UNSET
+    slope: float | UnsetType = UNSET
+    spread: float | UnsetType = UNSET
+    samples: int | UnsetType = UNSET
+    frames: int | UnsetType = UNSET
+    peak: float | UnsetType | None = UNSET
+    excursion: bool
+    window: int | UnsetType = UNSET
+    band: float | UnsetType = UNSET
+    residual: float | UnsetType = UNSET
+    smoothed_residual: float | UnsetType = UNSET
+    rejoined_step: int | UnsetType | None = UNSET
+    in_time: bool | UnsetType = UNSET
+
+    @property
+    def step(self) -> int | None:
+        """The step from which the loss was back in its band, None where it was not."""
+        return None if isinstance(self.rejoined_step, UnsetType) else self.rejoined_step
+
+
+class EvalShifted(Answer, frozen=True, kw_only=True):
+    """Whether an evaluation of the same artefact moved off its own trend."""
+
+    metric: str | UnsetType = UNSET
+    shift: float | UnsetType = UNSET
+    limit: float | UnsetType = UNSET
+    before: float | UnsetType = UNSET
+    evaluations: tuple[int, int] | UnsetType = UNSET
+    artefact: str | UnsetType = UNSET
+
+
+class NormChange(Struct, frozen=True):
+    """The median of a norm before and after an onset, and what it had to stay under."""
+
+    before: float
+    after: float
+    limit: float
+
+
+class NormsStayed(Answer, frozen=True, kw_only=True):
+    """Whether the norms are as before; `high`: those that are not."""
+
+    high: Sequence[str] | UnsetType = UNSET
+    metrics: Mapping[str, NormChange] | UnsetType = UNSET
+
+
+class ElseHappened(Answer, frozen=True, kw_only=True):
+    """Whether anything else happened near the onset."""
+
+    events: Sequence[ContextEvent]
+
+
+class Questions(Struct, frozen=True, kw_only=True):
+    """The four questions about a spike."""
+
+    rejoined: Rejoined
+    eval_shifted: EvalShifted
+    norms_stayed: NormsStayed
+    else_happened: ElseHappened
+
+
+class Verdict(Struct, frozen=True, rename={"kind": "class"}):
+    """The class of a spike, its advice, and the questions behind it."""
+
+    kind: str
+    advice: str
+    questions: Questions
+
+    @property
+    def text(self) -> str:
+        """The class and the four answers in one sentence."""
+        asked = self.questions
+        answers = (asked.rejoined, asked.eval_shifted, asked.norms_stayed, asked.else_happened)
+        return f"{self.kind}: " + "; ".join(answer.text for answer in answers)
+
+
+PARTS = {  # metric -> where the time goes
+    "input_time": "waiting for data",
+    "forward_time": "in the forward pass",
+    "backward_time": "in the backward pass",
+    "optimizer_time": "in the optimizer",
+    "checkpoint_time": "writing checkpoints",
+    "other_time": "reading data, or other code outside of forward, backward and optimizer",
+}
+
+
+class SlowStep(Struct, frozen=True):
+    """Steps that take longer.
+
+    Attributes:
+        since: the first such step. before_s, now_s: what a step took, and takes.
+        part: the metric of the part that explains most of it, "" for none; part_s: what that takes.
+    """
+
+    since: int
+    before_s: float
+    now_s: float
+    part: str = ""
+    part_s: float = 0.0
+
+    @property
+    def cause(self) -> str:
+        """Return where the time goes, "" where that is not one part."""
+        if not self.part:
+            return ""
+        return f"{PARTS[self.part]}, {_duration(self.part_s)} of {_duration(self.now_s)}"
+
+    @property
+    def text(self) -> str:
+        """Return it in one line."""
+        text = f"steps take {self.now_s / self.before_s:.2g}x as long since step {self.since}"
+        return (
+            f"{text}: {self.cause or f'{_duration(self.now_s)}, {_duration(self.before_s)} before'}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+
+
+class ShardAccount(Struct, frozen=True):
+    """The numbers about one shard.
+
+    Attributes:
+        blamed: in how many of `troubles` it was seen; share: of windows that it is in; p: chance.
+        loss_z: of its mean loss against that of the others, None where that is not known.
+        loss_stands_out: that alone would survive the same correction.
+    """
+
+    blamed: int
+    troubles: int
+    share: float
+    p: float
+    loss_z: float | None
+    loss_stands_out: bool
