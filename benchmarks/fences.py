@@ -36,8 +36,8 @@ from typing import Any
 import fence_cost
 
 from supervise.errors import ActionError
-from supervise.inputs.segment.directory import Segments
-from supervise.job.controller import Control
+from supervise.runtime.controller import Control
+from supervise.runtime.segments import Segments
 
 HERE = Path(__file__).resolve()
 RANK = HERE.parents[1] / "tests" / "support" / "fenced_rank.py"

@@ -30,8 +30,8 @@ from pathlib import Path
 from supervise.catalog.loader import failure_classes
 from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.failure import LOG, Failure
-from supervise.inputs.log_files import PER_CLASS, LogFiles
 from supervise.recordings import find
+from supervise.runtime.logs import PER_CLASS, LogFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 LINES = ROOT / "benchmarks" / "log_lines.tsv"

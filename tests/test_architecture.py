@@ -25,9 +25,7 @@ DECLARED = ("supervise_probe.spec", "supervise_probe.collectors", "supervise_pro
 LAYERS = {
     "errors": (),
     "process_reaper": (),  # a program of its own, of the standard library alone
-    "children": ("supervise.process_reaper",),
-    "output_relay": (),  # likewise
-    "job_output": ("supervise.output_relay",),
+    "system": ("supervise.process_reaper",),
     "core": (),
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),
@@ -39,50 +37,26 @@ LAYERS = {
         "supervise.notifiers",
         *DECLARED,
     ),
-    "threads": (),
-    "job": (
-        "supervise.core",
-        "supervise.threads",
-        "supervise.store.files",
-        "supervise_probe.ipc.fences",
-        "supervise_probe.wire",
-    ),
-    "inputs": ("supervise.core", "supervise.store.files", "supervise.threads"),
-    "checkpoints": (
-        "supervise.core",
-        "supervise.children",
-        "supervise.inputs.clock",
-        "supervise.store.files",
-        "supervise.threads",
-    ),
-    "store": ("supervise.core", "supervise.threads"),
-    "outputs": (
-        *(f"supervise.{name}" for name in ("core", "children", "threads")),
-        "supervise.store.files",
-    ),
+    "checkpoints": ("supervise.core", "supervise.system", "supervise.store.files"),
+    "store": ("supervise.core", "supervise.system"),
+    "outputs": ("supervise.core", "supervise.system", "supervise.store.files"),
     "report": ("supervise.core", "supervise.json_schemas", "supervise.store"),
-    "trials": (
-        *(f"supervise.{name}" for name in ("children", "core", "report", "store")),
-        "supervise.inputs.clock",
-    ),
-    "health": ("supervise.core", "supervise.children", "supervise.inputs"),
+    "trials": (*(f"supervise.{name}" for name in ("core", "report", "store", "system")),),
     "recordings": ("supervise.core",),
     "policytest": ("supervise.core", "supervise.catalog"),
     "backtest": (*(f"supervise.{name}" for name in ("core", "catalog", "recordings", "store")),),
     "explain": ("supervise.core", "supervise.catalog"),
-    "app": (
+    "runtime": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
-        *(f"supervise.{name}" for name in ("job", "inputs", "checkpoints", "store")),
-        *(f"supervise.{name}" for name in ("outputs", "report", "health", "children")),
-        "supervise.job_output",
-        "supervise.threads",
+        *(f"supervise.{name}" for name in ("checkpoints", "store", "outputs", "report", "system")),
+        "supervise_probe.ipc.fences",
+        "supervise_probe.wire",
     ),
     "cli": ("supervise", *DECLARED),
     "__main__": ("supervise.cli",),
 }
 # Single modules that may import a little more than their layer.
 ALSO = {
-    "supervise.inputs.segment": ("supervise_probe.wire",),
     "supervise.store.run_records": ("supervise_probe.wire",),
     "supervise.catalog.lint": ("supervise_probe.wire",),
     "supervise.catalog.docs": (
@@ -100,7 +74,7 @@ PARTS = (
     *(f"supervise.{name}" for name in (*CATALOGS, "cli", "recordings")),
     *(f"supervise_probe.{name}" for name in ("collectors", "faults")),
 )
-ONE_THING = {"adoption"}  # a takeover: `app` does what `core.handlers` decides
+ONE_THING = {"adoption"}  # a takeover: `runtime` does what `core.handlers` decides
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
 PURE = frozenset(
     (
@@ -319,7 +293,9 @@ def test_no_two_modules_have_one_name():
     assert repeated(read_modules()) == []
 
 
-KNOWN = frozenset({"supervise.actions", "supervise.app", "supervise.core", "supervise.core.engine"})
+KNOWN = frozenset(
+    {"supervise.actions", "supervise.runtime", "supervise.core", "supervise.core.engine"}
+)
 
 
 def breaches(name: str, text: str) -> list[str]:
@@ -347,9 +323,13 @@ def breaches(name: str, text: str) -> list[str]:
         ("supervise_probe.x", "import supervise_probe", "imports supervise_probe by name"),
         ("supervise_offline.x", "import torch", "imports torch; what torch can do comes as an"),
         ("supervise_offline.x", "match 1:\n  case _: pass", "is not Python 3.9"),
-        ("supervise.app", "def f():\n" + " x\n" * 60, "app.py:1 f() has 61 lines of its own"),
-        ("supervise.app", "#\n" * 901, "app.py has 901 lines, more than 900"),
-        ("supervise.app", "x = 1", "app.py has no docstring"),
+        (
+            "supervise.runtime",
+            "def f():\n" + " x\n" * 60,
+            "runtime.py:1 f() has 61 lines of its own",
+        ),
+        ("supervise.runtime", "#\n" * 901, "runtime.py has 901 lines, more than 900"),
+        ("supervise.runtime", "x = 1", "runtime.py has no docstring"),
     ],
 )
 def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
@@ -364,11 +344,11 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
             "supervise.core.handlers.x",
             "from ..model import action\nfrom ... import errors",
         ),
-        ("supervise.app", "from . import actions\nfrom .core import engine\nimport time"),
+        ("supervise.runtime", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),
         ("supervise.store.run_records", "from supervise_probe import wire"),
         ("supervise_probe.hooks.install", "from . import wire\nimport zlib"),
-        ("supervise.app", "def f():\n def g():\n" + "  x\n" * 50 + " x\n" * 50),
+        ("supervise.runtime", "def f():\n def g():\n" + "  x\n" * 50 + " x\n" * 50),
     ],
 )
 def test_what_is_allowed_is_left_alone(name, text):

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise import children
-from supervise.outputs import host_facts
+from supervise import system
+from supervise.runtime import host
 
 # One that detached itself and one that holds the pipes, behind a tool that never ends.
 HANGS = """#!/bin/sh
@@ -27,7 +27,7 @@ import pathlib, threading, time
 def hang_up():
     while not pathlib.Path({started!r}).exists():
         time.sleep(0.01)
-    children.end_all()
+    children.end_tools()
 from supervise import children
 from supervise.outputs import host_facts
 if {polite}:
@@ -78,10 +78,10 @@ def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     fake_git("exit 3" if tool == "in the background" else "sleep 1000")
 
     if tool == "in the background":
-        assert "exit code 3" in host_facts.git(tmp_path)["missing"]
+        assert "exit code 3" in host.git(tmp_path)["missing"]
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):
-            host_facts.run_tool(["git"], 0.5)
+            host.run_tool(["git"], 0.5)
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "end_all"])
@@ -106,7 +106,7 @@ def test_a_tool_that_hangs_ends_with_us(fake_git, tmp_path, end):
 def test_the_end_of_a_tool_is_told_as_it_was(how):
     """Its exit code or its signal; stdin, stdout and stderr are its own."""
     pipe = subprocess.PIPE
-    child = children.Child(
+    child = system.Child(
         ["sh", "-c", f"cat; echo oops >&2; ulimit -c 0; {how}"],
         stdin=pipe,
         stdout=pipe,
@@ -120,4 +120,4 @@ def test_the_end_of_a_tool_is_told_as_it_was(how):
 
 def test_a_tool_that_is_not_there_is_an_os_error():
     with pytest.raises(FileNotFoundError):
-        children.run(["no-such-tool"], within_s=1.0)
+        system.run_tool(["no-such-tool"], within_s=1.0)

@@ -115,5 +115,5 @@ def test_no_test_reads_more_private_names_of_the_product():
 
 def test_a_private_name_is_found():
     """On another object and by import; not on `self`, and not what the standard library offers."""
-    text = "from supervise.app.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
+    text = "from supervise.runtime.loop import _x\na._b\nself._c\nos._exit(0)\na.__dict__\n"
     assert private_reads(text) == ["_x", "_b"]

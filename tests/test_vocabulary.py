@@ -137,7 +137,7 @@ def test_the_old_vocabulary_is_refused(found, allowed):
 def test_an_old_name_is_found():
     """In any spelling, and as a part; a word that only contains it is left alone."""
     text = "class RunTold: pass\nTOLD_AT = 1\ndef f(_told_of): retold, hardware_word = 1, 2\n"
-    found = refused(Module("supervise.app.x", "app/x.py", text))
+    found = refused(Module("supervise.runtime.x", "runtime/x.py", text))
     assert found == [
         ("RunTold", "told"),
         ("TOLD_AT", "told"),

@@ -112,7 +112,7 @@ def test_what_ships_beside_the_code_is_found(installed, tmp_path):
     """Policies, packs, runbooks, the example, and the way into the job."""
     script = """
 from supervise.catalog import shipped
-from supervise.job.environment import inject_dir
+from supervise.runtime.environment import inject_dir
 for folder in (shipped.folder(k) for k in ("policies", "policies/packs", "runbooks", "examples")):
     print(folder, len(list(folder.rglob("*.yaml"))))
 print(shipped.folder("examples") / "nano" / "train.py")

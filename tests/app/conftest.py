@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervise.job.controller import Control
-from supervise.job.process import Process
+from supervise.runtime.controller import Control
+from supervise.runtime.process import Process
 
 from ..job.conftest import start
 

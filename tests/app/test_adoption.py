@@ -10,17 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.adoption import Adoption
-from supervise.app.event_processor import EventProcessor
-from supervise.app.relauncher import ends_with
-from supervise.app.run_recovery import RecoveredRun
-from supervise.app.settings import Settings
 from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Notice
-from supervise.inputs.frame_enrichment import FrameEnricher
-from supervise.outputs.action_performer import Performer
 from supervise.outputs.outbox import Outbox
+from supervise.runtime.adoption import Adoption
+from supervise.runtime.frame_enrichment import FrameEnricher
+from supervise.runtime.processor import EventProcessor, Performer
+from supervise.runtime.relauncher import ends_with
+from supervise.runtime.settings import RecoveredRun, Settings
 from supervise.store import audit, journal
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.checkpoint_wiring import forward_save, may_come_back
 from supervise.core import engine
 from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import Policy
 from supervise.core.state.incident import HELD
+from supervise.runtime.loop import forward_save, may_come_back
 
 
 @pytest.mark.parametrize(

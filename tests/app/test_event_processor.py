@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions.relaunch import Relaunch
-from supervise.app.event_processor import EventProcessor
 from supervise.core.model.events import OperatorCommand
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
@@ -16,6 +15,7 @@ from supervise.core.state.run_state import ApprovalRequest
 from supervise.core.state.runbook_execution import Intent, RunbookExecution
 from supervise.errors import ActionError
 from supervise.outputs.outbox import Outbox, Result
+from supervise.runtime.processor import EventProcessor
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervise.app import file_watch
-from supervise.app.file_watch import FileWatch, Target, checkpoint_targets
+from supervise.runtime import watches
+from supervise.runtime.watches import FileWatch, Target, checkpoint_targets
 
 pytest.importorskip("watchdog")
 WITHIN_S = 20.0
@@ -21,7 +21,7 @@ def woken():
 
 @pytest.fixture
 def watch(monkeypatch):
-    monkeypatch.setattr(file_watch, "RETRY_S", 0.05)
+    monkeypatch.setattr(watches, "RETRY_S", 0.05)
     started = []
 
     def start(*targets):

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.app.launcher import Launch, Launcher, first_environment
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError
-from supervise.job import environment
+from supervise.runtime import environment
+from supervise.runtime.launcher import Launch, Launcher, first_environment
 from supervise.store.run_directory import RunDir
 
 TELL = """

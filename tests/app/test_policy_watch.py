@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app import policy_watch
-from supervise.app.policy_watch import PolicyWatch
 from supervise.catalog import load_policy
+from supervise.runtime import watches
+from supervise.runtime.watches import PolicyWatch
 from supervise.store.policies import Reloader
 from tests.support.waiting import wait_until
 
@@ -42,7 +42,7 @@ def test_an_edit_that_loads_is_posted_as_a_reload(edited):
 
     assert edited.watch.check()
     (command,) = edited.commands()
-    assert (command["command"], command["operator"]) == ("reload", policy_watch.OPERATOR)
+    assert (command["command"], command["operator"]) == ("reload", watches.OPERATOR)
     assert command["args"]["mode"] is None
 
 
@@ -55,7 +55,7 @@ def test_an_edit_of_the_base_is_one_of_the_policy(tmp_path, monkeypatch):
     path.write_text("version: supervise/v1\nextends: team/base.yaml\n")
     policy = load_policy(path)
     reloader = Reloader(SimpleNamespace(path=tmp_path), policy, load_policy, str(path))
-    monkeypatch.setattr(policy_watch, "QUIET_S", 0.1)
+    monkeypatch.setattr(watches, "QUIET_S", 0.1)
     watch = PolicyWatch(tmp_path, reloader, lambda: policy, print)
     watch.start()
     wake = {target.directory: target.wake for target in watch.targets()}
@@ -87,7 +87,7 @@ def test_an_edit_that_does_not_load_is_reported_once(edited):
 
 def test_writes_in_a_burst_are_one_edit(edited, monkeypatch):
     """Editors write a file in several steps, of which only the last one is whole."""
-    monkeypatch.setattr(policy_watch, "QUIET_S", 0.2)
+    monkeypatch.setattr(watches, "QUIET_S", 0.2)
     edited.watch.start()
     (wake,) = {target.wake for target in edited.watch.targets()}
     for bound in ("10.0", "gt", "9.0"):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from supervise.app.preemptor import Preemptor
 from supervise.core.model.events import Notice, OperatorCommand
-from supervise.job.ranks.pending_command import PendingCommand
-from supervise.job.signals import Forwarder
+from supervise.runtime.fencing import PendingCommand
+from supervise.runtime.preemptor import Preemptor
+from supervise.runtime.signals import Forwarder
 
 PATH = "out/ckpt.supervise-8.pt"
 

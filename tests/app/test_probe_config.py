@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.app.launcher import probe_config
 from supervise.catalog import load_policy
+from supervise.runtime.launcher import probe_config
 
 POLICY = "version: supervise/v1\nsummary: s\nmode: observe\nuse: [nonfinite]\n"
 

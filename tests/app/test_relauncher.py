@@ -9,10 +9,10 @@ import time
 import pytest
 
 from supervise.actions.relaunch import SLOWEST
-from supervise.app.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.core.analysis.host_health import Finding
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
+from supervise.runtime.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for
 from supervise.store.run_directory import RunDir
 
 pytestmark = pytest.mark.slow  # waits for processes and deadlines

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from supervise.app.run_recovery import RecoveredRun
 from supervise.catalog import load_policy
 from supervise.core.model.events import Exited, OperatorCommand
 from supervise.core.replay import record
 from supervise.errors import StoreError
+from supervise.runtime.settings import RecoveredRun
 from supervise.store import audit
 
 SECOND = 10**9

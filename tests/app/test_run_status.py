@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from supervise.app.run_status import first_step_deadline_s
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from supervise.app import supervisor_log
-from supervise.app.supervisor_log import SupervisorLog
 from supervise.core.model.redaction import Redactor
+from supervise.runtime import logs
+from supervise.runtime.logs import SupervisorLog
 
 pytest.importorskip("structlog")
 
@@ -19,7 +19,7 @@ pytest.importorskip("structlog")
 @pytest.fixture
 def log(tmp_path):
     made = SupervisorLog(
-        tmp_path / supervisor_log.NAME,
+        tmp_path / logs.NAME,
         "run-1",
         lambda: "inc-1",
         Redactor({"API_TOKEN": "opensesame-1234"}),
@@ -30,7 +30,7 @@ def log(tmp_path):
 
 def lines(log, tmp_path):
     log.stop()
-    text = (tmp_path / supervisor_log.NAME).read_text("utf-8")
+    text = (tmp_path / logs.NAME).read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -40,11 +40,11 @@ def test_an_exception_is_logged_with_its_traceback_and_without_secrets(log, tmp_
     try:
         raise RuntimeError("with opensesame-1234")
     except RuntimeError:
-        logging.getLogger("supervise.app.loop").exception("internal error")
+        logging.getLogger("supervise.runtime.loop").exception("internal error")
 
     (line,) = lines(log, tmp_path)
     assert line["event"] == "internal error"
-    assert (line["level"], line["logger"]) == ("error", "supervise.app.loop")
+    assert (line["level"], line["logger"]) == ("error", "supervise.runtime.loop")
     assert (line["run"], line["incident"]) == ("run-1", "inc-1")
     assert "in test_an_exception_is_logged" in line["exception"]
     assert "RuntimeError: with <redacted>" in line["exception"]
@@ -53,13 +53,13 @@ def test_an_exception_is_logged_with_its_traceback_and_without_secrets(log, tmp_
 def test_a_full_queue_drops_counts_and_never_waits(log, tmp_path):
     """The disk may hang for hours; the loop that logs may not."""
     record = logging.makeLogRecord({"msg": "x", "levelname": "INFO", "name": "supervise.x"})
-    for _ in range(supervisor_log.MAX_WAITING + 7):
+    for _ in range(logs.MAX_WAITING + 7):
         log.handle(record)
     log.start()
 
     found = lines(log, tmp_path)
     assert found[-1]["dropped"] == 7
-    assert len(found) == supervisor_log.MAX_WAITING + 1
+    assert len(found) == logs.MAX_WAITING + 1
 
 
 def test_a_log_that_cannot_be_written_costs_nothing(tmp_path):
@@ -75,7 +75,7 @@ def test_a_log_that_cannot_be_written_costs_nothing(tmp_path):
 
 def test_an_old_log_makes_room_for_a_new_one(log, tmp_path, monkeypatch):
     """A run of months leaves megabytes, not gigabytes."""
-    monkeypatch.setattr(supervisor_log, "MAX_BYTES", 1000)
+    monkeypatch.setattr(logs, "MAX_BYTES", 1000)
     log.start()
     for number in range(100):
         logging.getLogger("supervise.x").info("%d", number)

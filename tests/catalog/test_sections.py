@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.app.launcher import probe_config
 from supervise.catalog import discover, metrics
 from supervise.core.model.policy import Planned, Policy
 from supervise.errors import UsageError
+from supervise.runtime.launcher import probe_config
 from supervise_probe import faults
 from supervise_probe.sampling.sample_sets import DEFAULTS
 

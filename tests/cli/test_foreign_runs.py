@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.job.proc_stat import start_ticks
+from supervise.runtime.process_tree import start_ticks
 from supervise.store import files
 
 from .conftest import story

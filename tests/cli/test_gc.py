@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from supervise.job.proc_stat import start_ticks
+from supervise.runtime.process_tree import start_ticks
 from supervise.store.audit import Audit
 from supervise.store.run_records import PARTS
 from tests.cli.conftest import story

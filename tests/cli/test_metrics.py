@@ -12,7 +12,7 @@ from supervise.catalog import metrics
 from supervise.catalog.metrics import REASONS
 from supervise.checkpoints import registry
 from supervise.cli._metric_availability import SUPERVISOR_METRICS
-from supervise.inputs import cross_rank_metrics, hardware, run_metrics
+from supervise.runtime import frame_enrichment, hardware
 
 
 def test_the_list_has_every_metric_once_with_its_unit(supervise):
@@ -49,19 +49,19 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning():
     """Every producer of columns is asked; what they produce is what they list."""
     assert set(SUPERVISOR_METRICS) <= {spec.id for spec in metrics.METRICS}
     assert {
-        *cross_rank_metrics.CROSS_RANK_METRICS,
+        *frame_enrichment.CROSS_RANK_METRICS,
         *hardware.METRICS,
         *registry.METRICS,
-        *run_metrics.RUN_METRICS,
+        *frame_enrichment.RUN_METRICS,
     } == set(SUPERVISOR_METRICS)
     one = {"train_loss_raw": 2.0, "step_time": 1.0, "other_time": 0.5, "grad_sketch.0": 1.0}
     one |= {"tokens_per_update": 8.0, "grad_norm_share": 1.0, "grad_global_norm": 2.0**0.5}
     one["batch_token_entropy"] = 3.0
-    ranks = cross_rank_metrics.Ranks()
+    ranks = frame_enrichment.Ranks()
     for step, rank in ((6, 0), (6, 1), (7, 0), (7, 1)):  # replicas, one of which skips alone
         skipped = float(rank * (step - 6))
         ranks.add(0, step, rank, 2, {**one, "param_digest.0": rank, "update_skipped": skipped})
-    assert set(ranks.newest()) == set(cross_rank_metrics.CROSS_RANK_METRICS)
+    assert set(ranks.newest()) == set(frame_enrichment.CROSS_RANK_METRICS)
 
 
 def test_a_metric_is_explained_with_the_detectors_that_read_it(supervise):

@@ -12,7 +12,7 @@ from supervise.catalog import load_policy
 from supervise.cli import OPERATOR_COMMANDS, _send_command
 from supervise.core import engine
 from supervise.core.model.events import Finished, OperatorCommand
-from supervise.inputs.control_inbox import ControlInbox, post
+from supervise.runtime.watches import ControlInbox, post
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.policies import Reloader

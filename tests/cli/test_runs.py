@@ -10,7 +10,7 @@ import pytest
 
 from supervise.cli import _send_command
 from supervise.core.model.events import Exited, Launched
-from supervise.job.proc_stat import start_ticks
+from supervise.runtime.process_tree import start_ticks
 from supervise.store import run_directory
 from supervise.store.audit import Audit
 from supervise.store.run_directory import RunDir

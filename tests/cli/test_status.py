@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from supervise import system
 from supervise.core.model.events import Exited, Launched
-from supervise.inputs import clock
-from supervise.job.environment import LAUNCH
+from supervise.runtime.environment import LAUNCH
 from supervise.store.audit import Audit
 
 STATE = {
@@ -80,7 +80,7 @@ def alive():
 def test_a_live_run_is_told_on_one_screen(supervise, recorded, alive, monkeypatch):
     """What needs a person first; loss, speed and what is left; details last."""
     run = recorded()
-    run.write_json("state.json", {**STATE, "updated_wall": clock.wall()})
+    run.write_json("state.json", {**STATE, "updated_wall": system.wall()})
     alive(run)
     monkeypatch.setenv("COLUMNS", "200")
 

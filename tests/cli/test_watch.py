@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from supervise import system
 from supervise.cli import _live_data, _send_command
-from supervise.inputs import clock
 from supervise.store.audit import Audit
 
 from .test_status import STATE
@@ -25,7 +25,7 @@ RANKS = {
 
 def status(**changes):
     training = STATE["training"] | {"lag": {"0": 0, "1": 4, "2": 0}}
-    state = {**STATE, "training": training, "ranks": RANKS, "updated_wall": clock.wall()}
+    state = {**STATE, "training": training, "ranks": RANKS, "updated_wall": system.wall()}
     return json.loads(json.dumps(state | changes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.analysis.standstill import Collective, LoaderWorker, RankStand, explain
-from supervise.outputs.rank_survey import main_frames, own_place
+from supervise.runtime.stacks import main_frames, own_place
 
 IDLE = RankStand("", 0.0, 59, 30.0)
 REDUCES = IDLE._replace(collective=Collective(121, "all_reduce", True), place="train.py:30 in step")

@@ -14,10 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
-from supervise.app import foreground
+from supervise import system
 from supervise.catalog import load_policy
 from supervise.cli import run
-from supervise.inputs import clock
+from supervise.runtime import foreground
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
@@ -50,8 +50,8 @@ class Freezing(Recorder):
 
 
 def record(run, tell):
-    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
-    now = lambda: (clock.monotonic_ns(), clock.wall())  # noqa: E731
+    audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall())
+    now = lambda: (system.monotonic_ns(), system.wall())  # noqa: E731
     return Freezing(Journal.open(run.journal_path), audit, now, tell)
 
 

@@ -15,16 +15,16 @@ import signal
 import sys
 from pathlib import Path
 
+from supervise import system
 from supervise.catalog import discover, load_policy
 from supervise.cli import adopt, run
-from supervise.inputs import clock
 from supervise.store.audit import Audit
 from supervise.store.journal import Journal
 from supervise.store.recorder import Recorder
 
 
 def now():
-    return clock.monotonic_ns(), clock.wall()
+    return system.monotonic_ns(), system.wall()
 
 
 def die():
@@ -67,10 +67,10 @@ def main() -> int:
     what, _, word = death.partition(" ")
 
     def record(run, tell):
-        audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
+        audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall())
         journal = Journal.open(run.journal_path)
         return Mortal(
-            what, word, journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), tell
+            what, word, journal, audit, lambda: (system.monotonic_ns(), system.wall()), tell
         )
 
     def tell(line):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from supervise.job.proc_stat import is_handled
+from supervise.runtime.process_tree import is_handled
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.job.launch import become_subreaper
+from supervise.runtime.process import become_subreaper
 from tests.support.supervised_run import tiny
 from tests.support.waiting import wait_until
 

@@ -17,12 +17,11 @@ from supervise.core import engine
 from supervise.core.model.decisions import plain
 from supervise.core.model.events import Event, Launched, Notice, OperatorCommand, Tick
 from supervise.errors import SuperviseError
-from supervise.inputs.control_inbox import DIRECTORY, ControlInbox
-from supervise.inputs.frame_enrichment import FrameEnricher
-from supervise.inputs.segment.directory import Segments
-from supervise.inputs.segment.exit_record import recorded_end
-from supervise.inputs.segment.reader import Segment
-from supervise.outputs import status_snapshot
+from supervise.runtime import status
+from supervise.runtime.frame_enrichment import FrameEnricher
+from supervise.runtime.segment_reader import Segment, recorded_end
+from supervise.runtime.segments import Segments
+from supervise.runtime.watches import DIRECTORY, ControlInbox
 from supervise.store import event_codec
 from supervise.store.audit import Chain
 from supervise_probe import wire
@@ -76,7 +75,7 @@ class Judge:
                 save_report(event, RunPosition())
 
     def status(self, ranks: dict[int, dict[str, Any]]) -> None:
-        found = status_snapshot.snapshot(
+        found = status.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
         json.dumps(plain(found), allow_nan=False).encode()

@@ -29,7 +29,7 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.core.model.policy import Policy
-from supervise.outputs import status_snapshot
+from supervise.runtime import status
 from supervise.store import journal
 from supervise.store.audit import Audit
 from supervise.store.recorder import Recorder
@@ -160,7 +160,7 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
             if decision.kind == "intent":
                 queue.insert(0, answer(decision.data["action"], event.at_ns, state.step, {}))
     ranks = {0: {"pid": 7, "phase": "step", "seen_ns": 5, "status": {"collectors": {"loss": "on"}}}}
-    found = status_snapshot.snapshot(
+    found = status.snapshot(
         chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
     )
     run.write_json("state.json", found)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from supervise.app.run_recovery import RecoveredRun
 from supervise.catalog import load_policy, shipped
 from supervise.catalog.diagnostics import Problems, Source
 from supervise.catalog.yaml_document import parse, plain
 from supervise.checkpoints import registry
 from supervise.errors import StoreError
+from supervise.runtime.settings import RecoveredRun
 from supervise.store import audit, journal
 from supervise.store.audit import Audit
 from supervise.store.quarantine_list import Quarantine

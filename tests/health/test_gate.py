@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.health import gate, memory, nvml_report
-from supervise.health.gate import HealthGate, Start
+from supervise.runtime import host, nvml_report
+from supervise.runtime.host import HealthGate, Start
 
 GB = 10**9
 
@@ -91,7 +91,7 @@ def test_memory_is_what_the_container_allows(tmp_path, files, allowed):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(text)
 
-    found = memory.available_bytes(tmp_path)
+    found = host.available_bytes(tmp_path)
     assert found == allowed if allowed is not None else found > 10**6
 
 
@@ -176,8 +176,8 @@ def test_time_that_is_over_decides_nothing(tmp_path):
 def test_memory_may_come_back(tmp_path, monkeypatch):
     """The kernel takes a moment to free what dead processes had."""
     sizes = [GB, GB, 5 * GB]
-    monkeypatch.setattr(memory, "available_bytes", lambda: sizes.pop(0))
-    monkeypatch.setattr(gate, "LOOK_S", 0.01)
+    monkeypatch.setattr(host, "available_bytes", lambda: sizes.pop(0))
+    monkeypatch.setattr(host, "LOOK_S", 0.01)
     found = look(Start(tmp_path), {"memory_gb": 4.0})
 
     assert found["memory"] == ("good", "5.0 GB available, and job.health.memory_gb is 4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.inputs import control_inbox
+from supervise.runtime import watches
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from supervise.inputs import control_inbox
 )
 def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text):
     """Whoever wrote it."""
-    (tmp_path / control_inbox.DIRECTORY).mkdir()
-    (tmp_path / control_inbox.DIRECTORY / "0.json").write_text(text)
+    (tmp_path / watches.DIRECTORY).mkdir()
+    (tmp_path / watches.DIRECTORY / "0.json").write_text(text)
     args = {"key": "k", "shards": ["a", "b"], "value": 0.5, "requeue": True}
-    control_inbox.post(tmp_path, "stop", "anna", args, at_ns=7)
-    heard = control_inbox.ControlInbox(tmp_path, lambda: 9)
+    watches.post(tmp_path, "stop", "anna", args, at_ns=7)
+    heard = watches.ControlInbox(tmp_path, lambda: 9)
 
     (told,) = heard.poll()
     assert (told.at_ns, told.operator, told.command, told.args) == (9, "anna", "stop", args)
     assert heard.poll() == []
-    assert not list((tmp_path / control_inbox.DIRECTORY).iterdir())
+    assert not list((tmp_path / watches.DIRECTORY).iterdir())

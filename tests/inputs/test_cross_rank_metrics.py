@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 
-from supervise.inputs.cross_rank_metrics import (
+from supervise.runtime.frame_enrichment import (
     OWN_STEPS,
     OwnTimes,
     Ranks,

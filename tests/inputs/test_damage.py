@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from supervise.core.model.events import Frame
 from supervise.errors import SegmentError
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import Segment
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervise.core.model.events import Announced, Frame
-from supervise.inputs.frame_enrichment import FrameEnricher
+from supervise.runtime.frame_enrichment import FrameEnricher
 
 
 class Machine:

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.inputs.hardware import Hardware
-from supervise.inputs.memory_growth import FIRST, SOON_S
+from supervise.runtime.hardware import FIRST, SOON_S, Hardware
 
 pytestmark = pytest.mark.slow  # waits for looks and processes
 

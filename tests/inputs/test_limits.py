@@ -13,9 +13,8 @@ import pytest
 
 from supervise.core.model.events import Frame, Notice
 from supervise.errors import SegmentError
-from supervise.inputs.segment.directory import Segments
-from supervise.inputs.segment.limits import DATA, OWN
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import DATA, OWN, Segment
+from supervise.runtime.segments import Segments
 from supervise_probe import wire
 
 NOW = 10**9

@@ -11,7 +11,7 @@ import pytest
 from supervise.catalog.loader import failure_classes
 from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.failure import LOG, Failure
-from supervise.inputs.log_files import BEHIND, LogFiles
+from supervise.runtime.logs import BEHIND, LogFiles
 
 LINES = Path(__file__).parents[2] / "benchmarks" / "log_lines.tsv"
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"

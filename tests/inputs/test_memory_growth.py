@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from supervise.inputs.memory_growth import (
+from supervise.runtime.hardware import (
     FIRST,
     MINUTES,
     SETTLE,

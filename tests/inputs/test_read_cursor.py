@@ -7,10 +7,9 @@ import os
 import pytest
 
 from supervise.core.model.events import Announced, Frame, Gap, Notice
-from supervise.inputs.segment.cursor import ReadCursor
-from supervise.inputs.segment.directory import Segments
-from supervise.inputs.segment.exit_record import recorded_end
-from supervise.job.proc_stat import start_ticks
+from supervise.runtime.process_tree import start_ticks
+from supervise.runtime.segment_reader import recorded_end
+from supervise.runtime.segments import ReadCursor, Segments
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer

@@ -6,8 +6,14 @@ from dataclasses import replace
 
 from supervise.core.model.events import Announced, Beat, Frame
 from supervise.core.model.failure import THREAD, Failure
-from supervise.inputs.frame_enrichment import FrameEnricher
-from supervise.inputs.run_metrics import ERRORS, LAG, MISSING, RESTARTS, RunMetrics
+from supervise.runtime.frame_enrichment import (
+    ERRORS,
+    LAG,
+    MISSING,
+    RESTARTS,
+    FrameEnricher,
+    RunMetrics,
+)
 
 S = 1_000_000_000
 

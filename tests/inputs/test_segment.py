@@ -16,7 +16,7 @@ import pytest
 
 from supervise.core.model.events import Announced, Beat, Event, Frame, Gap
 from supervise.errors import SegmentError
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import Segment
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import Mailbox
 from supervise_probe.ipc.writer import Writer

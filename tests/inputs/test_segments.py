@@ -11,9 +11,9 @@ import time
 
 import pytest
 
+from supervise import system
 from supervise.core.model.events import Announced, Frame, Notice
-from supervise.inputs import clock
-from supervise.inputs.segment.directory import Segments
+from supervise.runtime.segments import Segments
 from supervise_probe import wire
 from supervise_probe.ipc.writer import Writer
 
@@ -78,7 +78,7 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
 
 def test_nothing_there_yet_is_nothing_new(tmp_path):
     """Before the job's first step there is no segment, perhaps not even a directory."""
-    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", clock.monotonic_ns)
+    segments = Segments(tmp_path / "no-shm", tmp_path / "no-marks", system.monotonic_ns)
 
     assert segments.poll() == []
     assert segments.interval_s() == 0.25

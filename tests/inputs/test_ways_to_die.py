@@ -14,13 +14,13 @@ from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.events import Exited, Launched
 from supervise.core.model.failure import Failure
 from supervise.core.model.policy import Policy
-from supervise.inputs.failure_records import FailureRecords
-from supervise.inputs.oom_counters import OomCounters
 from supervise.notifiers.console import render
 from supervise.notifiers.webhook import body
-from supervise.outputs.evidence import Evidence
 from supervise.outputs.outbox import message_of
 from supervise.report.records import failure_lines, failures
+from supervise.runtime.evidence import Evidence
+from supervise.runtime.failures import FailureRecords
+from supervise.runtime.host import OomCounters
 from supervise_probe.runtime import failure
 
 LOOP = "def train():\n    for step in range(9):\n        if step == 3:\n            {}\ntrain()\n"

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from supervise.core.model.events import Beat
-from supervise.job.process import Process
+from supervise.runtime.process import Process
 
 PATIENCE_S = 20.0
 

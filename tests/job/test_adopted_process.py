@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.job.adopted_process import AdoptedProcess
-from supervise.job.environment import LAUNCH
-from supervise.job.proc_stat import start_ticks
+from supervise.runtime.environment import LAUNCH
+from supervise.runtime.process import AdoptedProcess
+from supervise.runtime.process_tree import start_ticks
 from tests.support.waiting import wait_until
 
 RUN = "20310504-030201-abcdef"

@@ -15,11 +15,11 @@ from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.core.model.action import PlanContext
 from supervise.errors import ActionError
-from supervise.inputs.segment.directory import Segments
-from supervise.job.controller import Control
-from supervise.job.process import Process
-from supervise.job.ranks.lease import Lease
-from supervise.outputs.evidence import Evidence
+from supervise.runtime.controller import Control
+from supervise.runtime.evidence import Evidence
+from supervise.runtime.fencing import Lease
+from supervise.runtime.process import Process
+from supervise.runtime.segments import Segments
 from tests.support.waiting import wait_until
 
 # A job whose "training" only serves the mailbox, once per step of 5 ms.

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from supervise.errors import ActionError, SegmentError
-from supervise.job.controller import Control
-from supervise.job.proc_stat import suspended
-from supervise.job.ranks.lease import Lease
+from supervise.runtime.controller import Control
+from supervise.runtime.fencing import Lease
+from supervise.runtime.process_tree import suspended
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from supervise.job.environment import child_environment, inject_dir, tier
+from supervise.runtime.environment import child_environment, inject_dir, tier
 
 PYTHON = sys.executable
 

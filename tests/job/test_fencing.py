@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import ActionError
-from supervise.inputs.segment.cursor import ReadCursor
-from supervise.inputs.segment.directory import Segments
-from supervise.job.controller import Control
-from supervise.job.ranks import fencing, same_step
+from supervise.runtime import fencing
+from supervise.runtime.controller import Control
+from supervise.runtime.segments import ReadCursor, Segments
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
 
@@ -273,11 +272,11 @@ def rows(numbers, starts_ns=0, first=5):
 
 def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
     row = {0: rows([12, 14, 16])}
-    assert same_step.objection({**row, 1: rows([14, 16, 18], 7, first=6)}) is None
-    assert "nobody knows" in same_step.objection({**row, 1: []}).why
-    assert same_step.objection({**row, 1: []}).lasting
-    assert not same_step.objection({**row, 1: rows([30, 32], first=14)}).lasting
-    assert "not mean the same step" in same_step.objection({**row, 1: rows([12, 15])}).why
+    assert fencing.objection({**row, 1: rows([14, 16, 18], 7, first=6)}) is None
+    assert "nobody knows" in fencing.objection({**row, 1: []}).why
+    assert fencing.objection({**row, 1: []}).lasting
+    assert not fencing.objection({**row, 1: rows([30, 32], first=14)}).lasting
+    assert "not mean the same step" in fencing.objection({**row, 1: rows([12, 15])}).why
 
 
 @pytest.mark.parametrize(
@@ -293,7 +292,7 @@ def test_without_a_count_of_collectives_nobody_knows_what_a_step_is():
 def test_ranks_without_a_common_collective_are_judged_by_their_times(
     starts_ns, steps, reason, lasting
 ):
-    found = same_step.objection({0: rows([3] * steps), 1: rows([3] * steps, starts_ns)})
+    found = fencing.objection({0: rows([3] * steps), 1: rows([3] * steps, starts_ns)})
 
     assert (found is None) == (reason is None)
     assert found is None or (reason in found.why and found.lasting == lasting)

@@ -7,8 +7,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from supervise.job.idleness import Looks, movement
-from supervise.job.phase_inference import work
+from supervise.runtime.idleness import Looks, movement, work
 from tests.support.waiting import wait_until
 
 WITHIN_S = 0.6

@@ -10,8 +10,8 @@ import threading
 import psutil
 import pytest
 
-from supervise import output_relay
-from supervise.job.process_tree import alive
+from supervise.runtime import output_relay
+from supervise.runtime.process_tree import alive
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

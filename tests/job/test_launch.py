@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from supervise.errors import LaunchError
-from supervise.job.launch import spawn
+from supervise.runtime.process import spawn
 
 PYTHON = sys.executable
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from supervise.core.model.events import Beat
-from supervise.job import phase_inference
-from supervise.job.phase_inference import Phases
+from supervise.runtime import idleness
+from supervise.runtime.idleness import Phases
 from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000
@@ -22,7 +22,7 @@ SLEEPS = "import time; time.sleep(60)"
 @pytest.fixture
 def starting(start, monkeypatch):
     """A process in its start-up, looked at every 50 ms; `look` returns its phase and notices."""
-    monkeypatch.setattr(phase_inference, "LOOK_S", 0.05)
+    monkeypatch.setattr(idleness, "LOOK_S", 0.05)
 
     def begin(code):
         process = start(sys.executable, "-c", code)
@@ -52,7 +52,7 @@ def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_job_that_only_its_device_works_for_is_at_work(start, monkeypatch, share):
     """Before its first step there is no rank yet, and so no beat to ask for."""
-    monkeypatch.setattr(phase_inference, "LOOK_S", 0.05)
+    monkeypatch.setattr(idleness, "LOOK_S", 0.05)
     process = start(sys.executable, "-c", SLEEPS)
     seen = Phases(lambda: [psutil.Process(process.pid)], lambda: share)
     time.sleep(0.3)  # it has started

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from supervise.job.process import Process
+from supervise.runtime.process import Process
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import ActionError
-from supervise.inputs.segment.directory import Segments
-from supervise.job.controller import Control
+from supervise.runtime.controller import Control
+from supervise.runtime.segments import Segments
 from supervise.store.quarantine_list import Quarantine
 from tests.support.waiting import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.job import shared_memory
+from supervise.runtime import environment
 from supervise_probe.ipc.writer import Writer
 
 OLD = 10_000
@@ -23,7 +23,7 @@ def aged(path):
 
 def test_only_dead_and_old_directories_are_swept(tmp_path):
     """Locked, young, with a living job, or no directory at all: left alone."""
-    mine = aged(shared_memory.make(tmp_path, "mine"))
+    mine = aged(environment.make(tmp_path, "mine"))
     prefix = f"supervise-{os.getuid()}-"
     young = tmp_path / f"{prefix}young"
     young.mkdir()
@@ -39,7 +39,7 @@ def test_only_dead_and_old_directories_are_swept(tmp_path):
     (dead / f"rank-0.{done.pid}.seg").write_bytes(b"")
     aged(dead)
 
-    assert shared_memory.sweep(tmp_path) == [dead]
+    assert environment.sweep(tmp_path) == [dead]
     assert mine.is_dir()
     assert not dead.exists()
 
@@ -50,7 +50,7 @@ def test_a_killed_supervisor_lets_go(tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys, pathlib, time; from supervise.job import shared_memory;"
+            "import sys, pathlib, time; from supervise.runtime import environment as shared_memory;"
             f"print(shared_memory.make(pathlib.Path({str(tmp_path)!r}), 'theirs'), flush=True);"
             "time.sleep(60)",
         ],
@@ -61,39 +61,39 @@ def test_a_killed_supervisor_lets_go(tmp_path):
     made.stdout.readline()
     (path,) = tmp_path.iterdir()
     aged(path)
-    assert shared_memory.sweep(tmp_path) == []
+    assert environment.sweep(tmp_path) == []
     made.kill()
     made.communicate()
 
-    assert shared_memory.sweep(tmp_path) == [path]
+    assert environment.sweep(tmp_path) == [path]
 
 
 def test_a_name_alone_keeps_no_directory(tmp_path):
     """Only a segment that a living process wrote does: pids are reused, and anything is planted."""
-    path = shared_memory.make(tmp_path, "mine")
+    path = environment.make(tmp_path, "mine")
     (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
     (path / "job.1").write_text("")
     os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
 
-    shared_memory.remove(path)
+    environment.remove(path)
     assert path.is_dir()
     writer.close()
     Path(writer.path).unlink()
-    shared_memory.remove(path)
+    environment.remove(path)
     assert not path.exists()
 
 
 def test_a_segment_that_cannot_be_read_may_be_somebodys(tmp_path):
     """The probe in the job may be that of another release, with a wire version of its own."""
-    path = shared_memory.make(tmp_path, "mine")
+    path = environment.make(tmp_path, "mine")
     writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
     raw = bytearray(Path(writer.path).read_bytes())
     raw[8] += 1
     Path(writer.path).write_bytes(raw)
     writer.close()
 
-    shared_memory.remove(path)
+    environment.remove(path)
     assert path.is_dir()
 
 
@@ -101,11 +101,11 @@ def test_a_job_without_a_segment_keeps_its_directory(tmp_path):
     """Importing may take longer than its supervisor lives."""
     path = tmp_path / f"supervise-{os.getuid()}-starting"
     path.mkdir()
-    shared_memory.lend(path, os.getpid())
+    environment.lend(path, os.getpid())
 
-    assert shared_memory.sweep(tmp_path) == []
+    assert environment.sweep(tmp_path) == []
     aged(path)
-    assert shared_memory.sweep(tmp_path) == []
+    assert environment.sweep(tmp_path) == []
 
 
 AS_NOBODY = """
@@ -136,7 +136,7 @@ def test_what_another_user_plants_holds_up_no_start(tmp_path):
     subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], check=True)
     planted = sorted(path.name for path in tmp_path.iterdir())
     start = (
-        "import pathlib, sys; from supervise.job import shared_memory;"
+        "import pathlib, sys; from supervise.runtime import environment as shared_memory;"
         "root = pathlib.Path(sys.argv[1]);"
         "print(shared_memory.sweep(root), shared_memory.make(root, 'mine').name)"
     )
@@ -163,10 +163,10 @@ def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
     path.mkdir()
     (path / "theirs").touch()
     if lacks != "mark":
-        shared_memory.own(path)
+        environment.own(path)
     if lacks == "owner":
         os.chown(path, 65534, 65534)
 
-    shared_memory.remove(path)
+    environment.remove(path)
 
     assert (path / "theirs").exists()

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from supervise.job.proc_stat import is_handled
-from supervise.job.signals import FORWARDED, Forwarder
+from supervise.runtime.process_tree import is_handled
+from supervise.runtime.signals import FORWARDED, Forwarder
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from supervise.job.process import Process
-from supervise.job.signals import Forwarder
-from supervise.job.wakeup import Wakeup
+from supervise.runtime.process import Process
+from supervise.runtime.signals import Forwarder, Wakeup
 
 FOREVER_S = 60.0
 

@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import supervise.job.process_tree  # noqa: F401 - here: a handler would find a later import half done
+import supervise.runtime.process_tree  # noqa: F401 - here: a handler would find a later import half done
 from supervise.errors import LaunchError
-from supervise.job.process import Process, exit_code
-from supervise.job.signals import Forwarder
-from supervise.job.terminal import Terminal
-from supervise.job_output import JobOutput
+from supervise.runtime.logs import JobOutput
+from supervise.runtime.process import Process, exit_code
+from supervise.runtime.process_tree import Terminal
+from supervise.runtime.signals import Forwarder
 
 
 def main() -> int:

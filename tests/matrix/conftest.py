@@ -7,7 +7,7 @@ import time
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.inputs.segment.directory import Segments
+from supervise.runtime.segments import Segments
 from tests.support import probed_job
 from tests.support.probed_job import JobServer
 

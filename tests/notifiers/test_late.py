@@ -12,12 +12,12 @@ import threading
 
 import pytest
 
-from supervise.app import late_messages
-from supervise.app.late_messages import Courier
 from supervise.catalog import load_policy
 from supervise.cli import invoke
 from supervise.notifiers import build
 from supervise.outputs.outbox import Undelivered
+from supervise.runtime import late_messages
+from supervise.runtime.late_messages import Courier
 from supervise.store import run_directory
 from supervise.store.run_directory import RunDir
 

@@ -7,7 +7,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Notice
-from supervise.outputs.capabilities import capabilities, is_known, line
+from supervise.runtime.status import capabilities, is_known, line
 
 NANO = load_policy("nano")
 AGAIN = replace(NANO, job={**NANO.job, "relaunch": {"resume": "library"}})

@@ -13,7 +13,7 @@ import pytest
 
 from supervise.core.model.events import Frame
 from supervise.errors import ActionError
-from supervise.outputs.evidence import Evidence, metrics_csv
+from supervise.runtime.evidence import Evidence, metrics_csv
 
 NAMES = ("train_loss_raw", "loss_scale")
 WINDOW = [

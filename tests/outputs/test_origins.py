@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.outputs import shard_origins
-from supervise.outputs.evidence import Evidence
 from supervise.report import incident_facts
 from supervise.report.incident_views import outcome_text
+from supervise.runtime import evidence
+from supervise.runtime.evidence import Evidence
 
 STEPS = range(90, 104)
 NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
@@ -45,7 +45,7 @@ def window(rank=0):
 
 def test_the_five_steps_before_the_breach_and_it():
     """No step later, however many are kept; a shard is told with the steps it was in."""
-    found = shard_origins.trace({0: batches()}, {}, (), 100)
+    found = evidence.trace({0: batches()}, {}, (), 100)
     assert [row["step"] for row in found["steps"]] == [95, 96, 97, 98, 99, 100]
     assert found["breach_step"] == 100
     assert list(found["shards"].items()) == [
@@ -60,7 +60,7 @@ def test_the_five_steps_before_the_breach_and_it():
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     """Its numbers, with names from its last status; a number without a name stays a number."""
     ranks = {1: {"status": {"shards": {"25": "web-1-25.tar"}}}}
-    found = shard_origins.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
+    found = evidence.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
     assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
     assert found["shards"]["web-1-25.tar"] == "step 100"
     assert found["shards"]["shard number 24"] == "steps 96 to 99"
@@ -76,11 +76,11 @@ def test_a_rank_that_does_not_answer_is_known_from_its_frames():
 @pytest.mark.parametrize("tape", [None, {}, "x", [], [1], [{"step": "a"}], [{"step": 1}]])
 def test_nothing_is_said_where_nobody_says(tape):
     """No shards in a tape, or no tape at all."""
-    assert shard_origins.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
+    assert evidence.trace({0: tape}, {}, [(("loss",), Frame(1, 0, 0, 1, (1.0,)))], 1) is None
 
 
 @pytest.fixture
-def evidence(tmp_path):
+def collector(tmp_path):
     """An Evidence over a run whose incident inc-1 broke out at step 100."""
     (tmp_path / "run" / "probe").mkdir(parents=True)
     return Evidence(
@@ -98,16 +98,16 @@ def answers(directory, rank):
     (directory / f"rank-{rank}-batches.json").write_text(json.dumps(batches(rank)))
 
 
-def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, tmp_path):
+def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view, tmp_path):
     """In a file of its own, in what the audit log keeps, and in the line of `supervise why`."""
     job = witness([hung().pid], {0: view(1)}, answers)
-    seen = evidence.collect(job, "inc-1", "k1", 30.0)
+    seen = collector.collect(job, "inc-1", "k1", 30.0)
     content = json.loads((tmp_path / "run" / seen["path"] / "shards.json").read_text())
     assert content["shards"] == seen["shards"]
     assert seen["shards"]["web-0-24.tar"] == "steps 96 to 99"
     assert [row["step"] for row in content["steps"]] == [95, 96, 97, 98, 99, 100]
     assert "shards.json" in seen["files"]
-    assert evidence.collect(job, "inc-1", "k1", 30.0) == seen
+    assert collector.collect(job, "inc-1", "k1", 30.0) == seen
     order = {"id": "a-1", "verb": "snapshot", "runbook": "hold", "args": {}, "touches_job": False}
     data = {"intent": {"action": order}, "commit": {"action": {"id": "a-1"}, "result": seen}}
     (action,) = incident_facts.actions(
@@ -117,7 +117,7 @@ def test_the_bundle_and_the_story_name_the_shard(evidence, witness, hung, view, 
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in outcome_text(action)
 
 
-def test_a_hung_job_is_told_by_its_frames(evidence, witness, hung, view):
+def test_a_hung_job_is_told_by_its_frames(collector, witness, hung, view):
     """The probe wrote nothing; the numbers of its frames remain."""
-    seen = evidence.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
+    seen = collector.collect(witness([hung().pid], {0: view(1, silent_s=99)}), "inc-1", "k1", 30.0)
     assert seen["shards"]["shard number 25"] == "step 100"

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from supervise.core.model.action import Action
 from supervise.errors import ActionError
-from supervise.outputs import action_performer as module
-from supervise.outputs.action_performer import Performer
+from supervise.runtime import processor as module
+from supervise.runtime.processor import Performer
 
 JOB = object()
 
@@ -124,7 +124,7 @@ def test_an_abandoned_action_does_not_hold_up_our_exit():
 import time
 from dataclasses import dataclass
 from supervise.core.model.action import Action
-from supervise.outputs.action_performer import Performer
+from supervise.runtime.processor import Performer
 @dataclass(frozen=True)
 class Hang(Action):
     def perform(self, job, args, *, key):

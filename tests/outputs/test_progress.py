@@ -7,8 +7,7 @@ import math
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.outputs.training_progress import POINTS, TrainingProgress, planned_in
-from supervise.outputs.verdict import verdict
+from supervise.runtime.status import POINTS, TrainingProgress, planned_in, verdict
 
 NAMES = ("train_loss_raw", "tokens_per_update")
 SECOND = 1_000_000_000

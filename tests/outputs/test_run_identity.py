@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.outputs import run_identity
-from supervise.outputs.run_identity import ByteBudget, IdentityCollector, differences
+from supervise.runtime import identity
+from supervise.runtime.identity import ByteBudget, IdentityCollector, differences
 
 
 def no_driver():
@@ -82,7 +82,7 @@ def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, 
     argv = [sys.executable, "-c", code, library]
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as job:
         job.stdout.readline()
-        own = run_identity.packages(job.pid)
+        own = identity.packages(job.pid)
         job.communicate(b"\n")
     assert (own["source"], own["versions"]) == ("the job's process", {"fast-core": "1.2"})
     assert own["sha256"] == hashlib.sha256(b"fast-core==1.2\n").hexdigest()
@@ -112,8 +112,8 @@ def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, mo
         "570.1",
     )
 
-    release = run_identity.threading.Event()
-    monkeypatch.setattr(run_identity, "DRIVER_S", 0.05)
+    release = identity.threading.Event()
+    monkeypatch.setattr(identity, "DRIVER_S", 0.05)
     found = collect(nvml=release.wait)
     release.set()
     assert found["hardware"]["missing"] == "no answer within 0.05 s"
@@ -144,7 +144,7 @@ def test_what_differs_is_named_field_by_field():
     assert [one["field"] for one in found] == [
         *("code.commit", "files.train.py", "packages.versions.torch"),
     ]
-    assert run_identity.describe(found) == (
+    assert identity.describe(found) == (
         "code.commit aaaaaaaaaaaa → bbbbbbbbbbbb; files.train.py 1 → 2; "
         "packages.versions.torch 2.13.0 → 2.12.0"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.outputs import stacks
+from supervise.runtime import stacks
 from tests.support.waiting import wait_until
 
 

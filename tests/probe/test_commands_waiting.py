@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import Segment
 from supervise_probe.control.commands import Commands
 from supervise_probe.ipc import fences
 from supervise_probe.ipc.mailbox import Mailbox

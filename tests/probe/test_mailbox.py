@@ -9,7 +9,7 @@ import pytest
 
 from supervise.core.model.events import Notice
 from supervise.errors import SegmentError
-from supervise.inputs.segment.reader import Ack, Segment
+from supervise.runtime.segment_reader import Ack, Segment
 from supervise_probe import wire
 from supervise_probe.ipc.mailbox import KEPT_KEYS, Mailbox
 from supervise_probe.ipc.writer import Writer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import Segment
 
 PROBES = Path(__file__).parents[2] / "probes"
 OLDEST = (3, 9)  # of the job's Python; pyproject.toml, per-file-target-version

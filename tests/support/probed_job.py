@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervise.core.model.events import Frame, Notice
-from supervise.inputs.segment.reader import Segment
+from supervise.runtime.segment_reader import Segment
 
 from .waiting import wait_until
 

@@ -147,7 +147,7 @@ _ROWS = (
         "host_mem_growth",
         "bytes/h",
         "Lower bound of the growth of the job's own memory, less "
-        "shared and file pages; see supervise/inputs/memory_growth.py.",
+        "shared and file pages; see supervise/runtime/hardware.py.",
         "psutil",
     ),
     (

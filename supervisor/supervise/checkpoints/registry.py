@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
 from ..errors import StoreError
-from ..inputs import clock
 from ..store import files
 
 NAME = "checkpoints.json"
@@ -343,7 +343,7 @@ class CheckpointNotifications:
         if once and once in self._notes:
             return
         self._notes.add(once)
-        self._events.append(Notice(clock.monotonic_ns(), "note", sentence))
+        self._events.append(Notice(system.monotonic_ns(), "note", sentence))
 
     def take(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
@@ -383,5 +383,5 @@ class CheckpointNotifications:
         step = entry.step if entry.step >= 0 else None
         of = "" if step is None else f" of step {step}"
         message = f"checkpoint {entry.id}{of} {what}"
-        now_ns = clock.monotonic_ns()
+        now_ns = system.monotonic_ns()
         self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=data))

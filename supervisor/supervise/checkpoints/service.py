@@ -18,12 +18,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from .. import system
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
 from ..errors import StoreError
-from ..inputs import clock
 from ..store import files
-from ..threads import Thread
+from ..system import Thread
 from . import discovery
 from .discovery import OwnershipResolver
 from .registry import (
@@ -514,7 +514,7 @@ class CheckpointService:
                 complete.
         """
         with self._kept.lock:
-            now_s, wall = time.monotonic(), clock.wall()
+            now_s, wall = time.monotonic(), system.wall()
             changes = self._tracker.scan(self._position, now_s, wall, closely=closely, ended=ended)
             for entry in changes.lost:
                 self._kept.on_lost(entry)

@@ -14,8 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from .. import system
 from ..core.model.events import Notice
-from ..inputs import clock
 from . import discovery
 from .discovery import CONTESTED, FOREIGN, FileIdentity, OwnershipResolver
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry, Register, Stamp
@@ -85,7 +85,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         return None
     identity = None
     if file:
-        end_ns = time.time_ns() - (clock.monotonic_ns() - event.at_ns)
+        end_ns = time.time_ns() - (system.monotonic_ns() - event.at_ns)
         start_ns = -inf if seconds is None else end_ns - seconds * 1e9
         stat = (int(file["size"]), int(file["mtime_ns"]), int(file["inode"]))
         identity = FileIdentity(int(file["device"]), stat, start_ns, end_ns)
@@ -96,7 +96,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
         how=str(data.get("how", "its library")),
         rank=event.rank or 0,
         ranks=int(data.get("ranks", position.ranks)),
-        wall=clock.wall(),
+        wall=system.wall(),
         seconds=seconds,
         identity=identity,
         python=data.get("python"),

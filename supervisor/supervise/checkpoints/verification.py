@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
-from ..children import Child
+from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
 from ..errors import StoreError
-from ..inputs import clock
 from ..store import files
+from ..system import Child
 from . import discovery, registry
 from .registry import BAD, COPIED, FOUND, UNVERIFIED, VERIFIED, Entry
 from .retention import Retention
@@ -307,7 +307,7 @@ class CheckpointVerifier:
                 kept.release(entry)
                 return
             entry.state = COPIED  # while it is being pinned
-            entry.problems, entry.verified = list(verdict.problems), clock.wall()
+            entry.problems, entry.verified = list(verdict.problems), system.wall()
             entry.describe(verdict.found)
             if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(path):
                 entry.resumable = UNKNOWN  # a set of files
@@ -415,7 +415,7 @@ class CheckpointVerifier:
                 entry.state = BAD
                 entry.problems = [f"the pinned copy: {problem}" for problem in problems]
             elif verdict.ok:
-                entry.verified = clock.wall()
+                entry.verified = system.wall()
             kept.write()
             if entry.state == BAD:
                 self._notifications.bad(entry)

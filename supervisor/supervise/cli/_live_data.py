@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
-from ..outputs.capabilities import line
-from ..outputs.training_progress import read_curve
+from ..runtime.status import line, read_curve
 from ..store.files import locked
 from ..store.run_directory import RunDir
 from ._follow import HIDDEN, LogTail, event_line

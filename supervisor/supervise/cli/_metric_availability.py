@@ -16,14 +16,14 @@ from supervise_probe import collectors
 
 from ..catalog import metrics
 from ..checkpoints import registry
-from ..inputs import cross_rank_metrics, hardware, memory_growth, run_metrics
+from ..runtime import frame_enrichment, hardware
 from ._probe_check import ProbeCheck
 
 SUPERVISOR_METRICS = (
-    *cross_rank_metrics.CROSS_RANK_METRICS,
+    *frame_enrichment.CROSS_RANK_METRICS,
     *hardware.METRICS,
     *registry.METRICS,
-    *run_metrics.RUN_METRICS,
+    *frame_enrichment.RUN_METRICS,
 )
 
 # Patterns of ids, the condition on the job, and whether the job of the probe check meets it.
@@ -119,7 +119,7 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
     found = {name: _of_probe(name, check, arrived(check)) for name in metrics.known()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
-    found |= dict.fromkeys(cross_rank_metrics.CROSS_RANK_METRICS, across)
+    found |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
     for together, own in PER_RANK.items():
         if world == 1 and own in found:
             found[own] = across
@@ -127,10 +127,10 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
     found |= _hardware()
     found |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
     found |= {
-        run_metrics.RESTARTS: "only once it was started again",
-        run_metrics.ERRORS: "only once a rank or a thread ended with an error",
-        run_metrics.LAG: "yes",
-        run_metrics.MISSING: across,
+        frame_enrichment.RESTARTS: "only once it was started again",
+        frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",
+        frame_enrichment.LAG: "yes",
+        frame_enrichment.MISSING: across,
     }
     return found | {name: REPORTED for name in everything if name not in found}
 
@@ -181,7 +181,7 @@ def _hardware() -> Mapping[str, str]:
         except driver.NVMLError:
             why = "no: no NVIDIA driver"
     found = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(hardware.DEVICE, why or often)
-    wait_s = memory_growth.FIRST * hardware.EVERY_S
+    wait_s = hardware.FIRST * hardware.EVERY_S
     return {**found, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import system
 from ..core.model.decisions import plain
-from ..inputs import clock
 from ..store import files
 from ..store.audit import Audit
 from ..store.journal import Journal
@@ -18,7 +18,7 @@ from ..store.recorder import Recorder
 from ..store.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from ..job_output import JobOutput
+    from ..runtime.logs import JobOutput
 
 
 def printable(text: str) -> str:
@@ -98,7 +98,7 @@ def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) ->
     Args:
         adopted: one runs already, with a relay of its own; it is about later starts.
     """
-    from ..job_output import JobOutput  # most runs keep none
+    from ..runtime.logs import JobOutput  # most runs keep none
 
     try:
         files.make_directory(run.output_path.parent)
@@ -114,6 +114,6 @@ def keep_output(run: RunDir, print_line: PrintLine, *, adopted: bool = False) ->
 
 def open_records(run: RunDir, print_line: PrintLine) -> Recorder:
     """Open the records of a run as their only writer. Raises StoreError."""
-    audit = Audit.open(run.audit_path, run.id, at_ns=clock.monotonic_ns(), wall=clock.wall())
+    audit = Audit.open(run.audit_path, run.id, at_ns=system.monotonic_ns(), wall=system.wall())
     journal = Journal.open(run.journal_path)
-    return Recorder(journal, audit, lambda: (clock.monotonic_ns(), clock.wall()), print_line)
+    return Recorder(journal, audit, lambda: (system.monotonic_ns(), system.wall()), print_line)

@@ -16,7 +16,7 @@ import click
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..app.launcher import Launch
+    from ..runtime.launcher import Launch
 
 PROGRAM = "supervise"
 ARGV = "supervise.argv"  # key of `click.Context.meta`: the command line, to show it again

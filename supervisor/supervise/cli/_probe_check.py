@@ -17,13 +17,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .. import children
-from ..app.launcher import CAPACITY
+from .. import system
 from ..catalog.forms.file_forms import SamplingForm
 from ..core.model.events import Announced, Frame
-from ..inputs import clock
-from ..inputs.segment.directory import Segments
-from ..job import environment, shared_memory
+from ..runtime import environment
+from ..runtime.launcher import CAPACITY
+from ..runtime.segments import Segments
 
 COST = "probe_self_time"
 STEPS, SAMPLE_EVERY = 41, 8
@@ -124,7 +123,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
     """Run `SCRIPT` in `interpreter` with the probe injected, and read what it published."""
     run_id = f"doctor-{secrets.token_hex(3)}"
     try:
-        memory = shared_memory.make(shared_memory.base(os.environ), run_id)
+        memory = environment.make(environment.base(os.environ), run_id)
     except OSError as error:
         return ProbeCheck(error=f"no shared memory: {error.strerror}")
     sampled = [each.name for each in fields(SamplingForm)]
@@ -136,7 +135,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
             "package": str(environment.inject_dir().parent),
             "shm": str(memory),
             "marks": str(marks),
-            "slots": shared_memory.LEAST_SLOTS,
+            "slots": environment.LEAST_SLOTS,
             "capacity": CAPACITY,
             "savepoints": {"every": 4, "keep": 1, "max_bytes": 1 << 24},
             "sampling": {**dict.fromkeys(sampled, SAMPLE_EVERY), "share": 1.0},
@@ -148,14 +147,14 @@ def check_probe(interpreter: str) -> ProbeCheck:
             check = _train(interpreter, environment.child_environment(os.environ, path))
             _read(check, memory, marks)
         finally:
-            shared_memory.remove(memory)
+            environment.remove(memory)
     return check
 
 
 def _train(interpreter: str, environ: dict[str, str]) -> ProbeCheck:
     check = ProbeCheck()
     try:
-        done = children.run(
+        done = system.run_tool(
             [interpreter, "-c", SCRIPT],
             within_s=TIMEOUT_S,
             env={**environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -172,7 +171,7 @@ def _train(interpreter: str, environ: dict[str, str]) -> ProbeCheck:
 
 def _read(check: ProbeCheck, memory: Path, marks: Path) -> None:
     """Add what the probe published."""
-    segments = Segments(memory, marks, clock.monotonic_ns)
+    segments = Segments(memory, marks, system.monotonic_ns)
     for event in segments.poll():
         if isinstance(event, Announced):
             check.names = event.names

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..app.launcher import UNFIT, Launch, last_launch
 from ..checkpoints import registry
 from ..checkpoints.service import CheckpointService
 from ..checkpoints.tracker import RunPosition
@@ -24,6 +23,7 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain
 from ..core.model.policy import Policy
 from ..errors import LaunchError, UsageError
+from ..runtime.launcher import UNFIT, Launch, last_launch
 from ..store.files import locked, read_json
 from ..store.policies import path_of
 from ..store.run_directory import RUNS, RunDir, is_run
@@ -164,7 +164,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         from ..actions.stop import HUMAN
         from ..catalog.loader import failure_classes
         from ..core.analysis import host_health
-        from ..health.gate import HealthGate, of_memo
+        from ..runtime.host import HealthGate, of_memo
 
         start, machine = of_memo(memo)
     except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise

@@ -100,8 +100,8 @@ def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
 def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     """Return the pid of the newest launch, which the journal may lack, and whether it runs."""
     # Here, not above: not needed while the supervisor lives.
-    from ..app.launcher import LAUNCHED, last_launch
-    from ..job.proc_stat import start_ticks
+    from ..runtime.launcher import LAUNCHED, last_launch
+    from ..runtime.process_tree import start_ticks
 
     with suppress(StoreError), understood(LAUNCHED, ""):
         made = last_launch(run)

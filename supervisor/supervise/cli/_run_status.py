@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..app import late_messages
 from ..errors import StoreError, understood
-from ..outputs.verdict import verdict
 from ..report.receipt import shown
+from ..runtime import late_messages
+from ..runtime.status import verdict
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_records import read_outcome, skim

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
+from .. import system
 from ..errors import StoreError, UsageError
-from ..inputs import clock, control_inbox
+from ..runtime import watches
 from ..store import audit
 from ..store.files import locked
 from ..store.quarantine_list import Quarantine
@@ -140,11 +141,11 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
     found = RunDir.open(run)
     if not locked(found.audit_path):
         raise StoreError(f"{run} has no supervisor", hint=f"supervise status {run}")
-    at_ns = clock.monotonic_ns()
+    at_ns = system.monotonic_ns()
     key = f"{at_ns}-{os.getpid()}"
     operator = by or getpass.getuser()
     try:
-        control_inbox.post(found.path, command, operator, {**args, "key": key}, at_ns=at_ns)
+        watches.post(found.path, command, operator, {**args, "key": key}, at_ns=at_ns)
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
     return found, key

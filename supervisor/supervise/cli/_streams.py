@@ -24,7 +24,7 @@ from typing import NoReturn, TextIO, cast
 
 import click
 
-from ..threads import Thread
+from ..system import Thread
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as a shell reports a program whose reader went away
 CANNOT_WRITE = 74  # sysexits EX_IOERR

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .. import system
 from ..errors import StoreError, SuperviseError, UsageError
-from ..inputs import clock
 from ..store import files
 from ..store.run_directory import RUNS
 
@@ -59,7 +59,7 @@ def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
 
 def place_of(given: Path | None, sort: str) -> Path:
     """Return the directory of a trial: the one given, else `runs/SORT-<time>-<id>`."""
-    stamp = clock.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    stamp = system.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return (given or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()
 
 

@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..app.foreground import Foreground
-from ..app.launcher import Launcher
-from ..app.loop import App
-from ..app.run_status import closed, vitals
-from ..app.settings import Settings
-from ..app.supervisor_log import NAME, SupervisorLog
 from ..catalog import load_policy
 from ..checkpoints.registry import BAD, VERIFIED, Entry, Register
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
-from ..job import environment, shared_memory
-from ..job.process import Process
-from ..job.signals import Forwarder
 from ..notifiers import build, heartbeat_sender, routes
 from ..outputs.dead_man_ping import DeadManPing
 from ..outputs.outbox import Outbox
 from ..outputs.prometheus.openmetrics import RunMetrics
 from ..report import receipt
+from ..runtime import environment
+from ..runtime.foreground import Foreground
+from ..runtime.launcher import Launcher
+from ..runtime.logs import NAME, SupervisorLog
+from ..runtime.loop import App
+from ..runtime.process import Process
+from ..runtime.settings import Settings
+from ..runtime.signals import Forwarder
+from ..runtime.status_writer import closed, vitals
 from ..store import run_directory
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
@@ -171,7 +171,7 @@ def watch(
             lambda: None if heartbeat is None else heartbeat.end(code, HEARTBEAT_S),
             lambda: app.close(outbox, code),
             lambda: closed(run, outbox.check_channels()),
-            lambda: shared_memory.remove(directory),
+            lambda: environment.remove(directory),
             read_receipt,
         )
         for step in steps:

@@ -12,21 +12,20 @@ from typing import Any
 
 import click
 
-from ..app.launcher import Launcher, first_environment, last_launch, redactor
-from ..app.loop import App
-from ..app.run_recovery import RecoveredRun
-from ..app.settings import Settings
 from ..catalog import load_policy
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, UsageError
-from ..inputs.segment.exit_record import recorded_end
-from ..job import shared_memory
-from ..job.adopted_process import AdoptedProcess
-from ..job.signals import Forwarder
 from ..notifiers import build, routes
 from ..outputs.outbox import Outbox
 from ..report import receipt
+from ..runtime import environment
+from ..runtime.launcher import Launcher, first_environment, last_launch, redactor
+from ..runtime.loop import App
+from ..runtime.process import AdoptedProcess
+from ..runtime.segment_reader import recorded_end
+from ..runtime.settings import RecoveredRun, Settings
+from ..runtime.signals import Forwarder
 from ..store import audit
 from ..store.policies import Reloader, aim
 from ..store.recorder import Recorder
@@ -120,8 +119,8 @@ def _job(
             f"no launch is on record for the job of {run.path}",
             hint="check whether it runs (ps); if it does not, start the run again",
         )
-    directory = shared_memory.of(Path(run.read_json("probe.json")["shm"]).parent, run.id)
-    shared_memory.own(directory)
+    directory = environment.of(Path(run.read_json("probe.json")["shm"]).parent, run.id)
+    environment.own(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(made["pid"], made["start_ticks"])
     environ = first_environment(run)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from .. import system
 from ..catalog.forms.job_form import CheckpointsForm
 from ..checkpoints import registry
 from ..checkpoints.verification import STATES, VerifierProcess
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..errors import UsageError
-from ..inputs import clock
 from ..store.files import is_own_directory, locked
 from ..store.run_directory import RunDir
 from ._output import document, print_table
@@ -79,7 +79,7 @@ def _verify(run: RunDir) -> int:
         entry.path, entry.bytes, entry.python, urgent=True
     )
     entry.state, entry.problems = STATES[verdict.ok], list(verdict.problems)
-    entry.verified = clock.wall()
+    entry.verified = system.wall()
     if verdict.found:
         entry.describe(verdict.found)
     register.write()

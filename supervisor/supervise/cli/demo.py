@@ -19,9 +19,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from .. import system
 from ..catalog import shipped
 from ..errors import UsageError
-from ..inputs import clock
 from ..report.incident_report import Status
 from ..report.incident_views import DOCUMENT
 from ..store import audit
@@ -51,7 +51,7 @@ def command(run_dir: Path | None) -> int:
             f"the demo needs torch, which {sys.executable} does not have",
             hint="pip install 'supervise-train[torch]', or in a checkout: make demo",
         )
-    path = run_dir or Path("runs") / f"demo-{clock.wall()[:19].replace(':', '')}"
+    path = run_dir or Path("runs") / f"demo-{system.wall()[:19].replace(':', '')}"
     if (path / "run.json").exists():
         raise UsageError(f"{path} holds a run already", hint="use another --run-dir, or none")
     console = Console(highlight=False)

@@ -22,12 +22,12 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..app.launcher import SLOTS
 from ..catalog import shipped
 from ..catalog.loader import failure_classes
 from ..core.analysis import host_health
-from ..health.gate import MATMUL_S, HealthGate, Start
-from ..job import environment, shared_memory
+from ..runtime import environment
+from ..runtime.host import MATMUL_S, HealthGate, Start
+from ..runtime.launcher import SLOTS
 from ._metric_availability import REPORTED, arrived, availability, script_of, world_size
 from ._params import JobCommand
 from ._probe_check import STEPS, ProbeCheck, check_probe, find_interpreter
@@ -169,10 +169,10 @@ def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
 
 def _shared_memory() -> Check:
     """Allocate a segment as the probe does; a sparse file would not prove that the space exists."""
-    root = shared_memory.base(os.environ)
+    root = environment.base(os.environ)
     try:
-        slots = shared_memory.slots(root, SLOTS)
-        size = slots * shared_memory.SLOT_BYTES
+        slots = environment.slots(root, SLOTS)
+        size = slots * environment.SLOT_BYTES
         with tempfile.NamedTemporaryFile(dir=root, prefix="supervise-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, size)
         free = shutil.disk_usage(root).free

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from .. import system
 from ..errors import StoreError
-from ..inputs import clock
 from ..store import run_records
 from ..store.run_directory import RUNS, RunDir
 from ..store.run_records import Survey
@@ -86,7 +86,7 @@ def command(directory: Path, older_than: float, keep: int, dry_run: bool, as_jso
 def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
-        run_records.remove(run.path, run.parts, clock.wall())
+        run_records.remove(run.path, run.parts, system.wall())
     except StoreError as error:
         return str(error)
     return None
@@ -104,8 +104,8 @@ def _parts(parts: Sequence[run_records.Removable]) -> str:
 
 
 def _lives(run: RunDir) -> bool:
-    from ..app.launcher import last_launch
-    from ..job.proc_stat import start_ticks
+    from ..runtime.launcher import last_launch
+    from ..runtime.process_tree import start_ticks
 
     made = last_launch(run)
     return made is not None and start_ticks(made["pid"]) == made["start_ticks"]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .. import system
 from ..core.model.interfaces import CLOSED, OPENED, WATCHER, Message, NotifyError
 from ..errors import UsageError
-from ..inputs import clock
 from ._output import document, printable
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test(
 
 
 def _message(policy: str) -> Message:
-    host, at = socket.gethostname(), clock.wall()
+    host, at = socket.gethostname(), system.wall()
     return Message(
         run=f"test-{at[:19]}",
         incident=None,

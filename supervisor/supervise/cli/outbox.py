@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..app import late_messages
 from ..errors import StoreError
+from ..runtime import late_messages
 from ._output import print_table, printable
 
 HEADER = ("sev", "channel", "run", "late by", "attempts", "message")

@@ -267,7 +267,7 @@ def knowledge() -> Knowledge:
 
     from ..catalog import discover
     from ..catalog.shipped import shown
-    from ..outputs.run_identity import formulas_digest
+    from ..runtime.identity import formulas_digest
 
     digest = formulas_digest()
     return Knowledge(

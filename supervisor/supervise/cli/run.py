@@ -13,18 +13,17 @@ from typing import Any
 
 import click
 
-from ..app.launcher import Launch, Launcher, redactor
+from .. import system
 from ..catalog.shipped import locate
 from ..core.model.decisions import MODES
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import SuperviseError, UsageError
-from ..inputs import clock
-from ..job import environment, resource_limits, shared_memory
-from ..job.launch import replace_process
-from ..job.process import Process, exit_code
-from ..job.signals import Forwarder
-from ..job.terminal import Terminal
+from ..runtime import environment
+from ..runtime.launcher import Launch, Launcher, redactor
+from ..runtime.process import Process, exit_code, replace_process
+from ..runtime.process_tree import Terminal
+from ..runtime.signals import Forwarder
 from ..store.run_directory import RunDir
 from . import _policy_cache
 from ._output import OpenRecords, PrintLine, keep_output, line_printer, open_records
@@ -184,7 +183,7 @@ def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh
 
 def _run_unwatched_if_short(argv: Sequence[str]) -> None:
     """Become the command where the limits of this process leave no room to watch it."""
-    if (why := resource_limits.shortage()) is not None:
+    if (why := environment.shortage()) is not None:
         print_line = line_printer(quiet=False)
         print_line(f"supervise: not watched: {why}; the job runs as it does without supervise")
         sys.stderr.flush()
@@ -272,7 +271,7 @@ def supervise(
         run_dir,
         argv=argv,
         policy=policy,
-        wall=clock.wall(),
+        wall=system.wall(),
         redactor=clean,
         info={
             "tier": tier,
@@ -283,13 +282,13 @@ def supervise(
             **options.kept(),
         },
     )
-    root = shared_memory.base(environ)
-    directory = shared_memory.of(root, run.id)
+    root = environment.base(environ)
+    directory = environment.of(root, run.id)
     forwarder = Forwarder()
     try:
-        shared_memory.sweep(root)
+        environment.sweep(root)
         try:
-            shared_memory.make(root, run.id)
+            environment.make(root, run.id)
         except OSError as error:
             tier, reason = "T0", f"no directory in {root}: {error.strerror}"
         terminal = Terminal.find()
@@ -299,7 +298,7 @@ def supervise(
         forwarder.install()
         process = launcher.start(policy, options.launch or Launch())
     except SuperviseError:
-        shared_memory.remove(directory)
+        environment.remove(directory)
         run.discard()
         raise
 
@@ -346,7 +345,7 @@ def _fail_open(
 def _log_crash(run: RunDir, clean: Redactor) -> None:
     """Add the error under way to the log of the run: `--quiet` hides it at the terminal."""
     with contextlib.suppress(Exception):  # what is broken may be what this needs
-        from ..app.supervisor_log import NAME, SupervisorLog
+        from ..runtime.logs import NAME, SupervisorLog
 
         log = SupervisorLog(run.path / NAME, run.id, lambda: None, clean)
         log.start()

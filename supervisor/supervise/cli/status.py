@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from ..errors import understood
-from ..outputs.capabilities import line
-from ..outputs.training_progress import read_curve
+from ..runtime.status import line, read_curve
 from ..store.run_directory import RunDir
 from ._output import document, print_table
 from ._run_status import DERIVED, read_status

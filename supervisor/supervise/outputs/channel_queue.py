@@ -33,7 +33,7 @@ from ..core.model.interfaces import (
     Message,
     NotifyError,
 )
-from ..threads import Thread
+from ..system import Thread
 from .channel_health import Health, Trouble
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.interfaces import FAIL, PING, START, NotifyError, PingSender
-from ..threads import Thread
+from ..system import Thread
 
 LOOK_S = 1.0  # between two looks at the run; a SEV0 is reported within it
 STALLED_S = 10.0  # of a loop that makes a round each second; project default

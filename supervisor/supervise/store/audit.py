@@ -49,7 +49,7 @@ from typing import Any, BinaryIO
 
 from ..core.model.decisions import plain
 from ..errors import FULL, StoreError, TamperError, UsageError
-from ..threads import Thread
+from ..system import Thread
 from . import files
 
 

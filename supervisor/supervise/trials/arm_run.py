@@ -21,10 +21,10 @@ from typing import Any
 
 import psutil
 
-from ..children import Child
 from ..errors import StoreError, UsageError
 from ..store import run_records
 from ..store.run_directory import RunDir
+from ..system import Child
 
 # Sources: the environment variables of wandb, huggingface_hub, datasets, transformers, MLflow,
 # neptune and ClearML, as each of them documents its offline mode.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import children
+from .. import system
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
@@ -146,7 +146,7 @@ def make(
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             if not all(future.done() for future in waiting):
-                children.end_all()
+                system.end_tools()
 
 
 def keep(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import system
 from ..errors import StoreError
-from ..inputs import clock
 from ..store import audit
 from ..store.audit import Audit
 
@@ -36,7 +36,7 @@ class TrialLog:
 
     def note(self, kind: str, reason: str, data: Mapping[str, Any]) -> None:
         """Add a record, which is on disk before this returns. Raises StoreError."""
-        now = clock.monotonic_ns(), clock.wall()
+        now = system.monotonic_ns(), system.wall()
         self._log.append(
             kind,
             actor="trial",
@@ -55,14 +55,14 @@ def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
     Raises:
         StoreError: it cannot be written, or is the log of a run; TamperError: it was changed.
     """
-    wall = clock.wall()
+    wall = system.wall()
     trial = f"{sort}-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
     trial += f"-{secrets.token_hex(3)}"
     if path.exists() and (first := next(iter(audit.read(path)), None)) is not None:
         if not str(first["kind"]).startswith((f"{CANARY}_", f"{SUITE}_")):
             raise StoreError(f"{path} is the log of a run", hint="name another file")
         trial = str(first["run"])
-    log = Audit.open(path, trial, at_ns=clock.monotonic_ns(), wall=wall)
+    log = Audit.open(path, trial, at_ns=system.monotonic_ns(), wall=wall)
     try:
         yield TrialLog(log, trial)
     finally:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from supervise.inputs.cross_rank_metrics import together
+from supervise.runtime.frame_enrichment import together
 from tests.support.probed_job import rank_jobs
 
 ALWAYS = {"gradients": 1, "weights": 0, "share": 1e6}

@@ -103,7 +103,7 @@ def judge_devices(
     """Judge what the driver says of its devices.
 
     Args:
-        devices: what `supervise.health.nvml_report` printed; None: it did not.
+        devices: what `supervise.runtime.host` printed; None: it did not.
         before: how many there were when the run began, None: unknown.
         some: the job is given some of them only, so a broken one may be another.
         trouble: why there is no report.

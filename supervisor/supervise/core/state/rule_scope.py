@@ -6,6 +6,7 @@ known to be of the machine may be of the weights. Nor do denser samples explain 
 
 from __future__ import annotations
 
+from ..model.decisions import CODE_NAMES
 from ..model.policy import Policy, Rule
 from ..model.state_machine import UNEASY
 from .incident import Incident
@@ -151,3 +152,22 @@ def needs_dense_sampling(policy: Policy, state: State) -> bool:
         return state.machine in UNEASY
     read = {metric for rule in _rules(policy, incident) for metric in metrics(policy, rule)}
     return not read or not read <= TIMES
+
+
+def rule_states(policy: Policy, state: State) -> dict[str, str]:
+    """Return each rule's state: `firing`, `flapping`, `inactive`, `blind`, else its worst code.
+
+    `inactive`: a required metric does not exist in this job.
+    """
+    states: dict[str, str] = {}
+    for r, rule in enumerate(policy.rules):
+        watches = [monitor.rules[r] for monitor in state.monitors.values()]
+        if any(watch.firing for watch in watches):
+            states[rule.id] = "flapping" if rule.id in state.rules.flapping else "firing"
+        elif any(watch.blind for watch in watches):
+            states[rule.id] = "blind"
+        elif not any(monitor.active(r) for monitor in state.monitors.values()):
+            states[rule.id] = "inactive"
+        else:
+            states[rule.id] = CODE_NAMES[max((watch.code for watch in watches), default=1)]
+    return states

@@ -36,9 +36,9 @@ from ...core.model.decisions import (
 from ...core.model.events import Event, Frame, Gap, Notice
 from ...core.model.policy import Policy
 from ...core.model.state_machine import STATES
+from ...core.state import rule_scope
 from ...core.state.run_state import State
-from ...threads import Thread
-from .. import status_snapshot
+from ...system import Thread
 
 if TYPE_CHECKING:
     from .metrics_endpoint import Endpoint
@@ -218,7 +218,7 @@ class RunMetrics:
             is_open = incident is not None and incident.severity == severity
             opened.add_metric([severity], float(is_open))
         yield opened
-        rules = status_snapshot.rules(policy, state)
+        rules = rule_scope.rule_states(policy, state)
         firing = GaugeMetricFamily(
             "supervise_policy_firing", "1 while a rule fires.", labels=["rule", "severity"]
         )

@@ -1,1 +1,0 @@
-"""The probes' segments as events."""

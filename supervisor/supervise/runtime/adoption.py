@@ -1,0 +1,289 @@
+"""A new supervisor takes the place of a dead one, and goes on as if nothing had happened.
+
+In this order: what was decided and not written down is written; the state of every part is put in
+place; an action that was under way is performed again under the key that it has had, so that the
+job changes at most once; messages without a result are posted again, under their keys too. What
+happened since is read and judged only then: the effect of an action is looked for in the first
+frame after it.
+
+An intent that is on disk, receivers that know a repeated order, and probing for the effect are each
+needed for one effect per order.
+
+Processes that train on when the job's first process has ended: a launcher that was killed, a
+shell that did not wait.
+
+Their training is what the run is about, so the run goes on with them, for as long as the policy
+says (`job.orphans.watch`): they are read and judged as before, and signals go to them. They are
+never ended by us for having lost their parent. What is left when that time is over is told, with
+the command that ends it, and keeps its segments.
+
+What counts is a process that writes a segment, or that has loaded torch under our probe and may
+soon. One that was only just started has a moment to show what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from signal import Signals
+
+import psutil
+
+from .. import system
+from ..actions.stop import HUMAN
+from ..core.incidents import withdrawal
+from ..core.model.decisions import Notified, decision_from_record
+from ..core.model.events import Adopted, Event, Finished, Notice
+from ..core.model.policy import Policy
+from ..core.runbooks.steps import awaited_action
+from ..core.state.incident import verb_of
+from ..errors import StoreError
+from ..outputs.outbox import Outbox
+from ..store import audit
+from ..store.recorder import Recorder
+from ..store.run_directory import RunDir
+from .controller import Control
+from .fencing import ending
+from .frame_enrichment import FrameEnricher
+from .process import Process
+from .processor import EventProcessor
+from .relauncher import stopped_for
+from .segments import Segments
+from .settings import RecoveredRun
+
+WATCH_S = 600.0  # for policies of older runs; project default
+GRACE_S = 1.0  # ranks may end a moment after their launcher: no news
+IMPORT_S = 30.0  # a Python that is older than this and has not loaded torch trains nothing
+FORK_S = 2.0  # a process that is older than this is what it is
+LOOK_S = 0.5  # between two looks
+
+
+class Orphans:
+    """Says how long to watch on without the first process. For the main loop.
+
+    Args:
+        marks: directory of the probe's marks, which tell how far a Python got.
+
+    Attributes:
+        left: processes were left running. ended_well: those that went on ended with code 0.
+    """
+
+    def __init__(self, segments: Segments, marks: Path, processor: EventProcessor) -> None:
+        self.left = self.ended_well = False
+        self._segments = segments
+        self._marks = marks
+        self._processor = processor
+        self._process: Process | None = None  # whose orphans these are
+        self._since_s = self._look_s = 0.0
+        self._is_reported = self._over = False
+
+    def continue_run(self, process: Process, final: str | None, *, comes_back: bool) -> bool:
+        """Whether others train on after `process` has ended, and are to be watched.
+
+        Args:
+            final: the signal that asked for the end of the job, if one did: it was meant for all.
+            comes_back: the policy may start the job again, which ends all of it first. That waits
+                for a launcher's ranks, not for those that a dead rank keeps waiting.
+        """
+        now_s = time.monotonic()
+        if process is not self._process:
+            self._process, self._since_s, self._look_s = process, now_s, 0.0
+            self._is_reported = self._over = self.left = self.ended_well = False
+            self._over = comes_back and self._segments.wrote(process.pid)
+        if self._over or now_s < self._look_s:
+            return not self._over
+        self._look_s = now_s + LOOK_S
+        trains, may = self._look(process)
+        watch_s = _watch_s(self._processor.policy)
+        if trains and now_s - self._since_s >= min(watch_s, GRACE_S):
+            if now_s - self._since_s >= watch_s:
+                self._leave(process, trains)
+            elif not self._is_reported:
+                self._report_orphans(process, trains, watch_s)
+        elif not trains and not (may and watch_s):
+            self._over = True
+            if self._is_reported and self._segments.ended_well():
+                self.ended_well = True
+                self._report("relaunch-unavailable", "the processes that went on ended with code 0")
+        if not self._over and not process.outlived:
+            process.outlived = True
+            if final is not None:
+                process.signal(Signals[final])
+        process.outlived = not self._over
+        if self._over:
+            process.tree.reap(every_s=0.0)
+        return not self._over
+
+    def _look(self, process: Process) -> tuple[dict[int, int | None], bool]:
+        """Return who trains, pid to rank if that is known, and whether others may yet."""
+        trains: dict[int, int | None] = dict(self._segments.living())
+        may = False
+        for member in process.tree.members():
+            if member.pid in trains:
+                continue
+            with suppress(psutil.Error):
+                age_s = time.time() - member.create_time()
+                if self._marked("armed", member.pid) and not self._marked("off", member.pid):
+                    trains[member.pid] = None
+                else:
+                    booted = self._marked("boot", member.pid)
+                    may |= age_s < (IMPORT_S if booted else FORK_S)
+        return trains, may
+
+    def _marked(self, mark: str, pid: int) -> bool:
+        return (self._marks / f"{mark}.{pid}").exists()
+
+    def _report_orphans(
+        self, process: Process, trains: Mapping[int, int | None], watch_s: float
+    ) -> None:
+        self._is_reported = True
+        message = f"the job's first process ended ({ending(process.returncode or 0)}), and "
+        message += f"{_named(trains)} without it"
+        verdict = f"the run goes on with what is left, for at most {watch_s / 60:g} minutes"
+        self._report("orphans", message, trains, verdict=verdict)
+
+    def _leave(self, process: Process, trains: Mapping[int, int | None]) -> None:
+        self._over = self.left = True
+        message = f"left running: {_named(trains)} without the job's first process"
+        verdict = "nobody watches them any more, and the job is not started again"
+        self._report("orphans-left", message, trains, verdict=verdict)
+
+    def _report(
+        self, kind: str, message: str, trains: Mapping[int, int | None] | None = None, **more: str
+    ) -> None:
+        data: dict[str, object] = dict(more)
+        if trains:
+            data["processes"] = {str(pid): rank for pid, rank in trains.items()}
+            data["end"] = " ".join(["kill", *map(str, sorted(trains))])
+        self._processor.process(Notice(system.monotonic_ns(), kind, message, data=data))
+
+
+def _watch_s(policy: Policy) -> float:
+    return float((policy.job.get("orphans") or {}).get("watch", WATCH_S))
+
+
+def _named(trains: Mapping[int, int | None]) -> str:
+    names = [
+        f"process {pid}" + ("" if rank is None else f" (rank {rank})")
+        for pid, rank in sorted(trains.items())
+    ]
+    return f"{', '.join(names)} {'goes' if len(names) == 1 else 'go'} on"
+
+
+ANSWER_S = 2.0  # for an answer that already lies there to come round
+
+
+class Adoption:
+    """Puts the parts of a supervisor where the one before it stood.
+
+    Args:
+        past: of the run. The other parts are new, and nothing has gone through them.
+    """
+
+    def __init__(
+        self,
+        past: RecoveredRun,
+        run: RunDir,
+        processor: EventProcessor,
+        recorder: Recorder,
+        control: Control,
+        segments: Segments,
+    ) -> None:
+        self._past = past
+        self._run = run
+        self._processor = processor
+        self._recorder = recorder
+        self._control = control
+        self._segments = segments
+
+    def begin(self, enricher: FrameEnricher, outbox: Outbox) -> list[Event]:
+        """Take over; return what the segments have had to say since, to be judged now."""
+        past, processor = self._past, self._processor
+        processor.resume(past)
+        for announced in past.announced.values():
+            enricher.recall(announced)
+        for number, at_ns, decision in past.unwritten:
+            self._recorder.decision(decision, number, at_ns)
+        repeated = self._repeat(outbox)
+        events = self._segments.poll()
+        alive = self._control.process.returncode is None
+        code = HUMAN if self._stopped(alive=alive) else past.exit_code
+        self._control.resume(past.paused_until_ns, code)
+        told = {
+            "pid": os.getpid(),
+            "late": len(past.unwritten),
+            "messages": repeated,
+            "channels": outbox.channels,
+            "journal": self._recorder.journal,
+        }
+        self._recorder.note("recovered", processor.state.step, "another supervisor took over", told)
+        now_ns = system.monotonic_ns()
+        processor.process(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
+        self._perform_again()
+        if past.asked is not None:
+            processor.reload(past.asked)
+        return events
+
+    def _stopped(self, *, alive: bool) -> bool:
+        """Whether the job was stopped for a relaunch that has not started it again.
+
+        The mark of the start may be missing, so its launch counts too.
+        """
+        order, launched = self._past.relaunch, self._past.launched
+        if order is None:
+            return False
+        if launched is not None and launched.attempt >= order.args["attempt"]:
+            return False
+        try:
+            return stopped_for(self._run, self._processor.action_key(order.id))
+        except StoreError:  # a relaunch did begin: who finds the job dead should look
+            return not alive
+
+    def _repeat(self, outbox: Outbox) -> int:
+        """Post again what no channel has answered for; return how many messages that were."""
+        posted: list[tuple[Notified, str, float]] = []
+        settled: dict[str, set[str]] = {}
+        for record in audit.read(self._run.audit_path):
+            self._processor.mark_progress()  # a long log takes its time
+            data = record.get("data") or {}
+            for channel in data.get("channels") or ():
+                settled.setdefault(channel, set())
+            if record["kind"] == "notify_intent":
+                key = f"{self._run.id}:{record['seq']}"
+                decision = decision_from_record(record)
+                assert isinstance(decision, Notified)
+                posted.append((decision, key, record["mono_ns"] / 1e9))
+            elif record["kind"] == "notify_result":
+                settled.setdefault(data["channel"], set()).update(data["keys"])
+        messages = [(self._processor.message(said), key, at_s) for said, key, at_s in posted]
+        return outbox.resume(messages, settled)
+
+    def _perform_again(self) -> None:
+        run = self._processor.state.run()
+        if run is None or run.intent.action_id is None:
+            return
+        verb = verb_of(awaited_action(self._processor.state))
+        answered = self._control.answered(self._processor.action_key(run.intent.action_id))
+        gone = withdrawal.withdrawn(self._processor.policy, self._processor.state)
+        if gone and not answered:
+            lost = f"{gone}, and so is who asked for it"
+            self._processor.process(
+                Finished(system.monotonic_ns(), run.intent.action_id, False, {}, lost)
+            )
+            return
+        why = f"{run.intent.action_id} was under way: performed again under its key"
+        action = {"id": run.intent.action_id, "verb": verb}
+        self._recorder.note("recovered", self._processor.state.step, why, {"action": action})
+        if verb == "stop" and self._control.process.returncode is not None:
+            # It ended in the middle of our stop: that this was by chance cannot be shown.
+            self._control.exit_code = run.intent.args["exit_code"]
+        self._processor.resume_action()
+        until = time.monotonic() + ANSWER_S
+        # What follows it waits for what the job has said since: a pause may have ended by itself.
+        while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
+            self._control.pump(system.monotonic_ns())
+            self._processor.collect_results()
+            time.sleep(0.005)

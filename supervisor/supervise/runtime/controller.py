@@ -1,0 +1,514 @@
+"""The job as actions see it: commands to its ranks, evidence, and its end.
+
+Two threads meet here, and the segments belong to one of them. Actions run on the performer's
+thread, which may wait; the segments are polled by the main loop, which may not. So an action only
+puts a piece of work in a queue and waits for its answers; the main loop calls `pump` after every
+`segments.poll()`, which does the queued work (sending letters), files the acks that the poll read,
+and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch` from the main
+loop: they would wait for themselves. While the job is paused, a third thread renews the pause.
+
+A command is sent once, to every rank or to none; one that changes the training of several ranks
+comes behind a fence, see `fencing`. Its key makes it idempotent: the probe answers a
+key it knows with the same ack. All ranks must answer within the deadline; when only some did, the
+ranks may differ, and the error says so. The end of the job ends every wait at once. A letter cannot
+be called back: an answer after its deadline is reported by `late`, since it took effect.
+
+The next step that all ranks can end together, for what only looks and needs no fence.
+
+Quarantine: the next generation goes to disk first, then every rank is told to read it.
+
+For any thread but the main loop's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import psutil
+
+from supervise_probe.ipc import fences
+from supervise_probe.wire import WireError
+
+from ..errors import ActionError, StoreError, SuperviseError
+from .fencing import Ack, Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
+from .idleness import Looks, work
+from .process import LOOP_S, Process, halt
+from .process_tree import halted, suspended
+
+LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
+TRIP_S = 0.1  # until a letter is read, at most; project default
+NONE = -1
+
+
+def common_step(ranks: Mapping[int, Rank]) -> int:
+    """Return the step at whose end all ranks will have read a letter that is sent now, so that they
+    can look at the same step; NONE where one of them does not train, or each looks when it can.
+
+    On the main loop only.
+    """
+    steps, fastest_s = [], math.inf
+    for rank in ranks.values():
+        step_ns, phase = 0, ""
+        with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
+            step_ns, phase = rank.step_ns() or 0, rank.beat().phase
+        if phase != "step" or not step_ns:
+            return NONE
+        steps.append(rank.step)
+        fastest_s = min(fastest_s, step_ns / 1e9)
+    return max(steps) + math.ceil(TRIP_S / fastest_s) if len(steps) > 1 else NONE
+
+
+NOW, LATER = "now", "at the next launch"
+WHEN = {
+    "asks": NOW,
+    "lists": "from the next pass over the data on",
+}  # by how a rank leaves shards out
+LEAST_S = 5.0  # for a command whose deadline the one before it took
+
+
+class Manifest(Protocol):
+    """What this needs of the manifest in the run directory."""
+
+    @property
+    def path(self) -> Path: ...
+    def change(self, change: Mapping[str, Any], *, key: str, live: bool) -> dict[str, Any]: ...
+    def hasten(self, key: str) -> dict[str, Any]: ...
+
+
+class FencedJob(Protocol):
+    """What this needs of the job."""
+
+    @property
+    def world_size(self) -> int: ...
+    def raise_if_withdrawn(self) -> None: ...
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]: ...
+
+
+def quarantine(
+    job: FencedJob,
+    manifest: Manifest | None,
+    args: Mapping[str, Any],
+    key: str,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Carry out `core.model.action.Job.quarantine`.
+
+    With one rank it takes effect at the next step boundary. With several it is kept for the next
+    launch, and takes effect before that where all ranks can take it up at the end of one step:
+    ranks that pass over different numbers of batches would wait for each other for ever.
+    """
+    job.raise_if_withdrawn()
+    if manifest is None:
+        raise ActionError("this run keeps no quarantine")
+    until = time.monotonic() + deadline_s
+    live = job.world_size == 1
+    try:
+        written = manifest.change(args, key=key, live=live)
+    except StoreError as error:
+        raise ActionError(str(error), hint=error.hint) from error
+    seen = job.command("quarantine", _order(manifest, written), key=key, deadline_s=deadline_s)
+    more = {"takes_effect": NOW} if live else _at_one_step(job, manifest, written, key, until)
+    return {
+        **seen,
+        "generation": written["generation"],
+        "entries": len(written["entries"]),
+        **more,
+    }
+
+
+def _order(manifest: Manifest, written: Mapping[str, Any]) -> dict[str, Any]:
+    return {"generation": written["generation"], "path": str(manifest.path)}
+
+
+def _at_one_step(
+    job: FencedJob, manifest: Manifest, written: Mapping[str, Any], key: str, until: float
+) -> dict[str, Any]:
+    """Let all ranks take it up at one step; where one cannot, it stays with the next launch.
+
+    The file says so when they have: of a supervisor that dies before, the next one goes on here.
+
+    Args:
+        until: CLOCK_MONOTONIC in seconds.
+    """
+    left_s = max(LEAST_S, until - time.monotonic())
+    try:
+        order = _order(manifest, written)
+        seen = job.command("quarantine_now", order, key=f"{key}/now", deadline_s=left_s)
+    except ActionError as error:
+        if not error.refused:
+            raise
+        return {"takes_effect": LATER, "why": str(error)}
+    try:
+        kept = manifest.hasten(key)
+    except StoreError as error:
+        raise ActionError(str(error), hint=error.hint) from error
+    left_s = max(LEAST_S, until - time.monotonic())
+    held = job.command("quarantine", _order(manifest, kept), key=f"{key}/kept", deadline_s=left_s)
+    return {**held, "generation": kept["generation"], "takes_effect": WHEN[seen["way"]]}
+
+
+T = TypeVar("T")
+
+Collect = Callable[["Control", str, str, float], dict[str, Any]]
+Relaunch = Callable[["Control", Mapping[str, Any], str, float], dict[str, Any]]
+
+
+class Control:
+    """Implements `core.model.action.Job` over a process and its segments.
+
+    Args:
+        process: the running job.
+        segments: its ranks; touched inside `pump` only, but for what is for any thread.
+        collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
+        relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
+        manifest: of the quarantine; None: this run keeps none.
+        lease: renews pauses.
+        wake: lets the main loop come to `pump` at once.
+
+    Attributes:
+        process: the job's, the newest if it was started again; changed by `replace` only.
+        exit_code: what the supervisor exits with because a policy stopped the job; None when the
+            job's own result counts.
+        withdrawn: why the action under way is to ask nothing more of the job, "" while it may.
+        standstill: the action under way answers a job that stands still.
+        looks: what is read of the job from outside.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        segments: Ranks,
+        collect: Collect,
+        relaunch: Relaunch,
+        manifest: Manifest | None = None,
+        lease: Lease | None = None,
+        wake: Callable[[], None] = lambda: None,
+        looks: Looks | None = None,
+    ) -> None:
+        self.process = process
+        self.exit_code: int | None = None
+        self.withdrawn = ""
+        self.standstill = False
+        self._segments = segments
+        self._collect = collect
+        self._relaunch = relaunch
+        self._manifest = manifest
+        self._world_size = 1
+        self._wakeup = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._open: list[PendingCommand] = []
+        self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
+        self._late: deque[str] = deque()
+        self._earlier_acks: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
+        self._lease = lease or Lease()
+        self._wake, self.looks = wake, looks or Looks()
+
+    # ── the main loop's side ─────────────────────────────────────────────────────────────────────
+
+    def pump(self, now_ns: int, *, withdrawn: str = "", standstill: bool = False) -> None:
+        """Send what is queued, and file acks. Call after every `segments.poll()`."""
+        ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
+        self._lease.beat(now_ns, ranks.values())
+        self._count_ranks()
+        while self._work:
+            self._work.popleft()()
+        acks = [(rank, ack) for rank, segment in ranks.items() for ack in segment.acks()]
+        if self._open or acks:
+            with self._wakeup:
+                self._file(acks, ranks)
+                self._wakeup.notify_all()
+
+    def _count_ranks(self) -> None:
+        sizes = [rank.world_size for rank in self._segments.ranks.values()]
+        self._world_size = max(sizes, default=self._world_size)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for the main loop, or for the answer to a command."""
+        return bool(self._work or self._open)
+
+    @property
+    def paused(self) -> bool:
+        """True between an acknowledged `pause` and `resume`, or `on_pause_ended`."""
+        return self._lease.held
+
+    def has_unpaused(self) -> bool:
+        """On the main loop: whether the job says that it goes on, though nobody said resume."""
+        return self.paused and any(
+            view["status"].get("paused") is False for view in self.ranks().values()
+        )
+
+    def on_pause_ended(self) -> None:
+        """The pause has ended by itself."""
+        self._lease.end()
+
+    def resume(self, paused_until_ns: int | None, exit_code: int | None) -> None:
+        """On the main loop, first of all: go on for a supervisor that died, with what it knew.
+
+        Args:
+            paused_until_ns: how long the pause in force may be renewed, None without one.
+
+        Answers that lie there stand for themselves: a command that has one is not sent again.
+        """
+        self.exit_code = exit_code
+        self._count_ranks()
+        if paused_until_ns is not None:
+            self._lease.beat(time.monotonic_ns(), self._segments.ranks.values())
+            self._lease.hold(paused_until_ns)
+        for rank, segment in self._segments.ranks.items():
+            self._earlier_acks |= {(rank, ack.key): ack for ack in segment.acks()}
+
+    def answered(self, key: str) -> bool:
+        """Whether every rank has answered this order to a supervisor before us."""
+        ranks = self._segments.ranks
+        return bool(ranks) and all((rank, key) in self._earlier_acks for rank in ranks)
+
+    def replace(self, process: Process) -> None:
+        """On the main loop: the job is another process from now on; the old one has ended."""
+        self.process = process
+        self._lease.end()
+
+    def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
+        ended = self.process.returncode
+        for asked in self._open:
+            for rank, ack in acks:
+                if ack.key == asked.key and asked.sent is not None and rank in asked.sent:
+                    asked.answers[rank] = ack
+            for rank, segment in (asked.sent or {}).items():
+                if ranks.get(rank) is not segment:  # after an exec the pid would be the same
+                    asked.lost.setdefault(rank, f"rank {rank} went away")
+            if ended is not None:
+                asked.refusal = f"the job has ended ({ending(ended)})"
+        for rank, ack in acks:
+            if ack.key in self._overdue:
+                what = "was done" if ack.ok else f"was refused: {ack.error}"
+                verb = self._overdue[ack.key]
+                self._late.append(f"{verb} by rank {rank} after its deadline {what}")
+
+    def late(self) -> list[str]:
+        """Return a sentence for each answer that came after its command was given up, once."""
+        return [self._late.popleft() for _ in range(len(self._late))]
+
+    def _send(self, asked: PendingCommand, args: Mapping[str, Any], *, partly: bool) -> None:
+        """On the main loop: send to every rank, or refuse before anything was sent."""
+        if asked not in self._open:
+            return  # given up before the main loop came to it
+        ranks = self._segments.ranks
+        if self.answered(asked.key):
+            asked.answers |= {rank: self._earlier_acks[rank, asked.key] for rank in ranks}
+            asked.sent = dict(ranks)
+        elif self.process.returncode is not None:
+            asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
+        elif self.withdrawn:
+            asked.refusal, asked.withdrawn = self.withdrawn, True
+        elif not ranks:
+            asked.refusal = "no probe is attached to the job"
+        elif len(ranks) < self._world_size and not partly:
+            asked.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
+        else:
+            sent = {}
+            if asked.verb in LOOKS and (step := common_step(ranks)) != NONE:
+                args = {**args, "at_step": step}
+            for rank, segment in ranks.items():
+                sent[rank] = segment
+                try:
+                    segment.send(asked.key, asked.verb, args)
+                except (SuperviseError, WireError, OSError, ValueError) as error:
+                    asked.lost[rank] = f"rank {rank} cannot be written to: {error}"
+            asked.sent = sent
+        with self._wakeup:
+            self._wakeup.notify_all()
+
+    # ── the performer's side ─────────────────────────────────────────────────────────────────────
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job, as its probes report it; 1 before the first one did."""
+        return self._world_size
+
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> PendingCommand:
+        """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
+        looks is done at the end of one step where that is possible."""
+        asked = PendingCommand(verb, key, self._wakeup)
+        with self._wakeup:
+            self._open.append(asked)
+        self._work.append(lambda: self._send(asked, args, partly=partly))
+        self._wake()
+        return asked
+
+    def expect(self, verb: str, key: str) -> PendingCommand:
+        """Take the answers of all ranks to an order that reaches them by another way."""
+        asked = PendingCommand(verb, key, self._wakeup)
+
+        def begin() -> None:
+            ranks = self._segments.ranks
+            with self._wakeup:
+                self._open.append(asked)
+            asked.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
+            asked.sent = dict(ranks)
+
+        self.on_loop(begin, LOOP_S)
+        return asked
+
+    def standing(self) -> dict[int, Standing]:
+        """Return where each rank is."""
+
+        def look() -> dict[int, Standing]:
+            found = {}
+            for number, rank in self._segments.ranks.items():
+                with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
+                    collective = rank.collective()
+                    found[number] = Standing(
+                        rank.step,
+                        rank.beat().phase,
+                        (rank.step_ns() or 0) / 1e9,
+                        waits=collective is not None and collective.inside,
+                        halted=halted(rank.pid),
+                    )
+            return found
+
+        return self.on_loop(look, LOOP_S)
+
+    def forget(self, asked: PendingCommand) -> None:
+        """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
+        with self._wakeup:
+            self._open.remove(asked)
+            if asked.verb != "fence" and set(asked.sent or {}) - set(asked.answers):
+                self._overdue[asked.key] = asked.verb
+
+    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
+        """Run `call` on the main loop and return its result.
+
+        Raises:
+            ActionError: the main loop did not get to it within `timeout_s`.
+        """
+        result: list[T] = []
+        failure: list[Exception] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                result.append(call())
+            except Exception as error:
+                failure.append(error)
+            done.set()
+
+        self._work.append(work)
+        self._wake()
+        if not done.wait(timeout_s):
+            raise ActionError("the supervisor's main loop is busy", retryable=True)
+        if failure:
+            raise failure[0]
+        return result[0]
+
+    def raise_if_withdrawn(self) -> None:
+        """Raise ActionError when the action under way is withdrawn; before it ends the job."""
+        pids: list[int] = []
+        for _ in range(2):  # the second round began after this call: it has read what came before
+            with suppress(ActionError):  # a loop that is stuck withdraws nothing
+                pids = self.on_loop(lambda: [r.pid for r in self._segments.ranks.values()], LOOP_S)
+        if self.withdrawn:
+            raise ActionError(self.withdrawn, refused=True)
+        if self.standstill and any(suspended(pid) for pid in pids):
+            # The next tick withdraws it; without that, the refusal would count as a failure.
+            until = time.monotonic() + LOOP_S
+            while not self.withdrawn and time.monotonic() < until:
+                time.sleep(0.05)
+            raise ActionError("the job was stopped by a signal: it does not hang", refused=True)
+
+    def command(
+        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """Send `verb` to every rank; return rank 0's ack (the lowest here), `ranks` and `ack_step`.
+
+        Raises:
+            ActionError: the job has ended, ranks are missing, one refused, or did not answer.
+        """
+        if verb == "resume":
+            self._lease.end()  # also when it fails: then the lease itself ends the pause
+        # A command that the job meets only after we gave up must not take effect unseen.
+        until_ns = time.monotonic_ns() + int(deadline_s * 1e9)
+        sent_args = {**args, "until_ns": until_ns}
+        if verb == "pause":
+            sent_args["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
+        if self._world_size > 1 and verb in fences.FENCED:
+            directory = self._segments.directory
+            seen = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
+        else:
+            asked = self.ask(verb, sent_args, key=key)
+            try:
+                answers = asked.wait(deadline_s)
+            finally:
+                self.forget(asked)
+            judge(asked, answers, deadline_s)
+            first = answers[min(answers)]
+            seen = {**first.result, "ranks": len(answers), "ack_step": first.step}
+        if verb == "pause":
+            self._lease.hold(time.monotonic_ns() + int(float(args["lease_s"]) * 1e9))
+        return seen
+
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
+        return self._collect(self, incident, key, deadline_s)
+
+    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Write the quarantine's next generation, tell every rank; see `quarantine_broadcast`."""
+        return quarantine(self, self._manifest, args, key, deadline_s)
+
+    def ranks(self) -> dict[int, dict[str, Any]]:
+        """Return per rank `pid`, `phase`, `seen_ns`, `status`, and the newest `collective` where
+        it called one. Call it on the main loop."""
+        found = {}
+        for number, rank in self._segments.ranks.items():
+            view: dict[str, Any] = {"pid": rank.pid, "phase": None, "seen_ns": 0, "status": {}}
+            with suppress(SuperviseError, OSError):  # a broken segment, which the poll tells of
+                beat = rank.beat()
+                view |= {"phase": beat.phase, "seen_ns": beat.seen_ns, "status": rank.status()}
+                if (collective := rank.collective()) is not None:
+                    view["collective"] = collective._asdict()
+            found[number] = view
+        return found
+
+    def release_signals(self) -> None:
+        """Let a signal that comes to the job do what it does by default."""
+        self._segments.keep_signals(0)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes of the job."""
+        return self.process.tree.members()
+
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+        """End the job: interrupt at a step boundary, then TERM, then KILL over the whole tree.
+
+        Returns:
+            `how` (`interrupt`, `term`, `kill`, or `ended` if it ended by itself meanwhile),
+            `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
+        """
+        self.raise_if_withdrawn()
+        seen = halt(self, grace_s=grace_s, term_s=term_s)
+        if seen["how"] != "ended":
+            self.exit_code = exit_code
+        return {**seen, "exit_code": self.exit_code}
+
+    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+        """Stop the gang, put a checkpoint in its place, and start the job again from it."""
+        return self._relaunch(self, args, key, deadline_s)
+
+    def work(self, within_s: float) -> dict[str, float]:
+        """Watch the job for `within_s` seconds; return what it used and moved."""
+        return work(self.process, within_s, self.looks.device)
+
+    def pids(self) -> dict[int, int]:
+        """Return the process of each rank."""
+        return {rank: view["pid"] for rank, view in self.on_loop(self.ranks, LOOP_S).items()}

@@ -1,0 +1,628 @@
+"""Commands to the ranks of a job, all of which act at one step.
+
+One command on its way to the ranks, and the judgement over what came back.
+
+Shared between the performer's thread, which waits, and the main loop, which sends and files acks;
+everything here is touched under the condition that both know (see `controller`).
+
+Do all ranks mean the same step by its number? They compare their newest boundaries.
+
+Every rank of the default group takes part in each of its collectives, so a number of them that
+grows is a proof. One that stays the same proves nothing: the ranks of a pipeline send to each
+other, those of a mesh have groups of their own, and processes that only share a launcher do
+neither. Then the times count: ranks that wait for each other in each step are never a step apart.
+
+The lease of a pause: the job stays held only while a supervisor lives that can still decide.
+
+The probe lets a paused job go on when nobody has renewed its pause for `LEASE_S`. The renewing is
+done by a thread of its own, since the main loop may wait for a disk. The thread reads no file and
+writes shared memory only. It stops when the main loop has not come round for `PATIENCE_S`, so a
+supervisor that hangs holds the job for two minutes at most.
+
+A command for several ranks: all of them carry it out at one step, or none does.
+
+The supervisor picks a step S that no rank has passed and asks every rank for a promise not to pass
+it without a verdict. With the promises of all, and where they mean the same step by its number, it
+decides "commit", else "abort"; `supervise_probe.ipc.fences` has the verdict. A rank that had passed
+S already vetoes, and S is picked anew, farther ahead.
+
+What was committed and not carried out by every rank is never repaired by a second command: the
+ranks differ, and the error says so (`ActionError.inconsistent`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from supervise_probe.ipc import fences
+
+from ..core.model.events import Beat
+from ..errors import ActionError, SuperviseError
+from ..system import Thread
+from .process_tree import EXITED
+
+
+class Ack(Protocol):
+    """What a probe answered to a command."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def result(self) -> Mapping[str, Any]: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+class Rank(Protocol):
+    """What this needs of a rank's segment."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def send(self, key: str, verb: str, args: Mapping[str, Any]) -> None: ...
+    def acks(self) -> list[Any]: ...
+    def lease(self, until_ns: int) -> None: ...
+    def beat(self) -> Beat: ...
+    def status(self) -> dict[str, Any]: ...
+    def step_ns(self) -> int | None: ...
+    def collective(self) -> Any: ...
+
+
+class Ranks(Protocol):
+    """What this needs of the segments, and the directory in shared memory that they are in."""
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def ranks(self) -> Mapping[int, Rank]: ...
+    def keep_signals(self, until_ns: int) -> None: ...
+
+
+class PendingCommand:
+    """A command on its way: who was asked, who answered, who never will."""
+
+    def __init__(self, verb: str, key: str, wakeup: threading.Condition) -> None:
+        self.verb = verb
+        self.key = key
+        self.sent: dict[int, Rank] | None = None  # None until the main loop sent it
+        self.answers: dict[int, Ack] = {}
+        self.lost: dict[int, str] = {}  # rank -> why it will not answer
+        self.refusal: str | None = None  # why it was not sent at all
+        self.withdrawn = False  # that is because the action is to ask nothing more of the job
+        self._wakeup = wakeup
+
+    def wait(self, timeout_s: float) -> dict[int, Ack]:
+        """Wait until every rank answered or cannot; return the answers there are."""
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self.settled, timeout_s)
+            return dict(self.answers)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every rank answered or cannot."""
+        if self.refusal is not None:
+            return True
+        return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.lost.keys()
+
+
+def judge(asked: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
+    """Raise `ActionError` unless every rank that was asked did it."""
+    verb = asked.verb
+    refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]
+    if refused:
+        rank, first = refused[0]
+        nowhere = len(refused) == len(asked.sent or {})
+        meant = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
+        raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=meant)
+    silent = sorted(set(asked.sent or {}) - set(answers))
+    if asked.sent is None:
+        why, meant = asked.refusal or "the main loop is busy", asked.withdrawn
+        raise ActionError(f"{verb} was not sent: {why}", refused=meant)
+    if not silent:
+        return
+    why = asked.refusal or "; ".join(asked.lost[rank] for rank in silent if rank in asked.lost)
+    why = why or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
+    partly = f" after {len(answers)} of {len(asked.sent)} ranks did it: they may differ now"
+    raise ActionError(f"{verb}: {why}{partly if answers else ''}")
+
+
+def ending(returncode: int) -> str:
+    return f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"
+
+
+Boundary = Sequence[int]  # step, number of collectives by its end, CLOCK_MONOTONIC in ns
+
+
+class Objection(NamedTuple):
+    """Why a command is not carried out.
+
+    Attributes:
+        lasting: it is how this job is made, so no other command will fare better.
+    """
+
+    why: str
+    lasting: bool = False
+
+
+def objection(boundaries: Mapping[int, Sequence[Boundary]]) -> Objection | None:
+    """Return which ranks do not mean the same step by its number, None where all do."""
+    first, *others = sorted(boundaries)
+    for rank in others:
+        found = _compare(first, boundaries[first], rank, boundaries[rank])
+        if found is not None:
+            return found
+    return None
+
+
+def _compare(
+    first: int, mine: Sequence[Boundary], rank: int, theirs: Sequence[Boundary]
+) -> Objection | None:
+    ours = {step: (number, at) for step, number, at in mine}
+    other = {step: (number, at) for step, number, at in theirs}
+    common = sorted(ours.keys() & other.keys())
+    if not common:
+        why = f"nobody knows whether ranks {first} and {rank} mean the same step by its number"
+        return Objection(why, lasting=not mine or not theirs)
+    for step in common:
+        if ours[step][0] != other[step][0]:
+            return Objection(
+                f"by the end of step {step} rank {first} had taken part in {ours[step][0]} "
+                f"collectives of the job and rank {rank} in {other[step][0]}: they do not mean "
+                "the same step by its number",
+                lasting=True,
+            )
+    if ours[common[0]][0] == ours[common[-1]][0]:
+        return _compare_times(first, ours, rank, other, common)
+    return None
+
+
+def _compare_times(
+    first: int,
+    ours: Mapping[int, tuple[int, int]],
+    rank: int,
+    other: Mapping[int, tuple[int, int]],
+    common: Sequence[int],
+) -> Objection | None:
+    """They share no collective: has each ended a step before the other ended the next one?"""
+    steps = [step for step in common if step + 1 in common]
+    apart = [
+        step
+        for step in steps
+        if ours[step][1] > other[step + 1][1] or other[step][1] > ours[step + 1][1]
+    ]
+    if steps and not apart:
+        return None
+    what = f"ranks {first} and {rank} take part in no collective of the whole job"
+    if not steps:
+        return Objection(f"{what}, and have made too few steps together to compare their times")
+    return Objection(
+        f"{what}, and do not wait for each other: in {len(apart)} of {len(steps)} steps one was a "
+        "whole step ahead",
+        lasting=True,
+    )
+
+
+LEASE_S = 60.0
+PATIENCE_S = 60.0  # a disk may freeze for half a minute, and the pause stays; project default
+PER_LEASE = 3  # renewals: two may come late
+
+
+class Lease:
+    """Renews a pause. `beat` is for the main loop's thread, the others for any.
+
+    Args:
+        lease_s: how long the job stays held after a renewal.
+        patience_s: how long the main loop may be away.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, patience_s: float = PATIENCE_S) -> None:
+        self.lease_s = lease_s
+        self._patience_ns = int(patience_s * 1e9)
+        self._ranks: tuple[Rank, ...] = ()
+        self._beat_ns = time.monotonic_ns()
+        self._ended: threading.Event | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether a pause is in force, as far as is known here."""
+        return self._ended is not None
+
+    def beat(self, now_ns: int, ranks: Iterable[Rank]) -> None:
+        """The main loop comes round, and these are the job."""
+        self._beat_ns, self._ranks = now_ns, tuple(ranks)
+
+    def hold(self, until_ns: int) -> None:
+        """Renew from now on, up to `until_ns` (CLOCK_MONOTONIC) at most."""
+        self.end()
+        ended = self._ended = threading.Event()
+        thread = Thread(target=self._renew, args=(until_ns, ended), name="lease", daemon=True)
+        thread.start()
+
+    def end(self) -> None:
+        """Renew no longer; safe to repeat."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.set()
+
+    def _renew(self, until_ns: int, ended: threading.Event) -> None:
+        while not ended.is_set() and (now_ns := time.monotonic_ns()) < until_ns:
+            if now_ns - self._beat_ns < self._patience_ns:
+                for rank in self._ranks:
+                    with suppress(SuperviseError, OSError):  # the poll tells of a broken segment
+                        rank.lease(min(until_ns, now_ns + int(self.lease_s * 1e9)))
+            ended.wait(self.lease_s / PER_LEASE)
+
+
+WAIT_S = 5.0  # a rank stands at its fence for this long at most
+FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
+VETOES = 4  # of ranks that were past it: the lead is doubled three times
+APART = 3  # frames behind the fence by which a rank must have answered
+# From here to a rank, before it was measured; project default. Where a rollback follows, the steps
+# meanwhile are lost; too short a time only costs a veto, which holds nobody up.
+TRIP_S = 0.02
+LOOK_S = 0.05
+OVER_S = 0.2  # for the answers of the others, once a rank has decided; project default
+EXITED_S = 1.0  # for the answers of the others, once a rank has exited; project default
+HELD_S = (
+    2.0  # in a collective all the while: who stands at the fence is waited for; project default
+)
+OUTCOME_S = 10.0  # to carry it out, whatever is left of the deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank is.
+
+    Attributes:
+        step: of its newest frame. phase: of its newest beat. step_s: median time of its steps, 0.0
+            before two were seen.
+        waits: it is in a collective. halted: why its process cannot answer, "" where it can.
+    """
+
+    step: int
+    phase: str
+    step_s: float
+    waits: bool = False
+    halted: str = ""
+
+
+class Letters(Protocol):
+    """What this needs of the controller."""
+
+    @property
+    def world_size(self) -> int: ...
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> PendingCommand: ...
+    def expect(self, verb: str, key: str) -> PendingCommand: ...
+    def forget(self, asked: PendingCommand) -> None: ...
+    def standing(self) -> dict[int, Standing]: ...
+
+
+def carry_out(
+    job: Letters,
+    directory: Path,
+    verb: str,
+    args: Mapping[str, Any],
+    *,
+    key: str,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Let every rank carry out `verb` at one step; return what rank 0 observed.
+
+    Besides `ranks`, `ack_step`, and `wait_ms`, the longest that a rank stood at the fence.
+
+    Raises:
+        ActionError: with `refused`, no rank has done anything; with `inconsistent`, some have;
+            with `unfenceable`, no command will fare better in this job.
+    """
+    until = time.monotonic() + deadline_s
+    expected = job.expect(verb, key)  # before anybody can answer
+    try:
+        fence = Fence(job, directory, verb, args, key, until)
+        step = fence.settle()
+        left_s = max(OUTCOME_S, until - time.monotonic())
+        return _outcome(job, expected, step, left_s)
+    finally:
+        job.forget(expected)
+
+
+class Fence:
+    """One command on its way to a verdict.
+
+    Args:
+        directory: of the verdicts. until: CLOCK_MONOTONIC in seconds.
+    """
+
+    def __init__(
+        self,
+        job: Letters,
+        directory: Path,
+        verb: str,
+        args: Mapping[str, Any],
+        key: str,
+        until: float,
+    ) -> None:
+        self._job, self._directory = job, directory
+        self._verb, self._args, self._key, self._until = verb, args, key, until
+        self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        self._round = self._vetoes = 0
+        self._trip_s = TRIP_S
+        self._held_s = math.inf  # since when ranks that stand there are waited for
+        self._least = -1  # the farthest step that a rank is known to have reached
+
+    def settle(self) -> int:
+        """Return the step at which all ranks carry it out.
+
+        Raises:
+            ActionError: they do not.
+        """
+        while True:
+            path = self._path()
+            stands = self._read(path)
+            if stands is None:
+                stands = self._propose(path)
+            elif stands.decision == fences.COMMIT:  # of a supervisor before us
+                self._job.ask("outcome", {"key": self._key}, key=f"{self._key}/outcome")
+            if stands is not None and stands.decision == fences.COMMIT:
+                return stands.step
+            self._round += 1
+
+    def _propose(self, path: str) -> fences.Verdict | None:
+        """Return the verdict; None where a rank had passed the step, and another is to be tried."""
+        step = self._pick()
+        order = {
+            "id": path.rpartition(fences.PREFIX)[2],
+            "step": step,
+            "wait_s": WAIT_S,
+            "key": self._key,
+            "verb": self._verb,
+            "args": dict(self._args),
+            "until_ns": int(self._until * 1e9),
+        }
+        began = time.monotonic()
+        asked = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
+        try:
+            answers = self._promises(asked, path)
+        finally:
+            self._job.forget(asked)
+        self._trip_s = max(TRIP_S, time.monotonic() - began)
+        objection = self._objection(asked, answers)
+        if objection is None:
+            step = next(iter(answers.values())).result["step"]  # of a supervisor before us, maybe
+            try:
+                agreed = agree(self._verb, self._args, {r: a.result for r, a in answers.items()})
+            except ActionError as error:
+                objection = Objection(str(error))
+            else:
+                stands = self._decide(path, fences.COMMIT, "", step, agreed)
+                if stands.decision == fences.COMMIT:
+                    return stands
+                objection = Objection(stands.why)
+        else:
+            self._decide(path, fences.ABORT, objection.why, step)
+        past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
+        written = self._read(path)
+        if not past and written is not None and "past" in written.args:
+            past = [written.args["past"]]  # its answer is late, where the main loop is
+        if past and self._vetoes < VETOES:
+            self._vetoes += 1
+            self._least = step + max(past)
+            return None
+        if any(ack.result.get("busy") for ack in answers.values()):
+            time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
+            if time.monotonic() < self._until:
+                return None
+        self._decide(path, fences.ABORT, objection.why, step)
+        raise ActionError(
+            f"{self._verb} is not carried out by any rank: {objection.why}",
+            refused=True,
+            unfenceable=objection.why if objection.lasting else "",
+        )
+
+    def _pick(self) -> int:
+        """Return a step that no rank will have passed when it hears of it."""
+        while True:
+            ranks = self._job.standing()
+            missing = self._job.world_size - len(ranks)
+            why = f"{missing} of {self._job.world_size} ranks have no probe attached"
+            if missing <= 0:
+                why = _not_now(ranks)
+            if not why:
+                break
+            if time.monotonic() >= self._until:
+                raise ActionError(f"{self._verb} was not sent: {why}", refused=True)
+            time.sleep(LOOK_S)
+        steps = [each.step for each in ranks.values()]
+        farthest: int = max(self._least, *steps)
+        if all(each.phase == "paused" for each in ranks.values()):
+            return farthest
+        step_s = min(each.step_s for each in ranks.values())
+        lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
+        return farthest + (lead << self._vetoes)
+
+    def _promises(self, asked: PendingCommand, path: str) -> dict[int, Ack]:
+        """Wait until every rank has answered, or the fence is over without some of them."""
+        answers: dict[int, Ack] = {}
+        over_s: float | None = None
+        self._held_s = math.inf
+        while not asked.settled and time.monotonic() < self._until:
+            answers = asked.wait(LOOK_S)
+            if self._are_held(asked, answers):
+                break
+            if over_s is None and self._read(path) is not None:
+                over_s = time.monotonic() + max(
+                    OVER_S, 2 * self._trip_s
+                )  # the others answer at their next step
+            if over_s is not None and time.monotonic() > over_s:
+                break
+        return asked.wait(0.0) or answers
+
+    def _are_held(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> bool:
+        """Return whether all that have not answered wait in a collective for those that stand at
+        the fence: then the end of a step of these is not one of those."""
+        silent = set(asked.sent or ()) - set(answers)
+        if not silent or not answers or not all(ack.ok for ack in answers.values()):
+            return False
+        ranks = self._job.standing()
+        stand = all(r in ranks and ranks[r].step >= a.result["step"] for r, a in answers.items())
+        wait = all(r in ranks and ranks[r].waits and not ranks[r].halted for r in silent)
+        if not stand or not wait:
+            self._held_s = math.inf
+            return False
+        self._held_s = min(self._held_s, time.monotonic())
+        return time.monotonic() - self._held_s > HELD_S
+
+    def _objection(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
+        """Return why not all ranks have promised, None where all have and mean the same step."""
+        if asked.sent is None:
+            return Objection(asked.refusal or "the main loop is busy")
+        refused = [(rank, ack) for rank, ack in answers.items() if not ack.ok]
+        if refused:
+            rank, ack = refused[0]
+            return Objection(f"rank {rank}: {ack.error}", ack.result.get("unfenceable") is True)
+        silent = sorted(set(asked.sent) - set(answers))
+        if silent:
+            missing = _absentees(silent, asked, self._job.standing(), "promise")
+            stands = self._read(self._path())
+            if stands is not None:
+                missing = f"{missing}, and {stands.why}"
+            elif time.monotonic() - self._held_s > HELD_S:
+                there = ", ".join(map(str, sorted(answers)))
+                return Objection(
+                    f"rank {', '.join(map(str, silent))} waits in a collective for what rank "
+                    f"{there} does only behind the end of its step",
+                    lasting=True,
+                )
+            return Objection(missing)
+        if len({ack.result["step"] for ack in answers.values()}) > 1:
+            return Objection("they have promised to wait at different steps")
+        return objection({rank: ack.result["boundaries"] for rank, ack in answers.items()})
+
+    def _path(self) -> str:
+        return fences.path_of(str(self._directory), f"{self._name}-{self._round}")
+
+    def _read(self, path: str) -> fences.Verdict | None:
+        try:
+            return fences.read(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ActionError(f"the verdict of a fence cannot be read: {error}") from error
+
+    def _decide(
+        self, path: str, decision: str, why: str, step: int, args: Mapping[str, Any] | None = None
+    ) -> fences.Verdict:
+        try:
+            return fences.decide(path, decision, why, step, dict(args or {}))
+        except (OSError, ValueError, KeyError) as error:
+            raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
+
+
+def agree(
+    verb: str, args: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what the ranks do together, by what each said when it promised.
+
+    Raises:
+        ActionError: there is nothing that all can do.
+    """
+    ways = {each["way"] for each in facts.values() if "way" in each}
+    if len(ways) > 1:
+        raise ActionError(f"they would do it in different ways: {', '.join(sorted(ways))}")
+    if verb != "rollback":
+        return {}
+    common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
+    undo = set.intersection(*(set(each.get("undo") or ()) for each in facts.values()))
+    before = args["before_step"]
+    older = [s for s in common if s < (max(args.get("sign", 0), before) if s in undo else before)]
+    if not older:
+        raise ActionError(f"there is no savepoint before step {before} that all ranks have")
+    return {"to_step": max(older)}
+
+
+def _not_now(ranks: Mapping[int, Standing]) -> str:
+    """Return which rank cannot be fenced just now, and why; "" where all can."""
+    for rank, each in sorted(ranks.items()):
+        if _is_away(each):
+            return f"rank {rank} is in {each.phase}"
+        if each.step < FIRST_STEPS or (not each.step_s and each.phase == "step"):
+            return f"rank {rank} is in its first steps"
+    if len({each.phase for each in ranks.values()}) > 1:
+        paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
+        return f"only rank {', '.join(map(str, paused))} is paused"
+    return ""
+
+
+def _is_away(rank: Standing) -> bool:
+    return rank.phase not in ("step", "paused")
+
+
+def _absentees(
+    silent: Sequence[int], asked: PendingCommand, ranks: Mapping[int, Standing], what: str
+) -> str:
+    """Return which ranks keep the silent ones from what they were to do.
+
+    One that has answered and then died or stopped is waited for by those that have not.
+    """
+    known = list(asked.lost.values())
+    known += [
+        f"rank {rank} {ranks[rank].halted}"
+        for rank in sorted(asked.sent or ())
+        if rank not in asked.lost and rank in ranks and ranks[rank].halted
+    ]
+    if known:
+        return "; ".join(known)
+    away = [f"rank {r} is in {ranks[r].phase}" for r in silent if r in ranks and _is_away(ranks[r])]
+    if away:
+        return f"{'; '.join(away)} and did not {what}"
+    busy = [rank for rank in silent if rank in ranks and not ranks[rank].waits]
+    names = ", ".join(map(str, busy or silent))
+    return f"rank {names} did not {what}"
+
+
+def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> dict[str, Any]:
+    """Wait for what every rank did at the fence."""
+    until = time.monotonic() + left_s
+    answers = expected.wait(LOOK_S)
+    while not expected.settled and time.monotonic() < until:
+        ranks = job.standing()
+        answers = expected.wait(LOOK_S)
+        behind = [r for r, each in ranks.items() if each.step >= step + APART]
+        if any(rank not in answers for rank in behind):
+            break
+        if any(each.halted == EXITED for each in ranks.values()):  # the others wait for it
+            until = min(until, time.monotonic() + EXITED_S)
+    try:
+        judge(expected, answers, left_s)
+        for rank, ack in answers.items():
+            if ack.step != step:
+                raise ActionError(f"rank {rank} did it at step {ack.step}, not at {step}")
+    except ActionError as error:
+        if error.refused:
+            raise
+        why = str(error)
+        silent = sorted(set(expected.sent or {}) - set(answers))
+        if silent:
+            missing = _absentees(silent, expected, job.standing(), "answer")
+            why = f"{expected.verb} was decided on, and {missing}"
+        if not any(ack.ok for ack in answers.values()):
+            raise ActionError(f"{why}: no rank is known to have done it") from error
+        why = f"the ranks differ from step {step} on: {why}"
+        raise ActionError(why, inconsistent=True) from error
+    first = answers[min(answers)]
+    longest = max(float(ack.result.get("wait_ms", 0.0)) for ack in answers.values())
+    return {**first.result, "ranks": len(answers), "ack_step": step, "wait_ms": longest}

@@ -1,0 +1,423 @@
+"""The machine under the job: devices by NVML, memory, files and disk by psutil, once a few seconds.
+
+A driver may block for seconds, so a thread of its own asks and the loop only ever looks at the last
+answer. What a machine does not have is absent; a question that fails twice in a row is not asked
+again, with one sentence why. Decides nothing.
+
+The job's own memory is what its processes have resident, less their shared pages. A forked child
+that still shares pages with its parent has them counted again; memory in use that is shared (files
+in /dev/shm, batches that a DataLoader hands over) is not counted at all.
+
+Source: NVML device queries (what `nvidia-smi` prints); psutil.
+
+Growth of a job's memory: a lower bound, from two windows. The greater one counts.
+
+Both windows are cut into four parts of equal length, and each part has a level. What the level of a
+part is above that of the part before is a rise: three rises. The bound is the least rise, less 10
+times what the last rise is below the first, over the time from part to part; 0 at least. So a jump
+is no growth, nor are sizes that go up and down, nor is a curve that flattens out.
+
+The short window is for what fills the machine soon: 16 looks, the level is the median of a part.
+Against noise, 4 times the scatter is taken off too, and the last rise may be lower than the first
+by one scatter; the scatter is the mean distance of the sizes from their least-squares line. The
+least of the newest 4 bounds is taken. It is 0 unless the second part is above all that was before
+the window, and unless the memory that the machine has left would be used up at that rate within two
+hours: loaders, caches and buffers fill quickly too, and stop.
+
+The slow window is for all the rest: the lowest size in each of 40 minutes, the level is the lowest
+of a part. A save, an evaluation or a buffer that is freed leaves the lowest size as it was, so they
+neither look like growth nor hide it. A peak of minutes that a part begins with hides it for a time.
+The window is full in minute 40 behind the first step.
+
+Looks from before the first step, and 5 behind it, are left out: a model is loaded, compiled and
+given its moments then.
+
+What it does not see: memory in use that is shared (files in /dev/shm, batches that a DataLoader
+hands over), for the sizes are less shared pages; growth in steps more than 10 minutes apart; growth
+of the short window below an earlier peak, until the slow one tells it; the limit of a container.
+What it sees wrongly: pages that a forked child shares with its parent count in both, so workers
+that start look like growth; so does memory that fills steadily for 40 minutes before it is freed.
+
+Source: own. 4 mean distances are some 3 standard deviations of normal noise; all of the numbers are
+project defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from ..system import Thread
+
+SETTLE = 5  # looks after the first step
+WINDOW = 16  # looks: half a minute at one in two seconds
+STEADY = 4  # bounds of the short window, of which the least counts
+FIRST = SETTLE + WINDOW + STEADY - 1  # looks from the first step to the first bound
+SOON_S = 7200.0  # project default: until a machine is full; the slow window is well within it
+MINUTE_S, MINUTES = 60.0, 40
+PARTS = 4
+LEVEL = 5  # looks: a size that lasts shorter, as in a save, is not what there was before
+SCATTER = 4.0  # mean distances from the line
+SLOWING = 10.0  # times what the last rise is below the first
+
+Points = Sequence[tuple[float, float]]  # seconds, bytes
+
+
+class Growth:
+    """The newest sizes of one job, since it settled."""
+
+    def __init__(self) -> None:
+        self._sizes: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._before: deque[float] = deque(maxlen=WINDOW)  # highest level before each look
+        self._highest = 0.0
+        self._quick: deque[float] = deque(maxlen=STEADY)  # newest bounds of the short window
+        self._lowest: deque[tuple[float, float]] = deque(maxlen=MINUTES)  # begin, size
+        self._available = 0.0
+        self._settling = SETTLE
+
+    def add(self, at_s: float, size: float, available: float) -> None:
+        """The job has begun its steps; at `at_s` it had `size` bytes, the machine some left."""
+        if self._settling:
+            self._settling -= 1
+            return
+        self._available = available
+        self._before.append(self._highest)
+        self._sizes.append((at_s, size))
+        level = median(y for _, y in islice(reversed(self._sizes), LEVEL))
+        self._highest = max(self._highest, level)
+        if len(self._sizes) == WINDOW:
+            self._quick.append(quick(list(self._sizes), above=self._before[0]))
+        if not self._lowest or at_s - self._lowest[-1][0] >= MINUTE_S:
+            self._lowest.append((at_s, size))
+        else:
+            began, lowest = self._lowest[-1]
+            self._lowest[-1] = began, min(lowest, size)
+
+    def bound(self) -> float | None:
+        """Return bytes a second that the job grows by at least; None in the first `FIRST` looks."""
+        if len(self._quick) < STEADY:
+            return None
+        fast = min(self._quick)
+        dangerous = fast > 0.0 and fast * SOON_S >= self._available
+        slow = lasting(list(self._lowest)) if len(self._lowest) == MINUTES else 0.0
+        return max(fast if dangerous else 0.0, slow)
+
+
+def quick(points: Points, above: float) -> float:
+    """Return the bound of the short window; 0.0 unless its second part is above `above`."""
+    levels = [median(y for _, y in part) for part in parts(points)]
+    return least(levels, scatter(points), apart(points)) if levels[1] > above else 0.0
+
+
+def lasting(points: Points) -> float:
+    """Return the bound of the slow window, of the lowest size in each minute."""
+    levels = [min(y for _, y in part) for part in parts(points)]
+    return least(levels, 0.0, apart(points))
+
+
+def least(levels: Sequence[float], noise: float, apart_s: float) -> float:
+    """Return the least rise a second, less noise and slowing; 0.0 for a clock that stands."""
+    if apart_s <= 0.0:
+        return 0.0
+    rises = [after - before for before, after in pairwise(levels)]
+    slowing = max(0.0, rises[0] - rises[-1] - noise)
+    return max(0.0, min(rises) - SCATTER * noise - SLOWING * slowing) / apart_s
+
+
+def parts(points: Points) -> list[Points]:
+    """Return the window in parts of as many points each."""
+    size = len(points) // PARTS
+    return [points[i * size : (i + 1) * size] for i in range(PARTS)]
+
+
+def apart(points: Points) -> float:
+    """Return the seconds from one part to the next, on average."""
+    return (parts(points)[-1][0][0] - points[0][0]) / (PARTS - 1)
+
+
+def scatter(points: Points) -> float:
+    """Return the mean distance of y from its least-squares line over x, in units of y."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    tilt = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return sum(abs(y - mean_y - tilt * (x - mean_x)) for x, y in points) / len(points)
+
+
+_log = logging.getLogger(__name__)
+EVERY_S = 2.0  # between two looks
+MEMBERS_S = 10.0  # between two searches for the processes of the job, which read all of /proc
+STALE_S = 30.0  # an answer older than that is no answer
+STRIKES = 2
+ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
+
+HOST = ("host_mem_used", "host_mem_growth", "open_files", "disk_free")
+DEVICE = (
+    *("gpu_util", "gpu_mem_used", "gpu_temperature", "gpu_power", "gpu_ecc_errors"),
+    "gpu_xid_errors",
+)
+METRICS = (*HOST, *DEVICE)
+
+
+def driver() -> Any:
+    """Return the binding of the NVIDIA driver, None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+class Hardware:
+    """Looks at the machine from a thread of its own, between `start` and `close`.
+
+    Args:
+        members: returns the processes of the job.
+        disk: a path on the file system that the job writes to.
+        nvml: the `pynvml` module, or whatever has its functions.
+        disks: returns paths on further file systems that the run needs.
+    """
+
+    def __init__(
+        self,
+        members: Callable[[], Iterable[psutil.Process]],
+        disk: Path,
+        nvml: Any = None,
+        every_s: float = EVERY_S,
+        members_every_s: float = MEMBERS_S,
+        disks: Callable[[], Iterable[Path]] = tuple,
+    ) -> None:
+        self._members = members
+        self._disk, self._disks = disk, disks
+        self._nvml = nvml
+        self._troubles: deque[str] = deque()
+        self._every_s = every_s
+        self._members_every_s = members_every_s
+        self._over = threading.Event()
+        self._thread = Thread(target=self._run, name="hardware", daemon=True)
+        self._strikes: dict[str, int] = {}
+        self._devices: list[Any] | None = None
+        self._xids: Xids
+        self._growth = Growth()
+        self._steps = False
+        self._launch = threading.Lock()  # held to change `_growth`, and to tell what came of one
+        self._peak_bytes = 0
+        self._host: Mapping[str, float] = {}
+        self._of_pid: Mapping[int, Mapping[str, float]] = {}
+        self._device_share = 0.0
+        self._at = float("-inf")
+        self._found: list[psutil.Process] = []
+        self._found_at = float("-inf")
+
+    def start(self) -> None:
+        """Begin to look."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            self._troubles.append(f"the machine is not measured: {error}")
+
+    def close(self) -> None:
+        """End; a driver that hangs is left behind with its daemon thread."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
+
+    def reset(self) -> None:
+        """The job was started again: how its memory grew before says nothing about it."""
+        with self._launch:
+            self._growth, self._steps = Growth(), False
+            self._found_at = float("-inf")
+            self._host = _without_growth(self._host)
+
+    def newest(self, pid: int, leads: bool) -> dict[str, float]:
+        """Return what was last seen, for the frames of the rank with this pid.
+
+        A rank gets the values of the devices it computes on: the highest, of `gpu_util` the lowest.
+        The rank that leads gets those of the host too, and in a container, where nobody can tell
+        whose device is whose, those of all devices in use. Empty when the last look is too old.
+        The first frame of the rank that leads says that the job makes steps: its growth counts.
+        """
+        self._steps = self._steps or leads
+        if time.monotonic() - self._at > STALE_S:
+            return {}
+        devices = self._of_pid.get(pid) or (self._of_pid.get(ELSEWHERE, {}) if leads else {})
+        return {**devices, **(self._host if leads else {})}
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory of its own that the job was seen with, None: never seen. Any thread."""
+        return self._peak_bytes or None
+
+    @property
+    def device_share(self) -> float:
+        """The share of the time that the job's most used device is in use; 0.0 where nobody knows,
+        and without one. Any thread."""
+        return self._device_share if time.monotonic() - self._at <= STALE_S else 0.0
+
+    @property
+    def device_count(self) -> int | None:
+        """How many devices the driver had when it was first asked, None for none. Any thread."""
+        return len(self._devices or ()) or None
+
+    def troubles(self) -> list[str]:
+        """Return, once, why something cannot be measured; at most one sentence per subject."""
+        return [self._troubles.popleft() for _ in range(len(self._troubles))]
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        """Ask everything once."""
+        growth = self._growth  # of the launch that is looked at, before its processes are
+        host: dict[str, float] = {}
+        host |= self._guarded("memory", lambda: self._memory(growth), {})
+        host |= self._guarded("disk", self._free, {})
+        with self._launch:
+            self._host = host if growth is self._growth else _without_growth(host)
+        self._of_pid = self._guarded("devices", self._by_pid, {})
+        self._at = time.monotonic()
+
+    def _guarded(self, subject: str, ask: Callable[[], Any], otherwise: Any) -> Any:
+        if self._strikes.get(subject, 0) >= STRIKES:
+            return otherwise
+        try:
+            answer = ask()
+        except Exception as error:
+            self._strikes[subject] = self._strikes.get(subject, 0) + 1
+            if self._strikes[subject] == STRIKES:
+                what = f"{subject} cannot be measured: {type(error).__name__}: {error}"
+                self._troubles.append(what)
+                _log.exception("%s", what)
+            return otherwise
+        self._strikes[subject] = 0
+        return answer
+
+    # ── the host ──────────────────────────────────────────────────────────────────────────────────
+
+    def _memory(self, growth: Growth) -> dict[str, float]:
+        own, files = 0, 0
+        now_s = time.monotonic()
+        if now_s >= self._found_at + self._members_every_s:
+            self._found, self._found_at = list(self._members()), now_s
+        for process in self._found:
+            try:
+                sizes = process.memory_info()
+                own += sizes.rss - getattr(sizes, "shared", 0)  # only Linux tells it
+                files += process.num_fds()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        self._peak_bytes = max(self._peak_bytes, own)
+        memory = psutil.virtual_memory()
+        values = {"host_mem_used": memory.percent, "open_files": float(files)}
+        if self._steps:
+            growth.add(time.monotonic(), own, memory.available)
+        bound = growth.bound()
+        if bound is not None:
+            values["host_mem_growth"] = bound * 3600.0
+        return values
+
+    def _free(self) -> dict[str, float]:
+        free = [100.0 - psutil.disk_usage(str(self._disk)).percent]
+        for path in self._disks():
+            with suppress(OSError):
+                free.append(100.0 - psutil.disk_usage(str(path)).percent)
+        return {"disk_free": min(free)}
+
+    # ── devices ───────────────────────────────────────────────────────────────────────────────────
+
+    def _by_pid(self) -> dict[int, dict[str, float]]:
+        """Return the values of the devices that each process computes on."""
+        nvml = self._nvml
+        if nvml is None:
+            return {}
+        if self._devices is None:
+            self._devices = self._open(nvml)
+            self._xids = Xids(nvml, self._devices)
+        found: dict[int, dict[str, float]] = {}
+        errors, share = self._xids.count(), 0.0
+        ours = {ELSEWHERE, *(process.pid for process in self._found)}
+        for device in self._devices:
+            users = [int(user.pid) for user in nvml.nvmlDeviceGetComputeRunningProcesses(device)]
+            if not users:
+                continue
+            values = {**self._device(nvml, device), "gpu_xid_errors": float(errors)}
+            if ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
+                share = max(share, values.get("gpu_util", 0.0) / 100.0)
+            for pid in users:
+                mine = found.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
+                for name, value in values.items():
+                    worse = min if name == "gpu_util" else max
+                    mine[name] = worse(mine.get(name, value), value)
+        self._device_share = share
+        return found
+
+    def _open(self, nvml: Any) -> list[Any]:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:  # no driver, no device: nothing is missing
+            return []
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+
+    def _device(self, nvml: Any, device: Any) -> dict[str, float]:
+        """Return what one device tells; what it does not support is left out."""
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        asked: dict[str, Callable[[], float]] = {
+            "gpu_util": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+            "gpu_mem_used": lambda: 100.0 * memory.used / memory.total,
+            "gpu_temperature": lambda: float(
+                nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            "gpu_power": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000.0,
+            "gpu_ecc_errors": lambda: float(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+        }
+        values = {}
+        for name, ask in asked.items():
+            try:
+                values[name] = ask()
+            except nvml.NVMLError:  # consumer cards count no ECC errors, some tell no power
+                continue
+        return values
+
+
+def _without_growth(host: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in host.items() if name != "host_mem_growth"}
+
+
+class Xids:
+    """Counts the critical errors (XID) that the driver reports from now on, over all devices."""
+
+    def __init__(self, nvml: Any, devices: Iterable[Any]) -> None:
+        self._nvml = nvml
+        self._total = 0
+        self._set: Any = None
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+            for device in devices:
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._set)
+        except nvml.NVMLError:  # not on this platform: the count stays zero
+            self._set = None
+
+    def count(self) -> int:
+        """Return how many there were so far. Does not wait for one."""
+        while self._set is not None:
+            try:
+                self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except self._nvml.NVMLError:  # a timeout is an error too: there is none now
+                break
+            self._total += 1
+        return self._total

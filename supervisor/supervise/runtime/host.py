@@ -1,0 +1,491 @@
+"""Health of this host: memory, GPUs, tools that answer, and the gate before a start of the job.
+
+Detection of kills for lack of memory, by the kernel's counters.
+
+A SIGKILL says nothing about its sender. The memory controller counts its kills per cgroup, and the
+kernel all of them; what grew since the launch was the sender.
+
+Source: `oom_kill` in memory.events (Documentation/admin-guide/cgroup-v2.rst) and memory.oom_control
+(cgroup-v1/memory.rst), `oom_kill` in /proc/vmstat.
+
+Facts about the environment of a run: code, host, processes, logs. Reads only.
+
+Functions leave out what they cannot read, or describe it in a sentence, since a broken tool must
+not cost an incident its other evidence.
+
+Memory available to a job: the machine's, or what its container is allowed.
+
+Source: memory.max, memory.current and memory.stat (Documentation/admin-guide/cgroup-v2.rst),
+memory.limit_in_bytes and memory.usage_in_bytes (cgroup-v1/memory.rst). Files that nobody has used
+lately (`inactive_file`) are given up when memory is wanted.
+
+Looks at this host before a job is started on it again, and says whether it is fit for that.
+
+While the job still runs, only what costs it nothing is asked: the disk, and the driver. Once its
+processes are dead, memory is asked for too, which comes back within seconds, and every device
+multiplies matrices whose product is known. Programs that may hang are processes of their own; one
+that does not answer in time leaves the question undecided, and the job is started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from .. import system
+from ..core.analysis import host_health
+from ..core.analysis.failure_classes import FailureClass
+from ..core.analysis.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Finding
+from ..store import files
+from . import nvml_report
+
+CGROUPS, MEMBERSHIP, KERNEL = (
+    Path("/sys/fs/cgroup"),
+    Path("/proc/self/cgroup"),
+    Path("/proc/vmstat"),
+)
+
+
+class OomCounters:
+    """The counters of the cgroup that we and the job are in, and of the kernel.
+
+    Args:
+        group: file with the counter of the cgroup; None: it cannot be read here.
+        kernel: file with the counter of the kernel.
+    """
+
+    def __init__(self, group: Path | None, kernel: Path = KERNEL) -> None:
+        self._files = {"this cgroup": group, "this machine": kernel}
+        self._before: Mapping[str, int] = self._read()
+
+    @classmethod
+    def here(cls) -> OomCounters:
+        """Return those of this process."""
+        return cls(group_file())
+
+    def start(self) -> None:
+        """The job is about to be launched: what was counted until now is not its own."""
+        self._before = self._read()
+
+    def killed(self) -> str:
+        """Return how many processes were killed since the start, and where; "" for none."""
+        now = self._read()
+        for where, total in now.items():
+            grown = total - self._before.get(where, total)
+            if grown > 0:
+                count = f"{grown} process" + ("es" if grown > 1 else "")
+                return f"the kernel's out of memory killer ended {count} of {where}"
+        return ""
+
+    def _read(self) -> dict[str, int]:
+        found = {}
+        for where, path in self._files.items():
+            count = _counter(path)
+            if count is not None:
+                found[where] = count
+        return found
+
+
+def group_file(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> Path | None:
+    """Return the file with the counter of our cgroup, None where there is none."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        number, controllers, group = [*line.split(":", 2), "", ""][:3]
+        below = group.lstrip("/")
+        if number == "0" and not controllers:
+            places = [root / below / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            places = [root / "memory" / below / "memory.oom_control"]
+        else:
+            continue
+        # In a container the group's own path may not be visible: its root is the group then.
+        for place in places:
+            if place.is_file():
+                return place
+    return None
+
+
+def _counter(path: Path | None) -> int | None:
+    if path is None:
+        return None
+    try:
+        rows = (line.split() for line in path.read_text().splitlines())
+        return next((int(row[1]) for row in rows if len(row) == 2 and row[0] == "oom_kill"), None)
+    except (OSError, ValueError):
+        return None
+
+
+TOOL_S = 5.0  # time limit of an external tool
+TAIL_BYTES = 64 * 1024
+DIRTY_FILES = 200
+
+
+def run_tool(argv: Sequence[str], timeout_s: float = TOOL_S, cwd: Path | None = None) -> bytes:
+    """Run an external tool and return its stdout.
+
+    Raises:
+        OSError: it is not installed, failed, or took longer than `timeout_s`.
+    """
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    environ.pop("PYTHONPATH", None)
+    try:
+        done = system.run_tool(argv, within_s=timeout_s, env=environ, cwd=cwd)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{argv[0]} took longer than {timeout_s:g} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+        raise OSError(f"{Path(argv[0]).name}: {why}")
+    return done.stdout
+
+
+def git(directory: Path) -> dict[str, Any]:
+    """Return the version of the code in `directory`: commit, branch, dirty files, hash of the diff.
+
+    The diff itself is left out: it may contain secrets. Its SHA-256 shows whether two runs had the
+    same one.
+    """
+    base = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
+    try:
+        head = run_tool([*base, "rev-parse", "HEAD", "--abbrev-ref", "HEAD"], cwd=directory)
+        status = run_tool([*base, "status", "--porcelain"], cwd=directory)
+        dirty = status.decode("utf-8", "replace").splitlines()
+        diff = b""
+        if any(not line.startswith("??") for line in dirty):
+            diff = run_tool(
+                [*base, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], cwd=directory
+            )
+    except OSError as error:
+        return {"missing": str(error)}
+    commit, _, branch = head.decode("utf-8", "replace").strip().partition("\n")
+    return {
+        "commit": commit,
+        "branch": branch,
+        "dirty": dirty[:DIRTY_FILES],
+        "dirty_count": len(dirty),
+        "diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None,
+    }
+
+
+def machine_facts(*disks: Path) -> dict[str, Any]:
+    """Return the machine and its load; sizes in bytes."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    space: dict[str, dict[str, Any]] = {}
+    for disk in disks:
+        try:
+            usage = psutil.disk_usage(str(disk))
+            space[str(disk)] = {"total": usage.total, "free": usage.free}
+        except OSError as error:
+            space[str(disk)] = {"missing": str(error)}
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "supervisor_python": sys.version.split()[0],
+        "cpus": psutil.cpu_count(),
+        "load": list(os.getloadavg()),
+        "memory": {"total": memory.total, "available": memory.available},
+        "swap": {"total": swap.total, "used": swap.used},
+        "disks": space,
+        "up_s": round(time.time() - psutil.boot_time()),
+    }
+
+
+def processes(members: Sequence[psutil.Process]) -> list[dict[str, Any]]:
+    """Return one row per process of the job; memory in bytes, CPU time in seconds."""
+    rows = []
+    for process in members:
+        try:
+            with process.oneshot():
+                times = process.cpu_times()
+                rows.append(
+                    {
+                        "pid": process.pid,
+                        "parent": process.ppid(),
+                        "command": process.cmdline(),
+                        "state": process.status(),
+                        "threads": process.num_threads(),
+                        "rss": process.memory_info().rss,
+                        "cpu_s": times.user + times.system,
+                    }
+                )
+        except (psutil.Error, OSError):
+            continue
+    return rows
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that process `pid` was started with; empty if unreadable."""
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def output_files(pid: int) -> dict[str, Path]:
+    """Return the regular files that stdout and stderr of a process go to.
+
+    Returns:
+        Their names, and the paths to read them by: below /proc, which also reaches a rotated file.
+    """
+    found: dict[str, Path] = {}
+    for number in (1, 2):
+        link = Path(f"/proc/{pid}/fd/{number}")
+        try:
+            if stat.S_ISREG(link.stat().st_mode):
+                found.setdefault(str(link.readlink()).removesuffix(" (deleted)"), link)
+        except OSError:
+            continue
+    return found
+
+
+def tail(path: Path, limit: int = TAIL_BYTES) -> str:
+    """Return the last `limit` bytes of a file as text, from a line's beginning.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with os.fdopen(files.open_file(path, foreign=True), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit))
+        data = file.read(limit)
+    if size > limit:
+        data = data.partition(b"\n")[2]
+    return data.decode("utf-8", "replace")
+
+
+LIMITS = (  # of a cgroup: most, in use, and the row of memory.stat that can be given up
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available_bytes(group: Path | None = None) -> int | None:
+    """Return what can be had without swapping, None where the system does not say.
+
+    Args:
+        group: folder of the cgroup; default: ours.
+    """
+    counters = group_file()
+    if group is None and counters is not None:
+        group = counters.parent
+    found = [] if group is None else _allowed(group)
+    with suppress(OSError, RuntimeError):
+        found.append(int(psutil.virtual_memory().available))
+    return min(found, default=None)
+
+
+def _allowed(group: Path) -> list[int]:
+    """Return what the limit of a cgroup leaves, nothing where it has none."""
+    for most, in_use, unused in LIMITS:
+        with suppress(OSError, ValueError):
+            limit = int((group / most).read_text())  # "max" is no number: there is no limit
+            rows = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+            idle = next((int(row[1]) for row in rows if row[:1] == [unused]), 0)
+            return [limit - int((group / in_use).read_text()) + idle]
+    return []
+
+
+MATMUL_S = 5.0  # project default, long enough for a device to become warm
+DRIVER_S = 30.0  # 8 devices without persistence mode take 20 s
+START_S = 90.0  # until torch is imported and each device has a context
+MEMORY_S, LOOK_S = 20.0, 0.5  # how long memory may take to come back, and between two looks
+OFF = "none"  # of `job.health`
+NVIDIA, AMD = (Path("/dev/nvidiactl"), Path("/dev/dxg")), Path("/dev/kfd")  # dxg: under Windows
+
+
+class Machine(Protocol):
+    """What is known of the host from the time when the job ran; see `inputs.hardware.Hardware`."""
+
+    @property
+    def peak_bytes(self) -> int | None: ...
+    @property
+    def device_count(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the job is to be started from.
+
+    Attributes:
+        folder: of the checkpoint. size: its bytes.
+        python: the job's interpreter, None: unknown.
+    """
+
+    folder: Path
+    size: float = 0.0
+    python: str | None = None
+
+
+@dataclass(frozen=True)
+class KnownMachine:
+    """A machine as another run has left word of it."""
+
+    peak_bytes: int | None
+    device_count: int | None
+
+
+class HealthGate:
+    """Looks at this host for one run.
+
+    Args:
+        wanted: returns the policy's `job.health`.
+        environ: of the job, as the user gave it.
+        machine: returns what is known of the host, None for nothing.
+        classes: returns the classes of failures, by which an error of a device is told.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[], Mapping[str, Any] | str | None],
+        environ: Mapping[str, str],
+        machine: Callable[[], Machine | None],
+        classes: Callable[[], Sequence[FailureClass]],
+    ) -> None:
+        self._wanted = wanted
+        self._environ = {k: v for k, v in environ.items() if not k.startswith("SUPERVISE")}
+        self._machine = machine
+        self._classes = classes
+
+    def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]:
+        """Return what was found; nothing where the policy wants no look. Blocks.
+
+        Args:
+            within_s: what is not answered by then is undecided.
+            alive: the job runs.
+        """
+        wanted = self._wanted()
+        if wanted == OFF:
+            return []
+        until_s = time.monotonic() + within_s
+        settings = wanted if isinstance(wanted, Mapping) else {}
+        disk = self._disk(start, settings)
+        devices, report = self._devices(until_s)
+        if alive:
+            return [disk, devices]
+        found = [self._memory(settings, until_s), disk, devices]
+        if host_health.refusal(found):
+            return found
+        return [*found, self._matmul(start, settings, bool(report), until_s)]
+
+    def memo(self, start: Start) -> dict[str, Any]:
+        """Return what `of_memo` needs to ask the same questions later; plain data."""
+        machine = self._machine()
+        return {
+            "host": socket.gethostname(),
+            "folder": str(start.folder),
+            "size": start.size,
+            "python": start.python,
+            "peak_bytes": None if machine is None else machine.peak_bytes,
+            "device_count": None if machine is None else machine.device_count,
+        }
+
+    def _memory(self, settings: Mapping[str, Any], until_s: float) -> Finding:
+        """Judge the memory, once it has come back."""
+        machine = self._machine()
+        peak = None if machine is None else machine.peak_bytes
+        wanted, until_s = _bytes(settings, "memory_gb"), min(until_s, time.monotonic() + MEMORY_S)
+        while True:
+            found = host_health.judge_memory(available_bytes(), peak, wanted)
+            if found.verdict != BAD or time.monotonic() > until_s - LOOK_S:
+                return found
+            time.sleep(LOOK_S)
+
+    def _disk(self, start: Start, settings: Mapping[str, Any]) -> Finding:
+        free, total = None, 0
+        try:
+            usage = shutil.disk_usage(start.folder)
+            free, total = usage.free, usage.total
+        except OSError:
+            pass
+        wanted = _bytes(settings, "disk_gb")
+        return host_health.judge_disk(str(start.folder), free, total, start.size, wanted)
+
+    def _devices(self, until_s: float) -> tuple[Finding, list[Any]]:
+        """Judge what the driver says; return its devices too."""
+        machine = self._machine()
+        before = None if machine is None else machine.device_count
+        rows: list[Any] | None = []
+        trouble = ""
+        if before or any(node.exists() for node in NVIDIA):
+            command = [sys.executable, "-I", nvml_report.__file__]
+            rows, trouble = _answer(command, min(DRIVER_S, until_s - time.monotonic()), None)
+        some = bool(self._environ.get("CUDA_VISIBLE_DEVICES"))
+        found = host_health.judge_devices(rows, before, some=some, trouble=trouble)
+        return found, rows or []
+
+    def _matmul(
+        self, start: Start, settings: Mapping[str, Any], has_devices: bool, until_s: float
+    ) -> Finding:
+        """Let the job's torch multiply, on devices only unless the policy says how long."""
+        seconds = settings.get("matmul")
+        if seconds is None and not (has_devices or AMD.exists()):
+            return Finding(MATMUL, SKIPPED, "no device; job.health.matmul asks the CPU")
+        seconds = MATMUL_S if seconds is None else float(seconds)
+        if not seconds:
+            return Finding(MATMUL, SKIPPED, "job.health.matmul is 0")
+        if start.python is None:
+            return Finding(MATMUL, UNDECIDED, "the job's Python is not known")
+        spec = find_spec("supervise_offline")
+        assert spec is not None, "supervise_offline is part of this distribution"
+        assert spec.origin is not None
+        program = str(Path(spec.origin).parent / "devices")
+        command = [start.python, "-I", program, str(seconds)]
+        within_s = min(START_S + seconds, until_s - time.monotonic())
+        answer, trouble = _answer(command, within_s, self._environ)
+        if answer is None or "error" in answer:
+            text = trouble if answer is None else str(answer["error"])
+            return Finding(MATMUL, UNDECIDED, text)
+        return host_health.judge_matmul(answer["devices"], self._classes(), seconds)
+
+
+def of_memo(memo: Mapping[str, Any]) -> tuple[Start, KnownMachine]:
+    """Return what is to be started from, and what was known of the machine.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is no memo.
+    """
+    start = Start(Path(memo["folder"]), float(memo["size"]), memo["python"])
+    return start, KnownMachine(memo["peak_bytes"], memo["device_count"])
+
+
+def _bytes(settings: Mapping[str, Any], name: str) -> float | None:
+    gb = settings.get(name)
+    return None if gb is None else float(gb) * host_health.GB
+
+
+def _answer(
+    command: Sequence[str], within_s: float, environ: Mapping[str, str] | None
+) -> tuple[Any, str]:
+    """Run a program; return its last line, read as JSON, or None and why there is none."""
+    if within_s <= 0.0:
+        return None, "there was no time left to ask"
+    try:
+        done = system.run_tool(command, within_s=within_s, env=environ)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {within_s:.0f} s"
+    except OSError as error:
+        return None, f"{command[0]} cannot be started: {error.strerror or error}"
+    try:
+        return json.loads(done.stdout.splitlines()[-1]), ""
+    except (IndexError, ValueError):
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return None, (lines or [f"it ended with code {done.returncode}"])[-1][:200]

@@ -1,0 +1,320 @@
+"""A checkpoint of the job before it is ended from outside: by a signal, walltime, or a drain file.
+
+`core.model.preemption` decides how long a signal waits, and the main thread passes it on in time.
+Here, in the loop, the checkpoint is ordered from the probe, and its outcome becomes a notice: the
+engine notifies people. After a checkpoint for walltime or a drain file the job is ended as by an
+operator's `stop --requeue`, so that is decided, recorded and replayed as any other stop.
+
+A signal waits only where a checkpoint can be expected: see `refusal`. A request without a signal
+delays nothing, so it is repeated until its deadline; one that ends without a checkpoint ends
+nothing, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import system
+from ..core.model.decisions import ACTING_MODES
+from ..core.model.events import Event, Notice, OperatorCommand
+from ..core.model.policy import Policy
+from ..core.model.preemption import HOLDABLE, Settled, Terms
+from ..core.state.run_state import State
+from .fencing import PendingCommand
+from .process import Process
+from .signals import Forwarder
+
+KIND = "preempt"  # of the notices
+OFFER_S = 4.0  # the loop renews it each second; in a loop that hangs no signal waits
+RETRY_S = 5.0  # between two orders where no signal waits; project default
+END_TIME = "SLURM_JOB_END_TIME"  # of the environment: when the allocation ends, in Unix seconds
+LEFT_SHARE = 4  # the margin is at most this part of the time that was left at the start
+ENDING = ("relaunch", "stop")  # actions behind which this process trains no further
+WALLTIME, DRAIN = "walltime", "drain"
+UNAVAILABLE = "unavailable: "  # how the probe's status begins where no checkpoint can be made
+
+
+class Job(Protocol):
+    """What this needs of `job.controller.Control`."""
+
+    @property
+    def paused(self) -> bool: ...
+    def ranks(self) -> dict[int, dict[str, Any]]: ...
+    def ask(
+        self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
+    ) -> PendingCommand: ...
+    def forget(self, asked: PendingCommand) -> None: ...
+
+
+class Processor(Protocol):
+    """What this needs of the event processor."""
+
+    policy: Policy
+    state: State
+    performing: str
+
+    def process(self, event: Event) -> None: ...
+
+
+class Preemptor:
+    """Orders checkpoints for one run; for the loop's thread.
+
+    Args:
+        run: the run directory. environ: the supervisor's. unix_s: reads the time of day.
+    """
+
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        processor: Processor,
+        run: Path,
+        environ: Mapping[str, str],
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._forwarder, self._processor = forwarder, processor
+        self._run, self._unix_s = run, unix_s
+        self._began_s = unix_s()
+        self._end_s = _end_time(environ)
+        self._asked: PendingCommand | None = None
+        self._is_active = False  # the policy asks for it
+        self._reports: list[Notice] = []  # of saves, since the order
+        self._orders = 0
+        self._next_order_s = 0.0
+        self._refusal = ""  # why no signal is held now
+        self._answer = ""  # why the newest order came to nothing
+        self._reported = ""  # the refusal that people know
+        self._has_saved = False  # since the probe's status was looked at
+        self._requested: set[str] = set()  # causes without a signal, each asked for once
+
+    def adopt(self, process: Process) -> None:
+        """Pass on what the supervisor before us held when it died."""
+        held = self._processor.state.job.held_signals
+        for name in held:
+            process.signal(signal.Signals[name])
+        if held:
+            self._report_failure(held[0], "the supervisor that held it died", signals=list(held))
+
+    # ── what happens ──────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, event: Event) -> None:
+        """Take what was just processed: a save, or a signal."""
+        if not isinstance(event, Notice):
+            return
+        if event.kind in ("checkpoint-saved", "checkpoint-refused") and self._asked is not None:
+            self._reports.append(event)
+        self._has_saved |= event.kind == "checkpoint-saved"
+        if event.kind == "signal-kept" and self._processor.performing not in ENDING:
+            self._forwarder.kept(str(event.data.get("signal")))
+        if event.kind == "signal" and self._is_lost(event.data):
+            self._report_failure(str(event.data["signal"]), self._refusal)
+
+    def _is_lost(self, data: Mapping[str, Any]) -> bool:
+        """Whether a signal was passed on without a checkpoint that the policy asks for."""
+        passed = not (data.get("held") or data.get("killed") or data.get("handled"))
+        wanted = Terms.of(self._processor.policy.job) is not None and data["signal"] in HOLDABLE
+        return wanted and passed and bool(self._refusal)
+
+    def run_second(self, job: Job) -> None:
+        """Once a second: offer to hold signals, and look at the clock and the drain file."""
+        terms = Terms.of(self._processor.policy.job)
+        if terms is None:
+            if self._is_active:  # until a reload
+                self._forwarder.withdraw()
+            self._is_active = False
+            return
+        self._is_active, self._has_saved = True, False
+        self._offer(job, terms)
+        self._report_unavailable(job)
+        for cause in (WALLTIME, DRAIN):
+            if cause not in self._requested and self._is_due(cause, terms):
+                self._requested.add(cause)
+                if self._forwarder.ask(cause, terms.margin_s):
+                    self._notice(
+                        f"{cause}: a checkpoint of the job is requested", "requested", cause
+                    )
+
+    def run_round(self, job: Job, *, ended: bool) -> None:
+        """Process the signals that came, and follow the request that waits.
+
+        Each round, after the segments were read and the answers filed.
+
+        Args:
+            ended: the job's first process has.
+        """
+        for notice in self._forwarder.notices():
+            self._processor.process(notice)
+            self.observe(notice)
+        request = self._forwarder.request
+        if request is not None:
+            if ended:
+                self._forwarder.settle("the job ended first")
+            else:
+                self._follow(job, *request)
+        elif self._is_active and (self._processor.performing in ENDING or job.paused):
+            self._forwarder.withdraw()
+        elif self._is_active and self._has_saved and self._refusal:  # the first makes more possible
+            self._offer(job, Terms.of(self._processor.policy.job) or Terms())
+        for settled in self._forwarder.settled():
+            self._drop(job)
+            self._conclude(settled)
+
+    def _offer(self, job: Job, terms: Terms) -> None:
+        """Offer to hold signals, unless no checkpoint can be made."""
+        self._refusal = refusal(self._processor, job)
+        if self._refusal:
+            self._forwarder.withdraw()
+        else:
+            self._forwarder.offer(terms.grace_s, OFFER_S, self._kept_signals(job))
+
+    def _kept_signals(self, job: Job) -> list[str]:
+        """Return what the probe has taken in the process that signals are passed on to."""
+        first = self._forwarder.pid
+        found = (rank for rank in job.ranks().values() if rank.get("pid") == first)
+        return [str(each) for rank in found for each in rank["status"].get("kept_signals") or ()]
+
+    # ── one request ───────────────────────────────────────────────────────────────────────────────
+
+    def _follow(self, job: Job, cause: str, deadline_s: float, holds: bool) -> None:
+        """Order the checkpoint, and follow the order to its outcome."""
+        if self._asked is None:
+            if time.monotonic() >= self._next_order_s or holds:
+                self._order(job, deadline_s)
+            return
+        if self._asked.withdrawn:  # another action is, at this moment: order it again
+            self._drop(job)
+            return
+        why = self._outcome(self._asked)
+        if why is None:
+            return
+        if why and not holds:  # nothing is delayed by another try
+            self._answer = why
+            self._next_order_s = time.monotonic() + RETRY_S
+            self._drop(job)
+        else:
+            self._forwarder.settle(why)
+
+    def _order(self, job: Job, deadline_s: float) -> None:
+        self._orders += 1
+        args = {"path": None, "until_ns": int(deadline_s * 1e9)}
+        key = f"{self._run.name}:preempt-{int(self._began_s)}-{self._orders}"
+        self._reports.clear()
+        self._asked = job.ask("checkpoint", args, key=key)
+
+    def _drop(self, job: Job) -> None:
+        if self._asked is not None:
+            job.forget(self._asked)
+        self._asked = None
+
+    def _outcome(self, asked: PendingCommand) -> str | None:
+        """Return "" for a checkpoint that was written, why there is none, None: not known yet."""
+        if asked.refusal is not None:
+            return asked.refusal
+        if asked.lost:
+            return next(iter(asked.lost.values()))
+        for ack in asked.answers.values():
+            if not ack.ok:
+                return ack.error or "the probe refused it"
+            for report in self._reports:
+                if report.kind == "checkpoint-refused":
+                    return report.message.partition(": ")[2] or report.message
+                if _answers(ack.result, report.data):
+                    return ""
+        return None
+
+    def _conclude(self, settled: Settled) -> None:
+        """Report how a request ended, and end the job where no signal does."""
+        if settled.refusal:
+            tried = "" if settled.signals else self._answer  # says more than that time is up
+            self._report_failure(settled.cause, tried or settled.refusal)
+            return
+        saved = next(
+            (each.data for each in reversed(self._reports) if each.kind == "checkpoint-saved"), {}
+        )
+        text = f"{settled.cause}: the job wrote a checkpoint in {settled.waited_s:.1f} s"
+        path, step = saved.get("path"), saved.get("step")
+        more = {"path": path, "step": step, "signals": list(settled.signals)}
+        self._notice(text, "saved", settled.cause, **more)
+        if not settled.signals:
+            args = {"requeue": True, "key": f"{KIND}-{settled.cause}"}
+            stop = OperatorCommand(system.monotonic_ns(), settled.cause, "stop", args)
+            self._processor.process(stop)
+
+    # ── notices ───────────────────────────────────────────────────────────────────────────────────
+
+    def _report_failure(self, cause: str, why: str, **more: Any) -> None:
+        text = f"{cause}: the job wrote no checkpoint: {why}"
+        self._notice(text, "failed", cause, why=why, **more)
+
+    def _report_unavailable(self, job: Job) -> None:
+        """Report once what will not change by itself: the mode, or the number of ranks."""
+        why = lasting_refusal(self._processor)
+        if why and why != self._reported and job.ranks():
+            self._reported = why
+            self._notice(f"job.preempt has no effect: {why}", "unavailable", "", why=why)
+
+    def _notice(self, message: str, phase: str, cause: str, **more: Any) -> None:
+        data = {"phase": phase, "cause": cause, **more}
+        self._processor.process(Notice(system.monotonic_ns(), KIND, message, data=data))
+
+    # ── causes without a signal ───────────────────────────────────────────────────────────────────
+
+    def _is_due(self, cause: str, terms: Terms) -> bool:
+        if cause == DRAIN:
+            return self._is_drained(Path(terms.drain) if terms.drain else self._run / "drain")
+        if self._end_s is None:
+            return False
+        margin_s = min(terms.margin_s, (self._end_s - self._began_s) / LEFT_SHARE)
+        return self._end_s - margin_s <= self._unix_s() < self._end_s
+
+    def _is_drained(self, path: Path) -> bool:
+        """Whether the drain file was written since the start; one left over means nothing."""
+        try:
+            return path.stat().st_mtime >= int(self._began_s)
+        except OSError:
+            return False
+
+
+def refusal(processor: Processor, job: Job) -> str:
+    """Return why no checkpoint can be ordered now, "" where it can."""
+    why = lasting_refusal(processor)
+    if why:
+        return why
+    if processor.performing in ENDING:
+        return f"a {processor.performing} is in progress"
+    if job.paused:
+        return "the job is paused"
+    ranks = job.ranks()
+    if not ranks:
+        return "no probe is attached to the job"
+    checkpoint = str(ranks[min(ranks)]["status"].get("checkpoint", ""))
+    return checkpoint.removeprefix(UNAVAILABLE) if checkpoint.startswith(UNAVAILABLE) else ""
+
+
+def lasting_refusal(processor: Processor) -> str:
+    """Return why `job.preempt` has no effect in this run, "" where it has."""
+    policy, world_size = processor.policy, processor.state.job.world_size
+    if policy.mode not in ACTING_MODES:
+        return f"mode {policy.mode} changes nothing in the job"
+    if world_size > 1:
+        return (
+            f"{world_size} ranks would have to save at the same step; signals are passed on at "
+            "once, for a framework that handles them on all ranks"
+        )
+    return ""
+
+
+def _end_time(environ: Mapping[str, str]) -> float | None:
+    text = environ.get(END_TIME, "")
+    return float(text) if text.isascii() and text.isdigit() else None
+
+
+def _answers(ordered: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a save is the one that was ordered: by its path, or, from a library, by its step."""
+    path = ordered.get("path")
+    if path:
+        return bool(saved.get("path") == path)
+    return saved.get("how") == "its library"

@@ -1,0 +1,466 @@
+"""Processing of events into decisions: write, then act.
+
+    event -> journal -> core.engine.step -> audit log -> performer, outbox
+
+Actions run on the performer's thread and messages on the outbox's; what they come to returns as
+events and notes of later rounds.
+
+Runs actions off the main loop, one at a time, each with a deadline.
+
+The main loop calls `start` once an intent is on disk, and `poll` in each iteration, which returns
+exactly one `Finished` per start. An action that overruns its deadline is reported as failed; its
+thread is abandoned (a daemon, so that it cannot delay the exit) and its later result is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shlex
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+
+from .. import system
+from ..actions.relaunch import Relaunch
+from ..core import engine
+from ..core.handlers import record_space
+from ..core.incidents import approvals
+from ..core.model.action import Action, Job
+from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, Notified
+from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
+from ..core.model.interfaces import Message
+from ..core.model.policy import Policy
+from ..core.runbooks import steps
+from ..core.state.incident import verb_of
+from ..core.state.runbook_execution import RunbookExecution
+from ..errors import ActionError
+from ..outputs.outbox import Outbox, Result, Trouble, message_of
+from ..report.incident_files import IncidentFiles
+from ..report.incident_views import with_report
+from ..store.recorder import Recorder
+from ..system import Thread
+from .late_messages import LateMessage, Summary
+from .settings import WINDOW_FRAMES, RecoveredRun, Settings
+from .status import TrainingProgress
+
+_log = logging.getLogger(__name__)
+
+SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
+
+
+class Performer:
+    """Performs actions on `job`. All methods are for the main loop's thread."""
+
+    def __init__(self, job: Job, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` makes the main loop call `poll` at once."""
+        self._wake = wake
+        self._job = job
+        self._running: str | None = None
+        self._done: SimpleQueue[Finished] = SimpleQueue()
+        self._deadline_ns = 0
+        self._deadline_s = 0.0
+
+    @property
+    def running(self) -> str | None:
+        """Id of the action under way, None if there is none."""
+        return self._running
+
+    def start(self, action_id: str, action: Action, args: Mapping[str, Any], *, key: str) -> None:
+        """Start `action.perform(job, args, key=key)` on a thread of its own.
+
+        Raises:
+            RuntimeError: another action is running; the engine never does that.
+        """
+        if self._running is not None:
+            raise RuntimeError(f"{action_id} was started while {self._running} is running")
+        self._running = action_id
+        self._deadline_s = action.limit_s(args)
+        self._deadline_ns = time.monotonic_ns() + int((self._deadline_s + SLACK_S) * 1e9)
+        # A new queue: the late result of an abandoned thread goes into one that is never read.
+        self._done = SimpleQueue()
+        thread = Thread(
+            target=_perform,
+            args=(self._job, action_id, action, dict(args), key, self._done, self._wake),
+            name=f"action {action_id}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # at the limit of processes and threads
+            text, facts = f"no thread for the action: {error}", {"retryable": True}
+            self._done.put(Finished(time.monotonic_ns(), action_id, False, facts, text))
+
+    def poll(self) -> Finished | None:
+        """Return the result of the action once it has finished or overrun its deadline."""
+        if self._running is None:
+            return None
+        try:
+            finished = self._done.get_nowait()
+        except Empty:
+            now_ns = time.monotonic_ns()
+            if now_ns < self._deadline_ns:
+                return None
+            error = f"did not finish within {self._deadline_s:g} s; its effect is unknown"
+            finished = Finished(now_ns, self._running, ok=False, error=error)
+        self._running = None
+        return finished
+
+
+def _perform(
+    job: Job,
+    action_id: str,
+    action: Action,
+    args: Mapping[str, Any],
+    key: str,
+    done: SimpleQueue[Finished],
+    wake: Callable[[], None],
+) -> None:
+    try:
+        result = action.perform(job, args, key=key)
+    except ActionError as error:
+        facts: dict[str, Any] = {"retryable": error.retryable}
+        if error.refused:
+            facts["refused"] = True
+        if error.inconsistent:
+            facts["inconsistent"] = True
+        if error.unfenceable:
+            facts["unfenceable"] = error.unfenceable
+        if error.no_space:
+            facts["no_space"] = True
+        if error.hint:
+            facts["hint"] = error.hint
+        finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))
+    except Exception as error:  # a bug of ours must not leave the incident without an outcome
+        _log.exception("action %s failed with an internal error", action_id)
+        facts = {"retryable": False, "traceback": traceback.format_exc()}
+        text = f"internal error: {type(error).__name__}: {error}"
+        finished = Finished(time.monotonic_ns(), action_id, False, facts, text)
+    else:
+        finished = Finished(time.monotonic_ns(), action_id, True, result)
+    done.put(finished)
+    wake()
+
+
+class EventProcessor:
+    """Judges one event after another.
+
+    Attributes:
+        policy: the one in force.
+        state: the engine's.
+        last: the newest decision.
+        names: per rank, its newest table of metric names.
+        window: the newest frames, each with its names.
+        training: what these and all frames before them show of the progress of the training.
+        performing: verb of the action that is under way, "" when there is none.
+        incident_files: what people read of the newest incident.
+        progress_ns: when something was last begun or done here; older while the disk hangs.
+    """
+
+    def __init__(
+        self, settings: Settings, recorder: Recorder, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        """`wake` lets the loop come to `collect_results` at once."""
+        self._wake = wake
+        self.policy = settings.policy
+        self.recorder = recorder
+        self.state = engine.start(self.policy)
+        self.last: Decision | None = None
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.window: deque[tuple[Sequence[str], Frame]] = deque(maxlen=WINDOW_FRAMES)
+        self.training = TrainingProgress(settings.argv)
+        self.performing = ""
+        self.progress_ns = system.monotonic_ns()
+        self._unwritten = (0, 0)
+        self._is_short = self._is_unprotected = False  # of space, without a record; as was told
+        self._watching: tuple[Policy, Policy] | None = None  # the policy, and that with no action
+        self._run = settings.run
+        self._job = shlex.join(settings.argv)
+        self._redactor = settings.redactor
+        self.incident_files = IncidentFiles(
+            settings.run, lambda: self.policy, lambda: tuple(self.window)
+        )
+        recorder.on_record = self.incident_files.on_record
+        self._metrics = settings.metrics
+        self._reloader = settings.reloader
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[LateMessage] = queue.SimpleQueue()
+
+    def open(self, performer: Performer, outbox: Outbox) -> None:
+        """Let decisions be carried out by these from now on."""
+        self.performer, self._outbox = performer, outbox
+
+    def resume(self, past: RecoveredRun) -> None:
+        """Go on where the records of the run end."""
+        self.policy, self.state, self.last = past.policy, past.state, past.last
+        self.names.update(past.names)
+        self.window.extend(past.window)
+        for names, frame in past.window:
+            self.training.take(names, frame)
+        if past.state.incident is not None:
+            self.incident_files.resume()
+
+    def process(self, event: Event, *, more: bool = False) -> None:
+        """Number and write an event, judge it, write the decisions, then carry them out.
+
+        What the job said in it loses its secrets first: what is judged is what is on record, and
+        replay comes to the same.
+
+        Args:
+            more: others come at once, and `flush` behind them: they are written together unless
+                something follows from one. Nothing is decided by what is not on disk.
+        """
+        self.mark_progress()
+        self._unwritten = (1, 0)
+        event = self._redactor.event(event)
+        number = self.recorder.event(event, more=more)
+        self._unwritten = (0, 0)
+        if isinstance(event, Announced):
+            self.names[event.rank] = event.names
+        elif isinstance(event, Frame):
+            names = self.names.get(event.rank, ())
+            self.incident_files.on_frame(event, names)
+            self.window.append((names, event))
+            self.training.take(names, event)
+        self.state, decisions = engine.step(self._judging_policy(), self.state, event)
+        written: list[int | None] = []
+        for made in decisions:
+            self._unwritten = (0, len(decisions) - len(written))
+            written.append(self.recorder.decision(made, number, event.at_ns))
+        self._unwritten = (0, 0)
+        if self._metrics is not None:
+            names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
+            self._metrics.observe(event, names, decisions)
+        for decision, seq in zip(decisions, written, strict=True):
+            self.last = decision
+            if isinstance(decision, ActionPlanned):
+                self._perform(decision.action.id, decision.action.verb, decision.action.args)
+            elif isinstance(decision, Notified):
+                self._notify(decision, seq)
+        self.incident_files.flush(self.progress_ns)
+        self._report_unprotected()
+
+    def flush(self) -> None:
+        """Write the events that were processed with `more`."""
+        self.recorder.flush()
+        self._report_unprotected()
+
+    @property
+    def unwritten(self) -> tuple[int, int]:
+        """How many events, and decisions, wait for the disk right now. Any thread."""
+        events, decisions = self._unwritten
+        return max(events, self.recorder.unwritten), decisions
+
+    def _judging_policy(self) -> Policy:
+        """Return the policy in force; where nothing can be done, no rule says that it would be."""
+        if not self.recorder.ended or self.policy.mode not in ACTING_MODES:
+            return self.policy
+        if self._watching is None or self._watching[0] is not self.policy:
+            self._watching = self.policy, replace(self.policy, mode="observe")
+        return self._watching[1]
+
+    def check_space(self) -> None:
+        """Renew the record's reserve; say when it comes into use, and when it is whole again."""
+        self.recorder.check_space(self._run.path)
+        why = self.recorder.no_space
+        if bool(why) != self._is_short and not self.recorder.ended:
+            self._is_short = bool(why)
+            self._report_space(record_space.SHORT if why else record_space.ENOUGH, why)
+
+    def _report_unprotected(self) -> None:
+        """Say once, at once, that the record ended before the run."""
+        if self.recorder.ended and not self._is_unprotected:
+            self._is_unprotected = True
+            self._report_space(record_space.UNPROTECTED, self.recorder.trouble or "")
+
+    def _report_space(self, kind: str, why: str) -> None:
+        text = f"the disk of {self._run.path}: {why or 'it has space again'}"
+        acts = {"acts": self.policy.mode in ACTING_MODES}
+        data = self.recorder.shortage(self._run.path) | acts
+        self.process(Notice(system.monotonic_ns(), kind, text, data=data))
+
+    def mark_progress(self) -> None:
+        """Something was begun or done, so nothing hangs."""
+        self.progress_ns = system.monotonic_ns()
+
+    def told(self, command: OperatorCommand) -> None:
+        """Process an operator's command; a valid `reload` puts another policy in force."""
+        self.process(command)
+        if command.command == "reload":
+            self.reload(command)
+
+    def reload(self, command: OperatorCommand) -> None:
+        """Let another policy take over, or tell why it cannot."""
+        self.policy, events = self._reloader.reload(command, self.policy, self.state)
+        for event in events:
+            self.process(event)
+
+    def collect_results(self) -> None:
+        """Take what actions and messages came to since the last call."""
+        finished = self.performer.poll()
+        if finished is not None:
+            self.performing = ""
+            self.process(finished)
+        self.record_results()
+        self.incident_files.flush(system.monotonic_ns())
+        self.recorder.limit_journal(self.policy.journal_bytes)
+
+    def record_results(self) -> None:
+        """Write down what became of messages."""
+        while not self._results.empty():
+            result = self._results.get_nowait()
+            if self._outbox.reaches_people(result):  # first: after a crash it is sent once more
+                self._delivered(result.request, f"by {result.channel}")
+            data = {
+                "channel": result.channel,
+                "ok": result.ok,
+                "keys": list(result.keys),
+                "tries": result.tries,
+            }
+            if self._metrics is not None:
+                self._metrics.delivered(result.channel, ok=result.ok)
+            reason = f"{result.channel}: {result.detail}"
+            self.recorder.note("notify_result", self.state.step, reason, data)
+        while not self._late.empty():
+            late = self._late.get_nowait()
+            data = {"what": "late-message", "outcome": late.state}
+            data |= msgspec.to_builtins(Summary.of(late))
+            self.recorder.note("note", self.state.step, late.text, data)
+
+    def report_late_message(self, late: LateMessage) -> None:
+        """For any thread: a message of an earlier run was delivered or refused."""
+        self._late.put(late)
+        self._wake()
+
+    def on_result(self, result: Result) -> None:
+        """For the outbox's threads: a message was delivered, or given up."""
+        self._results.put(result)
+        self._wake()
+
+    def broken_channels(self) -> list[Trouble]:
+        """Return which channels do not deliver; people are told of each once, on the others."""
+        return self._outbox.check_channels()
+
+    def waiting_messages(self) -> dict[str, dict[str, int]]:
+        """Return `{channel: {"waiting": n, "held": n}}` where any do."""
+        return {name: n for name, n in self._outbox.backlog().items() if any(n.values())}
+
+    def relaunch_execution(self) -> RunbookExecution:
+        """Return the runbook whose relaunch is under way.
+
+        Raises:
+            ActionError: nobody waits for it any more.
+        """
+        run = self.state.run()
+        if run is None or not run.intent.awaits("relaunch"):
+            raise ActionError("nobody waits for the relaunch any more")
+        return run
+
+    def candidate_steps(self) -> tuple[int, int] | None:
+        """Return between which steps that relaunch may find a better checkpoint; both are left out.
+
+        None where people approved the one that was ordered. Raises ActionError, see `relauncher`.
+        """
+        run, incident = self.relaunch_execution(), self.state.incident
+        action = run.intent.action
+        if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
+            return None
+        breach_step = incident.breach_step if run.requested.before is None else run.requested.before
+        return run.intent.args["step"], action.before(breach_step)
+
+    def choose_checkpoint(self) -> Mapping[str, Any]:
+        """Let the engine aim the relaunch under way again; return its arguments.
+
+        Raises:
+            ActionError: nobody waits for it any more, or the choice is not on disk.
+        """
+        if self.recorder.trouble is None:
+            text = "the job was stopped, and what it left was looked at"
+            self.process(Notice(system.monotonic_ns(), "checkpoint-choice", text))
+        if self.recorder.trouble is not None:
+            raise ActionError(self.recorder.trouble)
+        return self.relaunch_execution().intent.args
+
+    def raise_if_stopped(self) -> None:
+        """Raise ActionError when an operator said `stop` while the job was dead."""
+        incident = self.state.incident
+        for told in incident.deferred.commands if incident is not None else ():
+            if told.command == "stop":
+                raise ActionError(f"not started again: {told.operator} said stop")
+
+    def resume_action(self) -> None:
+        """Perform the action that waits for its outcome, which somebody else began."""
+        incident = self.state.incident
+        assert incident is not None
+        assert incident.run is not None
+        verb = verb_of(steps.awaited_action(self.state))
+        intent = incident.run.intent
+        assert intent.action_id is not None
+        self._perform(intent.action_id, verb, intent.args)
+
+    def message(self, decision: Notified) -> Message:
+        """Return what people are told by a decision to notify them."""
+        directory = str(self._run.path.absolute())
+        message = replace(
+            message_of(decision, self._run.id, self.recorder.head, directory),
+            host=socket.gethostname(),
+            job=self._job,
+            policy=self.policy.name,
+            mode=self.policy.mode,
+            facts=self._deadline(decision),
+            at=system.wall(),
+        )
+        if message.incident is not None:
+            try:
+                report = self.incident_files.report(message.incident)
+            except Exception:  # what the engine says is enough
+                _log.exception("a message without the facts of %s", message.incident)
+            else:
+                message = message if report is None else with_report(message, report)
+        return self._redactor.message(message)
+
+    def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:
+        """Return until when a request can be answered, where it is one that waits."""
+        pending = self.state.approvals.pending
+        if pending is None or decision.message.request != pending.id:
+            return ()
+        until = system.wall(-pending.timeout_s)[:16].replace("T", " ")
+        minutes = f"{pending.timeout_s / 60:g} min"
+        return (("answer by", f"{until} UTC, or {minutes} after a later delivery"),)
+
+    def action_key(self, action_id: str) -> str:
+        """Return the key under which the job knows an action, whoever performs it."""
+        return f"{self._run.id}:{action_id}"
+
+    def _perform(self, action_id: str, verb: str, args: Mapping[str, Any]) -> None:
+        trouble = self.recorder.trouble
+        if trouble is not None and verb != "resume":
+            # Law 2: a decision that is not on disk must not be acted on. But nothing of ours may
+            # keep the job from going on because a disk is full: that law comes first.
+            self.process(Finished(system.monotonic_ns(), action_id, False, {}, trouble))
+            return
+        self.performing = verb
+        action_awaited, key = steps.awaited_action(self.state), self.action_key(action_id)
+        self.performer.start(action_id, action_awaited, args, key=key)
+
+    def _notify(self, decision: Notified, seq: int | None) -> None:
+        number = decision.step if seq is None else seq
+        message = self.message(decision)
+        key, to_all = f"{self._run.id}:{number}", decision.message.to_all
+        if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
+            self._delivered(message.request, "nowhere: no channel takes it")
+
+    def _delivered(self, request: str, how: str) -> None:
+        """Let the time to answer a request begin."""
+        pending = self.state.approvals.pending
+        if pending is not None and pending.id == request and not pending.delivered:
+            text = f"{request} was delivered {how}; it waits for {pending.timeout_s:.0f} s from now"
+            at_ns = system.monotonic_ns()
+            self.process(Notice(at_ns, approvals.DELIVERED, text, data={"id": request}))

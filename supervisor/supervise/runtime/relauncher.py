@@ -1,0 +1,331 @@
+"""Stopping the gang and starting it again from a checkpoint, at most once per order.
+
+First of all, with the job still alive, it is made sure that the checkpoint can be put back; that
+takes as long as reading and copying it. Then three stages, each written down before the next
+begins: the old gang is dead (`how`), a checkpoint is in its place (`path`), the new process runs
+(`pid`). `args` are the order, and from the second stage on those that were followed. A supervisor
+that is asked for the same order again, after it or its predecessor died, goes on where the marks
+end. Between the start and its mark there is the process itself, which carries the number of its
+launch (see `launcher`).
+
+Before the job is stopped, and again before it is started, the host is looked at (see `health`): on
+one that is not fit nothing is started.
+
+Before a checkpoint is put in its place, the engine chooses once more, among what is verified by
+then. Whatever fails there costs the choice and not the run: the order that was given is the last
+resort.
+
+From the stop to the start the run's exit code is `HUMAN`: should it end there, a policy stopped it.
+So it is when what was started fails before its first step, and when a crash is to be answered with
+a start and cannot be: nobody came back.
+
+Runs on the performer's thread; the start is made on the main loop, which owns the segments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..actions.relaunch import SLOWEST
+from ..actions.stop import HUMAN
+from ..core.analysis import host_health
+from ..core.analysis.failure_classes import FailureClass
+from ..core.analysis.host_health import Finding
+from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
+from ..core.model.events import Notice
+from ..core.model.policy import Policy
+from ..core.state.run_state import State
+from ..errors import ActionError, StoreError, SuperviseError
+from ..store import files
+from ..store.run_directory import RunDir
+from .controller import Control
+from .host import HealthGate, Machine, Start
+from .idleness import movement
+from .launcher import UNFIT, Launch
+from .process import LOOP_S, halt
+
+GRACE_S, TERM_S = 10.0, 20.0  # enough for exit hooks; what the job would save now is set aside
+STOP_S = LOOP_S + GRACE_S + TERM_S + 20.0  # until everybody is dead, KILL included
+MARGIN_S = 5.0  # no start so shortly before the deadline: its outcome might not be seen
+STOPPING = "stopping"  # the mark of an order whose job is being stopped
+LOOK_S = 0.05  # between two looks whether the guard is done
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def stopped_for(run: RunDir, key: str) -> bool:
+    """Whether the job was stopped for this order, and was not started again. Raises StoreError."""
+    if not (run.path / _marks(key)).exists():
+        return False
+    done = run.read_json(_marks(key))
+    return done.get("how", "ended") != "ended" and "pid" not in done
+
+
+def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
+    """Return the exit code that a policy makes the run end with; None: the job's own counts.
+
+    A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
+    policy answers with a start, and that none followed, needs a person too.
+    """
+    if policy.job.get("on_crash") and state.job.no_restart_reason and has_crashed(state.job):
+        return HUMAN
+    if start_failed(state) and state.job.returncode not in MEANT:
+        return HUMAN
+    return None if job is None else job.exit_code
+
+
+def _marks(key: str) -> str:
+    return f"relaunch/{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+class Guard(Protocol):
+    """The part of `checkpoints.service.CheckpointService` that a relaunch needs."""
+
+    @property
+    def is_verifying_now(self) -> bool: ...
+    def prepare(self, name: str) -> None: ...
+    def restore(self, name: str) -> Mapping[str, Any]: ...
+    def origin(self, name: str) -> tuple[str, int, str | None]: ...
+
+
+class Gate(Protocol):
+    """The part of `health.gate.HealthGate` that a relaunch needs."""
+
+    def look(self, start: Start, within_s: float, *, alive: bool) -> list[Finding]: ...
+    def memo(self, start: Start) -> dict[str, Any]: ...
+
+
+def health_gate(
+    policy: Callable[[], Policy], environ: Mapping[str, str], machine: Callable[[], Machine]
+) -> HealthGate:
+    """Return what looks at this host for a run with this policy and the job's environment."""
+
+    def known() -> Sequence[FailureClass]:
+        from ..catalog.loader import failure_classes  # most jobs need no other start
+
+        return failure_classes(policy().job.get("failures") or ())
+
+    return HealthGate(lambda: policy().job.get("health"), environ, machine, known)
+
+
+class Loop(Protocol):
+    """What this needs of the main loop, and only there. The job's processes are dead."""
+
+    def verify_candidates(self, within_s: float) -> bool:
+        """Let the guard verify at once what the relaunch may go back to; False: it is settled."""
+        ...
+
+    def choose(self) -> Mapping[str, Any]:
+        """Let the engine choose among what is verified by now; return the order's arguments."""
+        ...
+
+    def restart(self, launch: Launch) -> int:
+        """Make the launch the job's; return its pid."""
+        ...
+
+
+class Relauncher:
+    """Carries out `Control.relaunch` for one run.
+
+    Args:
+        guard: of the job's checkpoints.
+        gate: looks at the host. process: takes what it reports, on the main loop.
+    """
+
+    def __init__(
+        self, run: RunDir, guard: Guard, loop: Loop, gate: Gate, process: Callable[[Notice], object]
+    ) -> None:
+        self._run = run
+        self._guard = guard
+        self._loop = loop
+        self._gate = gate
+        self._process = process
+
+    def __call__(
+        self, job: Control, args: Mapping[str, Any], key: str, deadline_s: float
+    ) -> dict[str, Any]:
+        """Stop, put back, start; see `core.model.action.Job.relaunch` for what is returned.
+
+        Raises:
+            ActionError: the checkpoint cannot be put back, the host is not fit, the training that
+                it was for is over, or it works, and the job goes on; the old gang is still alive;
+                or the checkpoint is not in its place, the host is not fit, or the command could not
+                be started, and the job has ended.
+        """
+        until = time.monotonic() + deadline_s
+        name = _marks(key)
+        done = self._read(name, key)
+        prepared = ""
+        if "how" not in done:
+            prepared = str(args["checkpoint"])
+            self._carefully(lambda: self._guard.prepare(prepared))
+            if job.process.returncode is None:
+                self._check_host(job, prepared, until - STOP_S, alive=True)
+                if works := self._movement(job, float(args.get("if_idle_s", 0.0))):
+                    why = f"the job makes no steps but works ({works}): not restarted"
+                    raise ActionError(why)
+            if time.monotonic() > until - STOP_S - MARGIN_S:
+                raise ActionError("preparing took so long that the job was not stopped any more")
+            job.raise_if_withdrawn()
+            done |= self._stop(job, name, done)
+            done["args"] = dict(args)
+            self._write(name, done)
+        job.exit_code = None if done["how"] == "ended" else HUMAN
+        if "path" not in done:
+            done |= self._put_back(job, done["args"], prepared, until)
+            self._write(name, done)
+        if "pid" not in done:
+            self._check_host(job, str(done["args"]["checkpoint"]), until - 2.0 * MARGIN_S)
+            self._start(job, name, done, until)
+        args = done["args"]
+        seen = {key: value for key, value in done.items() if key not in ("key", "args")}
+        return {**seen, "checkpoint": args["checkpoint"], "step": args["step"]}
+
+    def _movement(self, job: Control, idle_s: float) -> str:
+        """Return why a job that lives cannot count as idle, "" where it can or need not."""
+        works = movement(job, idle_s) if idle_s else ""
+        return works if job.process.returncode is None else ""
+
+    def _check_host(
+        self, job: Control, checkpoint: str, until: float, *, alive: bool = False
+    ) -> None:
+        """Look at the host, and report it; a look that fails costs the look and not the start.
+
+        Raises:
+            ActionError: it is not fit.
+        """
+        try:
+            path, size, python = self._guard.origin(checkpoint)
+            start = Start(Path(path).parent, size, python)
+            found = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
+            told = Notice(time.monotonic_ns(), host_health.KIND, *host_health.summary(found))
+            job.on_loop(lambda: self._process(told), LOOP_S)
+        except Exception:
+            _log.exception("the health of this host is not known")
+            return
+        if why := host_health.refusal(found):
+            if not alive:
+                with suppress(StoreError):
+                    self._run.write_json(UNFIT, self._gate.memo(start) | {"why": why})
+            raise ActionError(f"this host is not fit to start the job on: {why}")
+
+    def _put_back(
+        self, job: Control, order: Mapping[str, Any], prepared: str, until: float
+    ) -> dict[str, Any]:
+        """Put back what the engine chooses, or else what was ordered; return the marks of that.
+
+        Args:
+            prepared: the checkpoint that is, "" for none.
+        """
+        failed: dict[str, Exception] = {}
+        while True:
+            try:
+                args = self._choose(job, order, until)
+            except Exception as error:  # the job is dead: nothing that is optional may keep it so
+                args, failed["checkpoint-choice"] = order, error
+            args = order if args["checkpoint"] in failed else args
+            name = str(args["checkpoint"])
+            if isinstance(last := failed.get(name), SuperviseError):
+                raise ActionError(str(last), hint=last.hint) from last
+            try:
+                if name != prepared:
+                    self._guard.prepare(name)
+                back = self._guard.restore(name)
+            except SuperviseError as error:
+                failed[name], prepared = error, ""  # the guard forgets what was prepared before
+                continue
+            told = {key: back[key] for key in ("probe_batch", "counters") if key in back}
+            if failed:
+                told["failed"] = {what: str(error) for what, error in failed.items()}
+            path, moved = str(back["path"]), list(back["moved"])
+            return {"args": dict(args), "path": path, "moved": moved, **told}
+
+    def _choose(self, job: Control, order: Mapping[str, Any], until: float) -> Mapping[str, Any]:
+        """Return the order as the engine wants it once the rest is verified.
+
+        As it was given where people approved it, or when nothing else could be prepared in time.
+
+        Raises:
+            ActionError: the main loop was busy as long as that, or nobody waits any more.
+        """
+
+        def latest(args: Mapping[str, Any]) -> float:
+            return until - MARGIN_S - float(args["bytes"]) / SLOWEST
+
+        def in_time(call: Callable[[float], T]) -> T:
+            def work() -> T:  # what comes too late must not take effect any more
+                if (left_s := latest(order) - time.monotonic()) <= 0.0:
+                    raise ActionError("there is no time to choose")
+                return call(left_s)
+
+            return job.on_loop(work, max(0.0, latest(order) - time.monotonic()))
+
+        if not in_time(self._loop.verify_candidates):
+            return order
+        while self._guard.is_verifying_now and time.monotonic() < latest(order):
+            time.sleep(LOOK_S)
+        chosen = in_time(lambda _: self._loop.choose())
+        return chosen if time.monotonic() < latest(chosen) else order
+
+    def _start(self, job: Control, name: str, done: dict[str, Any], until: float) -> None:
+        args = done["args"]
+        launch = Launch(
+            int(args["attempt"]),
+            int(args["step"]),
+            done["path"],
+            args["rewarm"],
+            args["skip"],
+            done.get("probe_batch"),
+            done.get("counters"),
+        )
+
+        def start() -> None:
+            if time.monotonic() > until - MARGIN_S:
+                raise ActionError("it came too late to be started again")
+            pid = self._carefully(lambda: self._loop.restart(launch))
+            done.update(pid=pid, attempt=launch.attempt)
+            job.exit_code = None
+            with suppress(ActionError):  # it runs, whatever the disk says
+                self._write(name, done)
+
+        job.on_loop(start, max(0.0, until - time.monotonic()))
+
+    def _stop(self, job: Control, name: str, done: dict[str, Any]) -> dict[str, Any]:
+        """End the job, and say how it ended: `stopped` by one who died over that cannot be told."""
+        before_us = done.pop(STOPPING, False)
+        self._write(name, {**done, STOPPING: before_us or job.process.returncode is None})
+        job.on_loop(job.process.return_terminal, LOOP_S)  # a Ctrl-C from now on ends the whole run
+        seen = halt(job, grace_s=GRACE_S, term_s=TERM_S)
+        if seen["returncode"] is None or seen["survivors"]:
+            raise ActionError(f"processes of the job are still alive after KILL: {seen}")
+        how = "stopped" if before_us and seen["how"] == "ended" else seen["how"]
+        return {"how": how, "returncode": seen["returncode"]}
+
+    def _read(self, name: str, key: str) -> dict[str, Any]:
+        """Return the stages that are done; the file says whose they are."""
+        if not (self._run.path / name).exists():
+            return {"key": key}
+        return dict(self._carefully(lambda: self._run.read_json(name)))
+
+    def _write(self, name: str, done: Mapping[str, Any]) -> None:
+        try:
+            files.make_directory((self._run.path / name).parent)
+            self._run.write_json(name, done, durable=True)
+        except (OSError, StoreError) as error:
+            raise ActionError(f"the relaunch cannot be written down: {error}") from error
+
+    def _carefully(self, call: Callable[[], Any]) -> Any:
+        """Turn any refusal into the action's own error."""
+        try:
+            return call()
+        except ActionError:
+            raise
+        except SuperviseError as error:
+            raise ActionError(str(error), hint=error.hint) from error

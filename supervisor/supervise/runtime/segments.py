@@ -1,0 +1,403 @@
+"""All segments of a run: finds new ones, reads them in rank order, names what is wrong with them.
+
+A segment that cannot be used is reported once and left alone; the others go on. A rank that comes
+back under another process, after a relaunch, or as another program of the same process, after an
+exec, is read to its end and then replaced. While the process of a rank lives, another one that
+trains under the same rank (a child with a model of its own) waits; that is reported once.
+
+Decides nothing.
+
+Read position in the segments of a run, derived from the events that were made of them.
+
+A supervisor that takes over from a dead one goes on behind the last frame and the last notice in
+the journal: none is judged twice, and none is lost while the ring still holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervise_probe import wire
+
+from ..core.model.events import Announced, Event, Frame, Gap, Notice
+from ..core.model.failure import KIND as FAILURE
+from ..errors import SegmentError
+from ..store import files
+from .segment_reader import Segment
+from .watches import DirectoryChange
+
+
+@dataclass
+class ReadCursor:
+    """A fold over the journal of a run.
+
+    Attributes:
+        newest: per rank, when the segment was made that its newest frames came from.
+        frames: (rank, made) -> frames taken or told as lost.
+        letters: (rank, made) -> all notices in letters below this number were taken.
+        silent: pids of the processes whose probe was told to be off.
+        failures: names of the records of failures that were taken.
+    """
+
+    newest: dict[int, int] = field(default_factory=dict)
+    frames: dict[tuple[int, int], int] = field(default_factory=dict)
+    letters: dict[tuple[int, int], int] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    failures: set[str] = field(default_factory=set)
+
+    def take(self, event: Event) -> None:
+        """Take the next event of the journal."""
+        if isinstance(event, Frame):
+            self._count(event.rank, 1)
+        elif isinstance(event, Gap):
+            self._count(event.rank, event.count)
+        elif isinstance(event, Announced):
+            self.newest[event.rank] = event.segment
+        elif isinstance(event, Notice):
+            self._noticed(event)
+
+    def _count(self, rank: int, frames: int) -> None:
+        key = (rank, self.newest.get(rank, 0))
+        self.frames[key] = self.frames.get(key, 0) + frames
+
+    def _noticed(self, event: Notice) -> None:
+        if event.rank is not None and event.segment is not None and event.letter is not None:
+            key = (event.rank, event.segment)
+            self.letters[key] = max(self.letters.get(key, 0), event.letter + 1)
+        elif event.kind == FAILURE:
+            self.failures.add(str(event.data.get("record")))
+        elif event.kind == "probe-off" and "pid" in event.data:
+            self.silent.add(int(event.data["pid"]))
+
+
+_SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
+_MARK_NAME = re.compile(r"off\.(\d+)")
+_MARK_GRACE_NS = 1_000_000_000  # an empty mark may still be in the writing
+_MARK_BYTES = 2048
+_TIGHT_NS = 30_000_000_000  # how long the probes sample densely unless asked again
+_RETAIN_NS = 300_000_000_000  # how long a savepoint stays unless asked again: adopting takes time
+_AGAIN_NS = 1_000_000_000  # between two wishes that are the same
+_SHORTEST_S, _LONGEST_S = 0.020, 0.250  # between two polls; project defaults
+_QUIET = 4  # median steps without a frame before the polls become fewer; project default
+
+
+class Segments:
+    """The segments of one run.
+
+    Attributes:
+        directory: where they are. ranks: the open segment of each rank.
+    """
+
+    def __init__(
+        self,
+        shm_dir: Path,
+        marks_dir: Path,
+        clock: Callable[[], int],
+        taken: ReadCursor | None = None,
+    ) -> None:
+        """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
+        self.ranks: dict[int, Segment] = {}
+        self.directory, self._segments_change = shm_dir, DirectoryChange(shm_dir)
+        self._marks_dir, self._marks_change = marks_dir, DirectoryChange(marks_dir)
+        self._clock = clock
+        self._taken = ReadCursor() if taken is None else taken
+        # Names of segments and marks that were dealt with.
+        self._known = {f"off.{pid}" for pid in self._taken.silent}
+        self._waiting: list[Segment] = []  # of ranks whose process still lives
+        self._empty_since: dict[str, int] = {}
+        self._interval_s = _LONGEST_S
+        self._frames_ns = 0  # when the newest events came
+        self._step_s = 0.0
+        self._tight = False
+        self._retained = (0, 0)  # the step, and when that was written
+
+    def poll(self) -> list[Event]:
+        """Return everything new, in rank order; never raises.
+
+        A segment that cannot be used gives one `Notice` of kind `segment-fault`, a probe that gave
+        up one of kind `probe-off` with its own sentence.
+        """
+        events: list[Event] = []
+        for segment in [*self._waiting, *self._find(events)]:
+            self._adopt(segment, events)
+        for rank in sorted(self.ranks):
+            self._read(self.ranks[rank], events)
+        self._take_marks(events)
+        self._interval_s = self._next_interval_s(found=bool(events))
+        return events
+
+    def unread(self) -> int:
+        """Return how many frames wait to be read. For any thread."""
+        count = 0
+        for segment in list(self.ranks.values()):
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                count += segment.unread()
+        return count
+
+    def interval_s(self) -> float:
+        """Return how long to wait before the next poll, in seconds, between 20 and 250 ms.
+
+        A quarter of the fastest rank's median step time while frames come, and more and more when
+        none do: polling costs the job nothing, where waking us at each step would cost it more than
+        the whole probe.
+        """
+        return self._interval_s
+
+    def tighten(self, wanted: bool, now_ns: int) -> str | None:
+        """Let the probes sample more densely while `wanted`. Call it every second.
+
+        The wish expires by itself in the probes, so that a supervisor that dies takes it along.
+
+        Returns:
+            A sentence when it begins or ends, else None.
+        """
+        if wanted:
+            for segment in self.ranks.values():
+                with suppress(SegmentError):  # the poll tells of a broken segment
+                    segment.tighten(now_ns + _TIGHT_NS)
+        if wanted == self._tight:
+            return None
+        self._tight = wanted
+        if wanted:
+            return "samples are taken more densely while there is an incident"
+        return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
+
+    def keep_signals(self, until_ns: int) -> None:
+        """Let signals that come to the job itself wait until then; 0: none. For any thread."""
+        for segment in list(self.ranks.values()):
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.keep_signals(until_ns)
+
+    def retain_before(self, before_step: int, now_ns: int) -> None:
+        """Let the newest savepoint of a step before that stay; 0: none. Call it every round.
+
+        Steps may be short: a change is written at once, the same wish once a second.
+        """
+        step, at_ns = self._retained
+        if before_step == step and (not step or now_ns < at_ns + _AGAIN_NS):
+            return
+        self._retained = (before_step, now_ns)
+        for segment in self.ranks.values():
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.retain_before(before_step, now_ns + _RETAIN_NS)
+
+    def forget(self) -> None:
+        """Remove the segments of processes that are dead; what they wrote was read.
+
+        The memory is given back, and a new process may get the pid of an old one.
+        """
+        for segment in (*self.ranks.values(), *self._waiting):
+            if _trains(segment):
+                continue
+            if self.ranks.get(segment.rank) is segment:
+                del self.ranks[segment.rank]
+            else:
+                self._waiting.remove(segment)
+            segment.close()
+            self._known.discard(segment.path.name)
+            with suppress(OSError):
+                segment.path.unlink()
+
+    def living(self) -> dict[int, int]:
+        """Return the processes that train, pid to rank."""
+        segments = (*self.ranks.values(), *self._waiting)
+        return {segment.pid: segment.rank for segment in segments if _trains(segment)}
+
+    def dead(self) -> dict[int, int | None]:
+        """Return the ranks whose process was seen alive and is dead, with its recorded returncode.
+
+        None: it recorded none, as a process that is killed.
+        """
+        found: dict[int, int | None] = {}
+        for rank, segment in self.ranks.items():
+            if segment.lived and not _lives(segment):  # else it may live where we cannot look
+                with suppress(SegmentError):
+                    end = segment.end()
+                    found[rank] = None if end is None else end[0]
+        return found
+
+    def ends(self) -> dict[int, tuple[int, int | None, str]]:
+        """Return what processes recorded of their exit: pid -> rank, returncode, last message."""
+        found: dict[int, tuple[int, int | None, str]] = {}
+        for rank, segment in self.ranks.items():
+            with suppress(SegmentError):
+                found[segment.pid] = (rank, *(segment.end() or (None, "")))
+        return found
+
+    def wrote(self, pid: int) -> bool:
+        """Whether process `pid` is the newest of a rank."""
+        return any(segment.pid == pid for segment in self.ranks.values())
+
+    def ended_well(self) -> bool:
+        """Whether each rank recorded its exit with code 0."""
+        return bool(self.ranks) and all(map(_ended_well, self.ranks.values()))
+
+    def close(self) -> None:
+        """Close all segments."""
+        for segment in (*self.ranks.values(), *self._waiting):
+            segment.close()
+        self.ranks.clear()
+        self._waiting.clear()
+
+    def _find(self, events: list[Event]) -> list[Segment]:
+        found: list[Segment] = []
+        if not self._segments_change.due(self._clock()):
+            return found
+        for name in _names(self.directory):
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match is None or name in self._known:
+                continue
+            self._known.add(name)
+            rank, pid = map(int, match.groups())
+            try:
+                segment = Segment.open(self.directory / name, self._clock)
+            except SegmentError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):  # gone again: nobody's fault
+                    self._report(error, rank, pid, events)
+                continue
+            if (segment.rank, segment.pid) != (rank, pid):
+                whose = f"rank {segment.rank} of process {segment.pid}"
+                self._report(SegmentError(f"segment {name} is that of {whose}"), rank, pid, events)
+                segment.close()
+                continue
+            if self._resume(segment):
+                found.append(segment)
+        return sorted(found, key=lambda segment: segment.created_ns)
+
+    def _resume(self, segment: Segment) -> bool:
+        """Go on behind what was taken of it; False when it was read to its end and replaced."""
+        key, taken = (segment.rank, segment.created_ns), self._taken
+        if segment.created_ns < taken.newest.get(segment.rank, 0):
+            segment.close()
+            return False
+        if key in taken.frames or key in taken.letters:
+            with suppress(SegmentError):  # the poll tells of a broken segment
+                segment.resume(taken.frames.get(key, 0), taken.letters.get(key, 0))
+        return True
+
+    def _adopt(self, segment: Segment, events: list[Event]) -> None:
+        old = self.ranks.get(segment.rank)
+        if old is not None and old.pid != segment.pid and _trains(old):
+            self._keep_waiting(segment, old, events)
+            return
+        if segment in self._waiting:
+            self._waiting.remove(segment)
+        idle = 0
+        while old is not None and self.ranks.get(old.rank) is old and idle < wire.PATIENCE:
+            idle = 0 if self._read(old, events) else idle + 1
+        if old is not None:
+            segment.again = old.pid != segment.pid and not _ended_well(old)
+            old.close()
+            if old.pid == segment.pid:  # a process may begin one training after the other
+                with suppress(OSError):
+                    old.path.unlink()
+                self._known.discard(old.path.name)
+        segment.lived = _lives(segment)
+        self.ranks[segment.rank] = segment
+
+    def _keep_waiting(self, segment: Segment, old: Segment, events: list[Event]) -> None:
+        if segment in self._waiting:
+            if not _trains(segment):
+                self._waiting.remove(segment)
+                segment.close()
+            return
+        self._waiting.append(segment)
+        message = (
+            f"process {segment.pid} trains as rank {segment.rank} too; process {old.pid} is read "
+            "until it ends"
+        )
+        events.append(
+            Notice(self._clock(), "note", message, rank=segment.rank, data={"pid": segment.pid})
+        )
+
+    def _read(self, segment: Segment, events: list[Event]) -> bool:
+        try:
+            new = segment.poll()
+        except SegmentError as error:
+            segment.close()
+            self.ranks.pop(segment.rank)
+            self._report(error, segment.rank, segment.pid, events)
+            return False
+        events += new
+        return bool(new)
+
+    def _take_marks(self, events: list[Event]) -> None:
+        # A mark may be filled after it was made, which does not change the directory.
+        if not self._empty_since and not self._marks_change.due(self._clock()):
+            return
+        for name in _names(self._marks_dir):
+            match = _MARK_NAME.fullmatch(name)
+            if match is None or name in self._known:
+                continue
+            try:
+                with os.fdopen(files.open_file(self._marks_dir / name), "rb") as mark:
+                    text = mark.read(_MARK_BYTES).decode("utf-8", "replace")
+            except OSError as error:
+                text = f"the probe is off, and its reason cannot be read: {error.strerror}"
+            now = self._clock()
+            if not text.strip():
+                if now - self._empty_since.setdefault(name, now) < _MARK_GRACE_NS:
+                    continue
+                text = "the probe is off, and could not write down why"
+            self._known.add(name)
+            self._empty_since.pop(name, None)
+            message = " ".join(text.split())
+            events.append(Notice(now, "probe-off", message, data={"pid": int(match[1])}))
+
+    def _report(self, error: SegmentError, rank: int, pid: int, events: list[Event]) -> None:
+        message = f"{error} ({error.hint})" if error.hint else str(error)
+        events.append(Notice(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid}))
+
+    def _next_interval_s(self, *, found: bool) -> float:
+        now_ns = self._clock()
+        if found:
+            self._frames_ns = now_ns
+            steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
+            self._step_s = min(steps) / 1e9 if steps else 0.0
+            return min(max(self._step_s / 4, _SHORTEST_S), _LONGEST_S)
+        quiet_s = (now_ns - self._frames_ns) / 1e9
+        if quiet_s < max(_LONGEST_S, _QUIET * self._step_s):
+            return self._interval_s
+        return min(1.5 * self._interval_s, _LONGEST_S)
+
+
+def _trains(segment: Segment) -> bool:
+    """Whether the process that writes `segment` is alive and has not recorded its exit."""
+    try:
+        return _lives(segment) and segment.end() is None
+    except SegmentError:
+        return False
+
+
+def _lives(segment: Segment) -> bool:
+    """Whether the process that writes `segment` is alive.
+
+    False where that cannot be known (in another process namespace, without /proc).
+    """
+    try:
+        stat = Path(f"/proc/{segment.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(stat[19]) == segment.start_ticks and stat[0] not in (b"Z", b"X")
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _ended_well(segment: Segment) -> bool:
+    """Whether the process that wrote `segment` recorded its exit with code 0."""
+    try:
+        end = segment.end()
+    except SegmentError:
+        return False
+    return end is not None and end[0] == 0
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries)
+    except OSError:  # not made yet, or removed at the end
+        return []

@@ -1,0 +1,286 @@
+"""Reports the start of a run, what can be done in it, its newest status and a missing probe."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import system
+from ..core.analysis.failure_classes import FailureClass
+from ..core.model.events import Notice
+from ..core.model.failure import KIND as FAILURE
+from ..core.state.incident import PROBATION
+from ..errors import SegmentError, StoreError, no_space
+from ..outputs.dead_man_ping import Vitals
+from ..outputs.outbox import Trouble
+from ..store.recorder import Recorder
+from ..store.run_directory import IDENTITY, RunDir
+from . import status
+from .controller import Control
+from .failures import End, FailureRecords
+from .host import OomCounters
+from .identity import MAX_DIFFERENCES, Identity, describe, differences
+from .logs import LogFiles
+from .processor import EventProcessor
+from .settings import Settings
+from .status import capabilities, is_known, line
+
+TICK_NS = 1_000_000_000
+IDENTITY_S = 1.0  # for what is still being read of a job that has ended; project default
+SETTLED_S = 60.0  # what can be done is said in the first minute; project default
+# A job that makes no step is told when it has not worked for so long, and in any case so long after
+# its launch: if it does not import torch, which it may never do, and if it does. Project defaults.
+IDLE_START_S, PREPARING_S, STARTING_S = 120.0, 900.0, 3600.0
+
+
+def first_step_deadline_s(marks: Collection[str], worked_s: float) -> float:
+    """Return how long after its launch a job is to have made a step.
+
+    Args:
+        marks: names of the probe's marks (`boot`, `armed`, `off`).
+        worked_s: until when after its launch it has used CPU, files or a device.
+    """
+    longest = STARTING_S if "armed" in marks else PREPARING_S if "boot" in marks else 0.0
+    return max(IDLE_START_S, min(longest, worked_s + IDLE_START_S))
+
+
+class Status:
+    """Writes `state.json`, says once per launch that no probe reports, and why the job ended."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        processor: EventProcessor,
+        recorder: Recorder,
+        counters: OomCounters,
+    ) -> None:
+        self._settings = settings
+        self._processor = processor
+        self._recorder = recorder
+        self._tier = settings.tier
+        self._launched_ns, self._worked_s = 0, 0.0
+        self._is_reported = False
+        self._first_frame_ns = 0
+        past = settings.past
+        self._failures = FailureRecords(
+            settings.run.marks_path,
+            self._failure_classes,
+            counters,
+            lambda: self._processor.state.job.pids,
+            () if past is None else past.taken.failures,
+        )
+        logs = [*(settings.policy.job.get("logs") or ()), *map(_pattern, settings.outputs)]
+        self._logs = LogFiles(logs, Path.cwd(), self._failure_classes)
+        self._channels: Sequence[str] = settings.facts.get("channels", ())
+        self._identity = _LaunchIdentity(settings, processor, recorder)
+
+    def started(self, pid: int) -> None:
+        """Write down what was started."""
+        policy = self._processor.policy
+        facts: dict[str, Any] = {
+            "argv": list(self._settings.argv),
+            "pid": pid,
+            "policy": policy.name,
+            "policy_digest": policy.digest,
+            "mode": policy.mode,
+            "tier": self._settings.tier,
+            **self._settings.facts,
+        }
+        self._recorder.note("run_start", -1, "the job was started", facts)
+
+    def launched(self, at_ns: int, *, reported: bool = False) -> None:
+        """A process was launched; `reported`: a missing probe was reported already."""
+        self._launched_ns, self._is_reported, self._worked_s = at_ns, reported, 0.0
+        self._failures.launched()
+        self._logs.launched()
+        self._identity.launched()
+
+    def ended(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
+        """The job's first process ended: report why, as far as anything was recorded."""
+        self.check_probe(now_ns, last=True)
+        for notice in self._failures.ended(pid, returncode, now_ns, ends):
+            self._processor.process(notice)
+        self._report_logs(now_ns, last=True)
+        self._settings.identity.ended(IDENTITY_S)
+
+    def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
+        for found in self._logs.poll(now_ns, last=last):
+            data = {**asdict(found), "record": found.kind}
+            self._processor.process(Notice(now_ns, FAILURE, found.text, data=data))
+
+    def _failure_classes(self) -> tuple[FailureClass, ...]:
+        from ..catalog.loader import failure_classes  # most jobs end well
+
+        return failure_classes(self._processor.policy.job.get("failures") or ())
+
+    def check_probe(
+        self, now_ns: int, works: Callable[[], bool] = lambda: False, *, last: bool = False
+    ) -> None:
+        """Tell why nothing was seen, when a probe should have reported by now; `last`: at all.
+
+        Args:
+            works: returns whether the job uses CPU, files or a device; asked until it steps.
+        """
+        for notice in self._failures.poll(now_ns):
+            self._processor.process(notice)
+        self._report_logs(now_ns)
+        elapsed_s = (now_ns - self._launched_ns) / 1e9
+        known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
+        if self._is_reported or self._processor.names:
+            return
+        marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
+        if works():
+            self._worked_s = elapsed_s
+        if not (last or known or elapsed_s > first_step_deadline_s(marks, self._worked_s)):
+            return
+        self._is_reported, self._tier = True, "T0"
+        message = status.no_probe(marks, self._settings.tier_reason)
+        if message is not None:
+            self._processor.process(Notice(now_ns, "no-probe", message))
+
+    def write(self, control: Control, now_ns: int) -> None:
+        """Write the newest status, and say once what can be done in this job."""
+        try:
+            ranks = control.ranks()
+        except SegmentError:
+            ranks = {}
+        probe = ranks[min(ranks)]["status"] if ranks else {}
+        self._identity.poll(ranks, now_ns)
+        can = capabilities(self._processor.policy, self._processor.state, probe, self._channels)
+        self._report_once(can, probe, now_ns)
+        found = status.snapshot(
+            self._processor.policy,
+            self._processor.state,
+            ranks,
+            wall=system.wall(),
+            now_ns=now_ns,
+            tier="T1" if self._processor.names else self._tier,
+            last=self._processor.last,
+            trouble=self._recorder.trouble,
+        ) | channels(self._processor.broken_channels(), now_ns)
+        found["can"] = can if probe else {}
+        if self._recorder.no_space:
+            found["space"] = self._recorder.shortage(self._settings.run.path)
+        policy = self._processor.policy
+        found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns, probe)
+        found["messages_to"] = list(self._channels)
+        found["messages_waiting"] = self._processor.waiting_messages()
+        if self._settings.heartbeat is not None:
+            found["heartbeat"] = self._settings.heartbeat.health()
+        if self._settings.metrics is not None:
+            policy, state = self._processor.policy, self._processor.state
+            self._settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
+        try:
+            self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
+        except StoreError as error:
+            if (why := no_space(error)) is None:
+                self._recorder.failed(error)
+            else:  # the record has a reserve
+                self._recorder.on_full(why)
+
+    def _report_once(self, can: Mapping[str, str], probe: Mapping[str, Any], now_ns: int) -> None:
+        """Say what can be done: once the savepoints have shown it, after a minute in any case."""
+        policy, state = self._processor.policy, self._processor.state
+        if state.job.lost is not None or state.step < 0 or not probe:
+            return
+        self._first_frame_ns = self._first_frame_ns or now_ns
+        elapsed_s = (now_ns - self._first_frame_ns) / 1e9
+        if elapsed_s < SETTLED_S and not is_known(policy, state, probe):
+            return
+        self._processor.process(Notice(now_ns, "capabilities", line(can)))
+        self._settings.print_line(self._settings.redactor.text(f"supervise: {line(can)}"))
+
+
+class _LaunchIdentity:
+    """Records what each launch consists of, and reports what differs from the launch before."""
+
+    def __init__(self, settings: Settings, processor: EventProcessor, recorder: Recorder) -> None:
+        self._settings = settings
+        self._processor = processor
+        self._recorder = recorder
+        self._before: Mapping[str, Any] | None = None  # run, attempt and identity
+        self._launches = 0
+        if (path := settings.run.path if settings.past else settings.previous) is not None:
+            with suppress(StoreError, LookupError, TypeError, ValueError):
+                kept = RunDir.open(path).read_json(IDENTITY)
+                self._before = {
+                    "run": str(kept["run"]),
+                    "attempt": int(kept["attempt"]),
+                    "identity": dict(kept["identity"]),
+                }
+
+    def launched(self) -> None:
+        """A process was launched, or goes on under another supervisor."""
+        past, before, self._launches = self._settings.past, self._before, self._launches + 1
+        adopted = past.launched if past is not None and self._launches == 1 else None
+        if before is not None and adopted is not None and before["attempt"] == adopted.attempt:
+            self._settings.identity.recall(before["identity"])
+        else:
+            self._settings.identity.start()
+
+    def poll(self, ranks: Mapping[int, Mapping[str, Any]], now_ns: int) -> None:
+        """Record the identity once it is known."""
+        if ranks and self._processor.state.step >= 0:
+            self._settings.identity.loaded(int(ranks[min(ranks)]["pid"]))
+        found = self._settings.identity.poll()
+        if found is not None:
+            self._record(self._settings.redactor.tree(found), now_ns)
+
+    def _record(self, found: Identity, now_ns: int) -> None:
+        run, state, before = self._settings.run, self._processor.state, self._before
+        data = {"run": run.id, "attempt": state.job.launched, "identity": found}
+        self._before = data
+        changed = [] if before is None else differences(before["identity"], found)
+        text = "what this launch consists of"
+        if before is not None:
+            of = f"attempt {before['attempt']}"
+            of += "" if before["run"] == run.id else f" of run {before['run']}"
+            text = f"the job is the same as in {of}"
+            if changed:
+                text = f"the job differs from {of}: {describe(changed)}"
+            data = data | {"since": of, "differs": changed[:MAX_DIFFERENCES]}
+        self._recorder.note("identity", state.step, text, data)
+        with suppress(StoreError):  # a cache: the audit log has it
+            run.write_json(IDENTITY, self._before)
+        if changed:
+            about = {"differs": changed[:MAX_DIFFERENCES], "number": len(changed)}
+            self._processor.process(Notice(now_ns, "identity-changed", text, data=about))
+
+
+def _pattern(path: Path) -> str:
+    return glob.escape(str(path))
+
+
+def vitals(processor: EventProcessor, run_id: str) -> Vitals:
+    """Return how the run is, for its heartbeat. Any thread."""
+    state = processor.state
+    incident, trouble = state.incident, ""
+    if incident is not None and incident.severity == "SEV0" and incident.phase != PROBATION:
+        trouble = f"{incident.id} SEV0 {incident.headline}".rstrip()
+    return Vitals(f"{run_id}: step {state.step}, {state.machine}", processor.progress_ns, trouble)
+
+
+def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:
+    """Return `{"channels": {name: what is wrong}}` for the status, nothing while all work."""
+    found = {
+        each.channel: {
+            "undelivered": each.undelivered,
+            "since_wall": system.wall(now_ns / 1e9 - each.since_s),
+            "error": each.error,
+        }
+        for each in broken
+    }
+    return {"channels": found} if found else {}
+
+
+def closed(run: RunDir, broken: Iterable[Trouble]) -> None:
+    """Put the channels into the newest status: it was written before the last messages went out."""
+    found = channels(broken, system.monotonic_ns())
+    with suppress(StoreError):  # a cache; the audit log has what became of each message
+        state = run.read_json("state.json")
+        if state.pop("channels", None) or found:
+            run.write_json("state.json", state | found)
