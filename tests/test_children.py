@@ -27,12 +27,12 @@ import pathlib, threading, time
 def hang_up():
     while not pathlib.Path({started!r}).exists():
         time.sleep(0.01)
-    children.end_tools()
-from supervise import children
-from supervise.outputs import host_facts
+    system.end_tools()
+from supervise import system
+from supervise.runtime import host
 if {polite}:
     threading.Thread(target=hang_up).start()
-print(host_facts.git(pathlib.Path(".")), flush=True)
+print(host.git(pathlib.Path(".")), flush=True)
 """
 
 
