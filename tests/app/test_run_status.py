@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from supervise.app.run_status import first_step_deadline_s
+
+from supervise.runtime.status_writer import first_step_deadline_s
 
 
 @pytest.mark.parametrize(
