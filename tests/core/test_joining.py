@@ -165,7 +165,7 @@ def test_what_is_slow_during_an_incident_of_the_training_is_told_by_itself_once(
     story = watched(tell, *rules)
     story.rows(*[row(9.0)] * 3)
     before = len(messages(story))
-    story.rows(*[row(9.0, step_time=9.0), row(9.0)] * 2, *[row(9.0, step_time=9.0)] * 3)
+    story.rows(*[row(9.0, step_time=9.0), row(9.0)] * 2, *[row(9.0, step_time=9.0)] * 13)
 
     (told,) = messages(story)[before:]
     assert told["title"].endswith("(throughput.worse)") and told["kind"] == "watcher"

@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core.analysis import slow_step
 from supervise.core.model.events import Exited
-from supervise.core.replay import record
+from supervise.core.replay import decisions, record
 from supervise.report import incident_sentences
 
 from .conftest import above, messages, rule_on
@@ -18,7 +18,8 @@ NAMES = ("train_loss_raw", "step_time", "forward_time", "backward_time", "input_
 
 def row(**parts):
     times = {"forward_time": 0.003, "backward_time": 0.004, "other_time": 0.002} | parts
-    return {"train_loss_raw": 2.0, "step_time": sum(times.values()), **times}
+    wait = {"host_cpu_wait": times.pop("host_cpu_wait", None)}
+    return {"train_loss_raw": 2.0, "step_time": sum(times.values()), **times, **wait}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,44 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     story.send(Exited(story.at_ns, 0))
     closing = messages(story)[-2]
     assert closing["next"].startswith("what to check: "), "what lasts is not nothing to do"
+
+
+SLOW = {"other_time": 0.124}  # 15 times as long
+
+
+@pytest.fixture
+def begun(tell):
+    """A job of a hundred steps, under a rule that fires at the third slow one."""
+    detectors = {"slow": replace(above("step_time", 0.05), for_=3)}
+    rule = replace(rule_on(detectors, "slow", "SEV2", see="throughput", keep_steps=40), id="t.slow")
+    names = (*NAMES, "host_cpu_wait")
+    story = tell(names=names, detectors=detectors, rules=(rule,), inhibit=())
+    story.rows(*[row(host_cpu_wait=0.5)] * 100)
+    return story
+
+
+def test_slow_steps_that_are_over_within_seconds_are_on_record_only(begun):
+    begun.rows(*[row(**SLOW)] * 3, *[row()] * 37)
+
+    assert begun.kinds("rule", "fired") and messages(begun) == []
+    (muted,) = begun.kinds("suppressed")
+    assert muted.data["suppressed_by"].startswith("brief:")
+
+
+@pytest.mark.parametrize(("wait", "told"), [(70.0, False), (30.0, True), (None, True)])
+def test_slow_steps_that_wait_for_cpus_of_others_are_on_record_only(begun, wait, told):
+    """As far as that explains how slow they are; where the wait is over, they are told."""
+    begun.rows(*[row(**SLOW, host_cpu_wait=wait)] * 40)
+    assert bool(messages(begun)) is told
+    assert (
+        any(d.data["suppressed_by"].startswith("host:") for d in begun.kinds("suppressed")) or told
+    )
+
+    begun.rows(*[row(**SLOW, host_cpu_wait=1.0)] * 3)
+    assert len(messages(begun)) == 1
+    assert [d for _, d in decisions(begun.policy, enumerate(begun.events))] == [
+        record(d) for d in begun.log
+    ]
 
 
 def test_a_pause_and_a_slow_start_are_no_slower_steps():

@@ -152,6 +152,25 @@ def test_pages_of_a_mapped_file_are_no_memory_of_the_job(tmp_path):
         child.wait()
 
 
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
+def test_a_job_that_shares_its_cpu_with_others_waits_for_it(tmp_path):
+    spin = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    job, *others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+    try:
+        looked = Hardware(lambda: [psutil.Process(job.pid)], tmp_path)
+        found, end = [0.0], time.monotonic() + 60
+        while max(found) < 25.0 and time.monotonic() < end:
+            looked.look()
+            found.append(looked.newest(0, leads=True).get("host_cpu_wait", 0.0))
+            time.sleep(0.5)
+        assert 25.0 <= max(found) <= 100.0
+        assert looked.troubles() == []
+    finally:
+        for child in (job, *others):
+            child.kill()
+            child.wait()
+
+
 READS = """import mmap, sys, time
 file = open(sys.argv[1], "rb")
 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -128,7 +128,7 @@ STORIES = {
         {"step_time": "0.1x200 _x1230 0.1x300", "train_loss_raw": "2.4x200 _x1230 2.4x300"},
         delay=5.0,
     ),
-    "loader": Story("nano", {"train_loss_raw": "2.4x300", "dataloader_stall_frac": "1x200 60x100"}),
+    "loader": Story("nano", {"train_loss_raw": "2.4x400", "dataloader_stall_frac": "1x200 60x200"}),
     "memory": Story("large", {"train_loss_raw": "2.4x400", "host_mem_growth": "1e8x200 2e9x200"}),
     "ranks": Story(
         "large",

@@ -144,6 +144,13 @@ _ROWS = (
     ("gpu_xid_errors", "1", "XID events since the start.", "NVML"),
     ("host_mem_used", "%", "Host memory in use.", "psutil"),
     (
+        "host_cpu_wait",
+        "%",
+        "Time in which a main thread of the job, the one that fares worst, was ready and had no "
+        "CPU, as far as other processes had it.",
+        "psutil, /proc/PID/schedstat",
+    ),
+    (
         "host_mem_growth",
         "bytes/h",
         "Lower bound of the growth of the job's own memory, less "
@@ -307,9 +314,9 @@ _GROUPS = (
         "batch_token_drift",
     ),
     (
-        "Nothing for a person to do: pieces that are too dear go off by themselves; the status and"
-        " the end of a run have it.",
-        "probe_overhead_frac",
+        "Nothing to mend in the job: pieces of the probe that are too dear go off by themselves,"
+        " and other processes have CPUs of theirs; the status and the end of a run have it.",
+        "host_cpu_wait probe_overhead_frac",
     ),
     (
         "Says where a trouble is, which the whole tells.",

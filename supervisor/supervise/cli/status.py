@@ -18,6 +18,7 @@ from ._runs import run_argument
 from ._text import number, rate, seconds_since, span, spark
 
 CURVE = 40  # columns
+BUSY = 20.0  # percent; project default
 NAMED = 3  # rules that wait for something, by name; more are counted
 
 
@@ -124,6 +125,8 @@ def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("channels", "; ".join(parts)))
     if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
         lines.append(("heartbeat", _heartbeat(heartbeat)))
+    if state["supervisor"] == "running" and (wait := state.get("cpu_wait", 0.0)) >= BUSY:
+        lines.append(("machine", f"others have its CPUs for {wait:.0f} % of the job's time"))
     lines.append(("incidents", _count(state.get("incidents") or {})))
     if silenced := state.get("silenced"):
         lines.append(

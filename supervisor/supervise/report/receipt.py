@@ -38,6 +38,10 @@ def closing(run: RunDir) -> list[str]:
     ]
     lines += [f"  {text}" for text in done["identity"]]
     lines += dear(done["probe_share"], shown(run))
+    if done["contended"]:
+        lines.append(
+            f"  {counted(done['contended'], 'time')} steps were slow as others had the CPUs"
+        )
     lines += _undelivered(done["undelivered"], shown(run))
     if gap := incomplete(records):
         lines.append(f"  {gap['reason']}")
@@ -101,12 +105,15 @@ def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "exit_code": None,
         "step": -1,
         "probe_share": None,
+        "contended": 0,
         "undelivered": [],
     }
     for one in records:
         data = one.get("data") or {}
         if one["kind"] == "incident" and data.get("what") == "closed":
             found["closed"].append(one)
+        elif one["kind"] == "suppressed":
+            found["contended"] += str(data.get("suppressed_by")).startswith("host:")
         elif one["kind"] == "identity" and data.get("differs"):
             found["identity"].append(one["reason"])
         elif one["kind"] == "run_end":

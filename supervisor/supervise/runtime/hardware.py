@@ -161,7 +161,7 @@ STALE_S = 30.0  # an answer older than that is no answer
 STRIKES = 2
 ELSEWHERE = 0  # stands for pids of another namespace: in a container the driver tells the host's
 
-HOST = ("host_mem_used", "host_mem_growth", "open_files", "disk_free")
+HOST = ("host_mem_used", "host_mem_growth", "host_cpu_wait", "open_files", "disk_free")
 DEVICE = (
     *("gpu_util", "gpu_mem_used", "gpu_temperature", "gpu_power", "gpu_ecc_errors"),
     "gpu_xid_errors",
@@ -216,6 +216,7 @@ class Hardware:
         self._of_pid: Mapping[int, Mapping[str, float]] = {}
         self._device_share = 0.0
         self._at = float("-inf")
+        self._cpu: tuple[float, float, dict[int, tuple[float, float]]] | None = None
         self._found: list[psutil.Process] = []
         self._found_at = float("-inf")
 
@@ -282,6 +283,7 @@ class Hardware:
         growth = self._growth  # of the launch that is looked at, before its processes are
         host: dict[str, float] = {}
         host |= self._guarded("memory", lambda: self._memory(growth), {})
+        host |= self._guarded("cpu", self._wait, {})
         host |= self._guarded("disk", self._free, {})
         with self._launch:
             self._host = host if growth is self._growth else _without_growth(host)
@@ -326,6 +328,22 @@ class Hardware:
         if bound is not None:
             values["host_mem_growth"] = bound * 3600.0
         return values
+
+    def _wait(self) -> dict[str, float]:
+        """Return how long the job waits for CPUs that others have: the most of its main threads."""
+        times = psutil.cpu_times()
+        busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        now = time.monotonic(), busy, {p.pid: _cpu_and_wait_s(p) for p in self._found}
+        before, self._cpu = self._cpu, now
+        if before is None or now[1] <= before[1]:
+            return {}
+        used, waited = 0.0, 0.0
+        for pid, (cpu_s, wait_s) in now[2].items():
+            if pid in before[2]:
+                used += cpu_s - before[2][pid][0]
+                waited = max(waited, wait_s - before[2][pid][1])
+        others = max(0.0, 1.0 - used / (now[1] - before[1]))
+        return {"host_cpu_wait": 100.0 * others * min(1.0, waited / (now[0] - before[0]))}
 
     def _free(self) -> dict[str, float]:
         free = [100.0 - psutil.disk_usage(str(self._disk)).percent]
@@ -421,3 +439,13 @@ class Xids:
                 break
             self._total += 1
         return self._total
+
+
+def _cpu_and_wait_s(process: psutil.Process) -> tuple[float, float]:
+    """Return the CPU time of a process, and how long its main thread was ready without a CPU."""
+    try:
+        times = process.cpu_times()
+        text = Path(f"/proc/{process.pid}/schedstat").read_text()
+    except (psutil.Error, OSError):  # it is gone, or the kernel does not count
+        return 0.0, 0.0
+    return times.user + times.system, int(text.split()[1]) / 1e9

@@ -471,6 +471,7 @@ def snapshot(
             for rank, view in sorted(ranks.items())
         },
         "last_decision": None if last is None else {"kind": last.kind, "reason": last.reason},
+        "cpu_wait": cpu_wait(state),
         "updated_wall": wall,
     }
     if state.job.failures:
@@ -482,6 +483,11 @@ def snapshot(
     if trouble is not None:
         found["trouble"] = trouble
     return found
+
+
+def cpu_wait(state: State) -> float:
+    """Return the percentage of the time that the job lately waited for CPUs that others had."""
+    return max((m.value("host_cpu_wait") or 0.0 for m in state.monitors.values()), default=0.0)
 
 
 def overhead(state: State, rank: int | None = None) -> float | None:

@@ -12,8 +12,21 @@ NEWEST, BEFORE = 20, 256  # steps whose median is the new time of a step, and th
 LEAST = 8  # steps on either side
 SLOWER = 1.25  # the limit of the pack `throughput`
 MOST_OF_IT = 0.5  # of what a step takes longer; below it several parts are slower
+BRIEF_S = 3.0  # of slow steps that are not worth a word, and a look at the host; project default
+WAITS = 20.0  # percent of the time, where it is not known how much longer steps take
 
 Series = Callable[[str], list[tuple[int, float]]]
+
+
+def is_of_others(slow: SlowStep | None, wait: float) -> bool:
+    """Return whether steps are slow as they wait for CPUs that others have.
+
+    Args:
+        slow: how slow they are, None where that is not known. wait: percent of the time.
+    """
+    if slow is None:
+        return wait >= WAITS
+    return wait >= 100.0 * MOST_OF_IT * (1.0 - slow.before_s / slow.now_s)
 
 
 def find(series: Series, breach: int) -> SlowStep | None:

@@ -34,6 +34,7 @@ class RuleWatch:
         "answered",
         "blind",
         "code",
+        "fired_ns",
         "firing",
         "held",
         "keep_step",
@@ -43,7 +44,7 @@ class RuleWatch:
 
     def __init__(self) -> None:
         self.code = UNKNOWN
-        self.held = self.keep_until = 0
+        self.held = self.keep_until = self.fired_ns = 0
         self.keep_step = -1
         self.firing = self.answered = False
         # Frame count, time, and the step before.
@@ -284,7 +285,7 @@ class RankMonitor:
             if new_step or watch.held == 0:
                 watch.held += 1 if rule.unit == "rows" else self._stands_for(rule, since)
             if not watch.firing and watch.held >= rule.for_steps:
-                watch.firing, watch.answered = True, False
+                watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
                 by_rows = rule.unit == "rows"
                 watch.keep_until = frame_count + rule.keep_steps * by_rows
                 watch.keep_step = -1 if by_rows else self.step + rule.keep_steps

@@ -115,19 +115,22 @@ def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, 
 
 
 def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
-    """Offer rules again that still fire when what muted them is gone."""
+    """Offer rules again that still fire when what muted them is gone, or has lasted."""
     policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
     firing = set(state.firing(policy))
-    free = [
-        (rule, monitor.numbers(rule))
-        for rule in policy.rules
-        if rule.id in muted and _muted(policy, state, monitor, rule, firing, state.machine) is None
-    ]
-    for rule, _ in free:
-        del muted[rule.id]
-    if free:
-        make_way(ctx, [rule for rule, _ in free])
-        _answer(ctx, monitor, free, firing, state.machine)
+    free, again = [], []
+    for rule in policy.rules:
+        if rule.id not in muted:
+            continue
+        by = _muted(policy, state, monitor, rule, firing, state.machine)
+        if by is None:
+            free.append(rule)
+        if by is None or (muted[rule.id].startswith("brief:") and by != muted[rule.id]):
+            again.append((rule, monitor.numbers(rule)))
+            del muted[rule.id]
+    if again:
+        make_way(ctx, free)
+        _answer(ctx, monitor, again, firing, state.machine)
 
 
 def _answer(
@@ -193,7 +196,7 @@ def _muted(
     """Return what mutes a rule, None: it may speak.
 
     `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>`,
-    `planned:<what>` or `incident:<incident>`.
+    `planned:<what>`, `brief:<what>`, `host:<what>` or `incident:<incident>`.
     """
     incident = state.incident
     if rule.off:
@@ -212,6 +215,8 @@ def _muted(
     planned = diagnosis.planned_event(policy, state.step, monitor, rule)
     if planned is not None:
         return f"planned:{planned}"
+    if (passing := diagnosis.passing_slowness(policy, state, monitor, rule)) is not None:
+        return passing
     alongside = rule_scope.alongside(policy, incident, rule)
     return f"incident:{alongside}" if alongside else None
 

@@ -17,10 +17,11 @@ from ..analysis.frame_history import LOSS
 from ..analysis.loss_band import EXCLUDED, LEAST, PRE, band_of, median, spread
 from ..analysis.spike_classifier import DEADLINE, OWN_RATE, Evidence
 from ..detection.rank_monitor import RankMonitor
+from ..model.decisions import BREACH
 from ..model.policy import EARLY, Planned, Policy, Rule
 from ..model.verdicts import NO, ContextEvent, SlowStep, Verdict
 from ..state import rule_scope
-from ..state.incident import Incident, LossCase
+from ..state.incident import Incident, LossCase, first_breach
 from ..state.run_state import LossContext, State
 from . import next_steps
 
@@ -33,6 +34,12 @@ RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
 GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
 ARTEFACT = "eval_artifact_hash"
+THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
+    (
+        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
+        *("comm_time_frac", "compute_time_frac"),
+    )
+)
 LOSSES = (LOSS, "train_loss_ema")
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
@@ -166,6 +173,29 @@ def slow_step(policy: Policy, monitor: RankMonitor, rule: Rule, breach: int) -> 
     if rule_scope.family(policy, rule) != rule_scope.SPEED:
         return None
     return slow_steps.find(monitor.history.series, breach)
+
+
+def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: Rule) -> str | None:
+    """Return why slow steps are no news: they are over within seconds, or of other processes.
+
+    Returns:
+        `brief:<what>` or `host:<what>`; None where people are to know of it.
+    """
+    if rule.severity != "SEV2" or rule.runbook:
+        return None
+    if not rule_scope.metrics(policy, rule) or not rule_scope.metrics(policy, rule) <= THROUGHPUT:
+        return None
+    watch = monitor.rules[policy.rules.index(rule)]
+    breach = first_breach(monitor.numbers(rule), monitor.step)
+    slow_ns = (frame.at_ns for frame in monitor.history.frames if frame.step >= breach)
+    began_ns = min(watch.fired_ns, *slow_ns)
+    if watch.code != BREACH or state.at_ns - began_ns < slow_steps.BRIEF_S * 1e9:
+        return f"brief:the {slow_steps.BRIEF_S:g} s that slow steps must last"
+    slow = slow_steps.find(monitor.history.series, breach)
+    wait = max(m.value("host_cpu_wait") or 0.0 for m in state.monitors.values())
+    if slow_steps.is_of_others(slow, wait):
+        return "host:the load of other processes"
+    return None
 
 
 def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:
