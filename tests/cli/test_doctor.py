@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import metrics
-from supervise.cli._metric_availability import (
+from supervise.cli._job_check import (
     SUPERVISOR_METRICS,
+    ProbeCheck,
     availability,
+    look_at,
     script_of,
     world_size,
 )
-from supervise.cli._probe_check import ProbeCheck
-from supervise.cli._script_check import look_at
 from supervise.cli.doctor import probe_checks
 
 

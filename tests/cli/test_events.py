@@ -7,7 +7,7 @@ import threading
 import time
 
 from supervise.cli import events
-from supervise.cli._follow import LogTail
+from supervise.cli._runs import LogTail
 from supervise.store.audit import Audit
 
 

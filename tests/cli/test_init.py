@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.cli.init import lines
+from supervise.cli.doctor import lines
 from supervise.core.analysis.job_recipes import recognise
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"

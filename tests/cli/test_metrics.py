@@ -11,7 +11,7 @@ import pytest
 from supervise.catalog import metrics
 from supervise.catalog.metrics import REASONS
 from supervise.checkpoints import registry
-from supervise.cli._metric_availability import SUPERVISOR_METRICS
+from supervise.cli._job_check import SUPERVISOR_METRICS
 from supervise.runtime import frame_enrichment, hardware
 
 

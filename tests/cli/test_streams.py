@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from supervise.cli._output import channels_of
-from supervise.cli._progress import progress
+from supervise.cli._output import channels_of, progress
 from supervise.cli._streams import MAX_BYTES, Stream, share_terminal
 
 

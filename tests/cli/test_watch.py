@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from supervise import system
-from supervise.cli import _live_data, _send_command
+from supervise.cli import _live_view, _send_command
 from supervise.store.audit import Audit
 
 from .test_status import STATE
@@ -40,7 +40,7 @@ def live(recorded):
 
 
 def test_the_view_has_the_gravest_first_and_the_ranks_by_lag(live):
-    view = _live_data.Reader(live).look()
+    view = _live_view.Reader(live).look()
 
     assert view.verdict == f"paused: supervise resume {live.path} (inc-2 SEV1)"
     assert view.incident[0].startswith("inc-2 SEV1 verifying: loss 9.7 is 8.2 sigma [31m above")
@@ -53,7 +53,7 @@ def test_the_view_has_the_gravest_first_and_the_ranks_by_lag(live):
 
 
 def test_a_run_that_has_not_changed_is_not_read_and_damage_is_shown(live):
-    reader = _live_data.Reader(live)
+    reader = _live_view.Reader(live)
     first = reader.look()
     assert reader.look() is first
     (live.path / "state.json").write_text("{")

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from supervise.catalog import shipped
-from supervise.cli.backtest import command
+from supervise.cli.backtest import backtest_command
 
 FAULT = 150
 SOON = 2  # steps after the fault by which it is acted on
@@ -37,7 +37,7 @@ RUNBOOKS = {
 def judged() -> dict[str, dict[str, Any]]:
     """Return what the policy makes of each run."""
     args = ["--policy", str(POLICY), "--json", str(Path(__file__).with_name("faults.csv"))]
-    result = CliRunner().invoke(command, args)
+    result = CliRunner().invoke(backtest_command, args)
     assert result.exit_code == 0, result.output
     return {run["run"]: run for run in map(json.loads, result.stdout.splitlines())}
 

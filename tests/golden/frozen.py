@@ -33,7 +33,7 @@ import click
 from click.testing import CliRunner
 
 from supervise import cli, errors
-from supervise.cli.backtest import command as backtest_command
+from supervise.cli.backtest import backtest_command
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
 from supervise.policytest import suite

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from supervise.cli.backtest import command
+from supervise.cli.backtest import backtest_command
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -254,7 +254,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _backtest(policy: str, recordings: Path) -> list[dict[str, Any]]:
     args = ["--policy", policy, "--json", *map(str, sorted(recordings.glob("*.csv")))]
-    result = CliRunner().invoke(command, args)
+    result = CliRunner().invoke(backtest_command, args)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 

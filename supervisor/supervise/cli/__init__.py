@@ -1,4 +1,4 @@
-"""The command line: one command per file; an operator's commands are in operator_commands.py.
+"""The command line: related commands share a module, which is imported when it is used.
 
 `supervise [OPTIONS] -- COMMAND` is short for `supervise run [OPTIONS] -- COMMAND`. Errors are
 printed here and nowhere else: one line with the cause, one with the next thing to try.
@@ -44,6 +44,18 @@ SECTIONS = {
     "Your shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+# The module of a command that shares one with others; any other has a module of its own name.
+MODULES = {
+    **dict.fromkeys(("audit", "events", "replay"), "events"),
+    **dict.fromkeys(("runs", "gc", "checkpoints"), "runs"),
+    **dict.fromkeys(("notify", "outbox"), "notify"),
+    **dict.fromkeys(("why", "why-not"), "why"),
+    **dict.fromkeys(("record", "export"), "record"),
+    **dict.fromkeys(("init", "doctor"), "doctor"),
+    **dict.fromkeys(("metrics", "runbook", "completion"), "reference"),
+    "policy": "policy_commands",
+    "reload": "operate",
+}
 
 
 class _UnwritableError(Exception):
@@ -73,10 +85,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        attribute = f"{name.replace('-', '_')}_command"
         if name in OPERATOR_COMMANDS:
-            found: click.Command = import_module(f"{__name__}.operator_commands").commands[name]
-            return found
-        command: click.Command = import_module(f"{__name__}.{name.replace('-', '_')}").command
+            command: click.Command = import_module(f"{__name__}.operate").commands[name]
+        else:
+            module = import_module(f"{__name__}.{MODULES.get(name, name)}")
+            command = getattr(module, attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

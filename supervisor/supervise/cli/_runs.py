@@ -10,9 +10,12 @@ the run that has a supervisor, if that is one.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shlex
+import signal
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +23,109 @@ from typing import Any
 
 import click
 
-from ..errors import MISSHAPEN, StoreError, UsageError
-from ..store import run_directory
+from ..core.model.events import Exited, Launched
+from ..errors import MISSHAPEN, StoreError, UsageError, understood
+from ..store import files, journal, run_directory
 from ..store.files import locked
 from ..store.run_directory import RUNS, RunDir, is_run
-from ..store.run_records import skim
+from ..store.run_records import RunOutcome, skim
 from ._params import ARGV, PROGRAM
-from ._run_life import LOST, UNSUPERVISED, state_of
+
+# States of a list of runs, those that need attention first.
+UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
+    *("unsupervised", "running", "lost", "crashed", "stopped", "finished", "unknown"),
+)
+ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # policy, operator, a signal
+
+
+def state_of(run: RunDir, found: RunOutcome, host: str) -> tuple[str, int | None]:
+    """Return one of STATES and the exit code, without reading the journal.
+
+    Args:
+        host: the machine that the run was started on; a process on another one cannot be seen.
+    """
+    if locked(run.audit_path):
+        return RUNNING, None
+    if found.end is not None:
+        code = int(found.end["data"]["exit_code"])
+        if code == 0:
+            return FINISHED, code
+        return (STOPPED if code in ASKED else CRASHED), code
+    if host != socket.gethostname():
+        return UNKNOWN, None
+    _, runs = _process(run, None)
+    return (UNSUPERVISED if runs else LOST), None
+
+
+def life(run: RunDir, found: RunOutcome) -> dict[str, Any]:
+    """Return `supervisor`: running or gone, and `job`: running, ended, lost or unknown.
+
+    A live supervisor holds the lock of the audit log. Without one, the journal has the last state
+    of the job, and the audit log whether the run ended with it: a supervisor that died before may
+    have been about to relaunch the job.
+    """
+    if locked(run.audit_path):
+        return {"supervisor": "running", "job": "running", "exit_code": None}
+    end = found.end
+    launched, returncode = _last_seen(run)
+    pid, runs = _process(run, launched)
+    code = returncode if returncode is None or returncode >= 0 else 128 - returncode
+    if end is not None and (code is None or found.incomplete is not None):
+        code, returncode = int(end["data"]["exit_code"]), None
+    again = end is None and found.relaunching
+    if code is not None and not (end is None and runs):
+        job = "ended"
+    elif pid is not None:
+        job, code = "running" if runs else "lost", None
+    else:
+        job = "unknown"
+    name = None
+    if returncode is not None and returncode < 0:
+        name = signal_name(-returncode)
+    return {
+        "supervisor": "gone",
+        "job": job,
+        "job_pid": pid,
+        "exit_code": code,
+        "signal": name,
+        "over": end is not None,
+        "relaunching": again,
+    }
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
+def _last_seen(run: RunDir) -> tuple[Launched | None, int | None]:
+    """Return the newest launch in the journal, and its return code if it ended."""
+    launched, returncode = None, None
+    with suppress(StoreError):  # `replay` and `export` report a damaged journal
+        for _, event in journal.read(run.journal_path, only=(Launched, Exited)):
+            if isinstance(event, Launched):
+                launched, returncode = event, None
+            elif isinstance(event, Exited):
+                returncode = event.returncode
+    return launched, returncode
+
+
+def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
+    """Return the pid of the newest launch, which the journal may lack, and whether it runs."""
+    # Here, not above: not needed while the supervisor lives.
+    from ..runtime.launcher import LAUNCHED, last_launch
+    from ..runtime.process_tree import start_ticks
+
+    with suppress(StoreError), understood(LAUNCHED, ""):
+        made = last_launch(run)
+        if made is not None and (launched is None or made["attempt"] >= launched.attempt):
+            return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
+    pid = None if launched is None else launched.pid
+    return pid, pid is not None and Path(f"/proc/{pid}").exists()
+
 
 INCIDENT = re.compile(r"inc-\d+")
 EARLY = "supervise.incident"  # key of `click.Context.meta`: an incident that stands where a run may
@@ -217,3 +316,45 @@ def _choices(runs: Sequence[Path], given: str | None = None) -> str:
     lines = [shlex.join([PROGRAM, *argv[:at], str(run), *rest]) for run in runs[:LISTED]]
     more = [f"({len(runs) - LISTED} more: supervise runs)"] if runs[LISTED:] else []
     return "\n         ".join([*lines, *more])
+
+
+HIDDEN = frozenset({"rule", "near_miss", "rebaseline", "notify_intent", "notify_result"})
+
+
+class LogTail:
+    """Reads what was appended since the last call; verification is left to `audit verify`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the complete new records; none while there is no log. Raises StoreError."""
+        try:
+            with os.fdopen(files.open_file(self._path), "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size < self._offset:  # a truncated last record was removed
+                    self._offset = size
+                file.seek(self._offset)
+                whole, end, _ = file.read(size - self._offset).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
+        self._offset += len(whole) + len(end)
+        found = []
+        for line in whole.split(b"\n") if end else ():
+            with suppress(ValueError, RecursionError):
+                record = json.loads(line[65:])
+                found += [record] if isinstance(record, dict) else []
+        return found
+
+
+def event_line(record: dict[str, Any]) -> str:
+    """Return a record as one line: time in UTC, step, severity, incident, kind, reason."""
+    wall = str(record.get("wall"))
+    marks = [str(record[key]) for key in ("severity", "incident") if record.get(key)]
+    step = record.get("step", -1)
+    where = f"step {step}" if isinstance(step, int) and step >= 0 else "-"
+    head = f"{wall[5:10]} {wall[11:19]}Z  {where:<11}  {record.get('kind')!s:<10}"
+    return f"{head}  {' '.join([*marks, str(record.get('reason', ''))])}".rstrip()

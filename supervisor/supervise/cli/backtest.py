@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from ._progress import progress
+from ._output import progress
 
 FAILED = 1
 
@@ -44,7 +44,7 @@ FAILED = 1
     metavar="N",
     help="Number of processes. Default: by the amount of work.",
 )
-def command(
+def backtest_command(
     recordings: tuple[Path, ...],
     policy: str,
     against: tuple[str, ...],

@@ -3,37 +3,232 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
+from ..errors import StoreError, UsageError
+from ..store import files
 from ..store.run_directory import RunDir
-from . import _canary_trial
-from ._canary_verdict import (
-    ALPHA,
-    EXIT,
-    FILE,
-    JUDGING,
-    REPORTING,
-    end_text,
-    finite,
-    open_pairs,
-    plan_of,
-    print_report,
-    read_pairs,
-    write_verdict,
-)
 from ._output import document as as_json
-from ._output import print_table
-from ._runs import complete, find
-from ._trials import own_errors
+from ._output import print_table, printable
+from ._params import JobCommand
+from ._runs import complete, exactly, find
+from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
+
+if TYPE_CHECKING:
+    from ..trials.arms import Arm
+    from ..trials.gate_report import GateReport
+    from ..trials.guards import Plan
+    from ..trials.judgement import Judgement, Pair
+    from ..trials.trial_log import TrialLog
+
+Option = Callable[[Any], Any]
+
+EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2, "VOID": 3}
+BAD = tuple(name.lower() for name in EXIT if name != "PASS")
+
+
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Return a finite number. Raises click.BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("must be a finite number")
+    return value
+
+
+def _fail_on(ctx: click.Context, param: click.Parameter, value: str) -> frozenset[str]:
+    found = frozenset(one.strip().lower() for one in value.split(","))
+    if not found <= set(BAD) or "fail" not in found:
+        raise click.BadParameter(f"some of {', '.join(BAD)}, and fail among them")
+    return found
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+ALPHA = click.FloatRange(0.0, 0.5, min_open=True, max_open=True)
+
+
+def _together(*options: Option) -> Option:
+    """Return a decorator that adds options, shown in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+# How arms are judged.
+JUDGING = _together(
+    click.option("--metric", default="train_loss_raw", help="Loss per step; lower is better."),
+    click.option(
+        "--margin",
+        type=click.FloatRange(0.0, min_open=True),
+        default=0.03,
+        show_default=True,
+        callback=finite,
+        help="A PASS shows that the candidate is worse by less than this, in the metric's unit.",
+    ),
+    click.option("--alpha", type=ALPHA, default=0.05, show_default=True, help="Level, one-sided."),
+    click.option(
+        "--warmup", type=click.IntRange(0), default=50, show_default=True, help="Steps left out."
+    ),
+    click.option(
+        "--calibrate",
+        nargs=2,
+        multiple=True,
+        metavar="RUN RUN",
+        help="Two runs of one program (A/A): their difference is noise. Repeatable.",
+    ),
+    click.option("--ignore", multiple=True, metavar="GUARD", help="A guard that does not count."),
+    click.option(
+        "--cpu-time", default="", metavar="METRIC", help="CPU time per step, for throughput."
+    ),
+)
+
+# Where a verdict is reported.
+REPORTING = _together(
+    click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document."),
+    click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML."),
+    click.option("--html", type=FILE, metavar="FILE", help="Write one HTML file with plots."),
+    click.option(
+        "--github/--no-github",
+        default=None,
+        help="Annotation and summary for GitHub. Default: in its actions.",
+    ),
+    click.option(
+        "--fail-on",
+        default=",".join(BAD),
+        show_default=True,
+        callback=_fail_on,
+        metavar="VERDICTS",
+        help="Verdicts with an exit code other than 0; fail is always one.",
+    ),
+)
+
+
+def plan_of(options: Mapping[str, Any]) -> Plan:
+    """Return the plan that options ask for. Raises UsageError."""
+    from ..trials.guards import IGNORABLE, Plan
+
+    unknown = [name for name in options["ignore"] if name not in IGNORABLE]
+    if unknown:
+        hint = f"it is one of: {', '.join(IGNORABLE)}"
+        raise UsageError(f"no guard {unknown[0]!r} that can be ignored", hint=hint)
+    names = ("metric", "margin", "alpha", "looks", "steps", "warmup", "cpu_time")
+    chosen = {name: options[name] for name in names if name in options}
+    return Plan(**chosen, ignored=frozenset(options["ignore"]))
+
+
+def metrics_of(plan: Plan) -> tuple[str, ...]:
+    """Return the metrics that a plan needs, beside those of guards."""
+    return (plan.metric, *filter(None, (plan.cpu_time,)))
+
+
+def open_pairs(names: Sequence[tuple[str, str]]) -> list[tuple[RunDir, RunDir]]:
+    """Open the runs of pairs. Raises StoreError, UsageError."""
+    for a, b in names:
+        if find(a).resolve() == find(b).resolve():
+            raise UsageError(f"{a} is compared with itself", hint="name a run of each program")
+    return [(RunDir.open(find(a)), RunDir.open(find(b))) for a, b in names]
+
+
+def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
+    """Read the runs of pairs. Raises StoreError."""
+    from ..trials.recorded_arm import read_arm
+
+    metrics = metrics_of(plan)
+    return [(read_arm(a, metrics), read_arm(b, metrics)) for a, b in runs]
+
+
+def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
+    """Add the verdict to the audit log of the comparison. Raises StoreError."""
+    from ..trials.recorded_arm import cite
+    from ..trials.trial_log import VERDICT
+
+    document = report.as_json()
+    del document["schema"]
+    for pair in document["pairs"]:
+        del pair["series"]
+    document["runs"] = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
+    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", document)
+
+
+def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
+    """Write the reports that options ask for, print the verdict, and return the exit code."""
+    from ..trials.gate_report import annotation, gate_page, junit, summary
+
+    outputs: tuple[tuple[str, Callable[[GateReport], bytes]], ...] = (
+        ("junit", junit),
+        ("html", lambda report: gate_page(report).encode()),
+    )
+    for name, render in outputs:
+        if options[name] is not None:
+            _write(options[name], render(report))
+    github = options["github"]
+    if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
+        click.echo(annotation(report), err=True)
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if page and github is not False:
+        _append(Path(page), summary(report))
+    if options["json_wanted"]:
+        click.echo(as_json(report.as_json()))
+    else:
+        _print(report)
+    counts = report.verdict.lower() in options["fail_on"]
+    return EXIT[report.verdict] if counts else 0
+
+
+def end_text(arm: Arm) -> str:
+    """Return how a run ended, for a table."""
+    if arm.live:
+        return "running"
+    return "unknown" if arm.exit_code is None else f"exit {arm.exit_code}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with files.replacing(path, shared=True) as file:
+            file.write(data)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(f"cannot write GITHUB_STEP_SUMMARY: {error.strerror}") from error
+
+
+def _print(report: GateReport) -> None:
+    from ..trials.gate_report import effect_text, rows
+
+    click.echo(f"{report.verdict}: {effect_text(report)}")
+    for reason in report.reasons:
+        click.echo(printable(f"  {reason}"))
+    noise = report.calibration
+    if noise:
+        shown = ", ".join(f"{value:+.4g}" for value in noise)
+        click.echo(f"  A/A pairs differ by {shown}")
+    for note in report.notes:
+        click.echo(printable(f"  note: {note}"))
+    click.echo("")
+    pairs = [(str(number), *pair.cells) for number, pair in enumerate(report.pairs, 1)]
+    print_table(pairs, ("pair", "baseline", "candidate", "difference", "batches"))
+    click.echo("")
+    print_table(list(rows(report)), ("check", "result", "baseline", "candidate", ""))
 
 
 @click.group(name="canary", no_args_is_help=True)
-def command() -> None:
+def canary_command() -> None:
     """Judge a candidate by short runs of it and of a baseline.
 
     \b
@@ -42,9 +237,6 @@ def command() -> None:
       supervise canary compare runs/main runs/branch
       supervise canary target --target 3.28 --needed 0.004 runs/a runs/b runs/c
     """
-
-
-command.add_command(_canary_trial.command)
 
 
 def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
@@ -57,7 +249,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
     return found
 
 
-@command.command()
+@canary_command.command()
 @click.argument(
     "runs", nargs=-1, required=True, metavar="BASELINE CANDIDATE...", shell_complete=complete
 )
@@ -122,7 +314,7 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         ctx.exit(print_report(whole, options))
 
 
-@command.command()
+@canary_command.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete)
 @click.option(
     "--target", type=float, required=True, callback=finite, help="What the mean must be below."
@@ -193,3 +385,235 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         click.echo(f"needed: {found.needed:.4g}; mean of {found.runs} runs: {found.mean:.6g}\n")
         print_table(rows, ("run", "end", metric))
     ctx.exit(EXIT[verdict])
+
+
+SEEDS = 3  # the fewest that show how far two runs of one program drift apart
+LEAST, MOST = 200, 2000  # steps: six blocks after the warm-up; more is no short run
+EXAMPLE = (
+    "supervise canary run --baseline 'python train.py --out {out} --seed {seed}' --steps 400 -- "
+    "python train.py --lr 1e-3 --out {out} --seed {seed}"
+)
+DOCUMENT = "gate.json"
+
+
+@click.command(name="run", cls=JobCommand, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--baseline",
+    multiple=True,
+    required=True,
+    metavar="RUN|CMD",
+    help="A recorded run, or a command as one text. Several runs: one per seed.",
+)
+@click.option(
+    "--baseline-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Working directory of the baseline's command. Default: this one.",
+)
+@click.option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Pairs of runs, at most.")
+@click.option(
+    "--steps", type=click.IntRange(LEAST, MOST), required=True, help="Length of each run."
+)
+@click.option(
+    "--policy", default="canary", show_default=True, metavar="P", help="What watches the runs."
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where runs and verdict are kept. Default: runs/canary-<time>-<id>.",
+)
+@click.option("--keep", is_flag=True, help="Keep what the runs write to {out}.")
+@JUDGING
+@REPORTING
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
+@click.pass_context
+def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
+    """Make short runs of a baseline and of a candidate, and compare them.
+
+    {out} in a command stands for a scratch directory, {seed} for 1 to N, {steps} for the length; a
+    run that goes on after it is stopped. The runs follow one another, A B, B A, A B. After each
+    pair there is a planned look, which ends the trial where the candidate fails for sure: a crash,
+    a guard, a loss that is higher beyond what seeds explain. A PASS needs all pairs.
+
+    Each run is watched under the policy `canary`, which stops a job at the first grave doubt and
+    never repairs it. Another policy sends no messages here, and starts no job again. W&B and the
+    hubs are offline, and no tracked run is resumed. What a run writes elsewhere is reported, as far
+    as that can be seen.
+
+    \b
+    Examples:
+      supervise canary run --baseline 'python train.py --out {out} --seed {seed}' --steps 400 -- \\
+        python train.py --lr 1e-3 --out {out} --seed {seed}
+      supervise canary run --baseline runs/main --steps 400 -- python train.py --out {out}
+      supervise canary run --baseline-dir ../main --baseline 'python train.py --out {out} --seed \\
+        {seed}' --seeds 5 --steps 400 --junit gate.xml -- python train.py --out {out} --seed {seed}
+
+    Exit codes: 0 PASS; 1 FAIL; 2 INCONCLUSIVE; 3 VOID; 64 wrong usage, or a run that cannot be
+    started; 65 invalid policy; 70 an error of our own.
+    """
+    if not argv:
+        raise UsageError("no command given", hint=EXAMPLE)
+    with own_errors(EXIT.values()):
+        from ..trials import trial_log
+        from ..trials.gate_report import gate_report
+
+        trial = _trial(list(argv), options)
+        with trial_log.opened(trial.directory / trial_log.LOG) as log:
+            found, pairs, runs = _made(trial, log, open_pairs(options["calibrate"]))
+            whole = gate_report(found, pairs, trial.notes(len(pairs)))
+            write_verdict(whole, runs, log)
+        files.replace(trial.directory / DOCUMENT, as_json(whole.as_json()).encode(), durable=True)
+        click.echo(f"kept in {trial.directory}", err=True)
+        ctx.exit(print_report(whole, options))
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What is to be made.
+
+    Attributes:
+        policy: file of the policy that watches the runs. about: what the log keeps of it.
+        recorded: runs of the baseline; empty where its command makes them.
+        commands: of each arm that is made, with placeholders. cwd: where they are started.
+        outside: arm -> files that it wrote elsewhere.
+    """
+
+    plan: Plan
+    steps: int
+    seeds: int
+    policy: Path
+    about: Mapping[str, Any]
+    directory: Path
+    recorded: Sequence[Path]
+    commands: Mapping[str, Sequence[str]]
+    cwd: Mapping[str, Path]
+    keep: bool
+    outside: dict[str, list[str]] = field(default_factory=dict)
+
+    def notes(self, made: int) -> list[str]:
+        """Return sentences about the trial for its reports."""
+        found = [f"decided after {made} of {self.seeds} pairs"] if made < self.seeds else []
+        return [*found, *outside_notes(self.outside)]
+
+
+def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
+    """Check what was asked for, and make the directory. Raises UsageError, StoreError."""
+    from ..catalog.loader import isolated
+    from ..trials.judgement import BASELINE, CANDIDATE, missing
+
+    recorded = [path for path in map(exactly, options["baseline"]) if path is not None]
+    texts = [text for text in options["baseline"] if exactly(text) is None]
+    if texts and (recorded or len(texts) > 1):
+        raise UsageError("--baseline is one command, or runs", hint=EXAMPLE)
+    seeds = options["seeds"] or (len(recorded) or SEEDS)
+    if recorded and seeds != len(recorded):
+        text = f"{seeds} seeds need as many runs of the baseline, and {len(recorded)} are given"
+        raise UsageError(text, hint="name one --baseline RUN for each seed, or give its command")
+    commands = {CANDIDATE: argv}
+    if texts:
+        commands[BASELINE] = _split(texts[0])
+    for name, template in commands.items():
+        if lacking := missing(template, seeds):
+            text = f"the command of the {name} has no {' and no '.join(lacking)}"
+            if name == BASELINE and len(template) == 1:
+                text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
+            raise UsageError(text, hint=EXAMPLE)
+    found = isolated(options["policy"])
+    directory = make_empty(place_of(options["directory"], "canary"))
+    here = Path.cwd()
+    return _Trial(
+        plan=replace(plan_of(options), looks=(1.0,)),
+        steps=options["steps"],
+        seeds=seeds,
+        policy=write_policy(directory, found),
+        about={"name": found.policy.name, "digest": found.policy.digest, "without": found.left_out},
+        directory=directory,
+        recorded=recorded,
+        commands=commands,
+        cwd={CANDIDATE: here, BASELINE: (options["baseline_dir"] or here).absolute()},
+        keep=options["keep"],
+    )
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--baseline {text!r}: {error}", hint=EXAMPLE) from error
+
+
+def _made(
+    trial: _Trial, log: TrialLog, calibration: Sequence[tuple[RunDir, RunDir]]
+) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
+    """Make pair after pair until it is decided; return the last judgement and what it is about."""
+    from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
+    from ..trials.recorded_arm import read_arm
+
+    plan = replace(trial.plan, steps=trial.steps)
+    noise = read_pairs(calibration, plan)
+    shown = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.about}
+    shown |= {"margin": plan.margin, "alpha": plan.alpha, "warmup": plan.warmup}
+    log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", shown)
+    runs: list[tuple[RunDir, RunDir]] = []
+    pairs: list[Pair] = []
+    while True:
+        arms: dict[str, tuple[RunDir, Arm]] = {}
+        for name in arm_order(len(pairs)):
+            if name in trial.commands:
+                arms[name] = _run(trial, name, len(pairs) + 1, log)
+            else:
+                run = RunDir.open(trial.recorded[len(pairs)])
+                arms[name] = run, read_arm(run, metrics_of(plan))
+        runs.append((arms[BASELINE][0], arms[CANDIDATE][0]))
+        pairs.append((arms[BASELINE][1], arms[CANDIDATE][1]))
+        found = judge(pairs, plan_of(plan, len(pairs), trial.seeds), noise)
+        text = f"{found.verdict} after {len(pairs)} of {trial.seeds} pairs"
+        effect = None if found.effect is None else found.effect.mean
+        log.note("canary_look", text, {"verdict": found.verdict, "mean": effect})
+        if len(pairs) == trial.seeds or is_decided(found, len(pairs) - 1 + len(noise)):
+            return found, pairs, runs
+        shown_effect = "" if effect is None else f": {effect:+.4g}"
+        click.echo(f"pair {len(pairs)} of {trial.seeds}{shown_effect}, not decided", err=True)
+
+
+def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
+    """Make one arm, and report how it ended."""
+    from ..trials.arm_run import ArmSpec, last_lines, run_arm
+    from ..trials.judgement import filled
+    from ..trials.recorded_arm import cite, read_arm
+
+    called = f"{name}-{number}"
+    out = trial.directory / SCRATCH / called
+    spec = ArmSpec(
+        name=called,
+        argv=filled(trial.commands[name], str(out), number, trial.steps),
+        cwd=trial.cwd[name],
+        out=out,
+        steps=trial.steps,
+        warmup=trial.plan.warmup,
+        policy=str(trial.policy),
+        keep=trial.keep,
+    )
+    outcome = run_arm(spec, trial.directory, os.environ)
+    arm = read_arm(outcome.run, metrics_of(trial.plan), called, outcome.cpu_s)
+    if outcome.outside:
+        trial.outside[called] = outcome.outside
+    made = len(arm.steps)
+    text = f"{called}: {made} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
+    about: dict[str, Any] = {
+        "exit_code": outcome.code,
+        "seconds": round(outcome.seconds, 1),
+        "steps": made,
+    }
+    about |= {"cpu_s": outcome.cpu_s, "outside": outcome.outside}
+    log.note("canary_arm", text, {**about, **cite(outcome.run)})
+    click.echo(text, err=True)
+    if arm.crashed and not arm.stopped:
+        shown = last_lines(trial.directory / f"{called}.log")
+        click.echo("\n".join(f"    {printable(line)}" for line in shown.splitlines()), err=True)
+    return outcome.run, arm
+
+
+canary_command.add_command(canary_run_command)

@@ -33,7 +33,7 @@ NOTICE_STEPS = 40  # the fault lasts 20 steps; a later incident has another caus
 
 @click.command(name="demo")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="D", help="Keep the run here.")
-def command(run_dir: Path | None) -> int:
+def demo_command(run_dir: Path | None) -> int:
     """Break a small training run and watch its recovery.
 
     Trains a small GPT and multiplies its learning rate by 30 at step 150. Takes one to three

@@ -2,28 +2,435 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import _drill_suite
-from ._output import document, print_table
+from .. import __version__
+from ..errors import StoreError, UsageError
+from ..store import files
+from ._output import document, print_table, printable
+from ._output import document as as_json
+from ._params import JobCommand
+from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
+
+if TYPE_CHECKING:
+    from ..catalog.loader import Isolated
+    from ..store.run_directory import RunDir
+    from ..trials.arms import FaultArm
+    from ..trials.drill_findings import Drill
+    from ..trials.suite_report import FaultPlot, SuiteReport
+    from ..trials.suite_run import PlannedRun, SuiteSettings
+    from ..trials.trial_log import TrialLog
+
+LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
+EXAMPLE = "supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}"
+PLAN, DOCUMENT, PAGE, TABLES = "plan.json", "suite.json", "suite.html", "suite.md"
+VERDICTS = (0, 1)  # exit codes
+
+
+@click.command(name="suite", cls=JobCommand, context_settings={"allow_interspersed_args": False})
+@click.option("--policy", "-p", default="nano", show_default=True, metavar="P", help="To prove.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="As --drill takes it, without the step. Default: all that a short run can show.",
+)
+@click.option("--seeds", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N")
+@click.option(
+    "--healthy",
+    type=click.IntRange(1, 50),
+    metavar="N",
+    help="Healthy runs; at least one per seed, the default.",
+)
+@click.option(
+    "--steps", type=click.IntRange(LEAST), required=True, help="Length of each run, in steps."
+)
+@click.option(
+    "--at", type=click.IntRange(64), metavar="STEP", help="Of the fault. Default: half of --steps."
+)
+@click.option(
+    "--metric", default="train_loss_raw", show_default=True, help="Loss per step; lower is better."
+)
+@click.option(
+    "--act/--no-act",
+    default=None,
+    help="Also make each run with the policy acting. Default: if its mode is approve or enforce.",
+)
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Of the suite; an interrupted one goes on. Default: runs/suite-<time>-<id>.",
+)
+@click.option("--keep", is_flag=True, help="Keep what the runs write to {out}.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(("nothing", "false", "undetected")),
+    default="false",
+    show_default=True,
+    help="false: a page or an action in a healthy run; undetected: also a harm without a page.",
+)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
+@click.pass_context
+def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: Any) -> None:
+    """Inject faults into short runs of a job, and show what the policy makes of them.
+
+    For each fault and seed the job runs twice: without actions, which shows what the fault costs
+    and which alarm is first, and with actions, which shows what they save. Healthy runs show false
+    alarms, and the band that the loss of a faulty run leaves.
+
+    {out} in the command stands for a scratch directory, {seed} for 1 to N, {steps} for the length.
+    No message is sent, the job is started once each, W&B and the hubs are offline. A suite that was
+    interrupted goes on with the same --dir.
+
+    DIR has the suite as HTML, Markdown and JSON, the runs, and an audit log. A policy that asks for
+    approval acts at once here.
+
+    \b
+    Examples:
+      supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}
+      supervise drill suite --policy my.yaml --fault lr_spike:factor=10 --fault bad_batch \\
+        --seeds 5 --steps 400 --jobs 2 -- python train.py --out {out} --seed {seed}
+
+    Exit codes: 0; 1 as --fail-on says; 64 wrong usage, a run that cannot be started, a healthy run
+    that fails, or no fault that can be injected; 65 invalid policy; 70 an error of our own.
+    """
+    if not argv:
+        raise UsageError("no command given", hint=EXAMPLE)
+    with own_errors(VERDICTS):
+        from ..catalog.loader import isolated
+        from ..trials import trial_log
+
+        policy = isolated(options["policy"])
+        suite = _suite(list(argv), options, policy)
+        directory = suite.settings.directory
+        with trial_log.opened(directory / trial_log.LOG, trial_log.SUITE) as log:
+            log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
+            report = _run(suite, policy, log)
+            _save(directory, report, log)
+        click.echo(f"kept in {directory}", err=True)
+        if options["json_wanted"]:
+            click.echo(as_json(report.as_json()))
+        else:
+            _print(report)
+        ctx.exit(1 if _fails(report, options["fail_on"]) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Suite:
+    """What is to be made. `plan`: what must be the same where a suite goes on."""
+
+    settings: SuiteSettings
+    drills: Sequence[Drill]
+    seeds: int
+    healthy: int
+    acts: bool
+    metric: str
+    plan: Mapping[str, Any]
+
+
+def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Suite:
+    """Check what was asked for, and make or open the directory. Raises UsageError, StoreError."""
+    from ..catalog import discover as inventory
+    from ..core.model.decisions import ACTING_MODES
+    from ..trials.drill_findings import Drill
+    from ..trials.judgement import missing
+    from ..trials.suite_run import SuiteSettings, by_default, clashes
+
+    steps, seeds = options["steps"], options["seeds"]
+    healthy = max(seeds, options["healthy"] or seeds)
+    at = steps // 2 if options["at"] is None else options["at"]
+    if at >= steps:
+        raise UsageError(f"the fault at step {at} comes after the {steps} steps of a run")
+    if lacking := missing(argv, healthy):
+        text = f"the command has no {' and no '.join(lacking)}"
+        raise UsageError(text, hint=EXAMPLE)
+    names = [each["drill"] for each in inventory.drill_facts()]
+    texts = list(dict.fromkeys(options["faults"] or by_default(names)))
+    drills = [Drill(text, inventory.parse_drill(f"{text}@{at}")["fault"]) for text in texts]
+    if alike := clashes(drills):
+        raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
+    acts = options["act"]
+    plan = {
+        "supervise": __version__,
+        "command": argv,
+        "cwd": str(Path.cwd()),
+        "policy": policy.policy.digest,
+        "faults": texts,
+        "seeds": seeds,
+        "healthy": healthy,
+        "steps": steps,
+        "at": at,
+        "metric": options["metric"],
+        "acts": policy.policy.mode in ACTING_MODES if acts is None else acts,
+    }
+    directory = _opened(place_of(options["directory"], "suite"), plan)
+    settings = SuiteSettings(
+        directory=directory,
+        scratch=directory / SCRATCH,
+        argv=argv,
+        cwd=Path.cwd(),
+        policy=write_policy(directory, policy),
+        at=at,
+        steps=steps,
+        jobs=options["jobs"],
+        keep=options["keep"],
+    )
+    return _Suite(settings, drills, seeds, healthy, plan["acts"], options["metric"], plan)
+
+
+def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
+    """Make the directory of a suite, or open that of one with the same plan."""
+    kept = path / PLAN
+    try:
+        if kept.exists():
+            known = json.loads(kept.read_bytes())
+            differs = sorted(name for name in plan if known.get(name) != plan[name])
+            if differs:
+                text = f"{path} holds a suite with other {', '.join(differs)}"
+                raise UsageError(text, hint="choose another directory with --dir DIR")
+            return path
+        make_empty(path)
+        files.replace(kept, as_json(plan).encode(), durable=True)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read or write {kept}: {error}") from error
+    return path
+
+
+def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
+    """Make the runs, and return the report."""
+    from ..trials import suite_run
+    from ..trials.recorded_arm import cite
+    from ..trials.suite_run import waves, without_refused
+
+    settings = suite.settings
+    planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
+    count, whole = 0, sum(map(len, planned))
+    arms: dict[PlannedRun, FaultArm] = {}
+    refused: dict[str, str] = {}
+    outside: dict[str, list[str]] = {}
+    limit: float | None = None
+    for wave in planned:
+        seconds = []
+        for one, outcome, new in suite_run.make(settings, without_refused(refused, wave), limit):
+            arm = arms[one] = _read(suite, one, outcome.run)
+            seconds.append(outcome.seconds)
+            if one.drill is not None and arm.refused:
+                refused[one.drill.text] = arm.refused
+            if outcome.outside:
+                outside[one.name] = outcome.outside
+            text = f"{one.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
+            text = f"{text}, not injected: {arm.refused}" if arm.refused else text
+            count += 1
+            click.echo(f"[{count}/{whole}] {text}", err=True)
+            if new:
+                about = {"exit_code": outcome.code, "seconds": round(outcome.seconds, 1)}
+                log.note(
+                    "suite_run", text, {**about, "outside": outcome.outside, **cite(outcome.run)}
+                )
+                suite_run.keep(settings, one, outcome)
+        if limit is None:
+            _check_healthy(suite, arms)
+            limit = suite_run.limit_of(seconds)
+    if len(refused) == len(suite.drills):
+        name, why = next(iter(refused.items()))
+        raise UsageError(f"no fault can be injected into this job; {name}: {why}")
+    return _report(suite, policy, arms, outside, log.trial)
+
+
+def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
+    """Refuse a job whose healthy runs are no controls. Raises UsageError."""
+    from ..trials.arm_run import last_lines
+    from ..trials.drill_findings import unhealthy
+
+    settings = suite.settings
+    for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
+        if why := unhealthy(arm, suite.metric, settings.steps, settings.at):
+            output = settings.directory / f"{one.name}.log"
+            shown = last_lines(output, 3)
+            text = f"the healthy run of seed {one.seed} {why}" + (f"; {shown}" if shown else "")
+            raise UsageError(text, hint=f"less {output}")
+
+
+def _read(suite: _Suite, one: PlannedRun, run: RunDir) -> FaultArm:
+    from ..trials.drill_findings import METRICS
+    from ..trials.recorded_arm import read_fault
+
+    return read_fault(run, (suite.metric, *METRICS), one.name)
+
+
+def _report(
+    suite: _Suite,
+    policy: Isolated,
+    arms: Mapping[PlannedRun, FaultArm],
+    outside: Mapping[str, Sequence[str]],
+    name: str,
+) -> SuiteReport:
+    from ..trials import drill_findings
+    from ..trials.suite_report import SuitePolicy, SuiteReport, fault_plot, fault_result
+    from ..trials.suite_run import PlannedRun
+
+    whole, metric, settings = policy.policy, suite.metric, suite.settings
+    healthy = {
+        seed: arms[PlannedRun(None, seed, suite.acts)] for seed in range(1, suite.healthy + 1)
+    }
+    runs = [
+        drill_findings.Runs(
+            drill, seed, arms[alone], arms.get(PlannedRun(drill, seed, True)), healthy[seed]
+        )
+        for drill in suite.drills
+        for seed in range(1, suite.seeds + 1)
+        if (alone := PlannedRun(drill, seed, False)) in arms
+    ]
+    reads = {
+        rule.id: {m for n in whole.detectors_of(rule) for m in whole.detectors[n].metrics}
+        for rule in whole.rules
+    }
+    found = [drill_findings.finding(one, metric, settings.steps, reads) for one in runs]
+    controls = [
+        drill_findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()
+    ]
+    plots: dict[str, FaultPlot] = {}
+    for run, finding in zip(runs, found, strict=True):
+        plot = fault_plot(run, finding, metric)
+        if plot is not None:
+            plots.setdefault(run.drill.text, plot)
+    left = [f"the policy ran without its {', '.join(policy.left_out)}"] if policy.left_out else []
+    return SuiteReport(
+        suite=name,
+        command=list(settings.argv),
+        policy=SuitePolicy(whole.name, whole.digest, policy.left_out),
+        means=_meanings(suite.drills),
+        metric=metric,
+        steps=settings.steps,
+        fault_step=settings.at,
+        seeds=list(range(1, suite.seeds + 1)),
+        acts=suite.acts,
+        notes=[*left, *outside_notes(outside)],
+        rules={rule.id: whole.digest_of(rule) for rule in whole.rules},
+        healthy=controls,
+        faults=[fault_result(drill, found) for drill in suite.drills],
+        monitors=drill_findings.monitors(found, controls),
+        plots=plots,
+    )
+
+
+def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
+    """Return what each fault does, with all its parameters."""
+    from ..catalog import discover as inventory
+
+    found = {}
+    known = {each["drill"]: each["does"] for each in inventory.drill_facts()}
+    for drill in drills:
+        params = inventory.parse_drill(f"{drill.text}@0")["params"]
+        shown = ", ".join(f"{name}={value}" for name, value in params.items())
+        found[drill.text] = f"{known[drill.name]} ({shown})" if shown else known[drill.name]
+    return found
+
+
+def _by_digest(report: SuiteReport) -> dict[str, Any]:
+    """Return what each rule has shown, with its digest; of a rule without an alarm, nothing."""
+    from ..trials.drill_findings import Monitor
+
+    monitors = {monitor.rule: monitor for monitor in report.monitors}
+    silent = Monitor("", "", {}, {}, 0, ())
+    return {
+        rule: {
+            "digest": digest,
+            "delays": (monitor := monitors.get(rule, silent)).delays,
+            "leads": monitor.leads,
+            "false_alarms": monitor.false_alarms,
+        }
+        for rule, digest in report.rules.items()
+    }
+
+
+def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
+    """Write the reports, and the result to the log. Raises StoreError."""
+    from ..trials.suite_report import markdown, suite_page
+    from ..trials.trial_log import RESULT
+
+    document = report.as_json()
+    data = as_json(document).encode()
+    try:
+        files.replace(directory / DOCUMENT, data, durable=True)
+        files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
+        files.replace(directory / TABLES, markdown(report).encode(), durable=False)
+    except OSError as error:
+        raise StoreError(f"cannot write to {directory}: {error.strerror}") from error
+    citation = {
+        "document": DOCUMENT,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "policy": document["policy"],
+        "healthy": len(report.healthy),
+        "faults": {fault.fault: fault.runs for fault in report.faults},
+        "monitors": _by_digest(report),
+    }
+    log.note(RESULT, document["summary"], citation)
+
+
+def _print(report: SuiteReport) -> None:
+    from ..trials.suite_report import (
+        FAULTS,
+        MONITORS,
+        READING,
+        fault_rows,
+        limits,
+        monitor_rows,
+        summary,
+        undetected,
+    )
+
+    click.echo(f"{summary(report)}\n")
+    print_table(list(fault_rows(report)), FAULTS)
+    click.echo("\n" + "\n".join(textwrap.wrap(READING, 100)) + "\n")
+    print_table(list(monitor_rows(report)), MONITORS)
+    for title, texts in (("Undetected faults", undetected(report)), ("Limits", limits(report))):
+        if texts:
+            click.echo(f"\n{title}:")
+        for text in texts:
+            click.echo(printable(f"  {text}"))
+
+
+def _fails(report: SuiteReport, on: str) -> bool:
+    from ..trials.arms import PAGES
+
+    wrong = any(
+        run.acts or any(alarm.severity in PAGES for alarm in run.alarms) for run in report.healthy
+    )
+    missed = any(
+        seed.harmed and seed.page is None for fault in report.faults for seed in fault.seeds
+    )
+    return on != "nothing" and (wrong or (on == "undetected" and missed))
+
 
 HEADER = ("drill", "moves", "what it does")
 
 
 @click.group(name="drill", no_args_is_help=True)
-def command() -> None:
+def drill_command() -> None:
     """Try faults on a job: list them, or run a suite of them.
 
     One fault at a time is `supervise --policy P --drill FAULT@STEP -- COMMAND`.
     """
 
 
-command.add_command(_drill_suite.command)
+drill_command.add_command(drill_suite_command)
 
 
-@command.command(name="list")
+@drill_command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(as_json: bool) -> None:
     """List the faults that `--drill FAULT@STEP` injects.
@@ -47,7 +454,7 @@ def list_(as_json: bool) -> None:
         print_table([(one["drill"], one["moves"] or "-", one["does"]) for one in found], HEADER)
 
 
-@command.command()
+@drill_command.command()
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(name: str, as_json: bool) -> None:

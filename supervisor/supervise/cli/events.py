@@ -1,22 +1,25 @@
-"""`supervise events`: decisions and incidents of a run as lines, also as they happen."""
+"""`supervise events`, `audit`, `replay`: the decisions of a run: as lines, checked, recomputed."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import UsageError, understood
+from ..errors import StoreError, TamperError, UsageError, understood
+from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import locked
 from ..store.run_directory import RunDir
-from ._follow import HIDDEN, LogTail, event_line
-from ._output import document, printable
+from ._output import document, escaped, printable
 from ._params import duration
-from ._runs import run_argument
+from ._runs import HIDDEN, LogTail, event_line, run_argument
+from .why import INSPECT
 
 POLL_S = 0.5
 
@@ -29,7 +32,9 @@ POLL_S = 0.5
 )
 @click.option("--all", "everything", is_flag=True, help="Also rules, near misses and messages.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record a line, as stored.")
-def command(run: Path, follow: bool, since: str | None, everything: bool, as_json: bool) -> None:
+def events_command(
+    run: Path, follow: bool, since: str | None, everything: bool, as_json: bool
+) -> None:
     """Print the decisions and incidents of a run, a line each.
 
     With --follow it goes on until the run is over, also over a dead supervisor, which is reported
@@ -97,3 +102,213 @@ def _moment(since: str) -> datetime:
         hint = "write 10m, 2h, 1d, or a time such as 2026-01-05T10:11"
         raise UsageError(f"--since {since!r} is not a time", hint=hint) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+@click.group(name="audit")
+def audit_command() -> None:
+    """Verify or print the audit log of a run.
+
+    \b
+    Examples:
+      supervise audit verify runs/20260105-101112-7f3a9c
+      supervise audit show --json runs/20260105-101112-7f3a9c | jq 'select(.kind == "intent")'
+    """
+
+
+def _log(path: Path) -> tuple[Path, str | None]:
+    """Return the audit log at `path`, and the id of the run that it must belong to."""
+    try:
+        if path.is_file():
+            return path, None  # a copy kept elsewhere
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    run = RunDir.open(path)
+    return run.audit_path, run.id
+
+
+@audit_command.command()
+@run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--witness",
+    nargs=2,
+    type=(click.IntRange(min=1), str),
+    metavar="SIZE ROOT",
+    help="Audit head of a message: detects a log that was cut or rewritten.",
+)
+@click.pass_context
+def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str] | None) -> None:
+    """Verify that the audit log and the files it refers to are unchanged.
+
+    RUN is a run directory, or a copy of an audit.log. In a directory the policies, the evidence and
+    the journal are compared with their digests in the log.
+
+    \b
+    Examples:
+      supervise audit verify runs/20260105-101112-7f3a9c
+      supervise audit verify runs/20260105-101112-7f3a9c --witness 412 9c1b...
+
+    Exit codes: 0 good; 1 changed (the log, or a file it refers to); 2 only the last record is
+    incomplete, after a killed supervisor or a power cut; `supervise adopt` repairs it.
+    """
+    path, run_id = _log(run)
+    found = audit.verify(path, run_id, witness)
+    parts = [] if run_id is None else _parts(RunDir.open(run), found.status)
+    if as_json:
+        shown = {name: getattr(found, name) for name in found.__slots__}
+        shown["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+        click.echo(json.dumps({**shown, "not_checked": run_records.NOT_CHECKED}))
+    else:
+        click.echo(f"{found.status}: {found.message}")
+        click.echo(f"head: {found.records} {found.head}")
+        for part in parts:
+            click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
+        if run_id is None:
+            click.echo(
+                "checked: the log only; give the run directory to check the files it refers to"
+            )
+        click.echo(f"not checked: {'; '.join(run_records.NOT_CHECKED)}")
+    changed = any(part.status in (run_records.CHANGED, run_records.MISSING) for part in parts)
+    ctx.exit(1 if changed else found.exit_code)
+
+
+def _parts(run: RunDir, status: str) -> list[run_records.Part]:
+    """Compare the files of a run with their digests in the valid records of its log."""
+    digests = run_records.Digests()
+    with suppress(TamperError):  # reported already; the records before it are good
+        for record in audit.read(run.audit_path):
+            digests.take(record)
+    digests.ended = digests.ended and status == "good"
+    return list(run_records.check(run, digests))
+
+
+@audit_command.command()
+@run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record a line, as stored.")
+def show(run: Path, as_json: bool) -> None:
+    """Print the audit log: each decision, its reason and its outcome.
+
+    \b
+    Examples:
+      supervise audit show runs/20260105-101112-7f3a9c
+      supervise audit show --json runs/20260105-101112-7f3a9c | grep '"kind":"suppressed"'
+    """
+    path, _ = _log(run)
+    for record in audit.read(path):
+        if as_json:
+            text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+            click.echo(escaped(text))
+        else:
+            click.echo(_line(record))
+
+
+def _line(record: dict[str, Any]) -> str:
+    marks = [record.get(key) for key in ("severity", "incident", "rule")]
+    head = [f"{record['seq']:>5}", str(record.get("wall", ""))[11:23], f"step {record.get('step')}"]
+    text = [*head, str(record.get("kind")), *[str(mark) for mark in marks if mark]]
+    return printable(f"{'  '.join(text)}  {record.get('reason', '')}".rstrip())
+
+
+SAME, DIFFERENT, EDITED, INCOMPLETE = "same", "different", "edited", "incomplete"
+# Exit codes; that of an incomplete journal is as `audit verify` has it for a truncated log.
+EXIT_CODES = {SAME: 0, DIFFERENT: 1, EDITED: 1, INCOMPLETE: 2}
+
+
+@click.command(name="replay")
+@run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
+    """Recompute all decisions of a run and compare them.
+
+    The journal is the input, the audit log the reference. Uses the policy of the run, and those
+    that it was reloaded with.
+
+    \b
+    Examples:
+      supervise replay runs/20260105-101112-7f3a9c
+      supervise replay --json 7f3a9c | jq .status
+
+    Exit codes: 0 the same; 1 a difference (the first is shown), or a policy file was edited since;
+    2 the same as far as the journal goes, which is incomplete: it could not be written, or its
+    limit (journal.max_gb) made it shorter.
+    """
+    found = RunDir.open(run)
+    log = list(audit.read(found.audit_path))
+    with understood(f"the records in {found.audit_path}", INSPECT):
+        result = _compare(found, log)
+    if as_json:
+        click.echo(document(result))
+    else:
+        for line in _lines(result):
+            click.echo(line)
+    ctx.exit(EXIT_CODES[result["status"]])
+
+
+def _compare(found: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result as plain data; `status` is a key of EXIT_CODES."""
+    # Here, not above: policies and detectors are not needed by the other commands.
+    from ..catalog import load_policy
+    from ..core import replay
+
+    parts = run_records.policy_parts(found, run_records.taken(log))
+    edited = [part.text for part in parts if part.status == run_records.CHANGED]
+    thinned = journal.thinned(found.journal_path)
+    count, differences = replay.compare(
+        load_policy(found.policy_path),
+        journal.until(found.journal_path, thinned[0][0])
+        if thinned
+        else journal.read(found.journal_path),
+        log,
+        policies.finder(found, load_policy),
+    )
+    gap = recorder.incomplete(log)
+    cut = next((one.event for one in differences if one.lacking), None)
+    if cut is None and gap is not None and not differences:
+        cut = int(gap["data"]["event"])
+    result: dict[str, Any] = {
+        "status": SAME,
+        "decisions": count,
+        "edited_policies": edited,
+        "removed_events": thinned,
+        "ends_before_event": cut,
+        "reason": None if gap is None else {"record": gap["seq"], "text": str(gap.get("reason"))},
+        "difference": None,
+    }
+    if cut is not None or (thinned and not differences):
+        return result | {"status": INCOMPLETE}
+    for one in differences[:1]:
+        seq = count if one.seq is None else one.seq
+        shown: dict[str, Any] = {"record": seq, "event": one.event}
+        shown |= {"recorded": one.recorded, "replayed": one.replayed}
+        return result | {"status": DIFFERENT, "difference": shown}
+    return result | ({"status": EDITED} if edited else {})
+
+
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the result as people read it."""
+    for text in result["edited_policies"]:
+        yield printable(f"edited policy: {text}")
+    count, removed = result["decisions"], result["removed_events"]
+    if result["status"] == INCOMPLETE and removed:
+        spans = ", ".join(f"{first} to {end - 1}" for first, end in removed)
+        yield f"incomplete: the frames of events {spans} were removed (journal.max_gb)"
+        yield f"  {count} decisions follow from what is before; all are in the log"
+    elif result["status"] == INCOMPLETE:
+        ends = f"incomplete: the journal ends before event {result['ends_before_event']}"
+        yield f"{ends}; {count} decisions follow from what is there"
+        if (why := result["reason"]) is not None:
+            yield f"  record {why['record']}: {printable(why['text'])}"
+    elif (difference := result["difference"]) is not None:
+        yield f"NONDETERMINISM at record {difference['record']} (event {difference['event']})"
+        yield f"  recorded: {_shown(difference['recorded'])}"
+        yield f"  replayed: {_shown(difference['replayed'])}"
+    else:
+        yield f"same: {count} decisions follow from the journal"
+
+
+def _shown(decision: Mapping[str, Any] | None) -> str:
+    if decision is None:
+        return "nothing"
+    shown = {key: value for key, value in decision.items() if value is not None}
+    return document(shown)

@@ -107,7 +107,7 @@ def _citations(
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and messages of SEV0.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def command(
+def run_command(
     policy: str | None,
     run_dir: Path | None,
     mode: str | None,
@@ -207,7 +207,7 @@ def _resume(
 ) -> tuple[Path, int | None, Options]:
     """Return where the next run starts, the exit code of an adopted one, and the options with the
     run before and the launch from its checkpoint."""
-    from ._resuming import resume, run_before
+    from .adopt import resume, run_before
 
     first, quiet = given.absolute(), options.quiet
     path, code, launch = resume(first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh)

@@ -1,22 +1,32 @@
-"""`supervise runs`: the runs in a directory, the newest first."""
+"""`supervise runs`, `gc`, `checkpoints`: runs of a directory, their disk space and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import MISSHAPEN, StoreError
+from .. import system
+from ..catalog.forms.job_form import CheckpointsForm
+from ..checkpoints import registry
+from ..checkpoints.verification import STATES as VERDICTS
+from ..checkpoints.verification import VerifierProcess
+from ..core.model.checkpoint_registry import WEIGHTS_ONLY
+from ..errors import MISSHAPEN, StoreError, UsageError
+from ..store import run_records
+from ..store.files import is_own_directory, locked
 from ..store.run_directory import RUNS, RunDir
-from ..store.run_records import skim
-from ._output import document, print_table
-from ._run_life import STATES, UNKNOWN, state_of
-from ._runs import NO_RUN, runs_in
-from ._text import age, number
+from ..store.run_records import Survey, skim
+from ._output import age, document, number, print_table, printable
+from ._params import duration
+from ._runs import NO_RUN, STATES, UNKNOWN, run_argument, runs_in, state_of
 
 HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy")
 
@@ -32,7 +42,7 @@ HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy
 )
 @click.option("--state", type=click.Choice(STATES), multiple=True, help="Only these; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(directory: Path, state: tuple[str, ...], as_json: bool) -> None:
+def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None:
     """List the runs, the newest first.
 
     `running` has a supervisor. `unsupervised`: the job runs, its supervisor died; `lost`: so did
@@ -120,3 +130,189 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["problem"] or incident,
         f"{row['policy'] or '?'} ({row['mode'] or '?'})",
     )
+
+
+OLDER_THAN = "30d"
+KEEP = 5  # runs; project default
+
+
+@click.command(name="gc")
+@click.argument(
+    "directory", type=click.Path(path_type=Path), metavar="[RUNS]", default=RUNS, required=False
+)
+@click.option(
+    "--older-than",
+    type=duration,
+    default=OLDER_THAN,
+    metavar="TIME",
+    help=f"Since the last record of a run. Default: {OLDER_THAN}.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    default=KEEP,
+    help=f"The newest runs are left whole, whatever their age. Default: {KEEP}.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_json: bool) -> int:
+    """Free the disk space of runs that are over.
+
+    Removes, in this order, savepoints, journal, output and evidence bundles of each run in RUNS
+    (default: ./runs). The audit log, the policies and pinned checkpoints stay, so `why`, `status`
+    and `audit verify` go on working; `replay`, `export` and `why-not` need the journal. A run whose
+    supervisor or job lives is left alone, and one that was never ended and has an open incident.
+
+    \b
+    Examples:
+      supervise gc --dry-run
+      supervise gc --older-than 7d --keep 20 /data/runs
+
+    Exit codes: 0; 1 a part could not be removed; 64 no such directory.
+    """
+    found = run_records.survey(
+        directory,
+        now_s=time.time(),
+        older_than_s=older_than,
+        keep=keep,
+        host=socket.gethostname(),
+        lives=_lives,
+    )
+    failed, freed = 0, 0
+    rows: list[dict[str, Any]] = []
+    for run in found:
+        error = None if dry_run or run.kept else _remove(run)
+        failed += error is not None
+        freed += 0 if error or run.kept else sum(part.size_bytes for part in run.parts)
+        rows.append({**asdict(run), "path": str(run.path), "error": error})
+        if not as_json:
+            click.echo(printable(_line(run, error)))
+    if as_json:
+        click.echo(document({"freed_bytes": freed, "dry_run": dry_run, "runs": rows}))
+        return 1 if failed else 0
+    verb = "would free" if dry_run else "freed"
+    click.echo(f"{verb} {size(freed)} of {len(found)} run{'' if len(found) == 1 else 's'}")
+    return 1 if failed else 0
+
+
+def _remove(run: Survey) -> str | None:
+    """Remove what may be removed; return why that failed, None if it did not."""
+    try:
+        run_records.remove(run.path, run.parts, system.wall())
+    except StoreError as error:
+        return str(error)
+    return None
+
+
+def _line(run: Survey, error: str | None) -> str:
+    age = f"{run.path}  {run.age_s / 86400.0:.1f} days"
+    if error is not None:
+        return f"{age}  failed: {error}"
+    return f"{age}  {f'kept: {run.kept}' if run.kept else _parts(run.parts)}"
+
+
+def _parts(parts: Sequence[run_records.Removable]) -> str:
+    return ", ".join(f"{part.name} {size(part.size_bytes)}" for part in parts)
+
+
+def _lives(run: RunDir) -> bool:
+    from ..runtime.launcher import last_launch
+    from ..runtime.process_tree import start_ticks
+
+    made = last_launch(run)
+    return made is not None and start_ticks(made["pid"]) == made["start_ticks"]
+
+
+CHECKPOINT_HEADER = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")
+
+
+@click.command(name="checkpoints")
+@run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--verify", is_flag=True, help="Verify the newest one of a run that has ended.")
+def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
+    """List the job's checkpoints and their verification.
+
+    Reads only the run directory, so it works from any terminal, and after the run. A pinned
+    checkpoint is in RUN/checkpoints/ID, with a manifest beside it. A checkpoint in state `found` is
+    not verified yet. The newest one is verified for up to 60 s after the end of the job; the last
+    line of the run says if that was not enough, and --verify does it then, however long it takes.
+    `resumable` of --json is `full` (weights and optimizer), `weights only`, or `unknown`.
+
+    \b
+    Examples:
+      supervise checkpoints runs/20260105-101112-7f3a9c
+      supervise checkpoints --verify runs/20260105-101112-7f3a9c
+      supervise checkpoints --json runs/20260105-101112-7f3a9c | jq '.[] | select(.pinned) | .id'
+
+    Exit codes: 0; 1 with --verify: it is damaged, or could not be verified; 64 no such run.
+    """
+    opened = RunDir.open(run)
+    if verify:
+        return _verify(opened)
+    found = registry.read(opened.path)["checkpoints"]
+    if as_json:
+        click.echo(document(found))
+    elif found:
+        print_table([_checkpoint_row(entry) for entry in found], CHECKPOINT_HEADER)
+    else:
+        click.echo("no checkpoints")
+    return 0
+
+
+def _verify(run: RunDir) -> int:
+    """Verify the newest checkpoint where it lies, and register the verdict.
+
+    Raises:
+        UsageError: a supervisor does it; there is none; or the run belongs to somebody else, who
+            could name any program as the interpreter of the job.
+    """
+    if locked(run.audit_path):
+        raise UsageError(
+            f"{run.path} has a supervisor, which verifies its checkpoints",
+            hint=f"supervise checkpoints {run.path}",
+        )
+    if not is_own_directory(run.path):
+        raise UsageError(f"{run.path} belongs to another user", hint="ask the owner to verify it")
+    register = registry.Register(run.path)
+    entry = register.newest()
+    if entry is None:
+        raise UsageError(f"{run.path} has no checkpoint that could be verified")
+    verdict = VerifierProcess(CheckpointsForm().verify).verify(
+        entry.path, entry.bytes, entry.python, urgent=True
+    )
+    entry.state, entry.problems = VERDICTS[verdict.ok], list(verdict.problems)
+    entry.verified = system.wall()
+    if verdict.found:
+        entry.describe(verdict.found)
+    register.write()
+    print_table([_checkpoint_row(asdict(entry))], CHECKPOINT_HEADER)
+    return 0 if verdict.ok else 1
+
+
+def _checkpoint_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(entry["id"]),
+        str(entry["step"]) if entry["step"] >= 0 else "?",
+        str(entry["attempt"]),
+        str(entry["state"]),
+        "yes" if entry["pinned"] else "no",
+        size(entry["bytes"]),
+        str(entry["saved"])[:19],
+        "; ".join([str(entry["path"]), *_weights_only(entry), *entry.get("problems", ())]),
+    )
+
+
+def _weights_only(entry: Mapping[str, Any]) -> list[str]:
+    only = entry["resumable"] == WEIGHTS_ONLY
+    return ["weights only: a relaunch prefers one with the optimizer's state"] if only else []
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with a unit: `4.7 MB`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000.0:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000.0
+    return f"{value:.1f} TB"

@@ -9,13 +9,54 @@ from typing import Any
 
 import click
 
-from ..errors import understood
-from ..runtime.status import line, read_curve
+from ..errors import StoreError, understood
+from ..report.receipt import shown
+from ..runtime import late_messages
+from ..runtime.status import line, read_curve, verdict
+from ..store import audit
 from ..store.run_directory import RunDir
-from ._output import document, print_table
-from ._run_status import DERIVED, read_status
-from ._runs import run_argument
-from ._text import number, rate, seconds_since, span, spark
+from ..store.run_records import read_outcome, skim
+from ._output import document, number, print_table, rate, seconds_since, span, spark
+from ._runs import life, run_argument
+
+DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
+
+
+def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
+    """Return the content of `supervise status --json`.
+
+    Args:
+        verified: read every record of the audit log, up to its first damage; else skim it, as a
+            view does that is drawn again and again.
+
+    Raises:
+        StoreError: a file cannot be read, or understood.
+    """
+    state = run.read_json("state.json") if (run.path / "state.json").exists() else {}
+    what = f"the status in {run.path / 'state.json'}"
+    if not isinstance(state, dict):
+        raise StoreError(f"{what} is not a JSON object", hint=DERIVED)
+    with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
+        found = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
+        state = {"run": run.id, **state, **life(run, found)}
+    if found.incomplete:
+        state["record"] = str(found.incomplete.get("reason"))
+    with understood(what, DERIVED):
+        live = state["supervisor"] == "running"
+        old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
+        state["verdict"] = verdict(state, old_s).replace(" RUN", f" {shown(run)}")
+        state["gravest"] = found.gravest[:3]
+        if undelivered := late_messages.waiting(run.path):
+            state["undelivered"] = len(undelivered)
+    return state
+
+
+def _until_damage(run: RunDir) -> Any:
+    try:
+        yield from audit.read(run.audit_path)
+    except StoreError:  # `audit verify` reports it
+        return
+
 
 CURVE = 40  # columns
 BUSY = 20.0  # percent; project default
@@ -25,7 +66,7 @@ NAMED = 3  # rules that wait for something, by name; more are counted
 @click.command(name="status")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(run: Path, as_json: bool) -> None:
+def status_command(run: Path, as_json: bool) -> None:
     """Show the state of a run.
 
     First what needs a person, then loss, speed and time left, what can be done to the run and what

@@ -15,7 +15,7 @@ from ._runs import run_argument
 @click.command(name="watch")
 @run_argument
 @click.option("--by", metavar="NAME", help="Operator's name for commands. Default: your login.")
-def command(run: Path, by: str | None) -> None:
+def watch_command(run: Path, by: str | None) -> None:
     """Watch a run in a full-screen view, from another terminal.
 
     Verdict, loss, speed and time left, what can be done to the run, its open incident, the ranks by

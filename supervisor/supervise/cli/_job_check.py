@@ -1,23 +1,265 @@
-"""For each standard metric: whether a job's frames will contain it, and if not, why.
-
-The answer follows from three sources: the metrics that arrived in the probe check, what the
-collectors declare, and the conditions below, which depend on the job and which no check can settle.
-"""
+"""Checks of a job before it runs: its script, its interpreter, and which metrics it will have."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from supervise_probe import collectors
 
+from .. import system
 from ..catalog import metrics
+from ..catalog.forms.file_forms import SamplingForm
 from ..checkpoints import registry
-from ..runtime import frame_enrichment, hardware
-from ._probe_check import ProbeCheck
+from ..checkpoints.discovery import matches
+from ..core.analysis.job_recipes import Recipe, of_code
+from ..core.analysis.script_code import ScriptCode
+from ..core.model.events import Announced, Frame
+from ..runtime import environment, frame_enrichment, hardware
+from ..runtime.launcher import CAPACITY
+from ..runtime.segments import Segments
+
+COST = "probe_self_time"
+STEPS, SAMPLE_EVERY = 41, 8
+TIMEOUT_S = 120  # a first import of torch from a network disk may take a minute
+
+# Prints a line per stage that worked: interpreter, torch, training. The model has most of what a
+# metric can depend on: a loader, blocks, attention, experts, micro-batches, a clip.
+SCRIPT = """
+import sys
+print("%d.%d.%d" % sys.version_info[:3], flush=True)
+import torch
+print(torch.__version__, flush=True)
+import torch.nn.functional as F
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.pack, self.out = 2, nn.Linear(16, 48), nn.Linear(16, 16)
+    def forward(self, x):
+        q, k, v = self.pack(x).view(2, 12, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind()
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(2, 12, 16))
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.top_k, self.num_experts, self.capacity_factor = 1, 4, 1.5
+        self.gate = nn.Linear(16, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+    def forward(self, x):
+        share, chosen = self.gate(x).softmax(-1).max(-1)
+        y = sum((chosen == i).unsqueeze(-1) * one(x) for i, one in enumerate(self.experts))
+        return share.unsqueeze(-1) * y
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mixture = Attention(), Experts()
+    def forward(self, x):
+        x = x + self.attention(x)
+        return x + self.mixture(x)
+
+model = nn.Sequential(nn.Embedding(16, 16), nn.Sequential(Block(), Block()), nn.Linear(16, 16))
+groups = [{"params": list(part.parameters())} for part in model]
+optimizer = torch.optim.AdamW(groups, lr=1e-3)
+step = 0
+while step < STEPS:  # a `for` over a range or a loader cannot be rewound
+    for _ in range(2):
+        batch = next(iter(torch.utils.data.DataLoader(torch.randint(16, (2, 12)), batch_size=2)))
+        F.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+print("trained", flush=True)
+""".replace("STEPS", str(STEPS))
+
+
+@dataclass
+class ProbeCheck:
+    """The result of the steps.
+
+    Attributes:
+        lines: the interpreter's version, torch's version, `trained`: as far as the script got.
+        error: the last line of stderr, or why the probe gave up.
+        entered: whether `sitecustomize` of the probe ran.
+        names: the announced metrics.
+        cost_s: the probe's CPU time in each measured step.
+        status: as the probe reports it, see wire.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    error: str = ""
+    entered: bool = False
+    names: tuple[str, ...] = ()
+    cost_s: list[float] = field(default_factory=list)
+    status: dict[str, Any] = field(default_factory=dict)
+
+
+def find_interpreter(argv: tuple[str, ...]) -> str:
+    """Return the Python that the command names, in its arguments or in the program's first line."""
+    for each in argv:
+        if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(each).name) and shutil.which(each):
+            return str(shutil.which(each))
+    program = shutil.which(argv[0])
+    with Path(program or os.devnull).open("rb") as file:
+        line = file.readline(512).decode("utf-8", "replace")
+    parts = [part for part in shlex.split(line[2:]) if part != "-S"] if line[:2] == "#!" else []
+    if parts and Path(parts[0]).name == "env":
+        parts = parts[1:]
+    return str(shutil.which(parts[0]) or parts[0]) if parts else str(shutil.which("python3"))
+
+
+def check_probe(interpreter: str) -> ProbeCheck:
+    """Run `SCRIPT` in `interpreter` with the probe injected, and read what it published."""
+    run_id = f"doctor-{secrets.token_hex(3)}"
+    try:
+        memory = environment.make(environment.base(os.environ), run_id)
+    except OSError as error:
+        return ProbeCheck(error=f"no shared memory: {error.strerror}")
+    sampled = [each.name for each in fields(SamplingForm)]
+    with tempfile.TemporaryDirectory(prefix="supervise-doctor-") as folder:
+        marks = Path(folder, "probe")
+        marks.mkdir()
+        config = {
+            "run": run_id,
+            "package": str(environment.inject_dir().parent),
+            "shm": str(memory),
+            "marks": str(marks),
+            "slots": environment.LEAST_SLOTS,
+            "capacity": CAPACITY,
+            "savepoints": {"every": 4, "keep": 1, "max_bytes": 1 << 24},
+            "sampling": {**dict.fromkeys(sampled, SAMPLE_EVERY), "share": 1.0},
+            "peak_flops": 1e12,
+        }
+        path = Path(folder, "probe.json")
+        path.write_text(json.dumps(config))
+        try:
+            check = _train(interpreter, environment.child_environment(os.environ, path))
+            _read(check, memory, marks)
+        finally:
+            environment.remove(memory)
+    return check
+
+
+def _train(interpreter: str, environ: dict[str, str]) -> ProbeCheck:
+    check = ProbeCheck()
+    try:
+        done = system.run_tool(
+            [interpreter, "-c", SCRIPT],
+            within_s=TIMEOUT_S,
+            env={**environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        out, error = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        check.lines = out.split()
+        check.error = (error.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        check.error = f"no answer within {TIMEOUT_S} s"
+    except OSError as error:
+        check.error = f"cannot be started: {error.strerror}"
+    return check
+
+
+def _read(check: ProbeCheck, memory: Path, marks: Path) -> None:
+    """Add what the probe published."""
+    segments = Segments(memory, marks, system.monotonic_ns)
+    for event in segments.poll():
+        if isinstance(event, Announced):
+            check.names = event.names
+        elif isinstance(event, Frame) and COST in check.names:
+            cost = event.values[check.names.index(COST)]
+            check.cost_s += [] if cost is None else [cost]
+    if 0 in segments.ranks:
+        check.status = segments.ranks[0].status()
+    segments.close()
+    check.entered = any(marks.glob("boot.*"))
+    for mark in marks.glob("off.*"):
+        check.error = mark.read_text().strip()
+
+
+MAX_BYTES = 2 << 20
+DRIVING = ("Trainer", "Lightning", "litgpt", "torchtitan", "OLMo-core")  # their own code loops
+_SAVES = re.compile(r"save(_state|_checkpoint|_pretrained|_model|_file)?")
+_SAVERS = ("torch", "fabric", "accelerator", "dcp", "checkpointer", "manager", "model", "engine")
+
+
+@dataclass
+class ScriptFacts:
+    """What is known of a job before it runs.
+
+    Attributes:
+        name: of the script's file, "" if the command names none.
+        saves: lines on which a checkpoint may be saved.
+        existing: how many files match the recipe's pattern already.
+    """
+
+    name: str = ""
+    recipe: Recipe | None = None
+    saves: list[int] = field(default_factory=list)
+    existing: int = 0
+
+    def checkpoints(self) -> tuple[bool, str]:
+        """Return whether the job can be started again from one, and the sentence about it."""
+        found = self.recipe
+        if found is None:
+            saved = f"saved at {self.name}:{self.saves[0]}; " if self.saves else "none seen; "
+            return False, f"{saved}nothing says how the job resumes: see job.relaunch"
+        if not found.works:
+            return False, f"{found.name}: {found.note}"
+        how = "" if found.resume == "library" else " ".join(found.args)
+        itself = "from what it saves itself" if found.resume == "library" else "by itself"
+        parts = [f"{found.name}: resumes {f'by {how}' if how else itself}"]
+        if found.glob:
+            parts.append(f"{found.glob}, {self.existing} there now")
+        elif found.name not in DRIVING and not self.saves:
+            return False, f"{parts[0]}; no save is seen in {self.name}"
+        return True, "; ".join([*parts, *([found.note] if found.note else [])])
+
+
+def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
+    """Return what the script (None: the command names none) and the command say."""
+    text = ""
+    if script is not None:
+        try:
+            with Path(script).open("rb") as file:
+                text = file.read(MAX_BYTES).decode("utf-8", "replace")
+        except OSError:
+            text = ""
+    code = ScriptCode(text)
+    recipe = of_code(code, argv)
+    found = ScriptFacts(Path(script).name if script else "", recipe)
+    if recipe is not None and recipe.glob:
+        found.existing = len(matches([recipe.glob], Path.cwd()))
+    found.saves = sorted(call.lineno for call in code.calls if _saves(call))
+    return found
+
+
+def _saves(call: ast.Call) -> bool:
+    """Return whether a call saves a checkpoint, by the names in it."""
+    func = call.func
+    if isinstance(func, ast.Name):
+        return bool(re.fullmatch(r"save(_\w+)?", func.id))
+    if not (isinstance(func, ast.Attribute) and _SAVES.fullmatch(func.attr)):
+        return False
+    owner = ast.unparse(func.value).lower()
+    return func.attr != "save" or any(owner.endswith(name) for name in _SAVERS)
+
 
 SUPERVISOR_METRICS = (
     *frame_enrichment.CROSS_RANK_METRICS,

@@ -1,0 +1,574 @@
+"""`supervise policy`: check, show, test and compare policies, packs and runbooks."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InputError, SuperviseError, UsageError
+from ._output import counted
+from ._params import Number
+
+if TYPE_CHECKING:
+    from ..catalog.diagnostics import Problem
+    from ..catalog.loader import Draft
+    from ..catalog.scenario_subject import Subject
+    from ..core.model.policy import Policy
+    from ..policytest.coverage import Coverage
+    from ..policytest.suite import Outcome
+
+COMMANDS = ("check", "show", "schema", "test", "diff")
+
+
+class PolicyCommands(click.Group):
+    """Suggests a command for a mistyped name, and lists the commands in the order of their use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from ..catalog.diagnostics import did_you_mean
+            from ..errors import UsageError
+
+            raise UsageError(f"no command 'policy {args[0]}'", hint=did_you_mean(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
+
+
+@click.command(name="policy", cls=PolicyCommands)
+def policy_command() -> None:
+    """Check, show, test and compare policies, packs and runbooks.
+
+    \b
+    Examples:
+      supervise policy check my.yaml
+      supervise policy test nano --coverage
+      supervise policy diff nano my.yaml
+    """
+
+
+INVALID = 65
+NAMED = 3  # rules in a note
+
+
+@policy_command.command(name="check")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    default="text",
+    help="github: workflow commands.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+@click.pass_context
+def policy_check_command(
+    ctx: click.Context, files: tuple[str, ...], form: str, as_json: bool, strict: bool
+) -> None:
+    """Report all errors and warnings of policy files.
+
+    FILE is a policy, pack, runbook or test file: a path, the name of a shipped policy or pack, or -
+    for standard input. The keys of a file determine its type. Files that it refers to (packs,
+    runbooks, its policy) are checked too. A note says if the pattern of the job's checkpoints
+    finds none here to resume from.
+
+    \b
+    Examples:
+      supervise policy check my.yaml packs/*.yaml runbooks/*.yaml
+      supervise policy check --format github --strict policies/*.yaml
+
+    Exit codes: 0 good, warnings allowed; 65 errors, or warnings with --strict.
+    """
+    from ..catalog import docs
+    from ..catalog.scenario_subject import STDIN, check_file, merged
+
+    text = ""
+    if STDIN in files:
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    found = [check_file(name, text) for name in dict.fromkeys(files)]
+    errors, warnings = merged(found)
+    failed = bool(errors or (strict and warnings))
+    form = "json" if as_json else form
+    if form == "json":
+        report = {
+            "ok": not failed,
+            "files": [{"file": each.file, "sort": each.sort} for each in found],
+            "errors": [docs.problem_fields(problem) for problem in errors],
+            "warnings": [docs.problem_fields(problem) for problem in warnings],
+        }
+        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
+    elif form == "github":
+        for level, problems in (("error", errors), ("warning", warnings)):
+            for problem in problems:
+                click.echo(docs.github(problem, level))
+    else:
+        _text(errors, warnings, len(found))
+        for each in found if not errors else ():
+            for note in _notes(each.file) if each.sort == "policy" else ():
+                click.echo(f"{each.file}: note: {note}")
+    if failed:
+        ctx.exit(INVALID)
+
+
+def _notes(file: str) -> Iterator[str]:
+    """Yield what is to be known of a policy where it is now: its checkpoints, what it cites."""
+    from ..catalog import load_policy
+    from ..catalog.scenario_subject import STDIN
+    from ..checkpoints import discovery
+
+    if file == STDIN:
+        return
+    policy = load_policy(file)
+    patterns = policy.job["checkpoints"]["glob"]
+    if why := discovery.unusable(patterns, Path.cwd()) if patterns else "":
+        yield f"job.checkpoints.glob finds nothing here to resume from; {why}"
+    for path in policy.cites:
+        yield from _cited(policy, path)
+
+
+def _cited(policy: Policy, path: str) -> Iterator[str]:
+    """Yield why a trial that a policy cites does not show what it does today."""
+    from ..trials.trial_log import citation
+
+    try:
+        found = citation(Path(path))
+    except (SuperviseError, OSError) as error:
+        yield f"cites: {error}"
+        return
+    shown = found.get("monitors", {})
+    changed = [
+        rule.id
+        for rule in policy.rules
+        if rule.id in shown and shown[rule.id]["digest"] != policy.digest_of(rule)
+    ]
+    new = [rule.id for rule in policy.rules if shown and rule.id not in shown]
+    for names, what in ((changed, "changed since"), (new, "are not in it")):
+        if names:
+            more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+            yield f"cites {path}: rules that {what}: {', '.join(names[:NAMED])}{more}"
+
+
+def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
+    for problem in errors:
+        click.echo(problem.render())
+    for problem in warnings:
+        click.echo(problem.render().replace(": ", ": warning: ", 1))
+    counts = [
+        f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
+        for found, noun in ((errors, "error"), (warnings, "warning"))
+        if found
+    ]
+    what = f"{files} file{'' if files == 1 else 's'}"
+    click.echo(f"{what}: {', '.join(counts) or 'good'}")
+
+
+Facts = dict[str, Any]
+PARTS = ("detectors", "rules", "inhibit", "runbooks")  # every one of them has its own place
+
+
+@policy_command.command(name="show")
+@click.argument("policy", metavar="P")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--rule", "rule_id", metavar="R", help="Show only this rule and the detectors it reads."
+)
+@click.option(
+    "--runbook", "book", metavar="B", help="Print only this runbook: what people check, and steps."
+)
+def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: str | None) -> None:
+    """Show a policy with packs and defaults merged.
+
+    P is a path, or the name of a shipped policy. The output is itself a policy with the same
+    digest, also of a policy that extends another one. Comments give the place where a part is
+    defined, the overrides that apply, the metrics it reads, and those that the job must report.
+
+    \b
+    Examples:
+      supervise policy show nano > whole.yaml
+      supervise policy show nano --rule loss_spike.coupled
+      supervise policy show nano --runbook nan
+      supervise policy show my.yaml --json | jq '.rules[] | select(.to_report != [])'
+
+    Exit codes: 0; 64 no such rule or runbook; 65 the policy is invalid.
+    """
+    from ..catalog import docs, loader
+    from ..catalog.diagnostics import did_you_mean
+    from ..catalog.loader import compose
+    from ._job_check import SUPERVISOR_METRICS
+
+    draft = compose(policy)
+    facts = docs.facts(draft, SUPERVISOR_METRICS)
+    if rule_id is not None and rule_id not in facts["rules"]:
+        hint = did_you_mean(rule_id, facts["rules"])
+        raise UsageError(f"policy {draft.name} has no rule {rule_id!r}", hint=hint)
+    document = loader.document(draft)
+    if book is not None:
+        _print_runbook(draft.name, document["runbooks"], book, as_json=as_json)
+        return
+    if rule_id is not None:
+        document, facts = _only(rule_id, document, facts, draft)
+    if as_json:
+        click.echo(json.dumps(_merged(document, facts), ensure_ascii=False, indent=2))
+    elif rule_id is None:
+        whole = loader.policy(draft)
+        click.echo(f"# {whole.digest}")
+        click.echo("\n".join(_commented(whole.resolved.splitlines(), facts)))
+    else:
+        from ..catalog import yaml_document
+
+        click.echo("\n".join(_commented(yaml_document.dump(document).splitlines(), facts)))
+
+
+def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
+    from ..catalog import yaml_document
+    from ..catalog.diagnostics import did_you_mean
+
+    if name not in books:
+        raise UsageError(f"policy {policy} has no runbook {name!r}", hint=did_you_mean(name, books))
+    if as_json:
+        click.echo(json.dumps(books[name], ensure_ascii=False, indent=2))
+    else:
+        click.echo(yaml_document.dump(books[name]).rstrip())
+
+
+def _only(
+    rule_id: str, document: Facts, facts: Facts, draft: Draft
+) -> tuple[dict[str, Any], Facts]:
+    """Keep the parts of a policy that concern one rule."""
+    mine = facts["rules"][rule_id]
+    rule = next(rule for rule in document["rules"] if rule["id"] == rule_id)
+    names = [name for name in document["detectors"] if name in mine["detectors"]]
+    books = draft.runbooks if rule.get("run") in draft.runbooks else {}
+    shown = {
+        "detectors": {name: document["detectors"][name] for name in names},
+        "rules": [rule],
+        "inhibit": [i for i in document["inhibit"] if rule_id in (*i["mute"], i.get("by_rule"))],
+        "runbooks": {n: document["runbooks"][n] for n in books if n == rule["run"]},
+    }
+    about = {
+        "sections": {},
+        "detectors": {name: facts["detectors"][name] for name in names},
+        "rules": {rule_id: mine},
+        "metrics": {name: facts["metrics"][name] for name in mine["metrics"]},
+    }
+    return {key: value for key, value in shown.items() if value}, about
+
+
+def _merged(document: Facts, facts: Facts) -> Facts:
+    """Return one document: each part with its facts."""
+    detectors = {
+        name: {**body, "about": facts["detectors"][name]}
+        for name, body in document.get("detectors", {}).items()
+    }
+    rules = [{**rule, **facts["rules"][rule["id"]]} for rule in document.get("rules", ())]
+    about = {"metrics": facts["metrics"], "sections": facts["sections"]}
+    return {**document, "detectors": detectors, "rules": rules, **about}
+
+
+def _commented(lines: list[str], facts: Facts) -> list[str]:
+    """Put a comment in front of every detector and every rule of a resolved policy."""
+    found: list[str] = []
+    detectors, rules = iter(facts["detectors"].values()), iter(facts["rules"].values())
+    section = ""
+    for line in lines:
+        if line[:1] not in (" ", "#", ""):
+            section = line.partition(":")[0]
+            where = facts["sections"].get(section) if section not in PARTS else None
+            found += [f"# {where}"] if where else []
+        if section == "detectors" and re.match(r"  [^ -]", line):
+            found += [f"  # {text}" for text in _detector(next(detectors))]
+        elif section == "rules" and line.startswith("  - "):
+            found += [f"  # {text}" for text in _rule(next(rules), facts["metrics"])]
+        found.append(line)
+    return found
+
+
+def _origin(about: Facts) -> str:
+    changed = [f"{key} overridden in {where}" for key, where in about["overridden"].items()]
+    return "; ".join([about["defined"], *changed])
+
+
+def _detector(about: Facts) -> list[str]:
+    text = _origin(about)
+    if about["baseline"]:
+        text += f"; {' and '.join(about['baseline'])} from the policy's baseline"
+    return [text]
+
+
+def _rule(about: Facts, metrics: Facts) -> list[str]:
+    from ..catalog.docs import BY
+
+    lines = [_origin(about), f"reads {', '.join(about['detectors'])}"]
+    for source, head in BY.items():
+        ids = [name for name in about["metrics"] if metrics[name]["measured_by"] == source]
+        if ids:
+            lines.append(f"{head}: {', '.join(ids)}")
+    if about["muted_by"]:
+        lines.append(f"muted by {'; '.join(about['muted_by'])}")
+    return lines
+
+
+FILES = {
+    "policy": "policies/policy.schema.json",
+    "pack": "policies/pack.schema.json",
+    "runbook": "runbooks/runbook.schema.json",
+    "test": "policies/test.schema.json",
+    "incident": "policies/incident.schema.json",
+}
+
+
+@policy_command.command(name="schema")
+@click.argument("sort", type=click.Choice(list(FILES)), default="policy")
+def policy_schema_command(sort: str) -> None:
+    """Print the JSON Schema (draft-07) of a file type.
+
+    An editor with a YAML language server completes and checks a file whose first line is
+    `# yaml-language-server: $schema=policy.schema.json`.
+
+    \b
+    Examples:
+      supervise policy schema > policy.schema.json
+      supervise policy schema test > test.schema.json
+    """
+    from ..catalog import docs
+
+    click.echo(docs.text(FILES[sort]), nl=False)
+
+
+FAILED = 1
+
+
+@policy_command.command(name="test")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--coverage", is_flag=True, help="Also report what no scenario covers.")
+@click.option(
+    "--min",
+    "least",
+    type=Number(0, 100),
+    metavar="PERCENT",
+    help="With --coverage: fail below this.",
+)
+@click.option("--strict", is_flag=True, help="Treat warnings as failures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def policy_test_command(
+    ctx: click.Context,
+    files: tuple[str, ...],
+    coverage: bool,
+    least: float | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Run scenarios and check the decisions of a policy.
+
+    A scenario feeds series of metrics to the policy. FILE is a test file, a pack (its own
+    scenarios), or a policy (the packs that it uses, and tests/<name>.yaml beside it). Shipped
+    policies and packs go by name.
+
+    \b
+    Examples:
+      supervise policy test policies/tests/nano.yaml
+      supervise policy test nano --coverage --min 80
+      supervise policy test packs/mine.yaml --strict
+
+    Exit codes: 0 good; 1 a scenario failed, coverage below --min, or --strict warnings; 65 invalid
+    file or no scenarios.
+    """
+    from ..policytest import suite
+    from ..policytest.coverage import Coverage
+
+    if least is not None and not coverage:
+        raise UsageError("--min needs a coverage report", hint="add --coverage")
+    shown, warnings = Coverage(), list["Problem"]()
+    paths = _paths(files, shown)
+    outcomes: dict[str, list[Outcome]] = {}
+    for subject in counted(_loaded(paths, warnings), "files of scenarios"):
+        outcomes[subject.label] = suite.run(subject)
+        shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
+    failed = any(outcome.failures for found in outcomes.values() for outcome in found)
+    low = coverage and least is not None and shown.percent() < least
+    ok = not (failed or low or (strict and warnings))
+    if as_json:
+        click.echo(_json(ok, outcomes, shown if coverage else None, warnings))
+    else:
+        _print_scenarios(outcomes, warnings)
+        if coverage:
+            _print_coverage(shown, least)
+    if not ok:
+        ctx.exit(FAILED)
+
+
+def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
+    """Return the packs and test files of the arguments, each once.
+
+    The coverage counts everything that a policy defines, tested or not.
+
+    Raises:
+        InputError, PolicyErrors: a file is invalid, or cannot hold scenarios.
+    """
+    from ..catalog import load_policy, scenario_subject
+    from ..catalog.diagnostics import Problems
+
+    found: dict[Path, None] = {}  # in order
+    for name in files:
+        path = scenario_subject.locate(name)
+        problems = Problems()
+        root = scenario_subject.read(path, problems)
+        problems.stop()
+        assert root is not None
+        sort = scenario_subject.sort_of(root)
+        if sort == "runbook":
+            raise InputError(
+                f"{path}: a runbook has no scenarios", hint="test a policy that uses it"
+            )
+        if sort != "policy":
+            found[path.resolve()] = None
+            continue
+        shown.require(load_policy(path))
+        several = scenario_subject.files_of(path)
+        if not several:
+            hint = f"write {path.parent / scenario_subject.TESTS / path.name}"
+            raise InputError(f"{path}: no packs and no tests, so there are no scenarios", hint=hint)
+        found.update((file.resolve(), None) for file in several)
+    return list(found)
+
+
+def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
+    """Read all files, so that errors are found before any work.
+
+    Raises:
+        InputError, PolicyErrors: a file is invalid, or there is no scenario in any.
+    """
+    from ..policytest.suite import load
+
+    subjects = [load(path, warnings) for path in paths]
+    if not any(subject.scenarios for subject in subjects):
+        labels = ", ".join(subject.label for subject in subjects)
+        raise InputError(f"{labels}: no scenarios", hint="see policies/README.md")
+    return subjects
+
+
+def _print_scenarios(outcomes: dict[str, list[Outcome]], warnings: list[Problem]) -> None:
+    for warning in warnings:
+        click.echo(warning.render().replace(": ", ": warning: ", 1))
+    total = failures = 0
+    for name, found in outcomes.items():
+        bad = [outcome for outcome in found if outcome.failures]
+        total, failures = total + len(found), failures + len(bad)
+        click.echo(f"{name}: {len(found) - len(bad)} of {len(found)} scenarios pass")
+        for outcome in bad:
+            click.echo(f"  FAILED {outcome.form.name}")
+            for where, message in outcome.failures:
+                click.echo(f"    {where}: {message}")
+    if len(outcomes) > 1:
+        click.echo(f"all: {total - failures} of {total} scenarios pass")
+
+
+def _print_coverage(shown: Coverage, least: float | None) -> None:
+    parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in shown.parts().items())
+    required = "" if least is None else f" (required: {least:g} %)"
+    click.echo(f"coverage: {shown.percent():.0f} %{required}: {parts}")
+    for sentence in shown.missing():
+        click.echo(f"  {sentence}")
+
+
+def _json(
+    ok: bool,
+    outcomes: dict[str, list[Outcome]],
+    shown: Coverage | None,
+    warnings: list[Problem],
+) -> str:
+    from ..catalog import docs
+
+    report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
+    report["warnings"] = [docs.problem_fields(problem) for problem in warnings]
+    if shown is not None:
+        report["coverage"] = _plain_coverage(shown)
+    return json.dumps(report, ensure_ascii=False, indent=2)
+
+
+def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "file": name,
+            "scenarios": [
+                {
+                    "name": outcome.form.name,
+                    "where": outcome.where,
+                    "ok": not outcome.failures,
+                    "frames": len(outcome.result.states),
+                    "failures": [{"where": w, "message": m} for w, m in outcome.failures],
+                }
+                for outcome in found
+            ],
+        }
+        for name, found in outcomes.items()
+    ]
+
+
+def _plain_coverage(shown: Coverage) -> dict[str, Any]:
+    parts = {name: {"shown": a, "of": b} for name, (a, b) in shown.parts().items()}
+    return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
+
+
+DIFFERENT = 1
+
+
+@policy_command.command(name="diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> None:
+    """Compare what two policies do, whichever file or pack defines it.
+
+    A and B are paths or names of shipped policies. Differences are grouped by effect (acts where it
+    did not, threshold loosened, ...), the most serious first, with old and new values.
+
+    \b
+    Examples:
+      supervise policy diff nano my.yaml
+      supervise policy diff runs/20260105-101112-7f3a9c/policy.yaml nano --json
+
+    Exit codes: 0 the same; 1 different; 65 a policy is invalid.
+    """
+    from ..catalog import loader, yaml_document
+    from ..catalog.loader import compose
+    from ..explain import policy_diff
+
+    drafts = [compose(name) for name in (a, b)]
+    changes = policy_diff.compare(*(loader.document(draft) for draft in drafts))
+    if as_json:
+        report = {
+            "same": not changes,
+            "a": {"policy": drafts[0].name, "digest": loader.policy(drafts[0]).digest},
+            "b": {"policy": drafts[1].name, "digest": loader.policy(drafts[1]).digest},
+            "changes": [change.plain() for change in changes],
+        }
+        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
+    else:
+        for effect, group in groupby(changes, key=lambda change: change.effect):
+            click.echo(f"{effect}:")
+            for change in group:
+                what = f"{change.part} {change.key}".rstrip()
+                if change.key == "" and change.old is None:
+                    click.echo(f"  + {what}: {yaml_document.inline(change.new)}")
+                elif change.key == "" and change.new is None:
+                    click.echo(f"  - {what}: {yaml_document.inline(change.old)}")
+                else:
+                    old, new = yaml_document.inline(change.old), yaml_document.inline(change.new)
+                    click.echo(f"  ~ {what}: {old} -> {new}")
+        if not changes:
+            click.echo("the same")
+    if changes:
+        ctx.exit(DIFFERENT)
