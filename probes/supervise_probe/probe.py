@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import sys
 from threading import Lock
 from typing import Any, Dict, Mapping
 
+from . import collectors
 from . import config as settings
 from .context import ProbeContext
 from .control import evidence
@@ -182,7 +184,10 @@ class Probe:
             self.off(f"{part.name}: {reason}")
         else:
             message = f"{part.name} is off: {reason}"
-            self.parts.context.reporter.notice("collector-off", message, {"collector": part.name})
+            module = sys.modules.get(f"{collectors.__name__}.{part.name}")
+            metrics = [metric.id for metric in getattr(module, "METRICS", ())]
+            data = {"collector": part.name, "metrics": metrics}
+            self.parts.context.reporter.notice("collector-off", message, data)
 
     def _describe(self) -> Dict[str, Any]:
         """Return the status, which the supervisor shows to people: one small JSON object.
@@ -195,7 +200,7 @@ class Probe:
         rollback = "ready" if steps else "none yet"
         if rollbacks is not None and rollbacks.why_not:
             rollback = f"unavailable: {rollbacks.why_not}"
-        collectors = {name: guard.part(name) for name in parts.collectors.by_name}
+        states = {name: guard.part(name) for name in parts.collectors.by_name}
         why = parts.no_optimizer()
         if_any = {
             "library": parts.wired.framework.trainer,
@@ -211,7 +216,7 @@ class Probe:
             "tier": "T0" if not self.gate.on else "T2" if parts.reports.adapted else "T1",
             "torch": str(self._torch.__version__),
             "python": platform.python_version(),
-            "collectors": {n: "on" if p.on else f"off: {p.reason}" for n, p in collectors.items()},
+            "collectors": {n: "on" if p.on else f"off: {p.reason}" for n, p in states.items()},
             "self_us": round(guard.newest_ns / 1e3, 1),
             "update_to_weight": parts.wired.updates.mode,
             "mfu": parts.wired.flops.description,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from supervise.core.model.events import (
     Announced,
     Beat,
@@ -211,8 +213,9 @@ def test_a_new_baseline_is_no_recovery(tell):
     assert "not recovered" in closed[0].reason
 
 
-def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell):
-    """Of the rank that says so, and of no other metric."""
+@pytest.mark.parametrize("kind", ["measurement-changed", "collector-off"])
+def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell, kind):
+    """Of the rank that says so, and of no other metric; one that is not measured is not missing."""
 
     def spikes(*changed: str) -> list[str]:
         watch = {name: RobustZ(name, gt=6.0) for name in ("train_loss_raw", "grad_global_norm")}
@@ -221,7 +224,7 @@ def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell):
         story.frames(2.0, 2.1, 1.9, times=60)
         if changed:
             data = {"metrics": list(changed)}
-            story.send(Notice(story.at_ns, "measurement-changed", "a sample", 0, 180, data))
+            story.send(Notice(story.at_ns, kind, "a sample", 0, 180, data))
         story.frames(4.0, grad=2.0, times=5)
         return sorted(d.rule or "" for d in story.kinds("rule", "fired"))
 

@@ -296,6 +296,24 @@ def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
     assert replays(story)
 
 
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 13.0], ["SEV1"]),  # once
+        ([6.0, 7.0, 8.0, 9.0, 10.0, 11.9], []),  # not twice as far
+        ([6.0, 7.0, 8.0, 7.5, 12.0, 13.0, 14.0, 15.0], []),  # it was better in between
+    ],
+)
+def test_a_notice_that_is_worse_each_time_is_one_sev1(tell, losses, told):
+    story = watched(tell, ("high", "loss_spike.minor", "SEV2"))
+    for loss in losses:
+        story.rows(*[row(loss)] * 2, *[row()] * 180)
+
+    assert [m["severity"] for m in messages(story) if m["severity"] == "SEV1"] == told
+    assert any("each time further off" in m["verdict"] for m in messages(story)) == bool(told)
+    assert replays(story)
+
+
 @pytest.mark.parametrize(("severity", "book"), [("SEV0", None), ("SEV2", "again")])
 def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
     rule = replace(rule_on(DETECTORS, "high", severity, book), id="loss_spike.extreme")

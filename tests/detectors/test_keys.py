@@ -88,7 +88,7 @@ TABLE = [
             ({"law": "increasing"}, "law"),
             ({"to": None, "with_": "b", "law": "nondecreasing"}, "law"),
             ({"to": "first", "law": "changing"}, "law"),
-            ({"exact": True}, "exact"),
+            ({"unlike_past": True}, "unlike_past"),
             ({"abs_tolerance": math.nan}, "abs_tolerance"),
         ],
     ),

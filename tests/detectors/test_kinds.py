@@ -67,23 +67,45 @@ def test_nonfinite_the_numbers_name_the_culprit():
     }
 
 
+NOISE = [random.Random(seed).gauss(2.3, 0.03) for seed in range(64)]
+
+
 @pytest.mark.parametrize(
-    ("value", "exact"),
+    ("before", "value", "repeats"),
     [
-        (2.3456788063049316, True),  # a float32, as the probe has it
-        (2.345679, True),  # the same, as a program prints it
-        (2.34568, False),  # six digits of it
-        (0.0, False),
-        (0.30000001192092896, False),  # 0.3 in float32
-        (0.9999999403953552, False),  # a norm that was clipped to 1
-        (0.69140625, False),  # ln 2 in bfloat16
+        (NOISE, 2.3456788, True),
+        (NOISE, 2.34, True),  # a log that rounds
+        (NOISE, 1.0, False),  # a limit
+        (NOISE, 0.9999999403953552, False),  # the same in float32
+        (NOISE, 0.25, False),
+        (NOISE[:31], 2.34, False),  # 31 changes
+        (NOISE[:32], 2.34, True),
+        ([each for each in NOISE for _ in range(5)], 2.34, False),  # every fifth is a sample
+        ([each for each in NOISE for _ in range(4)], 2.34, True),
+        ([4.0 - 0.02 * i for i in range(64)], 2.72, False),  # it may have converged
+        ([4.0 - 0.02 * i for i in range(64)] + [2.745], 2.715, True),
     ],
 )
-def test_equal_a_value_that_was_rounded_may_repeat_itself(value, exact):
-    watch = Equal("a", to="previous", law="changing", exact=True).start()
-    watch.feed((value,), 0)
+def test_equal_a_repetition_unlike_its_past(value, before, repeats, read):
+    spec = Equal("a", to="previous", law="changing", unlike_past=True, for_=32)
 
-    assert watch.feed((value,), 1) == (BREACH if exact else OK)
+    letters = read(spec.start(), [(each,) for each in [*before, *[value] * 40]])
+
+    assert ("B" in letters) == repeats
+    assert "B" not in letters[: len(before) + 32]
+
+
+def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
+    """64 steps where it comes in each; a longest one of 20 makes it 160; 31 samples are few."""
+    watch = Nonfinite(("a",), gap=64).start()
+    assert read(watch, [(1.0,)] * 32 + [(None,)] * 63) == "o" * 32 + "?" * 63
+    assert read(watch, [(None,), (NAN,), (None,)], 95) == "Bo?"
+    assert watch.numbers()["value"] == 1.0
+
+    sparse = Nonfinite(("a",), gap=64).start()
+    rows = [(1.0,)] * 40 + [(None,)] * 19 + [(1.0,)] + [(None,)] * 160
+    assert read(sparse, rows).index("B") == 59 + 160
+    assert "B" not in read(Nonfinite(("a",), gap=64).start(), [(1.0,)] * 31 + [(None,)] * 500)
 
 
 def test_rate_a_share_is_of_the_whole_window(read):

@@ -36,6 +36,7 @@ FALLING = ((0.0, 2.0, 0.1), (0.5, 1.2, 0.1), (1.0, 1.0, 0.1))
 ALL = {
     "nonfinite": Nonfinite(("a", "b")),
     "nonfinite_few": Nonfinite(("a",), m_of_n=(2, 4), startup=3, without=("b",)),
+    "nonfinite_gap": Nonfinite(("a",), gap=8),
     "threshold": Threshold("a", gt=2.0, clear=1.0, m_of_n=(2, 4)),
     "robust_z": RobustZ("a", m_of_n=(2, 3), **Z),
     "robust_z_log": RobustZ("a", side="both", transform="log", **Z),
@@ -61,6 +62,7 @@ ALL = {
     "equal_first": Equal("a", to="first", abs_tolerance=0.1, for_=2),
     "equal_previous": Equal("a", to="previous", law="nondecreasing"),
     "equal_changing": Equal("a", to="previous", law="changing", for_=2),
+    "equal_unlike_past": Equal("a", to="previous", law="changing", unlike_past=True, for_=2),
     "band": Band("a", FLAT, width=2.0, clear=1.0, m_of_n=(2, 3)),
     "band_smooth": Band("a", FLAT, width=2.0, side="high", transform="log", smooth=10),
     "paired": Paired("a", gt=0.15, rel_gt=0.1, lt=-0.5, settle=1, stands=3, for_=2),

@@ -357,7 +357,7 @@ def equal(spec, events):
             "constant": abs(away) <= room,
             "nondecreasing": away >= -room,
             "increasing": away > -room,
-            "changing": abs(away) > room or spec.exact,  # all values here are rounded
+            "changing": abs(away) > room,
         }[spec.law]
         judged.append((not fine, False))
     return debounced(judged, spec.m_of_n)

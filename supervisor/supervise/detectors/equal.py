@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
@@ -17,6 +18,9 @@ from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that `rewind` can drop
 FLOAT32 = 2.0**-23  # the distance of 1 to the next float32
+# Of `unlike_past`, project defaults. A value that repeats itself by chance twice in three samples
+# does so for 32 once in 400 000, and had 4 repetitions in a row long before.
+CHANGES, NEWEST, LONGER, LARGER = 32, 8, 8, 4
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,12 @@ class Equal(Detector):
 
     `law` is about `first` and `previous`: `constant`, `nondecreasing` (no less than it), or
     `increasing` (above it); the tolerances soften each. `changing` turns `constant` around: with
-    `for: 20` a metric that died and repeats its last value is a BREACH. With `exact` only a value
-    that nobody rounded counts: it has more than 6 decimal digits and more than 12 binary ones, and
-    is no constant of 4 decimal digits in float32. After `previous` the next sample is compared with
-    this one, whatever it was: a counter that fell back is a BREACH for one sample.
+    `for: 20` a metric that died and repeats its last value is a BREACH. With `unlike_past` it must
+    also have moved before: 32 changes, no repetition in them longer than an eighth of this one in
+    steps, so that neither rounding nor rare samples explain it; the newest 8 changes mostly at
+    least 4 times the smallest, so that it did not converge; and a value of more than two digits,
+    so that it is no limit. After `previous` the next sample is compared with this one, whatever it
+    was: a counter that fell back is a BREACH for one sample.
 
     UNKNOWN for absent and NaN samples of either metric, and for the first sample where it is the
     reference. `rewind` gives the reference of then back, over 256 changes of the value.
@@ -53,7 +59,7 @@ class Equal(Detector):
     law: Literal["constant", "nondecreasing", "increasing", "changing"] = "constant"
     tolerance: float = 0.0  # share of what is referred to
     abs_tolerance: float = 0.0  # units of the metric
-    exact: bool = False  # with `changing`: no rounded value repeats itself
+    unlike_past: bool = False  # with `changing`: never did it repeat itself for nearly so long
     for_: int = 1  # samples in a row
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
     unit: Unit = "rows"  # of `for` and `m_of_n`; steps: of the job, for a sampled metric
@@ -77,8 +83,8 @@ class Equal(Detector):
             wrong.append(("law", f"{self.law} needs `to: first` or `to: previous`"))
         elif self.law == "changing" and self.to == "first":
             wrong.append(("law", "changing needs `to: previous`"))
-        if self.exact and self.law != "changing":
-            wrong.append(("exact", "needs `law: changing`"))
+        if self.unlike_past and self.law != "changing":
+            wrong.append(("unlike_past", "needs `law: changing`"))
         for name, share in (("tolerance", self.tolerance), ("abs_tolerance", self.abs_tolerance)):
             if not 0.0 <= share < math.inf:
                 wrong.append((name, f"must be zero or a positive number, not {share}"))
@@ -121,11 +127,23 @@ class EqualWatch(Debounced):
         above = value - reference
         if self.law in (0, 3):
             breach = (abs(above) > slack) == (self.law == 0)
-            breach = breach and not (spec.exact and _is_rounded(value))
         else:
             breach = above < -slack or (self.law == 2 and above == -slack)
         self.raw = BREACH if breach else OK
-        return self.debounce(breach, False) if breach or self.bits or self.firing else OK
+        code = self.debounce(breach, False) if breach or self.bits or self.firing else OK
+        return OK if code == BREACH and spec.unlike_past and not self._is_unlike_past() else code
+
+    def _is_unlike_past(self) -> bool:
+        """Whether neither rounding, rare samples, convergence nor a limit explains a repetition."""
+        steps, values, last = self.steps, self.values, self.last
+        if len(steps) <= CHANGES or abs(float(f"{values[-1]:.1e}") - values[-1]) <= FLOAT32 * abs(
+            values[-1]
+        ):
+            return False
+        longest = max(after - before for before, after in pairwise(steps))
+        moves = [abs(after - before) for before, after in pairwise(values)]
+        moved = sorted(moves[-NEWEST:])[NEWEST // 2]
+        return last - steps[-1] >= LONGER * longest and moved >= LARGER * min(moves)
 
     def _reference(self, sample: Any, value: float, step: int) -> float | None:
         """Return what `value` must equal; keep the value if it is a later reference."""
@@ -169,10 +187,3 @@ class EqualWatch(Debounced):
     @property
     def _fixed(self) -> bool:
         return self.spec.to not in ("first", "previous", None)
-
-
-def _is_rounded(value: float) -> bool:
-    """Whether a log may have rounded it, or float16 or bfloat16; 12 binary digits: one more."""
-    if float(f"{value:.5e}") == value or (math.frexp(value)[0] * 4096.0).is_integer():
-        return True
-    return abs(float(f"{value:.3e}") - value) <= FLOAT32 * abs(value)

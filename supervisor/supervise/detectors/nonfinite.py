@@ -1,4 +1,4 @@
-"""Nonfinite: NaN or infinity in a metric.
+"""Nonfinite: NaN or infinity in a metric, or nothing at all where there was a number.
 
 The only detector for which NaN is data; for all others it is UNKNOWN. Without `m_of_n` it has no
 memory, so a repeated step id cannot hide a NaN.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Steps
-from ._watch import NEVER, Debounced, check_quota
+from ._curve import cut, trim
+from ._watch import NEVER, Debounced, Memory, check_quota
+
+# Of `gap`, project defaults: samples that show a spacing, and how much longer than usual it may be.
+FEWEST, NEWEST, LONGEST_SHARE = 32, 64, 8
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,9 @@ class Nonfinite(Detector):
     judged: a grad scaler overflows while it looks for its scale. Where any metric of `without` is
     present, nothing is judged either: that one tells more.
 
-    Absent metrics are left out; UNKNOWN when all of them are absent.
+    Absent metrics are left out; UNKNOWN when all of them are absent. With `gap` absence is what is
+    judged, of one metric: a BREACH when it is absent for `gap` times its own usual spacing in
+    steps, and an eighth of `gap` times the longest of the newest 64, after 32 samples.
 
     Example:
         {kind: nonfinite, metrics: [train_loss_raw, grad_global_norm]}
@@ -41,6 +48,7 @@ class Nonfinite(Detector):
     m_of_n: tuple[int, int] | None = None  # samples that are not finite among the newest n
     startup: Steps = 0  # of the job, on from its first
     without: tuple[str, ...] = ()  # other metrics
+    gap: int | None = None  # times the usual spacing of a metric
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -50,13 +58,17 @@ class Nonfinite(Detector):
     def needs_all(self) -> bool:
         return False
 
-    def start(self) -> NonfiniteWatch:
-        return NonfiniteWatch(self)
+    def start(self) -> NonfiniteWatch | GapWatch:
+        return NonfiniteWatch(self) if self.gap is None else GapWatch(self, self.gap)
 
     def check(self) -> list[tuple[str, str]]:
         wrong = check_quota(1, self.m_of_n)
         if not self.metrics_:
             wrong.append(("metrics", "names no metric"))
+        if self.gap is not None and self.gap < LONGEST_SHARE:
+            wrong.append(("gap", f"must be at least {LONGEST_SHARE}, not {self.gap}"))
+        elif self.gap is not None and (len(self.metrics) != 1 or self.m_of_n or self.startup):
+            wrong.append(("gap", "is about one metric, without other keys"))
         if self.startup < 0:
             wrong.append(("startup", f"must be zero or more steps, not {self.startup}"))
         return wrong
@@ -118,3 +130,52 @@ class NonfiniteWatch(Debounced):
         bad = [name for name, value in values.items() if value is not None and value - value != 0.0]
         counts = self.counts() if self.counted else {}
         return {"step": self.last, "values": values, "nonfinite": bad, **counts}
+
+
+class GapWatch(Memory):
+    """The steps of the samples that were there, oldest first; `limit` is in steps."""
+
+    def __init__(self, spec: Nonfinite, gap: int) -> None:
+        self.spec, self.gap = spec, gap
+        super().__init__()
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps: list[int] = []
+
+    def drop_after(self, step: int) -> None:
+        cut(step, self.steps)
+
+    def forget_last(self) -> None:
+        super().forget_last()
+        self.missing = self.limit = 0
+
+    def feed(self, sample: Any, step: int) -> int:
+        self.raw = UNKNOWN
+        if step <= self.last:
+            return UNKNOWN
+        self.last, self.missing = step, 0
+        if sample[0] is not None:
+            self.steps.append(step)
+            trim(NEWEST, self.steps)
+            self.raw = OK
+            return OK
+        if len(self.steps) < FEWEST:
+            return UNKNOWN
+        self.missing = step - self.steps[-1]
+        if self.missing >= self.gap:
+            spaces = sorted(after - before for before, after in pairwise(self.steps[-NEWEST:]))
+            longest = self.gap * spaces[-1] // LONGEST_SHARE
+            self.limit = max(self.gap * spaces[len(spaces) // 2], longest)
+            if self.missing >= self.limit:
+                self.raw = BREACH
+        return self.raw
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "step": self.last,
+            "signal": self.spec.metrics_[0],
+            "unit": "steps",
+            "value": float(self.missing),
+            "threshold": self.limit,
+        }

@@ -148,7 +148,7 @@ def _sentence(
     if found["measure"] == "value":
         text = named
     if "signal" in numbers:
-        text = f"no {numbers['signal']} for {format_readings.number(numbers['value'])} s,"
+        text = f"{format_readings.silence(numbers, limited=False)},"
     text += f" {'is' if found['raw'] == 'BREACH' else 'needs'} {found['needs']}"
     if found["short_by"] is not None:
         text += f", short by {format_readings.number(found['short_by'])}"

@@ -140,8 +140,7 @@ def _condition(condition: Condition) -> str:
         return ", ".join(f"{metric_name(name)} is NaN or Inf" for name in condition.nonfinite)
     limit = number(condition.limit)
     if condition.signal:
-        silent = f"no {condition.signal} for {number(condition.value)} s"
-        return f"{silent} (limit {limit} s), newest step {condition.step}"
+        return f"{condition.text}, newest step {condition.step}"
     if condition.metric is None:
         return ""
     text = f"{metric_name(condition.metric)} = {number(condition.value)}"

@@ -84,6 +84,7 @@ DATA: dict[str, dict[str, Any]] = {
     "continuity": _TOLD,
     "resume-refused": _TOLD,
     "measurement-changed": {"metrics": list},
+    "collector-off": {"metrics": list},
     "weights-restored": {"attempt": int, "to": int},
     "training-ended": {"done": int, "total": int, "stopped": bool},
     "checkpoint-saved": {

@@ -192,7 +192,7 @@ def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
     if event.kind == "suspended":  # silence meanwhile means nothing
         monitor.reset_deadlines(event.at_ns)
-    elif event.kind == "measurement-changed" and of_rank:
+    elif event.kind in ("measurement-changed", "collector-off") and of_rank:
         monitor.forget(event.data.get("metrics", ()))
     elif event.kind == "weights-restored" and of_rank:
         monitor.weights_of = event.data.get("attempt", 0), event.data.get("to", -1)

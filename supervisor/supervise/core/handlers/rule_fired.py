@@ -5,7 +5,8 @@ All rules of an event are enlisted before anything is answered; the most severe 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
@@ -50,6 +51,7 @@ def on_rules_changed(
     make_way(
         ctx, [rule for rule, _ in fired if not _muted(policy, state, monitor, rule, firing, was_in)]
     )
+    grown: set[str] = set()
     for r, began in changes:
         rule = policy.rules[r]
         numbers = monitor.numbers(rule)
@@ -80,9 +82,13 @@ def on_rules_changed(
         flapping.on_rule_changed(ctx, rule, rank, numbers)
         if began:
             flapping.extend_firing(policy, state, rule, monitor.rules[r])
+            if flapping.has_grown(policy, state, rule, rank, numbers):
+                grown.add(rule.id)
     state.rules.unmute_cleared(firing)
     if fired:
-        _answer(ctx, monitor, fired, firing, was_in)
+        worse = [(replace(rule, severity="SEV1"), n) for rule, n in fired if rule.id in grown]
+        fired = [pair for pair in fired if pair[0].id not in grown] + worse
+        _answer(ctx, monitor, fired, firing, was_in, grown)
 
 
 def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
@@ -139,6 +145,7 @@ def _answer(
     fired: list[tuple[Rule, dict[str, Any]]],
     firing: set[str],
     was_in: str,
+    grown: Collection[str] = (),
 ) -> None:
     """Enlist what fired, most severe first, then let the first rule that acts speak."""
     state = ctx.state
@@ -170,7 +177,9 @@ def _answer(
                 told |= opening.notify_alone(ctx, rule, numbers, told=told)
             continue
         text = headline(numbers, rule.text)
-        told |= opening.group(ctx, monitor, rule, numbers, text, told=told)
+        if rule.id in grown:
+            text += f"; {flapping.GROWN}"
+        told |= opening.group(ctx, monitor, rule, numbers, text, told=told, grown=rule.id in grown)
         if rule.runbook is None:
             continue
         mode = ctx.policy.mode_of(rule)

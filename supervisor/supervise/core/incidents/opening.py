@@ -33,11 +33,12 @@ def group(
     text: str,
     *,
     told: bool = False,
+    grown: bool = False,
 ) -> bool:
     """Open an incident for a rule, or let the rule join the open one.
 
     Args:
-        told: people hear of a worse rule in the same event.
+        told: people hear of a worse rule in the same event. grown: they hear of it though it flaps.
 
     Returns:
         Whether people are told of this one.
@@ -54,7 +55,7 @@ def group(
     else:
         explains = rule_scope.explains(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
-    if rule.id in state.rules.flapping or not (news or told):
+    if (rule.id in state.rules.flapping and not grown) or not (news or told):
         reporting.track_growth(state, rule, numbers)
         return False
     reporting.remember(state, rule, numbers)

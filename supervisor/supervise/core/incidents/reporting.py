@@ -154,7 +154,9 @@ def peaks(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             bases = (reading.get(key) for key in ("median", "reference", "level"))
             base = next((float(b) for b in bases if isinstance(b, int | float)), None)
             below = 0.0 < value < (limit if base is None else base)
-            if base is None:
+            if isinstance(reading.get("rise"), float):
+                height = reading["rise"]
+            elif base is None:
                 height = 1.0 / value if below else abs(value)
             else:
                 height = base * (base / value - 1.0) if below else abs(value - base)

@@ -25,7 +25,18 @@ TOLD = frozenset(
     (
         *("code", "metric", "step", "steps", "value", "threshold", "clear", "samples", "median"),
         *("scale", "reference", "transform", "breaching", "needed", "of", "raw", "values", "fast"),
-        *("nonfinite", "match", "last_breach", "signal", "within", "gt", "gte", "lt", "lte"),
+        *(
+            "nonfinite",
+            "match",
+            "last_breach",
+            "signal",
+            "unit",
+            "within",
+            "gt",
+            "gte",
+            "lt",
+            "lte",
+        ),
         *("rel_gt", "last_block", "where"),
         *MEASURES,
     )
@@ -131,8 +142,7 @@ def reading(numbers: Mapping[str, Any]) -> str:
         parts = [f"{name} {number(value)}" for name, value in values.items()]
         return ", ".join(parts + _votes(numbers))
     if "signal" in numbers:
-        text = f"no {numbers['signal']} for {number(numbers.get('value'))} s"
-        return f"{text} (limit {number(numbers.get('threshold'))} s)"
+        return silence(numbers)
     if "last_breach" in numbers:
         return _coupled(numbers)
     key, found = measured(numbers)
@@ -147,6 +157,17 @@ def reading(numbers: Mapping[str, Any]) -> str:
     parts += _votes(numbers)
     rest = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _plain(v)]
     return "; ".join([", ".join([*parts, *rest[:4]]), *filter(None, [baseline(numbers)])])
+
+
+def silence(numbers: Mapping[str, Any], *, limited: bool = True) -> str:
+    """Return "no step for 120 s (limit 100 s)", or without the limit."""
+    unit, value, most = numbers.get("unit", "s"), numbers.get("value"), numbers.get("threshold")
+    text = f"no {metric(numbers['signal'])} for {_whole(value)} {unit}"
+    return f"{text} (limit {_whole(most)} {unit})" if limited else text
+
+
+def _whole(value: Any) -> str:
+    return f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else number(value)
 
 
 def _votes(numbers: Mapping[str, Any]) -> list[str]:

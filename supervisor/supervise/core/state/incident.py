@@ -328,8 +328,7 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
     for reading in numbers.values():
         metric, limit = reading.get("metric"), reading.get("threshold")
         if reading.get("code") == "BREACH" and "signal" in reading:
-            silent = f"no {reading['signal']} for {reading['value']:.0f} s"
-            parts.append(f"{silent} (limit {limit:.0f} s)")
+            parts.append(format_readings.silence(reading))
         if reading.get("code") != "BREACH" or metric is None:
             continue
         for key, form in HEADLINES.items():
@@ -360,7 +359,7 @@ def symptom(numbers: Mapping[str, Mapping[str, Any]]) -> str:
         if reading.get("code") != "BREACH":
             continue
         if "signal" in reading:
-            return f"no {reading['signal']} for {reading['value']:.0f} s"
+            return format_readings.silence(reading, limited=False)
         value = reading.get("last_block", reading.get("value"))
         if reading.get("metric") is not None and isinstance(value, (int, float)):
             return f"{format_readings.metric(reading['metric'])} {value:.4g}"

@@ -60,6 +60,8 @@ class RuleMemory:
     Attributes:
         flips: (rule id, rank) -> frame counts of its last changes, to tell flapping.
         flapping: ids of the rules that flap.
+        heights: (rule id, rank, metric) -> (frame count, how far off it was) of its last firings,
+            each higher than the one before.
         noted: (detector, kind) -> frame_count from which on a note of it is written again.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
@@ -68,6 +70,7 @@ class RuleMemory:
 
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     flapping: set[str] = field(default_factory=set)
+    heights: dict[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
     noted: dict[tuple[str, str], int] = field(default_factory=dict)
     muted: dict[str, str] = field(default_factory=dict)
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class RuleMemory:
         """Forget the rules that the policy does not have any more."""
         self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
         self.flapping.intersection_update(known)
+        self.heights = {key: rise for key, rise in self.heights.items() if key[0] in known}
         self.reported = {rule: at for rule, at in self.reported.items() if rule in known}
         self.growing = {rule: text for rule, text in self.growing.items() if rule in known}
 
