@@ -309,7 +309,8 @@ def test_a_notice_that_is_worse_each_time_is_one_sev1(tell, losses, told):
     for loss in losses:
         story.rows(*[row(loss)] * 2, *[row()] * 180)
 
-    assert [m["severity"] for m in messages(story) if m["severity"] == "SEV1"] == told
+    opened = [d.severity for d in story.kinds("incident", "opened")]
+    assert [severity for severity in opened if severity == "SEV1"] == told
     assert any("each time further off" in m["verdict"] for m in messages(story)) == bool(told)
     assert replays(story)
 

@@ -184,6 +184,7 @@ def test_every_kind_that_the_supervisor_reads_passes_as_the_probe_writes_it(writ
             "probe_batch": {"verdict": "equal"},
         },
         "measurement-changed": {"metrics": ["update_norm"]},
+        "collector-off": {"metrics": ["grad_global_norm"]},
         "training-ended": {"done": 20, "total": 160, "stopped": False},
         "weights-restored": {"attempt": 1, "to": 7},
         "resume-refused": {"how": "library", "path": "/c"},
