@@ -530,7 +530,6 @@ LAWS += [
     for to, law in product(("first", "previous"), ("nondecreasing", "increasing", "changing"))
     if (to, law) != ("first", "changing")
 ]
-LAWS += [{"to": "previous", "law": "changing", "exact": True}]
 SLACK = one_of([0.0, 0.25])
 RISES = [{"gt": 0.2}, {"gt": 0.2, "rel_gt": 0.3}, {"rel_gt": 0.15}, {"lt": -0.6, "gt": 0.7}]
 knots = st.tuples(
