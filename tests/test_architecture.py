@@ -29,7 +29,7 @@ LAYERS = {
     "core": (),
     "detectors": ("supervise.core",),
     "actions": ("supervise.core.model",),
-    "notifiers": ("supervise.core.model",),
+    "notifiers": ("supervise.core.model", "supervise.json_schemas", "supervise.system"),
     "catalog": (
         "supervise.core",
         "supervise.detectors",
@@ -39,8 +39,7 @@ LAYERS = {
     ),
     "checkpoints": ("supervise.core", "supervise.system", "supervise.store.files"),
     "store": ("supervise.core", "supervise.system"),
-    "outputs": ("supervise.core", "supervise.system", "supervise.store.files"),
-    "report": ("supervise.core", "supervise.json_schemas", "supervise.store"),
+    "report": (*(f"supervise.{name}" for name in ("core", "json_schemas", "store", "system")),),
     "trials": (*(f"supervise.{name}" for name in ("core", "report", "store", "system")),),
     "recordings": ("supervise.core",),
     "policytest": ("supervise.core", "supervise.catalog"),
@@ -48,7 +47,7 @@ LAYERS = {
     "explain": ("supervise.core", "supervise.catalog"),
     "runtime": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
-        *(f"supervise.{name}" for name in ("checkpoints", "store", "outputs", "report", "system")),
+        *(f"supervise.{name}" for name in ("checkpoints", "store", "report", "system")),
         "supervise_probe.ipc.fences",
         "supervise_probe.wire",
     ),
@@ -66,6 +65,8 @@ ALSO = {
     "supervise.catalog.metrics": ("supervise.recordings.aliases",),  # for its hints
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
+    "supervise.notifiers": ("supervise.notifiers.heartbeat",),
+    "supervise.notifiers.outbox": ("supervise.notifiers.channel_queue",),
 }
 # In these packages, files are parts of a catalog: they may share helpers, never import each other.
 CATALOGS = ("detectors", "actions", "notifiers")

@@ -13,7 +13,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import replay
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Notice
-from supervise.outputs.outbox import Outbox
+from supervise.notifiers.outbox import Outbox
 from supervise.runtime.adoption import Adoption
 from supervise.runtime.frame_enrichment import FrameEnricher
 from supervise.runtime.processor import EventProcessor, Performer

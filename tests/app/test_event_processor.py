@@ -14,7 +14,7 @@ from supervise.core.state.incident import Incident
 from supervise.core.state.run_state import ApprovalRequest
 from supervise.core.state.runbook_execution import Intent, RunbookExecution
 from supervise.errors import ActionError
-from supervise.outputs.outbox import Outbox, Result
+from supervise.notifiers.outbox import Outbox, Result
 from supervise.runtime.processor import EventProcessor
 
 BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from supervise.core.model.decisions import decision_from_record
 from supervise.core.model.interfaces import Message
 from supervise.notifiers import console, email, pagerduty, slack, webhook
-from supervise.outputs.outbox import message_of
+from supervise.notifiers.outbox import message_of
 from supervise.report.incident_views import with_report
 from tests.golden.messages import HEAD, RUN
 from tests.report import stories

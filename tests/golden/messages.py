@@ -19,9 +19,8 @@ from supervise.catalog.forms.scenario_form import InjectForm, ScenarioForm
 from supervise.core.model.decisions import Decision
 from supervise.core.model.interfaces import Message
 from supervise.core.model.policy import Policy
-from supervise.notifiers import console, slack
-from supervise.outputs import channel_health
-from supervise.outputs.outbox import message_of
+from supervise.notifiers import channel_queue, console, slack
+from supervise.notifiers.outbox import message_of
 from supervise.policytest import scenario_runner
 
 RUN, HEAD = "20260105-101112-7f3a9c", "42 9c1b"
@@ -256,12 +255,12 @@ def played(story: Story) -> list[tuple[int, Decision]]:
 def channels() -> Iterator[str]:
     """Yield what the other channels receive when one fails and when it recovers."""
     last = Message(RUN, None, "INFO", "", "", "", "", 120, HEAD)
-    failing = channel_health.Trouble("slack", 100.0, 3, 2, "HTTP 503")
+    failing = channel_queue.Trouble("slack", 100.0, 3, 2, "HTTP 503")
     for message in (
-        channel_health.failed(failing, last, 130.0),
-        channel_health.failed(replace(failing, undelivered=1, lost=1), last, 101.0),
-        channel_health.recovered(failing, last),
-        channel_health.recovered(replace(failing, lost=0), last),
+        channel_queue.failed(failing, last, 130.0),
+        channel_queue.failed(replace(failing, undelivered=1, lost=1), last, 101.0),
+        channel_queue.recovered(failing, last),
+        channel_queue.recovered(replace(failing, lost=0), last),
     ):
         yield console.render(message, colour=False).rstrip("\n")
 

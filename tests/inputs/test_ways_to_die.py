@@ -15,8 +15,8 @@ from supervise.core.model.events import Exited, Launched
 from supervise.core.model.failure import Failure
 from supervise.core.model.policy import Policy
 from supervise.notifiers.console import render
+from supervise.notifiers.outbox import message_of
 from supervise.notifiers.webhook import body
-from supervise.outputs.outbox import message_of
 from supervise.report.records import failure_lines, failures
 from supervise.runtime.evidence import Evidence
 from supervise.runtime.failures import FailureRecords

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from supervise.core.model.interfaces import Message
+from supervise.notifiers.outbox import Outbox, Result
 
 
 @dataclass
@@ -96,3 +97,20 @@ def message():
         )
 
     return make
+
+
+@pytest.fixture
+def outbox():
+    """A function that opens an outbox; `results` are its results."""
+    opened = []
+
+    def open_(*senders, **more):
+        results: list[Result] = []
+        box = Outbox(senders, results.append, **more)
+        box.results = results
+        opened.append(box)
+        return box
+
+    yield open_
+    for box in opened:
+        box.close(0.0)

@@ -1,8 +1,8 @@
 import pytest
 
 from supervise import notifiers
-from supervise.core.model.interfaces import FAIL, PING, START
 from supervise.errors import InputError, UsageError
+from supervise.notifiers.heartbeat import FAIL, PING, START
 
 HOOK = {"webhook": {"url_env": "HOOK_URL", "secret_env": "HOOK_SECRET"}}
 

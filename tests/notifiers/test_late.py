@@ -15,7 +15,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.cli import invoke
 from supervise.notifiers import build
-from supervise.outputs.outbox import Undelivered
+from supervise.notifiers.outbox import Undelivered
 from supervise.runtime import late_messages
 from supervise.runtime.late_messages import Courier
 from supervise.store import run_directory

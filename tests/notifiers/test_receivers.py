@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model.interfaces import NotifyError
+from supervise.notifiers import channel_queue
 from supervise.notifiers.email import Email, EmailSender
+from supervise.notifiers.outbox import Outbox
 from supervise.notifiers.pagerduty import PagerDutySender
 from supervise.notifiers.slack import SlackBotSender, SlackSender
 from supervise.notifiers.webhook import WebhookSender
-from supervise.outputs import channel_queue
-from supervise.outputs.outbox import Outbox
 
 from .mail_server import mail_server
 

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from supervise.outputs.outbox import Outbox, Result
 from tests.support.waiting import wait_until
 
 
@@ -129,20 +128,3 @@ def hung(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for popen in started:
         popen.send_signal(signal.SIGKILL)
         popen.communicate()
-
-
-@pytest.fixture
-def outbox():
-    """A function that opens an outbox; `results` are its results."""
-    opened = []
-
-    def open_(*senders, **more):
-        results: list[Result] = []
-        box = Outbox(senders, results.append, **more)
-        box.results = results
-        opened.append(box)
-        return box
-
-    yield open_
-    for box in opened:
-        box.close(0.0)

@@ -2,7 +2,6 @@
 
 from supervise.report import receipt
 from supervise.report.records import troubles
-from supervise.store import audit
 
 from . import stories
 
@@ -12,9 +11,6 @@ def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, 
     run = keep_run(make_frames(0, *[2.0] * 5))
     assert not any("the probe took" in line for line in receipt.closing(run))
 
-    records = list(audit.read(run.audit_path))
-    end = {"kind": "run_end", "step": 4, "data": {"exit_code": 0, "probe_share": 0.31}}
-    assert receipt.outcome([*records, end])["probe_share"] == 0.31
     assert receipt.dear(0.31, "RUN") == [
         "  the probe took 31 % of a step; its parts: supervise status RUN"
     ]
@@ -28,6 +24,6 @@ def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
     joined = opened | {"rule": "spike", "data": {"what": "joined"}}
 
     assert opened["reason"] == "SEV2 lr_scale requested by operator"
-    assert troubles(records) == [] and receipt.outcome(records)["incidents"] == 0
+    assert troubles(records) == []
     assert troubles([*records, joined]) == ["inc-1"]
     assert troubles(stories.played("crash")[1]) == ["inc-1"]

@@ -33,7 +33,7 @@ def arm(seed, change=None, *, alarms=(), acts=(), made=STEPS, tokens=64.0, refus
         injected=ONSET if change and not refused and made > ONSET else None,
         refused=refused,
         alarms=tuple(Alarm(*one) for one in alarms),
-        acts=tuple(Act(verb, step, done=True) for verb, step in acts),
+        acts=tuple(Act(verb, step, is_done=True) for verb, step in acts),
     )
 
 

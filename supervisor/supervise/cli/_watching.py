@@ -20,10 +20,10 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import StoreError, SuperviseError
 from ..notifiers import build, heartbeat_sender, routes
-from ..outputs.dead_man_ping import DeadManPing
-from ..outputs.outbox import Outbox
-from ..outputs.prometheus.openmetrics import RunMetrics
+from ..notifiers.heartbeat import DeadManPing
+from ..notifiers.outbox import Outbox
 from ..report import receipt
+from ..report.openmetrics import RunMetrics
 from ..runtime import environment
 from ..runtime.foreground import Foreground
 from ..runtime.launcher import Launcher
@@ -161,7 +161,7 @@ def watch(
         lines[:] = [
             *receipt.closing(run),
             *_unverified(run, newest),
-            *receipt.next_command(run, saved=newest is not None, resumes=resumes),
+            *receipt.next_command(run, has_checkpoint=newest is not None, resumes=resumes),
         ]
 
     def run_and_close() -> int:
@@ -212,7 +212,7 @@ def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
         return []
     return [
         f"  newest checkpoint not verified: {newest.label} in {newest.path}; "
-        f"supervise checkpoints --verify {receipt.shown(run)}"
+        f"supervise checkpoints --verify {receipt.run_path(run)}"
     ]
 
 

@@ -25,7 +25,7 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..errors import LaunchError, StoreError, UsageError
 from ..notifiers import build, routes
-from ..outputs.outbox import Outbox
+from ..notifiers.outbox import Outbox
 from ..report import receipt
 from ..runtime import environment
 from ..runtime.launcher import UNFIT, Launch, Launcher, first_environment, last_launch, redactor

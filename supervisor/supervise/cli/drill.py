@@ -183,7 +183,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         argv=argv,
         cwd=Path.cwd(),
         policy=write_policy(directory, policy),
-        at=at,
+        fault_step=at,
         steps=steps,
         jobs=options["jobs"],
         keep=options["keep"],
@@ -257,7 +257,7 @@ def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
 
     settings = suite.settings
     for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
-        if why := unhealthy(arm, suite.metric, settings.steps, settings.at):
+        if why := unhealthy(arm, suite.metric, settings.steps, settings.fault_step):
             output = settings.directory / f"{one.name}.log"
             shown = last_lines(output, 3)
             text = f"the healthy run of seed {one.seed} {why}" + (f"; {shown}" if shown else "")
@@ -315,7 +315,7 @@ def _report(
         means=_meanings(suite.drills),
         metric=metric,
         steps=settings.steps,
-        fault_step=settings.at,
+        fault_step=settings.fault_step,
         seeds=list(range(1, suite.seeds + 1)),
         acts=suite.acts,
         notes=[*left, *outside_notes(outside)],

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import StoreError, understood
-from ..report.receipt import shown
+from ..report.receipt import run_path
 from ..runtime import late_messages
 from ..runtime.status import line, read_curve, verdict
 from ..store import audit
@@ -44,7 +44,7 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
     with understood(what, DERIVED):
         live = state["supervisor"] == "running"
         old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
-        state["verdict"] = verdict(state, old_s).replace(" RUN", f" {shown(run)}")
+        state["verdict"] = verdict(state, old_s).replace(" RUN", f" {run_path(run)}")
         state["gravest"] = found.gravest[:3]
         if undelivered := late_messages.waiting(run.path):
             state["undelivered"] = len(undelivered)

@@ -16,7 +16,7 @@ from ..report import incident_views
 from ..report.incident_builder import RunFacts, build, summarize
 from ..report.incident_files import describe, read_tapes
 from ..report.incident_report import IncidentReport
-from ..report.receipt import shown
+from ..report.receipt import run_path
 from ..report.records import failure_lines, failures, ids
 from ..store import audit, files, journal, policies
 from ..store.files import locked
@@ -77,7 +77,7 @@ def why_command(
             _print_none(found, records, ending, as_json=as_json)
             return
         chosen, policies = incident or known[-1], readable(found)
-        origin = RunFacts.of(describe(found), shown(found), ending, policies)
+        origin = RunFacts.of(describe(found), run_path(found), ending, policies)
         report = build(records, chosen, origin, read_tapes(found, records, chosen))
     if write is not None:
         _write(write, report)

@@ -1,7 +1,8 @@
 """Notification channels, one per file: the file name is the key under `notify` in a policy.
 
-Each file has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
-environment variables, which the fields ending in `_env` name; no file of a run contains them.
+Each has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
+environment variables, which the fields ending in `_env` name; no file of a run contains them. The
+`outbox` sends messages to all channels, with a `channel_queue` for each.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from ..core.model.interfaces import PingSender
 from ..errors import InputError, UsageError
-from ._route import Route
-from ._settings import ChannelSettings, Sender, Settings, UnsetError
+from ._settings import ChannelSettings, Route, Sender, Settings, UnsetError
+from .heartbeat import HeartbeatSender
 
 __all__ = [
     "Route",
@@ -36,18 +36,14 @@ HEARTBEAT = "heartbeat"
 
 def kinds() -> dict[str, type[Settings]]:
     """Return the settings class of every notifier, by its name in YAML."""
-    found = {}
+    classes: dict[str, type[Settings]] = {}
     for name in sorted(info.name for info in iter_modules(__path__)):
-        if not name.startswith("_"):
-            module = import_module(f"{__name__}.{name}")
-            found[name] = next(
-                value
-                for value in vars(module).values()
-                if isinstance(value, type)
-                and issubclass(value, Settings)
-                and value.__module__ == module.__name__
-            )
-    return found
+        module = import_module(f"{__name__}.{name}")
+        for value in vars(module).values():
+            is_own = isinstance(value, type) and value.__module__ == module.__name__
+            if is_own and issubclass(value, Settings) and not name.startswith("_"):
+                classes[name] = value
+    return classes
 
 
 def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -56,12 +52,16 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
     Raises:
         UsageError: there is no such channel, or the variable does not hold its URL.
     """
-    found: dict[str, dict[str, str]] = {}
-    known = {k: of for k, of in kinds().items() if "url_env" in (f.name for f in fields(of))}
+    notify: dict[str, dict[str, str]] = {}
+    channels = {
+        k: settings_class
+        for k, settings_class in kinds().items()
+        if "url_env" in (f.name for f in fields(settings_class))
+    }
     for option in options:
         kind, _, name = option.partition(":")
-        if kind not in known:
-            hint = f"channels by --notify: {', '.join(known)}"
+        if kind not in channels:
+            hint = f"channels by --notify: {', '.join(channels)}"
             raise UsageError(f"--notify: no channel {kind!r}", hint=hint)
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):  # a URL is a secret: it is not shown
             example = f"{kind.upper()}_URL"
@@ -69,16 +69,16 @@ def of_options(options: Sequence[str], env: Mapping[str, str]) -> dict[str, dict
             raise UsageError(
                 f"--notify {kind}:... needs the name of an environment variable", hint=hint
             )
-        if kind in found:
+        if kind in notify:
             raise UsageError(f"--notify: {kind} is given twice", hint="one channel of a kind")
         keys: dict[str, Any] = {"url_env": name}
         try:
-            known[kind](**keys).open(env)
+            channels[kind](**keys).open(env)
         except UnsetError as error:
             hint = f"export {name}=https://... and start again"
             raise UsageError(f"--notify {option}: {error}", hint=hint) from None
-        found[kind] = keys
-    return found
+        notify[kind] = keys
+    return notify
 
 
 def build(
@@ -103,13 +103,17 @@ def build(
 
 def routes(notify: Mapping[str, Mapping[str, Any]]) -> dict[str, Route]:
     """Return channel -> which messages it takes. Raises InputError: unknown notifier or key."""
-    found = {name: _settings_of(name, keys) for name, keys in notify.items()}
-    return {name: of.route() for name, of in found.items() if isinstance(of, ChannelSettings)}
+    settings = {name: _settings_of(name, keys) for name, keys in notify.items()}
+    return {
+        name: channel.route()
+        for name, channel in settings.items()
+        if isinstance(channel, ChannelSettings)
+    }
 
 
 def heartbeat_sender(
     notify: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]
-) -> tuple[PingSender | None, list[str]]:
+) -> tuple[HeartbeatSender | None, list[str]]:
     """Return the sender of `notify.heartbeat`, None without one, and why it is unusable."""
     if HEARTBEAT not in notify:
         return None, []
@@ -120,12 +124,12 @@ def heartbeat_sender(
 
 
 def _settings_of(name: str, keys: Mapping[str, Any]) -> Settings:
-    known = kinds()
-    if name not in known:
-        raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(known)}")
-    allowed = [field.name for field in fields(known[name])]
+    classes = kinds()
+    if name not in classes:
+        raise InputError(f"unknown notifier {name!r}", hint=f"known: {', '.join(classes)}")
+    allowed = [field.name for field in fields(classes[name])]
     if unknown := [key for key in keys if key not in allowed]:
         raise InputError(
             f"notify.{name} has no key {unknown[0]!r}", hint=f"it has: {', '.join(allowed)}"
         )
-    return known[name](**keys)
+    return classes[name](**keys)

@@ -47,18 +47,18 @@ class Poster:
         self.exchange(content, headers, 0)
         return f"delivered, {len(content)} bytes"
 
-    def exchange(self, content: bytes, headers: Mapping[str, str], most: int) -> bytes:
+    def exchange(self, content: bytes, headers: Mapping[str, str], limit: int) -> bytes:
         """Post these bytes as JSON and return the first `most` bytes of the answer.
 
         Raises:
             NotifyError: no answer, or one other than 2xx.
         """
-        given = self._send(content, {"content-type": "application/json", **headers}, most)
-        if isinstance(given, NotifyError):
-            raise given
-        return given
+        answer = self._send(content, {"content-type": "application/json", **headers}, limit)
+        if isinstance(answer, NotifyError):
+            raise answer
+        return answer
 
-    def _send(self, content: bytes, headers: Mapping[str, str], most: int) -> NotifyError | bytes:
+    def _send(self, content: bytes, headers: Mapping[str, str], limit: int) -> NotifyError | bytes:
         # Failures are returned, and raised outside of the `except`: an httpx error in `__context__`
         # would contain the request and so the address.
         import httpx
@@ -73,9 +73,9 @@ class Poster:
                 "POST", self._url, content=content, headers=headers
             ) as response:
                 failure = self._failure(response)
-                if failure is not None or not most:
+                if failure is not None or not limit:
                     return failure or b""
-                return _start(response, most)
+                return _start(response, limit)
         except httpx.TimeoutException:
             return NotifyError(f"no answer within {self._timeout_s:g} s", retry_after_s=0.0)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
@@ -101,14 +101,14 @@ class Poster:
         return NotifyError(text, retry_after_s=None)
 
 
-def _start(response: httpx.Response, most: int) -> bytes:
+def _start(response: httpx.Response, limit: int) -> bytes:
     """Return the first bytes of an answer."""
-    found = b""
+    content_start = b""
     for part in response.iter_bytes():
-        found += part
-        if len(found) >= most:
+        content_start += part
+        if len(content_start) >= limit:
             break
-    return found[:most]
+    return content_start[:limit]
 
 
 def _error_code(response: httpx.Response) -> str:

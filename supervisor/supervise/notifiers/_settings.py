@@ -5,16 +5,58 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from ..core.model.interfaces import Message
-from ._route import Route
+from ..core.model.interfaces import Kind, Message, Severity
 
-Severity = Literal["SEV0", "SEV1", "SEV2", "INFO"]
-Kind = Literal["opened", "updated", "action", "approval", "closed", "finished", "watcher"]
+DAY_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which messages go to a channel, beside those below its least severity.
+
+    Attributes:
+        kinds: of messages; none: all.
+        rules: patterns such as `loss_spike.*`, of which one must match a rule of the incident;
+            none: all, also messages without a rule.
+        quiet: `(first, last, zone)`: minutes of the day between which what is below SEV1 waits.
+    """
+
+    kinds: Sequence[str] = ()
+    rules: Sequence[str] = ()
+    quiet: tuple[int, int, str] | None = None
+
+    def takes(self, message: Message) -> bool:
+        """Return whether the message goes to the channel."""
+        if self.kinds and message.kind not in self.kinds:
+            return False
+        return not self.rules or any(
+            fnmatchcase(rule, pattern) for rule in message.rules for pattern in self.rules
+        )
+
+    def quiet_left_s(self, now: datetime) -> float:
+        """Return how long it stays quiet, 0 while it is not. `now`: with its zone."""
+        if self.quiet is None:
+            return 0.0
+        from zoneinfo import ZoneInfo  # as late as httpx: most runs have no quiet hours
+
+        start_minute, end_minute, zone = self.quiet
+        local = now.astimezone(ZoneInfo(zone))
+        minute = local.hour * 60 + local.minute
+        inside = (
+            start_minute <= minute < end_minute
+            if start_minute < end_minute
+            else not end_minute <= minute < start_minute
+        )
+        minutes_left = (end_minute - minute) % DAY_MINUTES
+        return max(0.0, minutes_left * 60.0 - local.second) if inside else 0.0
+
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -24,7 +66,7 @@ class UnsetError(Exception):
 
 
 class Sender(Protocol):
-    """A `core.model.interfaces.Notifier` and its limits of rate.
+    """A channel. It may be slow and may fail: it is called on a thread of its own.
 
     Attributes:
         min_sev: least severity it takes.
@@ -40,7 +82,11 @@ class Sender(Protocol):
     per_hour: int | None
 
     def send(self, message: Message, *, key: str) -> str:
-        """As `core.model.interfaces.Notifier.send`."""
+        """Deliver and return one line for the audit log. `key` is constant over retries.
+
+        Raises:
+            NotifyError: not delivered; `retry_after_s` is None when it never will be.
+        """
         ...
 
 
@@ -88,20 +134,23 @@ class ChannelSettings(Settings):
 
 
 def _quiet(text: str) -> tuple[int, int, str]:
-    found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)(?: (\S+))?", text)
-    if found is None:
+    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)(?: (\S+))?", text)
+    if match is None:
         raise ValueError(f"must be hours such as 22:00-07:00 Europe/Berlin, not {text!r}")
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-    zone = found[5] or "UTC"
+    zone = match[5] or "UTC"
     try:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"has no known time zone: {zone!r}") from None
-    first, last = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
-    if first == last:
+    start_minute, end_minute = (
+        int(match[1]) * 60 + int(match[2]),
+        int(match[3]) * 60 + int(match[4]),
+    )
+    if start_minute == end_minute:
         raise ValueError(f"must end at another time than it begins, not {text!r}")
-    return first, last, zone
+    return start_minute, end_minute, zone
 
 
 def variable(env: Mapping[str, str], name: str) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from ..core.model.interfaces import Message, NotifyError
-from ._settings import ChannelSettings, Sender, Severity, clean, clip, sentences
+from ..core.model.interfaces import Message, NotifyError, Severity
+from ._settings import ChannelSettings, Sender, clean, clip, sentences
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
@@ -76,15 +76,15 @@ def _write(stream: TextIO, text: str) -> None:
 
 def render(message: Message, *, colour: bool) -> str:
     """Return the lines of one message."""
-    severity = message.severity
+    severity: str = message.severity
     if colour and severity in _COLOURS:
         severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
     title = clip(clean(message.title), WIDTH)
-    where = f"step {message.step}" if message.step >= 0 else "before the first step"
-    lines = [f"{severity} {title}" + ("" if f"at {where}" in title else f" ({where})")]
+    position = f"step {message.step}" if message.step >= 0 else "before the first step"
+    lines = [f"{severity} {title}" + ("" if f"at {position}" in title else f" ({position})")]
     parts = ((head.lower(), text) for head, text in sentences(message))
-    rest = (*parts, *message.facts)
-    for head, text in rest:
+    lines_of_facts = (*parts, *message.facts)
+    for head, text in lines_of_facts:
         if text:
             width = LONG if head == "next" else WIDTH
             lines.append(f"  {clean(head):4}  {clip(clean(text), width)}")

@@ -15,9 +15,9 @@ from email.message import EmailMessage
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Literal
 
-from ..core.model.interfaces import OPENED, Message, NotifyError
+from ..core.model.interfaces import OPENED, Message, NotifyError, Severity
 from ._http import TIMEOUT_S
-from ._settings import ChannelSettings, Sender, Severity, clean, clip, footer, sentences, variable
+from ._settings import ChannelSettings, Sender, clean, clip, footer, sentences, variable
 
 if TYPE_CHECKING:
     import smtplib
@@ -54,18 +54,22 @@ class Email(ChannelSettings):
         return EmailSender(self, password)
 
     def check(self) -> list[tuple[str, str]]:
-        found = super().check()
+        problems = super().check()
         for key, addresses in (("sender", (self.sender,)), ("to", tuple(self.to))):
-            wrong = [one for one in addresses if "@" not in one or clean(one) != one or " " in one]
+            wrong = [
+                address
+                for address in addresses
+                if "@" not in address or clean(address) != address or " " in address
+            ]
             if wrong or not addresses:
-                found.append((key, f"must be an e-mail address, not {(wrong or [''])[0]!r}"))
+                problems.append((key, f"must be an e-mail address, not {(wrong or [''])[0]!r}"))
         if not 0 < self.port < 65536:
-            found.append(("port", f"must be between 1 and 65535, not {self.port}"))
+            problems.append(("port", f"must be between 1 and 65535, not {self.port}"))
         if (self.user is None) != (self.password_env is None):
-            found.append(("user", "belongs together with password_env"))
+            problems.append(("user", "belongs together with password_env"))
         elif self.user is not None and self.tls == "none":
-            found.append(("tls", "must not be none where a password is sent"))
-        return found
+            problems.append(("tls", "must not be none where a password is sent"))
+        return problems
 
 
 class EmailSender:
@@ -87,17 +91,19 @@ class EmailSender:
         """Deliver. Raises NotifyError."""
         subject = title = clip(clean(f"[{message.severity}] {message.title}"), MAX_SUBJECT)
         if message.incident is not None:
-            first = self._subjects.setdefault(message.incident, title)
-            subject = title if first == title else f"Re: {first}"
+            first_subject = self._subjects.setdefault(message.incident, title)
+            subject = title if first_subject == title else f"Re: {first_subject}"
             while len(self._subjects) > KEPT:
                 del self._subjects[next(iter(self._subjects))]
         letter = letter_of(message, key, subject)
         letter["From"], letter["To"] = self._settings.sender, ", ".join(self._settings.to)
-        given = self._deliver(letter)
-        if isinstance(given, NotifyError):  # outside of the `except`: an error may hold an address
-            raise given
-        refused = f", {given} refused" if given else ""
-        return f"delivered to {len(self._settings.to) - given} of its addresses{refused}"
+        outcome = self._deliver(letter)
+        if isinstance(
+            outcome, NotifyError
+        ):  # outside of the `except`: an error may hold an address
+            raise outcome
+        refused = f", {outcome} refused" if outcome else ""
+        return f"delivered to {len(self._settings.to) - outcome} of its addresses{refused}"
 
     def _deliver(self, letter: EmailMessage) -> NotifyError | int:
         """Return how many of several addresses were refused: the others have the message."""

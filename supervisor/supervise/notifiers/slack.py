@@ -12,19 +12,18 @@ https://docs.slack.dev/reference/methods/files.getUploadURLExternal
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from ..core.model.interfaces import Message, NotifyError
+from ..core.model.interfaces import LossCurve, Message, NotifyError, Severity
 from ._http import TIMEOUT_S, Poster
-from ._plot import png
 from ._settings import (
     ChannelSettings,
     Sender,
-    Severity,
     address,
     clip,
     fit,
@@ -33,6 +32,40 @@ from ._settings import (
     sentences,
     variable,
 )
+
+WIDTH, HEIGHT, DPI = 7.0, 2.6, 110  # inches; 770 x 286 pixels, as wide as a thread on a phone needs
+SHOWN, ABANDONED, OPENED = "#2b6cb0", "#b8c4d0", "#c53030"
+
+
+def png(curve: LossCurve) -> bytes | None:
+    """Return a PNG of the loss by step, undone steps paler; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    newest = max(curve.attempts, default=0)
+    for attempt in sorted(set(curve.attempts)):
+        steps = _values_of(attempt, curve, curve.steps)
+        values = _values_of(attempt, curve, curve.values)
+        axes.plot(steps, values, color=SHOWN if attempt == newest else ABANDONED, linewidth=1.4)
+    axes.axvline(curve.opened_at, color=OPENED, linewidth=1.0, linestyle="--")
+    axes.set_xlabel("step")
+    axes.set_ylabel(curve.metric)
+    axes.spines[["top", "right"]].set_visible(False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _values_of(attempt: int, curve: LossCurve, values: Sequence[float]) -> list[float]:
+    return [
+        v
+        for v, attempt_of_value in zip(values, curve.attempts, strict=True)
+        if attempt_of_value == attempt
+    ]
+
 
 MAX_BYTES = 8000
 MAX_ANSWER = 64_000  # bytes; it repeats the message
@@ -136,10 +169,10 @@ class SlackBotSender:
         """
         thread = self._threads.get(message.incident or "")
         picture = None if message.curve is None else png(message.curve)
-        more: dict[str, Any] = {"channel": self._channel, "metadata": _metadata(key)}
+        keys: dict[str, Any] = {"channel": self._channel, "metadata": _metadata(key)}
         if thread is not None:
-            more["thread_ts"] = thread[1]
-        answer = self._call(self._post, body(message, more))
+            keys["thread_ts"] = thread[1]
+        answer = self._call(self._post, body(message, keys))
         outcome = "delivered" if thread is None else "delivered in its thread"
         if thread is None:
             thread = str(answer.get("channel", self._channel)), str(answer.get("ts", ""))
@@ -166,27 +199,27 @@ class SlackBotSender:
     def _upload(self, picture: bytes, title: str, thread: tuple[str, str]) -> None:
         """Put a picture into a thread, in the three steps that Slack asks for."""
         form = urlencode({"filename": "loss.png", "length": len(picture)}).encode()
-        given = self._call(self._begin_file, form, "application/x-www-form-urlencoded")
-        url = str(given.get("upload_url", ""))
+        answer = self._call(self._begin_file, form, "application/x-www-form-urlencoded")
+        url = str(answer.get("upload_url", ""))
         if not is_private(url):
             raise NotifyError("Slack gave no https address", retry_after_s=None)
-        where = Poster(url, timeout_s=self._timeout_s)
-        where.exchange(picture, {"content-type": "application/octet-stream"}, 0)
-        done = {
-            "files": [{"id": given.get("file_id"), "title": title}],
+        upload = Poster(url, timeout_s=self._timeout_s)
+        upload.exchange(picture, {"content-type": "application/octet-stream"}, 0)
+        completion = {
+            "files": [{"id": answer.get("file_id"), "title": title}],
             "channel_id": thread[0],
             "thread_ts": thread[1],
         }
-        self._call(self._end_file, json.dumps(done).encode())
+        self._call(self._end_file, json.dumps(completion).encode())
 
     def _call(
         self, method: Poster, content: bytes, content_type: str = JSON_TYPE
     ) -> Mapping[str, Any]:
         """Call a method of the Web API, which says in an answer of 200 whether it worked."""
         headers = {**self._headers, "content-type": content_type}
-        given = method.exchange(content, headers, MAX_ANSWER)
+        raw = method.exchange(content, headers, MAX_ANSWER)
         try:
-            answer = json.loads(given)
+            answer = json.loads(raw)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -194,9 +227,9 @@ class SlackBotSender:
         if answer.get("ok") is True:
             return answer
         error = str(answer.get("error", "unknown error"))
-        known = error.isascii() and error.replace("_", "").isalnum() and len(error) <= 60
+        is_plain = error.isascii() and error.replace("_", "").isalnum() and len(error) <= 60
         raise NotifyError(
-            f"Slack: {error if known else 'unknown error'}",
+            f"Slack: {error if is_plain else 'unknown error'}",
             retry_after_s=0.0 if error in PASSING else None,
         )
 
@@ -206,9 +239,9 @@ def _metadata(key: str) -> dict[str, Any]:
     return {"event_type": "supervise_message", "event_payload": {"key": key}}
 
 
-def body(message: Message, more: Mapping[str, Any] | None = None) -> bytes:
+def body(message: Message, keys: Mapping[str, Any] | None = None) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES; `more`: further keys."""
-    return fit(lambda share: {**_payload(message, share), **(more or {})}, MAX_BYTES)
+    return fit(lambda share: {**_payload(message, share), **(keys or {})}, MAX_BYTES)
 
 
 def _payload(message: Message, share: float) -> dict[str, Any]:
@@ -221,8 +254,8 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
     ]
-    for first in range(0, len(lines), 3):  # a section holds three of them
-        part = "\n".join(lines[first : first + 3])
+    for head_text in range(0, len(lines), 3):  # a section holds three of them
+        part = "\n".join(lines[head_text : head_text + 3])
         blocks.append({"type": "section", "text": _mrkdwn(part)})
     if message.facts:
         blocks.append(

@@ -15,15 +15,24 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ..core.model.interfaces import KINDS, Message
+from msgspec import Meta, Struct, field, to_builtins
+
+from ..core.model.interfaces import KINDS, Kind, Message, Severity
+from ..json_schemas import published_schema
 from ._http import TIMEOUT_S, Poster
-from ._settings import ChannelSettings, Sender, Severity, UnsetError, address, clip, fit, variable
+from ._settings import (
+    ChannelSettings,
+    Sender,
+    UnsetError,
+    address,
+    clip,
+    fit,
+    variable,
+)
 
 MAX_BYTES = 20_000
-VERSION = "supervise/message/v1"
-CARD = ("cause", "did", "cost", "proof", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,97 +93,118 @@ class WebhookSender:
         return self._poster.post(content, headers)
 
 
+class Fact(Struct, frozen=True):
+    """A further fact."""
+
+    name: str
+    value: str
+
+
+class Card(Struct, frozen=True, omit_defaults=True):
+    """The incident once something was done; the loss as a line of bars."""
+
+    cause: str = ""
+    did: str = ""
+    cost: str = ""
+    proof: str = ""
+    loss: str = ""
+
+
+class MessageData(Struct, frozen=True):
+    """A message.
+
+    Attributes:
+        incident: pairs the messages from opened to closed
+        step: -1: before the first one
+        directory: of the run, on that host
+        job: its command line, without secrets
+        verdict: what is wrong, with the numbers
+        reason: the rule that fired, and its limit
+        next: what happens now, or what a person should do
+        request: id of the approval that is asked for
+        acknowledged_by: the operator who has just done that
+        audit_head: size and head, for audit verify --witness
+    """
+
+    run: str
+    incident: str | None
+    kind: Kind
+    severity: Severity
+    step: int
+    host: str
+    directory: str
+    job: str
+    policy: str
+    mode: str
+    title: str
+    verdict: str
+    reason: str = field(name="why")
+    next: str
+    rules: Sequence[str]
+    request: str | None
+    acknowledged_by: str | None
+    card: Card
+    facts: Sequence[Fact]
+    audit_head: str
+
+    @classmethod
+    def of(cls, message: Message, share: float) -> MessageData:
+        """Return a message with texts of this share of their limits."""
+
+        def cut(text: str, limit: int) -> str:
+            return clip(text, int(limit * share))
+
+        return cls(
+            run=message.run,
+            incident=message.incident,
+            kind=message.kind,
+            severity=message.severity,
+            step=message.step,
+            host=message.host,
+            directory=cut(message.directory, 500),
+            job=cut(message.job, 500),
+            policy=message.policy,
+            mode=message.mode,
+            title=cut(message.title, 300),
+            verdict=cut(message.verdict, 4000),
+            reason=cut(message.why, 4000),
+            next=cut(message.next, 2000),
+            rules=list(message.rules[:32]),
+            request=message.request or None,
+            acknowledged_by=message.acknowledged_by or None,
+            card=Card(**{name.lower(): cut(text, 2000) for name, text in message.card}),
+            facts=[Fact(cut(name, 100), cut(text, 500)) for name, text in message.facts[:16]],
+            audit_head=message.audit_head,
+        )
+
+
+class WebhookMessage(Struct, frozen=True):
+    """The JSON of a post. Receivers must allow more keys.
+
+    Attributes:
+        timestamp: UTC ISO-8601; when it was decided
+    """
+
+    schema: Literal["supervise/message/v1"]
+    type: Annotated[str, Meta(pattern=rf"^supervise\.(incident|run)\.({'|'.join(KINDS)})$")]
+    timestamp: str
+    data: MessageData
+
+
 def body(message: Message) -> bytes:
     """Return the JSON of one message, at most MAX_BYTES."""
-    subject = "incident" if message.incident else "run"
-    head = {
-        "schema": VERSION,
-        "type": f"supervise.{subject}.{message.kind}",
-        "timestamp": message.at,
-    }
-    return fit(lambda share: {**head, "data": _data(message, share)}, MAX_BYTES)
+    event = f"supervise.{'incident' if message.incident else 'run'}.{message.kind}"
+
+    def payload(share: float) -> Any:
+        data = MessageData.of(message, share)
+        return to_builtins(WebhookMessage("supervise/message/v1", event, message.at, data))
+
+    return fit(payload, MAX_BYTES)
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft-07) of what `body` returns. Receivers must allow more keys."""
-    text = {"type": "string"}
-    maybe = {"type": ["string", "null"]}
-    known: dict[str, Any] = {
-        "run": text,
-        "incident": maybe | {"description": "pairs the messages from opened to closed"},
-        "kind": {"enum": list(KINDS)},
-        "severity": {"enum": ["SEV0", "SEV1", "SEV2", "INFO"]},
-        "step": {"type": "integer", "description": "-1: before the first one"},
-        "host": text,
-        "directory": text | {"description": "of the run, on that host"},
-        "job": text | {"description": "its command line, without secrets"},
-        "policy": text,
-        "mode": text,
-        "title": text,
-        "verdict": text | {"description": "what is wrong, with the numbers"},
-        "why": text | {"description": "the rule that fired, and its limit"},
-        "card": {
-            "type": "object",
-            "properties": dict.fromkeys(CARD, text),
-            "description": "once something was done; loss: as a line of bars",
-        },
-        "next": text | {"description": "what happens now, or what a person should do"},
-        "rules": {"type": "array", "items": text},
-        "request": maybe | {"description": "id of the approval that is asked for"},
-        "acknowledged_by": maybe | {"description": "the operator who has just done that"},
-        "facts": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"name": text, "value": text},
-                "required": ["name", "value"],
-            },
-        },
-        "audit_head": text | {"description": "size and head, for audit verify --witness"},
-    }
-    kinds = "|".join(KINDS)
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A message of supervise to a webhook",
-        "type": "object",
-        "properties": {
-            "schema": {"const": VERSION},
-            "type": {"type": "string", "pattern": rf"^supervise\.(incident|run)\.({kinds})$"},
-            "timestamp": {"type": "string", "description": "UTC ISO-8601; when it was decided"},
-            "data": {"type": "object", "properties": known, "required": list(known)},
-        },
-        "required": ["schema", "type", "timestamp", "data"],
-    }
-
-
-def _data(message: Message, share: float) -> dict[str, Any]:
-    def cut(text: str, limit: int) -> str:
-        return clip(text, int(limit * share))
-
-    return {
-        "run": message.run,
-        "incident": message.incident,
-        "kind": message.kind,
-        "severity": message.severity,
-        "step": message.step,
-        "host": message.host,
-        "directory": cut(message.directory, 500),
-        "job": cut(message.job, 500),
-        "policy": message.policy,
-        "mode": message.mode,
-        "title": cut(message.title, 300),
-        "verdict": cut(message.verdict, 4000),
-        "why": cut(message.why, 4000),
-        "next": cut(message.next, 2000),
-        "rules": list(message.rules[:32]),
-        "request": message.request or None,
-        "acknowledged_by": message.acknowledged_by or None,
-        "card": {name.lower(): cut(text, 2000) for name, text in message.card},
-        "facts": [
-            {"name": cut(name, 100), "value": cut(value, 500)} for name, value in message.facts[:16]
-        ],
-        "audit_head": message.audit_head,
-    }
+    """Return the JSON Schema of what `body` returns."""
+    return published_schema(WebhookMessage, "A message of supervise to a webhook")
 
 
 def _key(secret: str, name: str) -> bytes:

@@ -95,7 +95,7 @@ def build(
         tapes: the frames around it; None where they cannot be read.
     """
     case = _Case(records, incident, run, tapes)
-    own, opened, status, actions = case.own, case.opened, case.status, case.actions
+    incident_records, opened, status, actions = case.own, case.opened, case.status, case.actions
     cause, trigger = case.cause()
     moved, loss = [move.metric for move in case.moves], loss_of(case.series)
     directory = shlex.quote(run.directory)
@@ -103,8 +103,8 @@ def build(
     return IncidentReport(
         schema=VERSION,
         id=incident,
-        severity=_severity(own),
-        title=_title(own, case.rule_of, trigger, case.failure, case.standstill, moved),
+        severity=_severity(incident_records),
+        title=_title(incident_records, case.rule_of, trigger, case.failure, case.standstill, moved),
         status=status,
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
@@ -112,7 +112,7 @@ def build(
         opened=facts.moment(opened),
         breach_step=case.breach,
         closed=case.closing(),
-        updated=facts.moment(own[-1]),
+        updated=facts.moment(incident_records[-1]),
         rules=case.rules,
         scope=case.scope(),
         observation=Observation(
@@ -137,7 +137,7 @@ def build(
         suppressed=case.suppressed,
         failures=case.failures[:MAX_FAILURES],
         messages=case.messages,
-        timeline=facts.timeline(own, opened),
+        timeline=facts.timeline(incident_records, opened),
         evidence=Evidence(
             directory=f"{run.directory}/incidents/{incident}", bundles=facts.bundles(actions)
         ),
@@ -154,29 +154,36 @@ class _Case:
         self, records: Sequence[Record], incident: str, run: RunFacts, tapes: Tapes | None
     ) -> None:
         self.records, self.run = records, run
-        own = self.own = records_of(records, incident)
-        self.opened = _opening(own)
-        self.closed = next((r for r in reversed(own) if is_of(r, "incident", "closed")), None)
+        incident_records = self.own = records_of(records, incident)
+        self.opened = _opening(incident_records)
+        self.closed = next(
+            (r for r in reversed(incident_records) if is_of(r, "incident", "closed")), None
+        )
         self.end = "" if self.closed is None else self.closed["reason"].removeprefix("closed: ")
         self.mode, self.digest, self.rule_of = _policy_at(records, self.opened, run)
-        self.status = facts.status_of(own)
+        self.status = facts.status_of(incident_records)
         self.breach = int(self.opened["data"].get("breach_step", self.opened["step"]))
-        tape = None if tapes is None else tapes.select(_rank(own))
-        self.series = None if tape is None else tape.series(facts.metrics_in_breach(own))
+        tape = None if tapes is None else tapes.select(_rank(incident_records))
+        self.series = (
+            None if tape is None else tape.series(facts.metrics_in_breach(incident_records))
+        )
         self.moves = moves(self.series, self.breach)
-        self.rules = facts.fired_rules(own, self.rule_of)
-        self.conditions = facts.conditions(own, self.series)
-        self.actions = facts.actions(own)
-        self.verification = facts.verification(own)
-        self.approval, self.suppressed = facts.approval(own), facts.suppressed(own)
-        self.messages = facts.messages(records, own)
-        self.skipped = facts.skipped_steps(records, self.breach, own)
-        self.failures = _failures(records, own, self.opened)
+        self.rules = facts.fired_rules(incident_records, self.rule_of)
+        self.conditions = facts.conditions(incident_records, self.series)
+        self.actions = facts.actions(incident_records)
+        self.verification = facts.verification(incident_records)
+        self.approval, self.suppressed = (
+            facts.approval(incident_records),
+            facts.suppressed(incident_records),
+        )
+        self.messages = facts.messages(records, incident_records)
+        self.skipped = facts.skipped_steps(records, self.breach, incident_records)
+        self.failures = _failures(records, incident_records, self.opened)
         self.failure = self.failures[0] if self.failures else None
-        spikes = (r["data"]["spike"] for r in reversed(own) if r["data"].get("spike"))
+        spikes = (r["data"]["spike"] for r in reversed(incident_records) if r["data"].get("spike"))
         self.diagnosis = decode(next(spikes, None))
         self.standstill = next((s for a in self.actions if (s := a.result.get("standstill"))), "")
-        self.acted = _acted(own)
+        self.acted = _acted(incident_records)
 
     def origin(self) -> RunOrigin:
         run = self.run
@@ -198,14 +205,18 @@ class _Case:
 
     def scope(self) -> Scope:
         """Return the rank, the shards and the module that it is about."""
-        own = self.own
-        rank = _rank(own) if self.failure is None else self.failure.rank
+        incident_records = self.own
+        rank = _rank(incident_records) if self.failure is None else self.failure.rank
         if match := re.match(r"rank (\d+)\b", self.standstill):
             rank = int(match[1])
         shards = [str(shard.get("name")) for a in self.actions for shard in a.args.get("add") or ()]
-        suspects = (r["data"] for r in own if is_of(r, "note", "shard-suspects"))
+        suspects = (r["data"] for r in incident_records if is_of(r, "note", "shard-suspects"))
         shards += next((data.get("suspects") or () for data in suspects), ())
-        modules = (name for _, _, numbers in facts.readings(own) if (name := numbers.get("where")))
+        modules = (
+            name
+            for _, _, numbers in facts.readings(incident_records)
+            if (name := numbers.get("where"))
+        )
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def cause(self) -> tuple[Cause, str]:
@@ -258,16 +269,16 @@ class _Case:
 
 def summarize(records: Sequence[Record], incident: str, run: RunFacts) -> IncidentSummary:
     """Return the summary of an incident for a list of several."""
-    own = records_of(records, incident)
-    opened = _opening(own)
+    incident_records = records_of(records, incident)
+    opened = _opening(incident_records)
     _, _, rule_of = _policy_at(records, opened, run)
-    reported = _failures(records, own, opened)
+    reported = _failures(records, incident_records, opened)
     return IncidentSummary(
         id=incident,
-        severity=_severity(own),
-        title=_title(own, rule_of, failure=reported[0] if reported else None),
-        status=facts.status_of(own),
-        steps=(opened["step"], own[-1]["step"]),
+        severity=_severity(incident_records),
+        title=_title(incident_records, rule_of, failure=reported[0] if reported else None),
+        status=facts.status_of(incident_records),
+        steps=(opened["step"], incident_records[-1]["step"]),
         wall=opened.get("wall"),
     )
 

@@ -121,11 +121,13 @@ class IncidentFiles:
         incidents = ids(records)
         self._in_force = [r for r in records if r["kind"] in IN_FORCE]
         self._records = [r for r in records if r["kind"] not in IN_FORCE]
-        own = [r for r in self._records if incidents and r.get("incident") == incidents[-1]]
-        if not incidents or any(is_of(r, "incident", "closed") for r in own):
+        incident_records = [
+            r for r in self._records if incidents and r.get("incident") == incidents[-1]
+        ]
+        if not incidents or any(is_of(r, "incident", "closed") for r in incident_records):
             del self._records[:-CONTEXT]
             return
-        opened = self._records.index(own[0])
+        opened = self._records.index(incident_records[0])
         del self._records[: max(0, opened - CONTEXT)]
         self._incident, self._dirty = incidents[-1], True
         self._tapes = read_tapes(self._run, records, incidents[-1]) or Tapes()
@@ -169,9 +171,11 @@ def describe(run: RunDir) -> Mapping[str, Any]:
 
 def read_tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None:
     """Return the frames around an incident from the journal, None where it cannot be read."""
-    own = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
-    opened = next(r["event"] for r in own if is_of(r, "incident", "opened"))
-    closed = next((r["event"] for r in own if is_of(r, "incident", "closed")), None)
+    incident_records = [
+        r for r in records if r.get("incident") == incident and r["kind"] == "incident"
+    ]
+    opened = next(r["event"] for r in incident_records if is_of(r, "incident", "opened"))
+    closed = next((r["event"] for r in incident_records if is_of(r, "incident", "closed")), None)
     tapes = Tapes()
     try:
         for number, frame, names in run_records.numbered(run, closed):

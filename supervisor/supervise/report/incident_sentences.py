@@ -98,8 +98,8 @@ def observation(
         return text if failure is None else text.partition(f": {failure.text}")[0]
     loss = next((move for move in moves if move.metric in LOSSES), None)
     signals = [move for move in moves if move.metric in SIGNALS]
-    judged = {condition.metric for condition in conditions if condition.is_breach}
-    judged |= {name for condition in conditions for name in condition.nonfinite}
+    judged_metrics = {condition.metric for condition in conditions if condition.is_breach}
+    judged_metrics |= {name for condition in conditions for name in condition.nonfinite}
     ratios = [move for move in signals if move.ratio is not None]
     broken = [move.metric for move in signals if not math.isfinite(move.peak)]
     named = {move.metric for move in ratios} | set(broken)
@@ -107,9 +107,9 @@ def observation(
     parts = [f"{metric_name(move.metric)} ×{move.ratio:.2g}" for move in ratios]
     parts += [f"{metric_name(name)} NaN or Inf too" for name in broken]
     text = "; ".join(filter(None, ("" if loss is None else _loss(loss), ", ".join(parts))))
-    if not judged and loss is None:  # what moved beside it is not what the rule saw
+    if not judged_metrics and loss is None:  # what moved beside it is not what the rule saw
         return headline(opened)
-    if text and judged <= named | set(LOSSES) | {None}:
+    if text and judged_metrics <= named | set(LOSSES) | {None}:
         return text
     worst = min((c.severity for c in conditions if c.is_breach), default="")
     texts: dict[str, str] = {}
@@ -179,26 +179,30 @@ def cause(
     events = _events(diagnosis)
     suffix = f"; {order}" if order else ""
 
-    def known(text: str, kind: Any, trigger: str = "") -> tuple[Cause, str]:
+    def recorded_cause(text: str, kind: Any, trigger: str = "") -> tuple[Cause, str]:
         return Cause(text=text, kind=kind, is_known=True), trigger
 
     if drill is not None:
         fault, step = drill
-        return known(f"drill {fault} at step {step}, injected on purpose{suffix}", "drill", trigger)
+        return recorded_cause(
+            f"drill {fault} at step {step}, injected on purpose{suffix}", "drill", trigger
+        )
     if operator:
-        return known(operator, "operator")
+        return recorded_cause(operator, "operator")
     if standstill:  # what ended the job then is a consequence, such as a timeout or our own stop
-        return known(standstill, "standstill")
+        return recorded_cause(standstill, "standstill")
     if failure is not None:
         meaning = f": {failure.title}" if failure.title else ""
-        return known(f"{failure.text}{meaning}", "error")
+        return recorded_cause(f"{failure.text}{meaning}", "error")
     if inputs and not rate_jumped:
-        return known(f"{inputs}{suffix}", "diagnosis", trigger)
+        return recorded_cause(f"{inputs}{suffix}", "diagnosis", trigger)
     if diagnosed and diagnosis:
-        return known(f"{events or 'class ' + diagnosis['class']}{suffix}", "diagnosis", trigger)
+        return recorded_cause(
+            f"{events or 'class ' + diagnosis['class']}{suffix}", "diagnosis", trigger
+        )
     slow = _slow_step(opened)
     if slow is not None and slow.cause:
-        return known(slow.cause, "diagnosis")
+        return recorded_cause(slow.cause, "diagnosis")
     if order:
         near = f"; also near it: {events}" if events else ""
         unknown = "" if rate_jumped else "; what moved them is unknown"
@@ -294,8 +298,8 @@ def response(
     """
     parts = action_texts(actions, verified=status == Status.RECOVERED)
     if skipped:
-        more = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
-        parts.insert(0, f"skipped the update of step {skipped[0]}{more}")
+        others = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
+        parts.insert(0, f"skipped the update of step {skipped[0]}{others}")
     if approval is not None and approval.answer is None and status == Status.WAITING:
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
     elif approval is not None and approval.answer not in (None, "approved"):
@@ -544,8 +548,8 @@ def proof(
         parts.append(passed[-1].text)
     if status == Status.RECOVERED:
         parts.append(end.removeprefix("recovered: "))
-    judged = diagnosis is not None and (back or status == Status.RECOVERED)
-    parts += _unlike_before(verification, diagnosis, judged=judged)
+    has_verdict = diagnosis is not None and (back or status == Status.RECOVERED)
+    parts += _unlike_before(verification, diagnosis, has_verdict=has_verdict)
     if status == Status.RECOVERED and passed:
         return Proof(verified=True, rejoined_step=rejoined_step, text="; ".join(parts))
     reason = _unproven(status, end, hold, passed, back=back)
@@ -586,7 +590,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
 
 
 def _unlike_before(
-    verification: Sequence[Check], diagnosis: Diagnosis | None, *, judged: bool
+    verification: Sequence[Check], diagnosis: Diagnosis | None, *, has_verdict: bool
 ) -> list[str]:
     """Return what the job does otherwise than before it was started again, else its norms."""
     differences = [check.text for check in verification if check.kind == "differs"]
@@ -594,7 +598,7 @@ def _unlike_before(
         return [f"but {'; '.join(differences)}"]
     answer = str(_question(diagnosis, "norms_stayed").get("answer"))
     norms = {"yes": "norms as before", "no": "norms are UP"}.get(answer, "norms: unknown")
-    return [norms] if judged else []
+    return [norms] if has_verdict else []
 
 
 def next_step(

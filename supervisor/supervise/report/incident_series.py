@@ -45,8 +45,8 @@ class Tape:
     """
 
     rank: int
-    before: list[Point] = field(default_factory=list)
-    after: list[Point] = field(default_factory=list)
+    points_before: list[Point] = field(default_factory=list)
+    points_since: list[Point] = field(default_factory=list)
     stride: int = 1
     _cell: list[Point] = field(default_factory=list)
 
@@ -54,22 +54,22 @@ class Tape:
         """Add the next frame; `opened`: the incident was open by then."""
         point = (attempt, step, values)
         if not opened:
-            self.before.append(point)
-            del self.before[:-BEFORE]
+            self.points_before.append(point)
+            del self.points_before[:-BEFORE]
             return
         self._cell.append(point)
         if len(self._cell) < self.stride and self._cell[0][0] == attempt:
             return
-        self.after += _worst(self._cell)
+        self.points_since += _worst(self._cell)
         self._cell.clear()
-        if len(self.after) > AFTER:
-            pairs = (self.after[n : n + 2] for n in range(0, len(self.after), 2))
-            self.after = [point for pair in pairs for point in _worst(pair)]
+        if len(self.points_since) > AFTER:
+            pairs = (self.points_since[n : n + 2] for n in range(0, len(self.points_since), 2))
+            self.points_since = [point for pair in pairs for point in _worst(pair)]
             self.stride *= 2
 
     def has_loss(self) -> bool:
         """Return whether any point holds a loss."""
-        points = (*self.before, *self.after, *self._cell)
+        points = (*self.points_before, *self.points_since, *self._cell)
         return any(values.get(name) is not None for _, _, values in points for name in LOSSES)
 
     def series(self, metrics: Iterable[str] = ()) -> Series | None:
@@ -78,7 +78,7 @@ class Tape:
         Args:
             metrics: further ones, those that the rules read.
         """
-        points = [*self.before, *self.after, *_worst(self._cell)]
+        points = [*self.points_before, *self.points_since, *_worst(self._cell)]
         if not points:
             return None
         present = {name for _, _, values in points for name, v in values.items() if v is not None}
@@ -90,7 +90,7 @@ class Tape:
             rank=self.rank,
             steps=steps,
             attempts=[attempt for attempt, _, _ in points],
-            opened_at=len(self.before),
+            opened_at=len(self.points_before),
             stride=self.stride,
             window=[min(steps), max(steps)],
             signals={name: [values.get(name) for _, _, values in points] for name in names},

@@ -107,18 +107,18 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[str]:
 def _cells(condition: Condition) -> tuple[str, str, str]:
     """Return value, limit and past of a condition, each in a few words."""
     measure = "" if condition.measure == "value" else f"{condition.measure} "
-    value = f"{measure}{_shown(condition.measured)}"
+    value = f"{measure}{_value_text(condition.measured)}"
     if condition.nonfinite:
         value = f"{', '.join(condition.nonfinite)} NaN or Inf"
-    limit = "none" if condition.limit is None else _shown(condition.limit)
+    limit = "none" if condition.limit is None else _value_text(condition.limit)
     past = condition.past
     if past is None:
         return value, limit, "unknown"
-    nearest = f"nearest {_shown(past.measured)} at step {past.step}"
+    nearest = f"nearest {_value_text(past.measured)} at step {past.step}"
     return value, limit, f"{nearest}, of {past.frames} frames"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, float) and math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return "absent" if value is None else number(value)
@@ -127,14 +127,14 @@ def _shown(value: Any) -> str:
 def _rules(report: IncidentReport) -> Iterator[str]:
     for rule in report.rules:
         runs = f", runs {rule.runbook}" if rule.runbook else ""
-        yield f"{rule.rule} ({rule.severity}{runs}), {_when(rule)}, rank {rule.rank}"
+        yield f"{rule.rule} ({rule.severity}{runs}), {_time_text(rule)}, rank {rule.rank}"
         location = f"   in {rule.location}" if rule.location else ""
         yield f"  when {rule.expression}{location}"
 
 
 def _suppressed(suppressed: Sequence[Suppression]) -> Iterator[str]:
     for suppression in suppressed:
-        yield f"{suppression.text} [{suppression.reason}], {_when(suppression)}"
+        yield f"{suppression.text} [{suppression.reason}], {_time_text(suppression)}"
         for step in suppression.plan:
             refused = f"refused: {step['refused']}" if "refused" in step else ""
             yield f"  {step['verb']} {refused or _inline(step.get('args') or {})}".rstrip()
@@ -145,7 +145,7 @@ def _actions(report: IncidentReport) -> Iterator[str]:
         yield _command(action)
         yield f"  {outcome_text(action)} [{action.runbook}]"
     for check in report.verification:
-        yield f"{check.kind or 'verify'}: {check.text}, {_when(check)}"
+        yield f"{check.kind or 'verify'}: {check.text}, {_time_text(check)}"
     if report.cost.budgets:
         yield f"budgets after the last action: {_inline(report.cost.budgets, ' ')}"
 
@@ -183,7 +183,7 @@ def _diagnosis(diagnosis: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
     for message in messages:
-        yield f"{message.severity} {message.title}, {_when(message)}"
+        yield f"{message.severity} {message.title}, {_time_text(message)}"
         for delivery in message.delivered:
             tries = f" after {delivery.tries} attempts" if (delivery.tries or 1) > 1 else ""
             outcome = "delivered" if delivery.ok else "NOT delivered"
@@ -201,7 +201,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Iterator[str]:
         )
 
 
-def _when(moment: Moment) -> str:
+def _time_text(moment: Moment) -> str:
     """Return step, attempt, time of day and audit record."""
     attempt = f" of attempt {moment.attempt}" if moment.attempt else ""
     return f"step {moment.step}{attempt} {clock(moment.wall)} (record {moment.record})"
@@ -218,7 +218,9 @@ def _value(name: str, value: Any) -> str:
         return f"({_inline(value)})"
     if isinstance(value, list):
         return f"[{len(value)}]"
-    return str(value)[:12] if name == "sha256" else _shown(value) if value is not None else "none"
+    return (
+        str(value)[:12] if name == "sha256" else _value_text(value) if value is not None else "none"
+    )
 
 
 # ── Markdown: for a pull request, an issue, a chat, or a plain pager ──────────────────────────────
@@ -363,14 +365,14 @@ def _figure(name: str, series: Series, limit: float | None) -> Figure | None:
             f"to {number(high)}"
         ),
         extent=extent,
-        first=steps[0],
-        last=steps[-1],
+        first_step=steps[0],
+        last_step=steps[-1],
         lines=list(_lines(values, series, scale, count)),
         name=name,
         marks=list(_marks(series, count, labels=name in LOSSES)),
         limits=[]
         if limit is None or not low <= limit <= high
-        else [Mark("limit", scale.at(limit))],
+        else [Mark("limit", scale.percent_of(limit))],
         breaks=[
             _x(n, count) for n, v in enumerate(values) if v is not None and not math.isfinite(v)
         ],
@@ -408,7 +410,7 @@ def _lines(
             points = points[-1:] if attempt == current and not broken else []
             current, was_undone = attempt, undone[n]
         if value is not None and not broken:
-            points.append(f"{_x(n, count):.2f},{scale.at(value):.2f}")
+            points.append(f"{_x(n, count):.2f},{scale.percent_of(value):.2f}")
     yield from _line(points, undone=was_undone)
 
 

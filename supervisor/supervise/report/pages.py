@@ -59,13 +59,13 @@ class Scale:
     high: float
     is_log: bool
 
-    def at(self, value: float) -> float:
+    def percent_of(self, value: float) -> float:
         """Return the position of a value; outside of the range that of its edge."""
-        low, high, here = (self._of(v) for v in (self.low, self.high, value))
+        low, high, here = (self._scaled(v) for v in (self.low, self.high, value))
         share = 0.5 if high == low else min(1.0, max(0.0, (here - low) / (high - low)))
         return 100.0 * (1.0 - ROOM - share * (1.0 - 2.0 * ROOM))
 
-    def _of(self, value: float) -> float:
+    def _scaled(self, value: float) -> float:
         return math.log(max(value, self.low)) if self.is_log else value
 
 
@@ -82,7 +82,7 @@ class Mark:
     """A line across the plot, vertical at an x or horizontal at a y, with a label or none."""
 
     kind: str
-    at: float
+    position: float
     label: str = ""
 
 
@@ -102,8 +102,8 @@ class Figure:
     title: str
     description: str
     extent: str
-    first: int
-    last: int
+    first_step: int
+    last_step: int
     lines: Sequence[Line]
     name: str = ""
     marks: Sequence[Mark] = ()
@@ -138,29 +138,32 @@ def figure_over_steps(
     values += [value for _, value in horizontal]
     low, high = min(values), max(values)
     scale = Scale(low, high, log and low > 0.0 and high > LOG * low)
-    first, last = min(steps), max(steps)
-    width = max(1.0, last - first)
+    first_step, last_step = min(steps), max(steps)
+    width = max(1.0, last_step - first_step)
 
     def x(step: float) -> float:
-        return 100.0 * (step - first) / width
+        return 100.0 * (step - first_step) / width
 
     shaded = None
     if band is not None and all(map(math.isfinite, band)):
-        top, bottom = scale.at(band[1]), scale.at(band[0])
+        top, bottom = scale.percent_of(band[1]), scale.percent_of(band[0])
         shaded = top, max(0.5, bottom - top)
     title += ", log scale" if scale.is_log else ""
     return Figure(
         title,
         title,
         f"{low:.4g} to {high:.4g}",
-        int(first),
-        int(last),
+        int(first_step),
+        int(last_step),
         [
-            Line(kind, " ".join(f"{x(step):.2f},{scale.at(value):.2f}" for step, value in points))
+            Line(
+                kind,
+                " ".join(f"{x(step):.2f},{scale.percent_of(value):.2f}" for step, value in points),
+            )
             for kind, points in finite
             if points
         ],
         marks=[Mark(kind, x(step)) for kind, step in marks],
-        limits=[Mark(kind, scale.at(value)) for kind, value in horizontal],
+        limits=[Mark(kind, scale.percent_of(value)) for kind, value in horizontal],
         band=shaded,
     )

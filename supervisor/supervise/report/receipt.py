@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import DONE, DOUBT, FAILED, count_outcomes, describe_counts, troubles
+from .records import count_outcomes, describe_counts, is_of, troubles
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -21,51 +21,55 @@ DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short ste
 def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
     """Return the line at the start."""
     probe = "" if tier == "T1" else f", no probe ({reason})"
-    return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {shown(run)}"
+    return f"supervise: policy {policy.name} ({policy.mode}){probe}, run {run_path(run)}"
 
 
 def closing(run: RunDir) -> list[str]:
     """Return the lines at the end. Raises StoreError."""
     records = list(audit.read(run.audit_path))
-    done = outcome(records)
-    if done["exit_code"] is None:
-        return [f"supervise: the audit log of {shown(run)} is incomplete: no record of the end"]
-    where = f"at step {done['step']}" if done["step"] >= 0 else "before the first step"
-    acted = describe_counts(count_outcomes(records))
+    end = next((record for record in records if record["kind"] == "run_end"), None)
+    if end is None:
+        return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
+    position = f"at step {end['step']}" if end["step"] >= 0 else "before the first step"
     lines = [
-        f"supervise: exit code {done['exit_code']} {where}; "
-        f"{counted(done['incidents'], 'incident')}, {acted}"
+        f"supervise: exit code {end['data']['exit_code']} {position}; "
+        f"{counted(len(troubles(records)), 'incident')}, {describe_counts(count_outcomes(records))}"
     ]
-    lines += [f"  {text}" for text in done["identity"]]
-    lines += dear(done["probe_share"], shown(run))
-    if done["contended"]:
-        lines.append(
-            f"  {counted(done['contended'], 'time')} steps were slow as others had the CPUs"
-        )
-    lines += _undelivered(done["undelivered"], shown(run))
+    identities = [r for r in records if r["kind"] == "identity" and r["data"].get("differs")]
+    lines += [f"  {record['reason']}" for record in identities]
+    lines += dear(end["data"].get("probe_share"), run_path(run))
+    if contended := sum(_is_contended(record) for record in records):
+        lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
+    lines += _undelivered(end["data"].get("undelivered", []), run_path(run))
     if gap := incomplete(records):
         lines.append(f"  {gap['reason']}")
-    lines += [f"  {one['incident']} {one['severity']}: {one['reason']}" for one in done["closed"]]
+    closed = [record for record in records if is_of(record, "incident", "closed")]
+    lines += [f"  {r['incident']} {r['severity']}: {r['reason']}" for r in closed]
     verify = audit.verify(run.audit_path)
-    lines.append(f"  audit log: {verify.message}; supervise audit show {shown(run)}")
-    lines.append(f"  stability record: supervise record {shown(run)}")
+    lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
+    lines.append(f"  stability record: supervise record {run_path(run)}")
     return lines
 
 
-def next_command(run: RunDir, *, saved: bool, resumes: bool) -> list[str]:
+def _is_contended(record: Mapping[str, Any]) -> bool:
+    """Return whether a rule was not answered because of the host."""
+    return str((record.get("data") or {}).get("suppressed_by")).startswith("host:")
+
+
+def next_command(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[str]:
     """Return the line with the command that goes on after a signal ended the job, else [].
 
     Args:
-        saved: there is a checkpoint. resumes: the policy says how the job goes on from one.
+        resumes: the policy says how the job goes on from one.
 
     Raises StoreError.
     """
-    notes = (one["data"] for one in audit.read(run.audit_path) if one["kind"] == "note")
+    notes = (record["data"] for record in audit.read(run.audit_path) if record["kind"] == "note")
     signals = [data["details"] for data in notes if data.get("what") == "signal"]
     if not any(details.get("final") for details in signals):
         return []
     described = run.read_json("run.json")
-    if saved and not resumes:
+    if has_checkpoint and not resumes:
         init = shlex.join(["supervise", "init", "--", *described["argv"]])
         return [f"  how it goes on from a checkpoint is not in the policy; {init}"]
     policy, mode = described["reload"]
@@ -74,7 +78,7 @@ def next_command(run: RunDir, *, saved: bool, resumes: bool) -> list[str]:
     for kind, settings in described["notify"].items():
         command += ["--notify", f"{kind}:{settings['url_env']}"]
     command += ["--run-dir", _typed(_first_directory(run.path)), "--resume-run", "--"]
-    purpose = "to go on" if saved else "no checkpoint was saved; to start again"
+    purpose = "to go on" if has_checkpoint else "no checkpoint was saved; to start again"
     return [f"  {purpose}: {shlex.join([*command, *described['argv']])}"]
 
 
@@ -83,44 +87,8 @@ def _first_directory(path: Path) -> Path:
     stem, _, number = path.name.rpartition(".")
     if not stem or not number.isdigit():
         return path
-    first = path.with_name(stem)
-    return first if (first / "run.json").is_file() else path
-
-
-def outcome(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count the incidents and the actions on the job in an audit log, and return its end.
-
-    An order of an operator is no incident. `actions` counts those that were done; `failed` and
-    `in_doubt` are counted apart. `identity` has what differs between its launches.
-    """
-    records = list(records)
-    made = count_outcomes(records)
-    found: dict[str, Any] = {
-        "incidents": len(troubles(records)),
-        "actions": made[DONE],
-        "failed": made[FAILED],
-        "in_doubt": made[DOUBT],
-        "identity": [],
-        "closed": [],
-        "exit_code": None,
-        "step": -1,
-        "probe_share": None,
-        "contended": 0,
-        "undelivered": [],
-    }
-    for one in records:
-        data = one.get("data") or {}
-        if one["kind"] == "incident" and data.get("what") == "closed":
-            found["closed"].append(one)
-        elif one["kind"] == "suppressed":
-            found["contended"] += str(data.get("suppressed_by")).startswith("host:")
-        elif one["kind"] == "identity" and data.get("differs"):
-            found["identity"].append(one["reason"])
-        elif one["kind"] == "run_end":
-            found["exit_code"], found["step"] = data["exit_code"], one["step"]
-            found["undelivered"] = data.get("undelivered", [])
-            found["probe_share"] = data.get("probe_share")
-    return found
+    first_path = path.with_name(stem)
+    return first_path if (first_path / "run.json").is_file() else path
 
 
 def dear(share: float | None, run: str) -> list[str]:
@@ -148,7 +116,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'s' if number > 1 else ''}"
 
 
-def shown(run: RunDir) -> str:
+def run_path(run: RunDir) -> str:
     """Return the run's path as typed from the working directory."""
     return _typed(run.path)
 

@@ -94,7 +94,7 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
         ),
         math.inf,
     )
-    own = [
+    incident_records = [
         r
         for r in records
         if r.get("incident") == incident
@@ -106,7 +106,7 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
             and not (r["kind"] == "rule" and r["seq"] > over)  # it begins the next one
         )
     ]
-    return [{**r, "data": r.get("data") or {}} for r in own]
+    return [{**r, "data": r.get("data") or {}} for r in incident_records]
 
 
 def is_of(r: Record, kind: str, detail: str) -> bool:

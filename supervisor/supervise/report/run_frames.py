@@ -130,9 +130,9 @@ def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
     names: dict[int, tuple[str, ...]] = {}
     kinds = (Announced, Frame, Gap, Adopted, Exited)
     try:
-        for first, end in journal.thinned(run.journal_path)[:1]:
+        for begin, end in journal.thinned(run.journal_path)[:1]:
             frames.unreadable = (
-                f"frames of events {first} to {end - 1} were removed (journal.max_gb)"
+                f"frames of events {begin} to {end - 1} were removed (journal.max_gb)"
             )
         for _, event in journal.read(run.journal_path, only=kinds):
             if isinstance(event, Announced):

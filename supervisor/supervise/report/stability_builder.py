@@ -46,7 +46,7 @@ ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
 OBSERVED = ("ack_step", "step", "from_step", "attempt", "held_s", "path", "sha256", "pid")
 
 
-def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> StabilityRecord:
+def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> StabilityRecord:
     """Return the record of a run.
 
     Args:
@@ -73,7 +73,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> Stab
     actions = _actions(records)
     return StabilityRecord(
         schema=SCHEMA_ID,
-        made_by=known.installation(),
+        made_by=knowledge.installation(),
         run=_run(run, described, start, records, frames),
         policy=RecordedPolicy(
             name=str(start.get("policy", described["policy"])),
@@ -82,18 +82,18 @@ def build(run: RunDir, policies: Mapping[str, Policy], known: Knowledge) -> Stab
             reloads=reloads,
         ),
         identity=_identity(records),
-        monitors=no_policy if policy is None else monitors(policy, frames, known, records),
+        monitors=no_policy if policy is None else monitors(policy, frames, knowledge, records),
         rules=no_policy
         if policy is None
-        else rules(policy, frames, known, records, drills, citations),
-        fault_injection=FaultInjection(in_this_run=drills, design=known.design()),
+        else rules(policy, frames, knowledge, records, drills, citations),
+        fault_injection=FaultInjection(in_this_run=drills, design=knowledge.design()),
         citations=citations,
         incidents=_incidents(records),
         interventions=_interventions(records, actions),
-        recovery=no_policy if policy is None else _recovery(policy, records, known),
+        recovery=no_policy if policy is None else _recovery(policy, records, knowledge),
         gaps=_gaps(records, frames, policy),
         cost=_cost(actions, frames),
-        limits=_limits(described, frames, policy, known),
+        limits=_limits(described, frames, policy, knowledge),
         audit=_audit_state(run, records),
     )
 
@@ -179,7 +179,7 @@ def _identity(records: Sequence[Record]) -> JobIdentity:
     identities = [r for r in records if r["kind"] == "identity"]
     reason = "no record of it: the run ended at once, or an earlier version recorded it"
     return JobIdentity(
-        first=identities[0]["data"]["identity"] if identities else {"unknown": reason},
+        initial=identities[0]["data"]["identity"] if identities else {"unknown": reason},
         changes=[
             IdentityChange(
                 r["data"]["attempt"], r["data"]["since"], r["step"], r["data"]["differs"]
@@ -276,7 +276,7 @@ def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -
     )
 
 
-def _recovery(policy: Policy, records: Sequence[Record], known: Knowledge) -> list[Recovery]:
+def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -> list[Recovery]:
     """Return each runbook that a rule runs: what it does, and how often it was verified."""
     used: Counter[str] = Counter()
     ends: Counter[tuple[str, str]] = Counter()
@@ -300,7 +300,8 @@ def _recovery(policy: Policy, records: Sequence[Record], known: Knowledge) -> li
             used=used[name],
             verified=ends[name, "passed"],
             failed=ends[name, "failed"],
-            shown=known.recoveries(runbook.verbs) or Unknown("not shown by the benchmarks"),
+            recoveries=knowledge.recoveries(runbook.verbs)
+            or Unknown("not shown by the benchmarks"),
         )
         for name, runbook in policy.runbooks.items()
         if name in names
@@ -371,7 +372,7 @@ def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
 
 
 def _limits(
-    described: Record, frames: Frames, policy: Policy | None, known: Knowledge
+    described: Record, frames: Frames, policy: Policy | None, knowledge: Knowledge
 ) -> list[str]:
     limits = []
     if described.get("tier_reason"):
@@ -381,5 +382,7 @@ def _limits(
     limits.append("one device per rank is counted, and the steps of the leading rank")
     if policy is not None:
         packs = dict.fromkeys(rule.id.partition(".")[0] for rule in policy.rules)
-        limits += [f"{pack} also fires on: {text}" for pack in packs for text in known.alarms(pack)]
+        limits += [
+            f"{pack} also fires on: {text}" for pack in packs for text in knowledge.alarms(pack)
+        ]
     return limits

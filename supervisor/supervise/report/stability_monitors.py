@@ -112,7 +112,7 @@ class Knowledge:
 
 
 def monitors(
-    policy: Policy, frames: Frames, known: Knowledge, records: Sequence[Record]
+    policy: Policy, frames: Frames, knowledge: Knowledge, records: Sequence[Record]
 ) -> list[Monitor]:
     """Return each signal that a rule reads."""
     readers: dict[str, dict[str, None]] = {}
@@ -124,9 +124,9 @@ def monitors(
     no_formula = Unknown("the job reports it; this installation has no formula of it")
     rows = []
     for metric, rules in sorted(readers.items()):
-        signal, sample = known.signal(metric), frames.samples.get(metric)
+        signal, sample = knowledge.signal(metric), frames.samples.get(metric)
         version: str | Unknown = no_formula if signal is None else signal.formula_version
-        if signal is not None and recorded_with not in (None, known.formulas_sha256):
+        if signal is not None and recorded_with not in (None, knowledge.formulas_sha256):
             version = Unknown(f"recorded with other formulas (sha256 {recorded_with})")
         share: float | Unknown
         if sample is None:
@@ -144,7 +144,7 @@ def monitors(
                 formula=no_formula if signal is None else signal.formula,
                 formula_version=version,
                 rules=list(rules),
-                faults=[name for name, fault in known.faults.items() if fault.moves == metric],
+                faults=[name for name, fault in knowledge.faults.items() if fault.moves == metric],
                 present_in=share,
                 healthy_baseline=baseline,
             )
@@ -164,7 +164,7 @@ def _formulas(records: Sequence[Record]) -> str | None:
 def rules(
     policy: Policy,
     frames: Frames,
-    known: Knowledge,
+    knowledge: Knowledge,
     records: Sequence[Record],
     drills: Sequence[InjectedFault],
     citations: Sequence[Mapping[str, Any]],
@@ -189,16 +189,16 @@ def rules(
                 mode=policy.mode_of(rule),
                 condition=rule.text + (f" for {rule.for_steps}" * (rule.for_steps > 1)),
                 thresholds={name: _thresholds(detector) for name, detector in detectors.items()},
-                threshold_source=known.source(policy, rule),
+                threshold_source=knowledge.source(policy, rule),
                 response=response,
                 stops=response == HOLD
                 or (runbook is not None and not STOPPING.isdisjoint(runbook.verbs)),
-                fired=counts[rule.id],
+                alarms=counts[rule.id],
                 state=_state(detectors.values(), frames),
                 lead_time=_lead_time(
-                    rule.id, policy.digest_of(rule), known, alarms, drills, citations
+                    rule.id, policy.digest_of(rule), knowledge, alarms, drills, citations
                 ),
-                blind_to=[known.blind_to[kind] for kind in kinds if kind in known.blind_to],
+                blind_to=[knowledge.blind_to[kind] for kind in kinds if kind in knowledge.blind_to],
             )
         )
     return rows
@@ -232,7 +232,7 @@ def _state(detectors: Iterable[Detector], frames: Frames) -> str:
 def _lead_time(
     rule: str,
     digest: str,
-    known: Knowledge,
+    knowledge: Knowledge,
     alarms: Sequence[Record],
     drills: Sequence[InjectedFault],
     citations: Sequence[Mapping[str, Any]],
@@ -252,7 +252,7 @@ def _lead_time(
         and result["digest"] == digest
         and result["delays"]
     ]
-    recordings = known.shown.get("recordings", {})
+    recordings = knowledge.shown.get("recordings", {})
     shown = recordings.get("rules", {}).get(rule)
     of_recordings = None
     if shown is not None and shown["digest"] == digest and shown["faults"]:

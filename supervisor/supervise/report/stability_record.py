@@ -66,7 +66,7 @@ class Reload(Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     record: int
     digest: str | None
-    by: str
+    reason: str = field(name="by")
 
 
 class RecordedPolicy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ class IdentityChange(Struct, frozen=True, forbid_unknown_fields=True):
 class JobIdentity(Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of the job from its first step on: code, packages, data, machine."""
 
-    first: Mapping[str, Any]
+    initial: Mapping[str, Any] = field(name="first")
     changes: Sequence[IdentityChange]
 
 
@@ -163,7 +163,7 @@ class RecordedRule(Struct, frozen=True, forbid_unknown_fields=True):
     threshold_source: str
     response: str
     stops: bool
-    fired: int
+    alarms: int = field(name="fired")
     state: str
     lead_time: LeadTime
     blind_to: Sequence[str]
@@ -238,7 +238,7 @@ class Recovery(Struct, frozen=True, forbid_unknown_fields=True):
     used: int
     verified: int
     failed: int
-    shown: Sequence[Mapping[str, Any]] | Unknown
+    recoveries: Sequence[Mapping[str, Any]] | Unknown = field(name="shown")
 
 
 class BlindRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -356,11 +356,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple[str, Any, Any]]:
     """Return `(path, old, new)` of each leaf that differs; None for one that is missing."""
-    before, after = dict(leaves(old.as_json())), dict(leaves(new.as_json()))
+    old_leaves, new_leaves = dict(leaves(old.as_json())), dict(leaves(new.as_json()))
     return [
-        (path, before.get(path), after.get(path))
-        for path in dict.fromkeys((*before, *after))
-        if path not in before or path not in after or before[path] != after[path]
+        (path, old_leaves.get(path), new_leaves.get(path))
+        for path in dict.fromkeys((*old_leaves, *new_leaves))
+        if path not in old_leaves or path not in new_leaves or old_leaves[path] != new_leaves[path]
     ]
 
 
@@ -369,9 +369,11 @@ def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple
 
     Where another installation wrote it, what comes from that is left out.
     """
-    same = recorded.made_by == rebuilt.made_by
+    is_same_installation = recorded.made_by == rebuilt.made_by
     paths = [path for path, _, _ in differences(recorded, rebuilt)]
-    return [path for path in paths if same or not _is_of_installation(path)], same
+    return [
+        path for path in paths if is_same_installation or not _is_of_installation(path)
+    ], is_same_installation
 
 
 def _is_of_installation(path: str) -> bool:

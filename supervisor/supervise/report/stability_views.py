@@ -68,7 +68,7 @@ def blocks(record: StabilityRecord) -> Iterator[Block]:
     yield _pairs("Policy", record.policy)
     identity = {
         name: _packages(value) if name == "packages" else value
-        for name, value in record.identity.first.items()
+        for name, value in record.identity.initial.items()
     }
     yield _pairs("Identity of the job at its first launch", identity)
     yield _table("Changes of the identity", record.identity.changes)

@@ -41,7 +41,7 @@ from ..core.model.policy import Policy
 from ..core.runbooks.steps import awaited_action
 from ..core.state.incident import verb_of
 from ..errors import StoreError
-from ..outputs.outbox import Outbox
+from ..notifiers.outbox import Outbox
 from ..store import audit
 from ..store.recorder import Recorder
 from ..store.run_directory import RunDir

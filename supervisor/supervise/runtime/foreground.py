@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..outputs.outbox import Outbox
-from ..report.receipt import counted, shown
+from ..notifiers.outbox import Outbox
+from ..report.receipt import counted, run_path
 from ..store import files
 from ..system import Thread
 from .loop import App
@@ -125,7 +125,7 @@ class Foreground:
         if hanging == self._hanging:
             return
         self._hanging = hanging
-        where = shown(self._app.settings.run)
+        where = run_path(self._app.settings.run)
         if hanging:
             self._app.settings.print_line(
                 f"supervise: the disk of {where} does not answer. The job goes on and gets its "
@@ -139,7 +139,7 @@ class Foreground:
     def _abandon(self, process: Process, trouble: str) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
         app = self._app
-        code, where = app.exit_code(process), shown(app.settings.run)
+        code, where = app.exit_code(process), run_path(app.settings.run)
         ending = f"supervise: exit code {code}; the disk of {where} {trouble}. "
         if app.closed:
             self._app.settings.print_line(

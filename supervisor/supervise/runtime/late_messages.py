@@ -27,7 +27,7 @@ from .. import system
 from ..core.model.interfaces import Message, NotifyError
 from ..errors import InputError, StoreError
 from ..notifiers import Sender, build
-from ..outputs.outbox import Undelivered
+from ..notifiers.outbox import Undelivered
 from ..store import files, run_directory
 from ..store.run_directory import RunDir
 from ..system import Thread

@@ -37,7 +37,7 @@ from ..core.state import rule_scope
 from ..core.state.incident import HELD
 from ..core.state.run_state import State
 from ..errors import ActionError, SegmentError
-from ..outputs.outbox import DRAIN_S, Outbox
+from ..notifiers.outbox import DRAIN_S, Outbox
 from ..store import files
 from ..store.quarantine_list import Quarantine
 from ..store.recorder import Recorder

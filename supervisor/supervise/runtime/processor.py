@@ -42,7 +42,7 @@ from ..core.runbooks import steps
 from ..core.state.incident import verb_of
 from ..core.state.runbook_execution import RunbookExecution
 from ..errors import ActionError
-from ..outputs.outbox import Outbox, Result, Trouble, message_of
+from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..report.incident_files import IncidentFiles
 from ..report.incident_views import with_report
 from ..store.recorder import Recorder

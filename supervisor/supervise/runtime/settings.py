@@ -34,8 +34,8 @@ from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..core.state.run_state import State
 from ..errors import StoreError, understood
-from ..outputs.dead_man_ping import DeadManPing
-from ..outputs.prometheus.openmetrics import RunMetrics
+from ..notifiers.heartbeat import DeadManPing
+from ..report.openmetrics import RunMetrics
 from ..store import audit, journal, policies
 from ..store.policies import Load, Reloader
 from ..store.run_directory import RunDir

@@ -15,8 +15,8 @@ from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
 from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError, no_space
-from ..outputs.dead_man_ping import Vitals
-from ..outputs.outbox import Trouble
+from ..notifiers.heartbeat import Vitals
+from ..notifiers.outbox import Trouble
 from ..store.recorder import Recorder
 from ..store.run_directory import IDENTITY, RunDir
 from . import status

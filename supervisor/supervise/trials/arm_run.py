@@ -45,9 +45,9 @@ RESUMING = (
 
 def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
     """Return the environment of an arm that writes to `out`."""
-    kept = {name: value for name, value in environ.items() if name not in RESUMING}
-    own = {"WANDB_DIR": str(out), "MLFLOW_TRACKING_URI": (out / "mlruns").as_uri()}
-    return {**kept, **OFFLINE, **own}
+    inherited = {name: value for name, value in environ.items() if name not in RESUMING}
+    own_variables = {"WANDB_DIR": str(out), "MLFLOW_TRACKING_URI": (out / "mlruns").as_uri()}
+    return {**inherited, **OFFLINE, **own_variables}
 
 
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
@@ -55,7 +55,7 @@ MAX_FILES = 20_000  # of a working directory that are compared; more would delay
 NOT_COMPARED = frozenset({"__pycache__", "node_modules"})  # and all whose name begins with a dot
 
 
-def harmless(environ: dict[str, str], *own: Path) -> tuple[str, ...]:
+def harmless(environ: dict[str, str], *variables: Path) -> tuple[str, ...]:
     """Return the directories that an arm may write to: its own, caches, and the temporary one."""
     home = Path(environ.get("HOME") or "/")
     caches = [
@@ -64,12 +64,12 @@ def harmless(environ: dict[str, str], *own: Path) -> tuple[str, ...]:
         *(str(home / name) for name in (".triton", ".nv", ".config/matplotlib")),
         tempfile.gettempdir(),
     ]
-    return tuple(os.path.realpath(one) for one in (*SYSTEM, *caches, *map(str, own)))
+    return tuple(os.path.realpath(part) for part in (*SYSTEM, *caches, *map(str, variables)))
 
 
 def is_inside(path: str, directories: Iterable[str]) -> bool:
     """Return whether a path is one of the directories or below one."""
-    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in directories)
+    return any(path == part or path.startswith(part.rstrip("/") + "/") for part in directories)
 
 
 def open_for_writing(pids: Sequence[int]) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _is_written(pid: int, name: str) -> bool:
 
 def fingerprint(directory: Path, skipped: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return `(time of change in ns, bytes)` of the files below a directory; {} for too many."""
-    found: dict[str, tuple[int, int]] = {}
+    paths: dict[str, tuple[int, int]] = {}
     for folder, names, files in os.walk(directory):
         names[:] = [
             name
@@ -104,17 +104,19 @@ def fingerprint(directory: Path, skipped: Sequence[str]) -> dict[str, tuple[int,
         for name in files:
             with suppress(OSError):
                 status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - thousands of them
-                found[f"{folder}/{name}"] = status.st_mtime_ns, status.st_size
-        if len(found) > MAX_FILES:
+                paths[f"{folder}/{name}"] = status.st_mtime_ns, status.st_size
+        if len(paths) > MAX_FILES:
             return {}
-    return found
+    return paths
 
 
-def changed(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
+def changed(
+    old_state: dict[str, tuple[int, int]], new_state: dict[str, tuple[int, int]]
+) -> list[str]:
     """Return which files are new or other ones; nothing where one of both is not known."""
-    if not before or not after:
+    if not old_state or not new_state:
         return []
-    return sorted(path for path, about in after.items() if before.get(path) != about)
+    return sorted(path for path, about in new_state.items() if old_state.get(path) != about)
 
 
 POLL_S = 0.2
@@ -189,7 +191,7 @@ def run_arm(
     spec.out.mkdir(parents=True)
     env = arm_environment(environ, spec.out)
     fine = harmless(env, directory, spec.out)
-    before = fingerprint(spec.cwd, fine)
+    old_state = fingerprint(spec.cwd, fine)
     start = time.monotonic()
     watch = ["-m", "supervise", "run", "--policy", spec.policy, "--run-dir", str(path), "-q"]
     log = directory / f"{spec.name}.log"
@@ -207,8 +209,8 @@ def run_arm(
             code = follower.follow(child)
         finally:
             child.end()
-    after = fingerprint(spec.cwd, fine)
-    outside = sorted({*follower.outside, *changed(before, after)})
+    new_state = fingerprint(spec.cwd, fine)
+    outside = sorted({*follower.outside, *changed(old_state, new_state)})
     if not spec.keep:
         shutil.rmtree(spec.out, ignore_errors=True)
     try:
@@ -247,8 +249,8 @@ class _Follower:
         """CPU seconds per step between the first and the last sample."""
         if len(self._samples) < 2 or self._samples[1][2] - self._samples[0][2] < LEAST_S:
             return None
-        (step, cpu, _), (last, end, _) = self._samples
-        return (end - cpu) / (last - step)
+        (step, cpu, _), (last_step, end, _) = self._samples
+        return (end - cpu) / (last_step - step)
 
     def follow(self, child: Child) -> int:
         """Return the exit code once the arm has ended."""
@@ -273,27 +275,27 @@ class _Follower:
         job = self._job()
         if job is None:
             return
-        pids = [one.pid for one in job]
+        pids = [process.pid for process in job]
         for path in open_for_writing(pids):
             if not is_inside(os.path.realpath(path), self._fine):
                 self.outside.add(path)
         step = self._newest_step()
         if step is None:
             return
-        made = self._made(step)
-        if step != self._step and made >= self._spec.warmup:
+        steps = self._count_steps(step)
+        if step != self._step and steps >= self._spec.warmup:
             sample = step, _cpu_seconds(job), time.monotonic()
             self._samples = [*self._samples[:1], sample]
         self._step = step
-        if made > self._spec.steps:  # not sooner: one that ends there may still crash
+        if steps > self._spec.steps:  # not sooner: one that ends there may still crash
             self._stop(child)
 
     def _job(self) -> list[psutil.Process] | None:
         """Return the processes of the job, None before there are any."""
         with suppress(OSError, ValueError, KeyError, StoreError, psutil.Error):
             launch = RunDir.open(self._path).read_json("launch.json")
-            first = psutil.Process(int(launch["pid"]))
-            return [first, *first.children(recursive=True)]
+            main_process = psutil.Process(int(launch["pid"]))
+            return [main_process, *main_process.children(recursive=True)]
         return None
 
     def _newest_step(self) -> int | None:
@@ -303,7 +305,7 @@ class _Follower:
             return None if step is None or step < 0 else int(step)
         return None
 
-    def _made(self, step: int) -> int:
+    def _count_steps(self, step: int) -> int:
         """Return how many steps were made; the first one is read once."""
         if self._first_step is None:
             with suppress(StoreError):

@@ -73,7 +73,7 @@ class Arm:
         return self.exit_code == 0 and not self.live
 
     @property
-    def first(self) -> int:
+    def first_step(self) -> int:
         """The first step; 0 for a run without any."""
         return min(self.steps, default=0)
 
@@ -108,8 +108,8 @@ class ArmBuilder:
         self.attempts = max(self.attempts, attempt)
         ranks = self._rows.setdefault(step, {})
         if rank not in ranks or attempt >= ranks[rank][0]:
-            wanted = (*USED, FINGERPRINT, *self.metrics)
-            ranks[rank] = attempt, {name: values[name] for name in wanted if name in values}
+            metrics = (*USED, FINGERPRINT, *self.metrics)
+            ranks[rank] = attempt, {name: values[name] for name in metrics if name in values}
 
     def arm(
         self,
@@ -124,9 +124,9 @@ class ArmBuilder:
         """Return the arm."""
         steps, prints = {}, {}
         for step, ranks in self._rows.items():
-            found = [(rank, values) for rank, (_, values) in sorted(ranks.items())]
-            steps[step] = _over_ranks([values for _, values in found])
-            prints[step] = tuple((r, v[FINGERPRINT]) for r, v in found if FINGERPRINT in v)
+            rows = [(rank, values) for rank, (_, values) in sorted(ranks.items())]
+            steps[step] = _over_ranks([values for _, values in rows])
+            prints[step] = tuple((r, v[FINGERPRINT]) for r, v in rows if FINGERPRINT in v)
         return Arm(
             name=name,
             steps=steps,
@@ -164,11 +164,11 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """An action on the job, ordered after step `step`; `done`: it was carried out."""
+    """An action on the job, ordered after step `step`; `is_done`: it was carried out."""
 
     verb: str
     step: int
-    done: bool
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)

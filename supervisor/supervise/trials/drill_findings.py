@@ -46,8 +46,8 @@ def spread_of(series: Series, onset: int) -> float:
     By successive differences, which a trend hardly touches (von Neumann, 1941): 1.4826 x the median
     deviation of those, over the root of 2.
     """
-    before = [series[step] for step in sorted(series) if step < onset]
-    values = [value for value in before if math.isfinite(value)][-RECENT:]
+    values_before = [series[step] for step in sorted(series) if step < onset]
+    values = [value for value in values_before if math.isfinite(value)][-RECENT:]
     if len(values) < LEAST:
         return math.nan
     steps = [b - a for a, b in pairwise(values)]
@@ -100,10 +100,10 @@ def moved(run: Series, control: Series, onset: int, until: int) -> int | None:
     None: it did not, or there are too few values before the onset to tell.
     """
     differences = {step: run[step] - control[step] for step in run if step in control}
-    own, apart = spread_of(control, onset), spread_of(differences, onset)
-    if math.isnan(own) or math.isnan(apart):
+    own_spread, apart = spread_of(control, onset), spread_of(differences, onset)
+    if math.isnan(own_spread) or math.isnan(apart):
         return None
-    noise = STILL_MADS * max(own, apart)
+    noise = STILL_MADS * max(own_spread, apart)
     for step in sorted(differences):
         limit = max(noise, STILL_SHARE * abs(control[step]))
         if onset <= step < until and not abs(differences[step]) <= limit:
@@ -152,10 +152,10 @@ METRICS = tuple(sorted({metric for unaffected in UNAFFECTED.values() for metric 
 
 def is_unaffected(metrics: Collection[str], fault: str) -> bool:
     """Return whether a monitor of these metrics measures nothing that a fault changes."""
-    left = (
+    judged_metrics = (
         set(metrics) - set(UNAFFECTED.get(fault, ())) - (frozenset() if fault in WAITING else TIMED)
     )
-    return bool(metrics) and not left
+    return bool(metrics) and not judged_metrics
 
 
 TAIL = 20  # steps of a final loss
@@ -229,7 +229,7 @@ class Finding:
     @property
     def page(self) -> Detection | None:
         """The first alarm of SEV0 or SEV1."""
-        return next((one for one in self.detections if one.severity in PAGES), None)
+        return next((finding for finding in self.detections if finding.severity in PAGES), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +283,22 @@ class _Score:
     false_alarms: int = 0
 
 
-def unhealthy(arm: FaultArm, metric: str, planned: int, at: int) -> str:
+def unhealthy(arm: FaultArm, metric: str, planned: int, fault_step: int) -> str:
     """Return why a healthy run cannot be a control, "" if it can.
 
     Args:
-        metric: the loss. planned: steps of a whole run. at: step of the faults.
+        metric: the loss. planned: steps of a whole run.
     """
     if text := ending(arm, planned):
         return text
-    loss = arm.arm.series(metric, 0, arm.arm.first + planned)
-    before = sum(step < at and math.isfinite(value) for step, value in loss.items())
+    loss = arm.arm.series(metric, 0, arm.arm.first_step + planned)
+    values_before = sum(step < fault_step and math.isfinite(value) for step, value in loss.items())
     if not loss:
         return f"has no {metric}"
-    if before < RECENT:
-        return f"has {before} values of {metric} before step {at}; {RECENT} are needed"
+    if values_before < RECENT:
+        return (
+            f"has {values_before} values of {metric} before step {fault_step}; {RECENT} are needed"
+        )
     if not all(map(math.isfinite, loss.values())):
         return f"has a {metric} that is not finite"
     return ""
@@ -315,70 +317,78 @@ def finding(runs: Runs, metric: str, planned: int, reads: Mapping[str, Collectio
     fault, seed, unattended, acting = runs.drill.text, runs.seed, runs.unattended, runs.acting
     onset = unattended.injected
     if unattended.refused or onset is None:
-        why = unattended.refused or "the job ended before the step of the fault"
-        return Finding(fault, seed, excluded=why)
+        reason = unattended.refused or "the job ended before the step of the fault"
+        return Finding(fault, seed, excluded=reason)
     if runs.control.acts:
         return Finding(fault, seed, excluded="the healthy run of this seed was acted on")
-    last = runs.control.arm.first + planned
-    loss, healthy = (one.arm.series(metric, 0, last) for one in (unattended, runs.control))
+    end_step = runs.control.arm.first_step + planned
+    loss, healthy = (
+        fault_arm.arm.series(metric, 0, end_step) for fault_arm in (unattended, runs.control)
+    )
     if not loss or math.isnan(spread_of(healthy, onset)):
         return Finding(fault, seed, excluded=f"too few values of {metric}")
-    left = departure(loss, healthy, onset)
-    alarms = list(_detections(unattended, runs.control, onset, last))
+    loss_departure = departure(loss, healthy, onset)
+    alarms = list(_detections(unattended, runs.control, onset, end_step))
     wrong = [a.rule for a in alarms if is_unaffected(reads.get(a.rule, ()), runs.drill.name)]
     end = ending(unattended, planned)
     final, final_healthy = last_mean(loss, TAIL), last_mean(healthy, TAIL)
     noise = spread_of(healthy, onset)
     margin = max(WORSE * abs(final_healthy), 2.0 * noise / math.sqrt(TAIL / 4.0))
-    kept = None if acting is None else acting.arm.series(metric, 0, last)
+    acting_loss = None if acting is None else acting.arm.series(metric, 0, end_step)
     end_acting = "" if acting is None else ending(acting, planned)
-    met = acting is not None and acting.injected is not None and not end_acting
+    is_comparable = acting is not None and acting.injected is not None and not end_acting
     return Finding(
         fault,
         seed,
         injected=onset,
-        departed=None if left is None else left.step - onset,
-        size=0.0 if left is None else left.size,
+        departed=None if loss_departure is None else loss_departure.step - onset,
+        size=0.0 if loss_departure is None else loss_departure.size,
         detections=tuple(alarm for alarm in alarms if alarm.rule not in wrong),
         misattributed=tuple(wrong),
         lost=None if end else lost(loss, healthy, onset),
-        lost_acting=lost(kept, healthy, onset) if met and kept is not None else None,
+        lost_acting=lost(acting_loss, healthy, onset)
+        if is_comparable and acting_loss is not None
+        else None,
         repeated=0 if acting is None else acting.repeated,
         final=final,
-        final_acting=None if kept is None else last_mean(kept, TAIL),
+        final_acting=None if acting_loss is None else last_mean(acting_loss, TAIL),
         final_healthy=final_healthy,
         acts=() if acting is None else _acts(acting, onset),
         end=end,
         end_acting=end_acting,
         harmed=bool(end) or not final - final_healthy <= margin,
         lower=final_healthy - final > margin,
-        moved=tuple(_moved(runs, onset, last if left is None else left.step)),
+        moved=tuple(
+            _moved(runs, onset, end_step if loss_departure is None else loss_departure.step)
+        ),
         not_repeatable=_differs(loss, healthy, onset, noise),
     )
 
 
 def _detections(
-    unattended: FaultArm, control: FaultArm, onset: int, last: int
+    unattended: FaultArm, control: FaultArm, onset: int, end_step: int
 ) -> Iterator[Detection]:
     """Yield the first alarm of each monitor, less those that the control has as early."""
-    first: dict[str, Alarm] = {}
+    first_alarms: dict[str, Alarm] = {}
     for alarm in unattended.alarms:
-        if onset <= alarm.step < last:
-            first.setdefault(alarm.rule, alarm)
+        if onset <= alarm.step < end_step:
+            first_alarms.setdefault(alarm.rule, alarm)
     anyway = {a.rule: a.step for a in reversed(control.alarms) if a.step >= onset}
-    own = [a for a in first.values() if not anyway.get(a.rule, a.step + 1) <= a.step]
-    for alarm in sorted(own, key=lambda a: (a.step, a.severity, a.rule)):
+    own_alarms = [a for a in first_alarms.values() if not anyway.get(a.rule, a.step + 1) <= a.step]
+    for alarm in sorted(own_alarms, key=lambda a: (a.step, a.severity, a.rule)):
         yield Detection(alarm.rule, alarm.severity, alarm.step - onset)
 
 
 def _acts(arm: FaultArm, onset: int) -> tuple[tuple[str, int], ...]:
-    return tuple((a.verb, a.step - onset) for a in arm.acts if a.done)
+    return tuple((a.verb, a.step - onset) for a in arm.acts if a.is_done)
 
 
 def _moved(runs: Runs, onset: int, until: int) -> Iterator[tuple[str, int]]:
     for metric in UNAFFECTED.get(runs.drill.name, ()):
-        one, other = (a.arm.series(metric, 0, until) for a in (runs.unattended, runs.control))
-        step = moved(one, other, onset, until)
+        unattended, control = (
+            a.arm.series(metric, 0, until) for a in (runs.unattended, runs.control)
+        )
+        step = moved(unattended, control, onset, until)
         if step is not None:
             yield metric, step - onset
 
@@ -390,54 +400,54 @@ def _differs(loss: Series, control: Series, onset: int, noise: float) -> bool:
 
 def ending(arm: FaultArm, planned: int) -> str:
     """Return how a run ended, "" as planned."""
-    one = arm.arm
-    made = one.end - one.first if one.steps else 0
-    if made >= planned and (not one.crashed or one.stopped):
+    run = arm.arm
+    steps = run.end - run.first_step if run.steps else 0
+    if steps >= planned and (not run.crashed or run.stopped):
         return ""
-    if one.stopped:
-        return f"stood still and was stopped after {made} steps"
-    code = "without a record of it" if one.exit_code is None else f"with code {one.exit_code}"
-    return f"ended after {made} steps {code}"
+    if run.stopped:
+        return f"stood still and was stopped after {steps} steps"
+    code = "without a record of it" if run.exit_code is None else f"with code {run.exit_code}"
+    return f"ended after {steps} steps {code}"
 
 
 def healthy(seed: int, arm: FaultArm, metric: str, planned: int) -> Healthy:
     """Return what a healthy run showed."""
-    last = arm.arm.first + planned
-    loss = arm.arm.series(metric, 0, last)
-    alarms = tuple(alarm for alarm in arm.alarms if alarm.step < last)
+    end_step = arm.arm.first_step + planned
+    loss = arm.arm.series(metric, 0, end_step)
+    alarms = tuple(alarm for alarm in arm.alarms if alarm.step < end_step)
     return Healthy(seed, len(arm.arm.steps), last_mean(loss, TAIL), alarms, _acts(arm, 0))
 
 
-def monitors(found: Sequence[Finding], controls: Sequence[Healthy]) -> list[Monitor]:
+def monitors(findings: Sequence[Finding], controls: Sequence[Healthy]) -> list[Monitor]:
     """Return every rule with an alarm of its own or a false one, the most valuable first."""
     scores: dict[str, _Score] = {}
-    for one in found:
-        for alarm in one.detections:
+    for finding in findings:
+        for alarm in finding.detections:
             of_rule = scores.setdefault(alarm.rule, _Score(alarm.severity))
             of_rule.severity = min(of_rule.severity, alarm.severity)
-            of_rule.delays.setdefault(one.fault, []).append(alarm.delay)
-            if one.departed is not None:
-                of_rule.leads.setdefault(one.fault, []).append(one.departed - alarm.delay)
+            of_rule.delays.setdefault(finding.fault, []).append(alarm.delay)
+            if finding.departed is not None:
+                of_rule.leads.setdefault(finding.fault, []).append(finding.departed - alarm.delay)
     for control in controls:
         for false in control.alarms:
             scores.setdefault(false.rule, _Score(false.severity)).false_alarms += 1
     wrong: dict[str, dict[str, None]] = {}
-    for one in found:
-        for rule in one.misattributed:
-            wrong.setdefault(rule, {})[one.fault] = None
+    for finding in findings:
+        for rule in finding.misattributed:
+            wrong.setdefault(rule, {})[finding.fault] = None
             scores.setdefault(rule, _Score("SEV2"))
-    made = [
+    rows = [
         Monitor(
             rule,
-            one.severity,
-            one.delays,
-            one.leads,
-            one.false_alarms,
+            score.severity,
+            score.delays,
+            score.leads,
+            score.false_alarms,
             tuple(wrong.get(rule, ())),
         )
-        for rule, one in scores.items()
+        for rule, score in scores.items()
     ]
-    return sorted(made, key=_worth)
+    return sorted(rows, key=_worth)
 
 
 def _worth(monitor: Monitor) -> tuple[float, ...]:

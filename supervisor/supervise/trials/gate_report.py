@@ -8,7 +8,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ..report.pages import Figure, figure_over_steps, render
 from .gate_statistics import Effect
@@ -21,7 +21,7 @@ POINTS = 200  # of a plotted series; each is the mean of the steps around it
 class Steps(Struct, frozen=True):
     """The steps that count; `end` is excluded."""
 
-    first: int
+    start: int = field(name="first")
     end: int
 
 

@@ -65,7 +65,7 @@ def look_levels(shares: Sequence[float], alpha: float) -> list[float]:
     alarm is at most `alpha`, whatever the correlation of the looks.
     """
     spent = [spent_alpha(share, alpha) for share in shares]
-    return [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
+    return [now - previous for previous, now in zip([0.0, *spent], spent, strict=False)]
 
 
 def autocorrelation_time(series: Sequence[float]) -> float:
@@ -76,13 +76,13 @@ def autocorrelation_time(series: Sequence[float]) -> float:
     out. It is that of the residuals of a fitted line: a difference that shrinks steadily is no
     memory, and would leave too few blocks to establish it.
     """
-    rest = _without_line(series)
-    variance = sum(map(mul, rest, rest))
+    residuals = _without_line(series)
+    variance = sum(map(mul, residuals, residuals))
     if variance <= ROUNDING * sum(map(mul, series, series)):
         return 1.0
     tau = 1.0
-    for lag in range(1, len(rest) // 2):
-        tau += 2.0 * sum(map(mul, rest, rest[lag:])) / variance
+    for lag in range(1, len(residuals) // 2):
+        tau += 2.0 * sum(map(mul, residuals, residuals[lag:])) / variance
         if lag >= WINDOW * tau:
             break
     return max(1.0, tau)
@@ -94,9 +94,9 @@ def _without_line(series: Sequence[float]) -> list[float]:
     if count < 2:
         return [0.0] * count
     middle, centre = fmean(series), (count - 1) / 2.0
-    at = [n - centre for n in range(count)]
-    slope = sum(map(mul, at, series)) / sum(map(mul, at, at))
-    return [value - middle - slope * x for value, x in zip(series, at, strict=True)]
+    positions = [n - centre for n in range(count)]
+    slope = sum(map(mul, positions, series)) / sum(map(mul, positions, positions))
+    return [value - middle - slope * x for value, x in zip(series, positions, strict=True)]
 
 
 def block_means(series: Sequence[float], length: int) -> list[float]:
@@ -107,8 +107,10 @@ def block_means(series: Sequence[float], length: int) -> list[float]:
     so has several times its nominal rate of false alarms.
     """
     count = len(series) // length
-    first = len(series) - count * length
-    return [fmean(series[at : at + length]) for at in range(first, len(series), length)]
+    skipped = len(series) - count * length
+    return [
+        fmean(series[offset : offset + length]) for offset in range(skipped, len(series), length)
+    ]
 
 
 def successive_variance(series: Sequence[float]) -> float:
@@ -185,13 +187,15 @@ def differences(baseline: Arm, candidate: Arm, metric: str, start: int, end: int
     b = candidate.series(metric, start, end)
     steps = [s for s in a if s in b and math.isfinite(a[s]) and math.isfinite(b[s])]
     values = [b[s] - a[s] for s in steps]
-    known = [
+    same_batch = [
         baseline.fingerprints[s] == candidate.fingerprints[s]
         for s in steps
         if baseline.fingerprints.get(s) and candidate.fingerprints.get(s)
     ]
-    compared = len(known) / len(steps) if steps else 0.0
-    paired = bool(known) and compared >= AGREEING and sum(known) >= AGREEING * len(known)
+    compared = len(same_batch) / len(steps) if steps else 0.0
+    paired = (
+        bool(same_batch) and compared >= AGREEING and sum(same_batch) >= AGREEING * len(same_batch)
+    )
     excess = 1.0
     if not paired and steps:
         length = block_length(values)
@@ -232,32 +236,35 @@ def estimate(
     lengths = [block_length(pair.values) for pair in pairs]
     blocks = [block_means(pair.values, length) for pair, length in zip(pairs, lengths, strict=True)]
     count = min(map(len, blocks))
-    found: list[tuple[float, int, str]] = []  # half of the interval, freedom, basis
+    intervals: list[tuple[float, int, str]] = []  # half of the interval, freedom, basis
     if count >= BLOCKS:
-        freedom = sum(len(one) - 1 for one in blocks)
+        freedom = sum(len(block) - 1 for block in blocks)
         squares = sum(
-            pair.excess * variance(one) / len(one) for pair, one in zip(pairs, blocks, strict=True)
+            pair.excess * variance(means) / len(means)
+            for pair, means in zip(pairs, blocks, strict=True)
         )
         half = student_quantile(1.0 - level, freedom) * math.sqrt(squares) / len(pairs)
-        found.append((half, freedom, "blocks"))
+        intervals.append((half, freedom, "blocks"))
     paired = all(pair.paired for pair in pairs)
-    zeros = [fmean(one.values) for one in calibration if one.values and one.paired == paired]
+    zeros = [fmean(p.values) for p in calibration if p.values and p.paired == paired]
     freedom = len(means) - 1 + len(zeros)
     if freedom >= REPLICATES:
-        squares = sum((one - mean) ** 2 for one in means) + sum(one * one for one in zeros)
+        squares = sum((deviation_of_mean - mean) ** 2 for deviation_of_mean in means) + sum(
+            zero * zero for zero in zeros
+        )
         deviation = math.sqrt(squares / freedom / len(means))
-        found.append((student_quantile(1.0 - level, freedom) * deviation, freedom, "seeds"))
+        intervals.append((student_quantile(1.0 - level, freedom) * deviation, freedom, "seeds"))
     taus = [autocorrelation_time(pair.values) for pair in pairs]
     sizes = [len(pair.values) / tau for pair, tau in zip(pairs, taus, strict=True)]
-    if not found and min(sizes) >= BLOCKS:
+    if not intervals and min(sizes) >= BLOCKS:
         freedom = sum(int(size) - 1 for size in sizes)
         squares = sum(
             pair.excess * variance(pair.values) / size
             for pair, size in zip(pairs, sizes, strict=True)
         )
         half = student_quantile(1.0 - level, freedom) * math.sqrt(squares) / len(pairs)
-        found.append((half, freedom, "steps"))
-    half, freedom, basis = max(found, default=(math.inf, 0, "insufficient"))
+        intervals.append((half, freedom, "steps"))
+    half, freedom, basis = max(intervals, default=(math.inf, 0, "insufficient"))
     tau = max(taus)
     length = max(lengths)
     return Effect(mean, mean - half, mean + half, level, count, length, tau, freedom, basis)

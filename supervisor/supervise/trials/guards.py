@@ -79,7 +79,7 @@ class Check:
     text: str
 
 
-def shown(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Return a number for a person, "" for none."""
     return "" if value is None else f"{value:.4g}"
 
@@ -106,7 +106,12 @@ Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidat
 
 
 def guards(
-    pair: int, baseline: Arm, candidate: Arm, found: Differences, span: tuple[int, int], plan: Plan
+    pair: int,
+    baseline: Arm,
+    candidate: Arm,
+    differences: Differences,
+    span: tuple[int, int],
+    plan: Plan,
 ) -> Iterator[Check]:
     """Yield the check of each guard of NAMES.
 
@@ -120,7 +125,7 @@ def guards(
         ("crash", lambda: _crash(*arms, None if plan.steps is None else end)),
         ("interventions", lambda: _interventions(*arms)),
         ("non_finite", lambda: _non_finite(*arms, plan.metric)),
-        ("loss_spikes", lambda: _spikes(found, plan.margin)),
+        ("loss_spikes", lambda: _spikes(differences, plan.margin)),
         (GRADIENT, lambda: _norm(*_series(arms, GRADIENT, start, end), least=0.0)),
         (UPDATE, lambda: _norm(*_series(arms, UPDATE, start, end), least=1.0 / NORM_RATIO)),
         (MEMORY[0], lambda: _memory(*_series(arms, MEMORY[0], start, end))),
@@ -130,10 +135,10 @@ def guards(
         ("throughput", lambda: _throughput(arms, start, end, plan.cpu_time)),
     ]
     for name, check in checks:
-        status, before, after, text = check()
+        status, old, new, text = check()
         if name in plan.ignored and name in IGNORABLE and status != "pass":
             status, text = "ignored", f"{status}: {text}"
-        yield Check("guard", name, pair, status, before, after, text)
+        yield Check("guard", name, pair, status, old, new, text)
 
 
 Series = Mapping[int, float]
@@ -159,23 +164,23 @@ def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> Found:
     A baseline with all `planned` steps may go on, or end otherwise; a candidate may then be stopped
     by a signal to its supervisor.
     """
-    before, after = _end(baseline), _end(candidate)
+    old, new = _end(baseline), _end(candidate)
     if candidate.crashed and candidate.stopped:
         if planned is not None and candidate.end >= planned:
-            return "pass", before, after, "the candidate was stopped after all planned steps"
+            return "pass", old, new, "the candidate was stopped after all planned steps"
         text = "the candidate was stopped by a signal before all planned steps"
-        return "inconclusive", before, after, text
+        return "inconclusive", old, new, text
     if candidate.crashed:
         text = f"the candidate ended with exit code {candidate.exit_code}"
-        return "fail", before, after, text
+        return "fail", old, new, text
     enough = planned is not None and baseline.end >= planned
     needed = [("candidate", candidate), *([] if enough else [("baseline", baseline)])]
     for name, arm in needed:
         if not arm.complete:
-            why = f"ended with {_end(arm)}" if arm.crashed else "has no record of its end"
-            text = f"the {name} {'is still running' if arm.live else why}"
-            return "inconclusive", before, after, text
-    return "pass", before, after, "the candidate ended with exit code 0"
+            reason = f"ended with {_end(arm)}" if arm.crashed else "has no record of its end"
+            text = f"the {name} {'is still running' if arm.live else reason}"
+            return "inconclusive", old, new, text
+    return "pass", old, new, "the candidate ended with exit code 0"
 
 
 def _end(arm: Arm) -> str:
@@ -185,14 +190,14 @@ def _end(arm: Arm) -> str:
 
 
 def _interventions(baseline: Arm, candidate: Arm) -> Found:
-    before, after = _touched(baseline), _touched(candidate)
-    found = before or "none", after or "none"
-    if after:
-        return "fail", found[0], found[1], f"the supervisor had to act on the candidate: {after}"
-    if before:
-        text = f"the supervisor acted on the baseline: {before}"
-        return "inconclusive", found[0], found[1], text
-    return "pass", found[0], found[1], "no step was made again, no learning rate was scaled"
+    old, new = _touched(baseline), _touched(candidate)
+    texts = old or "none", new or "none"
+    if new:
+        return "fail", texts[0], texts[1], f"the supervisor had to act on the candidate: {new}"
+    if old:
+        text = f"the supervisor acted on the baseline: {old}"
+        return "inconclusive", texts[0], texts[1], text
+    return "pass", texts[0], texts[1], "no step was made again, no learning rate was scaled"
 
 
 def _touched(arm: Arm) -> str:
@@ -204,46 +209,56 @@ def _touched(arm: Arm) -> str:
 
 def _non_finite(baseline: Arm, candidate: Arm, metric: str) -> Found:
     ours, theirs = _bad_steps(baseline, metric), _bad_steps(candidate, metric)
-    before, after = f"{len(ours)} steps", f"{len(theirs)} steps"
+    old, new = f"{len(ours)} steps", f"{len(theirs)} steps"
     if theirs:
-        return "fail", before, after, f"the candidate is not finite at step {theirs[0]}"
+        return "fail", old, new, f"the candidate is not finite at step {theirs[0]}"
     if ours:
-        return "inconclusive", before, after, f"the baseline is not finite at step {ours[0]}"
+        return "inconclusive", old, new, f"the baseline is not finite at step {ours[0]}"
     if not any(metric in values for values in candidate.steps.values()):
-        return "inconclusive", before, after, f"the candidate has no {metric}"
-    return "pass", before, after, "loss, gradient norm and update norm are finite"
+        return "inconclusive", old, new, f"the candidate has no {metric}"
+    return "pass", old, new, "loss, gradient norm and update norm are finite"
 
 
 def _bad_steps(arm: Arm, metric: str) -> list[int]:
     """Return the steps with a value that is not finite; a caught overflow is fine."""
-    found = []
+    steps = []
     for step, values in sorted(arm.steps.items()):
         names = (metric,) if values.get(OVERFLOW, 0.0) > 0.0 else (metric, GRADIENT, UPDATE)
         if not all(math.isfinite(values.get(name, 0.0)) for name in names):
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps
 
 
-def _spikes(found: Differences, margin: float) -> Found:
-    if not found.values:
+def _spikes(differences: Differences, margin: float) -> Found:
+    if not differences.values:
         return "inconclusive", "", "", "no step has a loss in both runs"
-    away = [_deviations(found.values, at, margin) for at in range(len(found.values))]
+    away = [
+        _deviations(differences.values, index, margin) for index in range(len(differences.values))
+    ]
     high = [value > SPIKE for value in away]
-    need, of = SPIKE_OF
-    at = [n for n in range(len(high)) if high[n] and sum(high[max(0, n + 1 - of) : n + 1]) >= need]
-    worst = shown(max(away))
-    if at:
-        text = f"{need} of {of} steps up to step {found.steps[at[0]]} are {SPIKE:g} deviations high"
+    need, window = SPIKE_OF
+    spikes = [
+        n for n in range(len(high)) if high[n] and sum(high[max(0, n + 1 - window) : n + 1]) >= need
+    ]
+    worst = number_text(max(away))
+    if spikes:
+        step = differences.steps[spikes[0]]
+        text = f"{need} of {window} steps up to step {step} are {SPIKE:g} deviations high"
         return "fail", "", worst, text
-    return "pass", "", worst, f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {of}"
+    return (
+        "pass",
+        "",
+        worst,
+        f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {window}",
+    )
 
 
-def _deviations(values: Sequence[float], at: int, margin: float) -> float:
+def _deviations(values: Sequence[float], index: int, margin: float) -> float:
     """Return how far a difference is above those around it: their noise falls with the loss."""
-    near = values[max(0, at - AROUND) : at + AROUND + 1]
+    near = values[max(0, index - AROUND) : index + AROUND + 1]
     middle = median(near)
     spread = MAD * median(abs(value - middle) for value in near)
-    return (values[at] - middle) / max(spread, margin / SPIKE_FLOOR, 1e-12)
+    return (values[index] - middle) / max(spread, margin / SPIKE_FLOOR, 1e-12)
 
 
 def _norm(baseline: Series, candidate: Series, least: float) -> Found:
@@ -254,46 +269,53 @@ def _norm(baseline: Series, candidate: Series, least: float) -> Found:
     """
     if (absent := _absent(baseline, candidate)) is not None:
         return absent
-    first = min([*baseline, *candidate])
-    ours, theirs = (_blocks(one, first) for one in (baseline, candidate))
-    before, after = (median(one.values()) if one else math.nan for one in (ours, theirs))
-    ratios = [theirs[at] / ours[at] for at in ours if at in theirs and ours[at] > 0.0]
+    first_step = min([*baseline, *candidate])
+    ours, theirs = (_blocks(series, first_step) for series in (baseline, candidate))
+    old, new = (median(blocks.values()) if blocks else math.nan for blocks in (ours, theirs))
+    ratios = [
+        theirs[block] / ours[block] for block in ours if block in theirs and ours[block] > 0.0
+    ]
     if not ratios:
-        return "inconclusive", shown(before), shown(after), "not positive and finite"
+        return "inconclusive", number_text(old), number_text(new), "not positive and finite"
     ratio = median(ratios)
     text = f"{ratio:.3g} times the baseline; limit {least:g} to {NORM_RATIO:g}"
     status: Status = "pass" if least <= ratio <= NORM_RATIO else "fail"
-    return status, shown(before), shown(after), text
+    return status, number_text(old), number_text(new), text
 
 
-def _blocks(series: Series, first: int) -> dict[int, float]:
+def _blocks(series: Series, first_step: int) -> dict[int, float]:
     """Return the 99th percentile of each block; `_bad_steps` counts what is not finite."""
     blocks: dict[int, list[float]] = {}
     for step, value in series.items():
         if math.isfinite(value):
-            blocks.setdefault((step - first) // BLOCK, []).append(value)
-    return {at: sorted(block)[int(PERCENTILE * (len(block) - 1))] for at, block in blocks.items()}
+            blocks.setdefault((step - first_step) // BLOCK, []).append(value)
+    return {n: sorted(block)[int(PERCENTILE * (len(block) - 1))] for n, block in blocks.items()}
 
 
 def _memory(baseline: Series, candidate: Series) -> Found:
     if (absent := _absent(baseline, candidate)) is not None:
         return absent
-    before, after = max(baseline.values()), max(candidate.values())
-    text = f"{after - before:+.3g} points; limit {MEMORY_POINTS:+g}"
-    if not (math.isfinite(before) and math.isfinite(after)):
-        return "inconclusive", shown(before), shown(after), "not finite"
-    status: Status = "fail" if after - before > MEMORY_POINTS else "pass"
-    return status, shown(before), shown(after), text
+    old, new = max(baseline.values()), max(candidate.values())
+    text = f"{new - old:+.3g} points; limit {MEMORY_POINTS:+g}"
+    if not (math.isfinite(old) and math.isfinite(new)):
+        return "inconclusive", number_text(old), number_text(new), "not finite"
+    status: Status = "fail" if new - old > MEMORY_POINTS else "pass"
+    return status, number_text(old), number_text(new), text
 
 
 def _skips(baseline: Series, candidate: Series) -> Found:
     if (absent := _absent(baseline, candidate)) is not None:
         return absent
-    before, after = (fmean(one.values()) for one in (baseline, candidate))
-    text = f"{after:.2%} of the updates against {before:.2%}; limit {SKIP_SHARE:+.0%}"
-    if not (math.isfinite(before) and math.isfinite(after)):
-        return "inconclusive", shown(before), shown(after), "not finite"
-    return "fail" if after - before > SKIP_SHARE else "pass", shown(before), shown(after), text
+    old, new = (fmean(series.values()) for series in (baseline, candidate))
+    text = f"{new:.2%} of the updates against {old:.2%}; limit {SKIP_SHARE:+.0%}"
+    if not (math.isfinite(old) and math.isfinite(new)):
+        return "inconclusive", number_text(old), number_text(new), "not finite"
+    return (
+        "fail" if new - old > SKIP_SHARE else "pass",
+        number_text(old),
+        number_text(new),
+        text,
+    )
 
 
 def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
@@ -304,14 +326,14 @@ def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
     common = common[len(common) // 2 :]
     if not common:
         return "inconclusive", "", "", "no step has it in both runs"
-    before, after = (fmean(arm[step] for step in common) for arm in (baseline, candidate))
-    if not (math.isfinite(before) and math.isfinite(after)):
-        status: Status = "fail" if math.isfinite(before) else "inconclusive"
-        return status, shown(before), shown(after), "not finite"
-    each = [candidate[step] - baseline[step] for step in common]
-    limit = max(margin, PROBE_DEVIATIONS * stdev(each) if len(each) > 1 else 0.0)
-    text = f"{after - before:+.4g} on the pinned batch; limit {limit:+.4g}"
-    return "fail" if after - before > limit else "pass", shown(before), shown(after), text
+    old, new = (fmean(arm[step] for step in common) for arm in (baseline, candidate))
+    if not (math.isfinite(old) and math.isfinite(new)):
+        status: Status = "fail" if math.isfinite(old) else "inconclusive"
+        return status, number_text(old), number_text(new), "not finite"
+    losses = [candidate[step] - baseline[step] for step in common]
+    limit = max(margin, PROBE_DEVIATIONS * stdev(losses) if len(losses) > 1 else 0.0)
+    text = f"{new - old:+.4g} on the pinned batch; limit {limit:+.4g}"
+    return "fail" if new - old > limit else "pass", number_text(old), number_text(new), text
 
 
 def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
@@ -325,14 +347,14 @@ def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found
     a, b = _series(arms, metric, start, end)
     if not (a and b):
         return "inconclusive", "", "", f"{metric} is not in both runs"
-    return _cpu_time(*(median(one.values()) for one in (a, b)))
+    return _cpu_time(*(median(series.values()) for series in (a, b)))
 
 
-def _cpu_time(before: float, after: float) -> Found:
-    if not (math.isfinite(before) and math.isfinite(after) and before > 0.0):
-        return "inconclusive", shown(before), shown(after), "not positive and finite"
-    text = f"{after / before:.3g} times the baseline's; limit {CPU_RATIO:g}"
-    return "fail" if after > CPU_RATIO * before else "pass", shown(before), shown(after), text
+def _cpu_time(old: float, new: float) -> Found:
+    if not (math.isfinite(old) and math.isfinite(new) and old > 0.0):
+        return "inconclusive", number_text(old), number_text(new), "not positive and finite"
+    text = f"{new / old:.3g} times the baseline's; limit {CPU_RATIO:g}"
+    return "fail" if new > CPU_RATIO * old else "pass", number_text(old), number_text(new), text
 
 
 ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
@@ -347,7 +369,7 @@ def invariants(
     yield _tokens(pair, baseline, candidate, start, end)
     for name, is_evaluation in (("data_manifest", False), ("eval_artifact", True)):
         ours, theirs = (
-            _chosen(arm.inputs, plan.evaluation, is_evaluation) for arm in (baseline, candidate)
+            _select(arm.inputs, plan.evaluation, is_evaluation) for arm in (baseline, candidate)
         )
         yield _files(name, pair, ours, theirs)
 
@@ -356,19 +378,19 @@ def _tokens(pair: int, baseline: Arm, candidate: Arm, start: int, end: int) -> C
     a, b = (list(arm.series(TOKENS, start, end).values()) for arm in (baseline, candidate))
     if not (a and b):
         whose = " and ".join(
-            name for name, found in (("baseline", a), ("candidate", b)) if not found
+            name for name, series in (("baseline", a), ("candidate", b)) if not series
         )
         status: Status = "not measured" if not a and not b else "inconclusive"
-        means = [shown(fmean(one)) if one else "" for one in (a, b)]
+        means = [number_text(fmean(values)) if values else "" for values in (a, b)]
         return _check("tokens_per_update", pair, status, means, f"not measured in the {whose}")
-    before, after = fmean(a), fmean(b)
-    if not (math.isfinite(before) and math.isfinite(after)):
-        means = [shown(before), shown(after)]
+    old, new = fmean(a), fmean(b)
+    if not (math.isfinite(old) and math.isfinite(new)):
+        means = [number_text(old), number_text(new)]
         return _check("tokens_per_update", pair, "inconclusive", means, "not finite")
-    same = before == after or abs(after - before) <= ERRORS * math.sqrt(_error(a) + _error(b))
-    text = f"{shown(before)} in the baseline, {shown(after)} in the candidate"
-    status = "pass" if same else "void"
-    return _check("tokens_per_update", pair, status, [shown(before), shown(after)], text)
+    is_equal = old == new or abs(new - old) <= ERRORS * math.sqrt(_error(a) + _error(b))
+    text = f"{number_text(old)} in the baseline, {number_text(new)} in the candidate"
+    status = "pass" if is_equal else "void"
+    return _check("tokens_per_update", pair, status, [number_text(old), number_text(new)], text)
 
 
 def _error(values: Sequence[float]) -> float:
@@ -376,7 +398,7 @@ def _error(values: Sequence[float]) -> float:
     return variance(values) / len(values) if len(values) > 1 else 0.0
 
 
-def _chosen(
+def _select(
     inputs: Mapping[str, str] | None, names: Sequence[str], is_evaluation: bool
 ) -> dict[str, str] | None:
     if inputs is None:
@@ -399,10 +421,10 @@ def _files(
         return _check(name, pair, "inconclusive", ["", ""], f"the {whose} has no identity")
     files = sorted(baseline.keys() | candidate.keys())
     differ = [file for file in files if baseline.get(file) != candidate.get(file)]
-    counts = [f"{len(one)} files" for one in (baseline, candidate)]
+    counts = [f"{len(inputs)} files" for inputs in (baseline, candidate)]
     if differ:
-        more = f" and {len(differ) - MAX_NAMED} more" * (len(differ) > MAX_NAMED)
-        text = f"differs: {', '.join(differ[:MAX_NAMED])}{more}"
+        others = f" and {len(differ) - MAX_NAMED} more" * (len(differ) > MAX_NAMED)
+        text = f"differs: {', '.join(differ[:MAX_NAMED])}{others}"
         return _check(name, pair, "void", counts, text)
     unknown = [file for file in files if not baseline[file].startswith(HASHED)]
     if unknown:

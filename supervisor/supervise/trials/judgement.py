@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 from .arms import Arm
@@ -80,24 +81,24 @@ def judge(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -
         pairs: `(baseline, candidate)`, one per seed.
         calibration: pairs of runs of one and the same program.
     """
-    first = pairs[0][0].first
+    first_step = pairs[0][0].first_step
     planned = plan.steps
     if planned is None:
-        planned = max(0, pairs[0][0].end - first)
-    start, end = first + plan.warmup, first + planned
-    found = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+        planned = max(0, pairs[0][0].end - first_step)
+    start, end = first_step + plan.warmup, first_step + planned
+    differences_of_pairs = [differences(a, b, plan.metric, start, end) for a, b in pairs]
     checks: list[Check] = []
-    for number, ((a, b), one) in enumerate(zip(pairs, found, strict=True)):
-        checks += guards(number, a, b, one, (start, end), plan)
+    for number, ((a, b), pair) in enumerate(zip(pairs, differences_of_pairs, strict=True)):
+        checks += guards(number, a, b, pair, (start, end), plan)
         checks += invariants(number, a, b, start, end, plan)
     looks = list(_looks(pairs, plan, calibration, start, planned))
     failed = next((look for look in looks if look.fails), None)
     reached = [look for look in looks if look.effect is not None]
     decisive = failed or (reached[-1] if reached else None)
-    loss = _loss(looks, failed, found, plan)
+    loss = _loss(looks, failed, differences_of_pairs, plan)
     verdict, reasons = _verdict(checks, *loss)
     aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
-    noise = [sum(one.values) / len(one.values) for one in aa if one.values]
+    noise = [fmean(pair.values) for pair in aa if pair.values]
     return Judgement(
         verdict=verdict,
         reasons=reasons,
@@ -105,7 +106,7 @@ def judge(pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair] = ()) -
         effect=None if decisive is None else decisive.effect,
         looks=looks,
         checks=checks,
-        pairs=found,
+        pairs=differences_of_pairs,
         noise=noise,
         start=start,
         end=end,
@@ -117,39 +118,42 @@ def _looks(
     pairs: Sequence[Pair], plan: Plan, calibration: Sequence[Pair], start: int, planned: int
 ) -> Iterator[Look]:
     have = min(min(a.end, b.end) for a, b in pairs)
-    first = start - plan.warmup
+    first_step = start - plan.warmup
     planned_looks = list(zip(plan.looks, look_levels(plan.looks, plan.alpha), strict=True))
     for share, level in planned_looks if plan.level is None else [(1.0, plan.level)]:
-        end = first + math.ceil(planned * share)
-        found = [differences(a, b, plan.metric, start, end) for a, b in pairs]
-        if end > have or not all(one.values for one in found):
+        end = first_step + math.ceil(planned * share)
+        differences_of_pairs = [differences(a, b, plan.metric, start, end) for a, b in pairs]
+        if end > have or not all(pair.values for pair in differences_of_pairs):
             yield Look(share, end, None, fails=False)
             continue
         aa = [differences(a, b, plan.metric, start, end) for a, b in calibration]
-        effect = estimate(found, level, aa)
+        effect = estimate(differences_of_pairs, level, aa)
         yield Look(share, end, effect, fails=effect.low > 0.0 and effect.mean > plan.margin)
 
 
 def _loss(
-    looks: Sequence[Look], failed: Look | None, found: Sequence[Differences], plan: Plan
+    looks: Sequence[Look],
+    failed: Look | None,
+    differences_of_pairs: Sequence[Differences],
+    plan: Plan,
 ) -> tuple[Status, str]:
     """Return the status of the loss, and a sentence about it."""
     if failed is not None and failed.effect is not None:
         return "fail", f"{failed.effect.mean:+.4g}, more than the margin of {plan.margin:g}"
-    last = looks[-1].effect
-    if last is None:
+    last_effect = looks[-1].effect
+    if last_effect is None:
         return "inconclusive", "the planned steps are not complete"
-    if last.basis in ("steps", "insufficient"):
-        have = f"{last.blocks} blocks of {last.length} steps, and no variance between pairs"
+    if last_effect.basis in ("steps", "insufficient"):
+        blocks = f"{last_effect.blocks} blocks of {last_effect.length} steps"
         need = f"{BLOCKS} blocks, or {REPLICATES + 1} seeds or A/A pairs"
-        return "inconclusive", f"{have}; needs {need}"
-    missing = max(one.missing for one in found)
+        return "inconclusive", f"{blocks}, and no variance between pairs; needs {need}"
+    missing = max(pair.missing for pair in differences_of_pairs)
     if missing > MISSING:
         return "inconclusive", f"missing at {missing:.1%} of the steps; limit {MISSING:.0%}"
-    if not last.high < plan.margin:
-        text = f"up to {last.high:+.4g}, not shown to be below the margin of {plan.margin:g}"
+    if not last_effect.high < plan.margin:
+        text = f"up to {last_effect.high:+.4g}, not shown to be below the margin of {plan.margin:g}"
         return "inconclusive", text
-    return "pass", f"at most {last.high:+.4g}, below the margin of {plan.margin:g}"
+    return "pass", f"at most {last_effect.high:+.4g}, below the margin of {plan.margin:g}"
 
 
 def _verdict(checks: Sequence[Check], status: Status, text: str) -> tuple[Verdict, list[str]]:
@@ -186,13 +190,13 @@ GROSS = 3.0  # margins: no drift under which the gate could ever pass is so larg
 def missing(argv: Sequence[str], seeds: int) -> list[str]:
     """Return the placeholders that a command needs and lacks."""
     needed = [OUT, SEED] if seeds > 1 else [OUT]
-    return [name for name in needed if not any(name in one for one in argv)]
+    return [name for name in needed if not any(name in argument for argument in argv)]
 
 
 def filled(argv: Sequence[str], out: str, seed: int, steps: int) -> list[str]:
     """Return a command with its placeholders replaced."""
     values = {OUT: out, SEED: str(seed), STEPS: str(steps)}
-    return [PLACE.sub(lambda found: values[found[0]], one) for one in argv]
+    return [PLACE.sub(lambda argument: values[argument[0]], argument) for argument in argv]
 
 
 def arm_order(number: int) -> tuple[str, str]:
@@ -212,7 +216,7 @@ def plan_of(plan: Plan, pairs: int, seeds: int) -> Plan:
     return replace(plan, looks=(1.0,), level=levels[pairs - 1])
 
 
-def is_decided(found: Judgement, replicates: int) -> bool:
+def is_decided(judgement: Judgement, replicates: int) -> bool:
     """Whether further pairs are not needed: it can no longer pass, and the reason is sure.
 
     With fewer than `REPLICATES` degrees of freedom between pairs the interval does not show how far
@@ -222,9 +226,11 @@ def is_decided(found: Judgement, replicates: int) -> bool:
     Args:
         replicates: degrees of freedom between the pairs judged, with those of A/A pairs.
     """
-    if found.effect is None or any(check.status in ("fail", "void") for check in found.checks):
+    if judgement.effect is None or any(
+        check.status in ("fail", "void") for check in judgement.checks
+    ):
         return True
-    if any(check.name == "crash" and check.status != "pass" for check in found.checks):
+    if any(check.name == "crash" and check.status != "pass" for check in judgement.checks):
         return True
-    gross = found.effect.low > GROSS * found.plan.margin
-    return found.loss[0] == "fail" and (replicates >= REPLICATES or gross)
+    gross = judgement.effect.low > GROSS * judgement.plan.margin
+    return judgement.loss[0] == "fail" and (replicates >= REPLICATES or gross)

@@ -121,9 +121,9 @@ class _Records:
             self.alarms.pop((str(r["rule"]), step), None)
         elif kind == "intent" and data["action"]["touches_job"]:
             action = data["action"]
-            self.acts[action["id"]] = Act(str(action["verb"]), step, done=False)
+            self.acts[action["id"]] = Act(str(action["verb"]), step, is_done=False)
         elif kind == "commit" and (begin := self.acts.get(data.get("action", {}).get("id"))):
-            self.acts[data["action"]["id"]] = Act(begin.verb, begin.step, done=True)
+            self.acts[data["action"]["id"]] = Act(begin.verb, begin.step, is_done=True)
 
     def _drill(self, data: dict[str, Any], step: int) -> None:
         about, rank = data.get("details") or {}, int(data.get("rank") or 0)
@@ -131,5 +131,5 @@ class _Records:
             self.refused[rank] = str(about["refused"])
         elif "fault" in about:
             self.struck.add(rank)
-            at = step if data.get("at_step") is None else int(data["at_step"])
-            self.injected = at if self.injected is None else min(self.injected, at)
+            fault_step = step if data.get("at_step") is None else int(data["at_step"])
+            self.injected = fault_step if self.injected is None else min(self.injected, fault_step)

@@ -46,7 +46,7 @@ class Span(Struct, frozen=True):
     ahead: int
     median: float
     least: float
-    most: float
+    largest: float
 
 
 class FaultMonitor(Struct, frozen=True):
@@ -153,23 +153,25 @@ def fault_plot(runs: Runs, finding: Finding, metric: str) -> FaultPlot | None:
 def fault_result(drill: Drill, findings: Sequence[Finding]) -> FaultResult:
     """Return what the seeds of a fault have shown; `findings` may be about other faults, too."""
     seeds = [finding for finding in findings if finding.fault == drill.text]
-    judged = [finding for finding in seeds if not finding.excluded]
-    pages = [finding.page for finding in judged if finding.page is not None]
+    judged_findings = [finding for finding in seeds if not finding.excluded]
+    pages = [finding.page for finding in judged_findings if finding.page is not None]
     return FaultResult(
         fault=drill.text,
         kind=drill.name,
-        excluded="" if judged else next((finding.excluded for finding in seeds), "not tried"),
-        runs=len(judged),
-        detected=sum(bool(finding.detections) for finding in judged),
+        excluded=""
+        if judged_findings
+        else next((finding.excluded for finding in seeds), "not tried"),
+        runs=len(judged_findings),
+        detected=sum(bool(finding.detections) for finding in judged_findings),
         paged=len(pages),
-        harmed=sum(finding.harmed for finding in judged),
-        acted=sum(bool(finding.acts) for finding in judged),
+        harmed=sum(finding.harmed for finding in judged_findings),
+        acted=sum(bool(finding.acts) for finding in judged_findings),
         page=_span(page.delay for page in pages),
-        departed=_span(finding.departed for finding in judged),
-        lost=_span(finding.lost for finding in judged),
-        lost_acting=_span(finding.lost_acting for finding in judged),
-        repeated=_span(finding.repeated for finding in judged if finding.acts),
-        monitors=_monitors(judged),
+        departed=_span(finding.departed for finding in judged_findings),
+        lost=_span(finding.lost for finding in judged_findings),
+        lost_acting=_span(finding.lost_acting for finding in judged_findings),
+        repeated=_span(finding.repeated for finding in judged_findings if finding.acts),
+        monitors=_monitors(judged_findings),
         seeds=seeds,
     )
 
@@ -183,11 +185,11 @@ def _span(values: Iterable[float | None]) -> Span | None:
     return Span(len(ordered), ahead, median(ordered), ordered[0], ordered[-1])
 
 
-def _monitors(judged: Sequence[Finding]) -> list[FaultMonitor]:
+def _monitors(judged_findings: Sequence[Finding]) -> list[FaultMonitor]:
     delays: dict[str, list[int]] = {}
     leads: dict[str, list[int]] = {}
     severity: dict[str, str] = {}
-    for finding in judged:
+    for finding in judged_findings:
         for alarm in finding.detections:
             delays.setdefault(alarm.rule, []).append(alarm.delay)
             severity[alarm.rule] = min(severity.get(alarm.rule, alarm.severity), alarm.severity)
@@ -227,7 +229,7 @@ def _steps(span: Span | None, runs: int) -> str:
         return ""
     share = "" if span.runs == runs else f" ({span.runs} of {runs})"
     steps = f"{span.least:g}"
-    return f"{steps if span.least == span.most else f'{steps}-{span.most:g}'}{share}"
+    return f"{steps if span.least == span.largest else f'{steps}-{span.largest:g}'}{share}"
 
 
 def _lead(span: Span | None, runs: int) -> str:
@@ -255,7 +257,7 @@ def nats(span: Span) -> str:
     """Return a median of nats x steps."""
     if math.isinf(span.median):
         return "not finite"
-    return f"{span.median:.3g}{' (a run is not finite)' if math.isinf(span.most) else ''}"
+    return f"{span.median:.3g}{' (a run is not finite)' if math.isinf(span.largest) else ''}"
 
 
 def actions_text(fault: FaultResult) -> str:
@@ -324,8 +326,10 @@ def limits(report: SuiteReport) -> list[str]:
         if run.acts:
             verbs = ", ".join(dict.fromkeys(verb for verb, _ in run.acts))
             texts.append(f"the healthy run of seed {run.seed} was acted on: {verbs}")
-        if (other := finals.setdefault(run.final, run.seed)) != run.seed:
-            texts.append(f"seeds {other} and {run.seed} end with the same loss: {{seed}} is lost")
+        if (other_seed := finals.setdefault(run.final, run.seed)) != run.seed:
+            texts.append(
+                f"seeds {other_seed} and {run.seed} end with the same loss: {{seed}} is lost"
+            )
     for fault in report.faults:
         for seed in fault.seeds:
             if seed.excluded and not fault.excluded:
@@ -346,19 +350,20 @@ def limits(report: SuiteReport) -> list[str]:
 
 def summary(report: SuiteReport) -> str:
     """Return the suite in one sentence."""
-    judged = [fault for fault in report.faults if not fault.excluded]
-    harmful = [fault for fault in judged if fault.harmed]
+    judged_faults = [fault for fault in report.faults if not fault.excluded]
+    harmful = [fault for fault in judged_faults if fault.harmed]
     paged = sum(fault.paged == fault.runs for fault in harmful)
     ahead = sum(
-        any(m.lead is not None and m.lead.median > 0 for m in fault.monitors) for fault in judged
+        any(m.lead is not None and m.lead.median > 0 for m in fault.monitors)
+        for fault in judged_faults
     )
-    missed = sum(fault.detected < fault.runs for fault in judged)
+    missed = sum(fault.detected < fault.runs for fault in judged_faults)
     alarms = sum(len(run.alarms) for run in report.healthy)
     runs, steps = len(report.healthy), sum(run.steps for run in report.healthy)
     return (
-        f"{len(judged)} faults. Harmful: {len(harmful)}, {paged} of them paged in every run. With "
-        f"a monitor ahead of the loss: {ahead}. With a run without an alarm: {missed}. False "
-        f"alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
+        f"{len(judged_faults)} faults. Harmful: {len(harmful)}, {paged} of them paged in every "
+        f"run. With a monitor ahead of the loss: {ahead}. With a run without an alarm: {missed}. "
+        f"False alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
     )
 
 

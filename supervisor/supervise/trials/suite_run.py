@@ -50,9 +50,9 @@ class PlannedRun:
         return f"{safe}-{self.seed}-{ACTING if self.acting else UNATTENDED}"
 
 
-def by_default(known: Iterable[str]) -> list[str]:
+def by_default(faults: Iterable[str]) -> list[str]:
     """Return the faults that a suite tries without being asked for any."""
-    return [name for name in known if name not in ASKED_FOR]
+    return [name for name in faults if name not in ASKED_FOR]
 
 
 def waves(
@@ -67,30 +67,30 @@ def waves(
         acts: whether the policy may act; then a healthy run shows false actions, too.
     """
     drills = list(drills)
-    first = [PlannedRun(None, seed, acts) for seed in range(1, max(seeds, healthy) + 1)]
+    healthy_runs = [PlannedRun(None, seed, acts) for seed in range(1, max(seeds, healthy) + 1)]
     second = [PlannedRun(drill, 1, False) for drill in drills]
     third = [PlannedRun(drill, 1, True) for drill in drills] if acts else []
     for seed in range(2, seeds + 1):
         for drill in drills:
             third.append(PlannedRun(drill, seed, False))
             third += [PlannedRun(drill, seed, True)] if acts else []
-    return first, second, third
+    return healthy_runs, second, third
 
 
 def without_refused(refused: Mapping[str, str], planned: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Return the runs whose fault was not refused."""
-    return [one for one in planned if one.drill is None or one.drill.text not in refused]
+    return [run for run in planned if run.drill is None or run.drill.text not in refused]
 
 
 def clashes(drills: Iterable[Drill]) -> list[str]:
     """Return the faults whose files would be called like those of one before them."""
     names: dict[str, str] = {}
-    found = []
+    clashing = []
     for drill in drills:
         name = PlannedRun(drill, 1, acting=False).name
         if names.setdefault(name, drill.text) != drill.text:
-            found.append(drill.text)
-    return found
+            clashing.append(drill.text)
+    return clashing
 
 
 OUTCOMES = "outcomes"
@@ -106,7 +106,7 @@ class SuiteSettings:
         directory: of the suite; `scratch` below it gets what the runs write.
         argv: the job's command, with placeholders. cwd: where it is started.
         policy: file of the policy.
-        at: step of the fault. steps: of a whole run.
+        fault_step: step of the fault. steps: of a whole run.
         jobs: runs at the same time. keep: what runs write to {out} stays.
     """
 
@@ -115,7 +115,7 @@ class SuiteSettings:
     argv: Sequence[str]
     cwd: Path
     policy: Path
-    at: int
+    fault_step: int
     steps: int
     jobs: int
     keep: bool
@@ -136,12 +136,12 @@ def make(
     """
     stopping = threading.Event()
     with ThreadPoolExecutor(settings.jobs) as pool:
-        waiting = {pool.submit(_one, settings, one, limit_s, stopping): one for one in planned}
+        waiting = {pool.submit(_run, settings, run, limit_s, stopping): run for run in planned}
         try:
             for future in as_completed(waiting):
-                found = future.result()
-                if found is not None:
-                    yield waiting[future], *found
+                result = future.result()
+                if result is not None:
+                    yield waiting[future], *result
         finally:  # also where the caller stops, or was interrupted
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -152,7 +152,7 @@ def make(
 def keep(settings: SuiteSettings, run: PlannedRun, outcome: ArmOutcome) -> None:
     """Keep the outcome of a run: it is not made again. Raises StoreError."""
     about = {"code": outcome.code, "seconds": outcome.seconds, "outside": outcome.outside}
-    path = _kept(settings, run)
+    path = _outcome_path(settings, run)
     try:
         path.parent.mkdir(exist_ok=True)
         files.replace(path, json.dumps(about).encode(), durable=True)
@@ -165,24 +165,24 @@ def limit_of(seconds: Iterable[float]) -> float:
     return max(AT_LEAST_S, SLOWER * max(seconds, default=0.0))
 
 
-def _kept(settings: SuiteSettings, run: PlannedRun) -> Path:
+def _outcome_path(settings: SuiteSettings, run: PlannedRun) -> Path:
     return settings.directory / OUTCOMES / f"{run.name}.json"
 
 
-def _one(
+def _run(
     settings: SuiteSettings, run: PlannedRun, limit_s: float | None, stopping: threading.Event
 ) -> tuple[ArmOutcome, bool] | None:
     """Make a run, or read what was kept of it; None where the suite is stopping."""
     path = settings.directory / run.name
     with suppress(OSError, ValueError, KeyError, StoreError):  # else it is made again
-        known = json.loads(_kept(settings, run).read_bytes())
-        outcome = ArmOutcome(RunDir.open(path), known["code"], known["seconds"], None)
-        outcome.outside += known["outside"]
+        previous = json.loads(_outcome_path(settings, run).read_bytes())
+        outcome = ArmOutcome(RunDir.open(path), previous["code"], previous["seconds"], None)
+        outcome.outside += previous["outside"]
         return outcome, False
     out = settings.scratch / run.name
-    for left in (path, out):  # of a suite that was interrupted
-        shutil.rmtree(left, ignore_errors=True)
-    drill = [] if run.drill is None else ["--drill", f"{run.drill.text}@{settings.at}"]
+    for remains in (path, out):  # of a suite that was interrupted
+        shutil.rmtree(remains, ignore_errors=True)
+    drill = [] if run.drill is None else ["--drill", f"{run.drill.text}@{settings.fault_step}"]
     spec = ArmSpec(
         name=run.name,
         argv=filled(settings.argv, str(out), run.seed, settings.steps),

@@ -58,10 +58,10 @@ def opened(path: Path, sort: str = CANARY) -> Iterator[TrialLog]:
     wall = system.wall()
     trial = f"{sort}-{wall[:19].replace('-', '').replace(':', '').replace('T', '-')}"
     trial += f"-{secrets.token_hex(3)}"
-    if path.exists() and (first := next(iter(audit.read(path)), None)) is not None:
-        if not str(first["kind"]).startswith((f"{CANARY}_", f"{SUITE}_")):
+    if path.exists() and (first_record := next(iter(audit.read(path)), None)) is not None:
+        if not str(first_record["kind"]).startswith((f"{CANARY}_", f"{SUITE}_")):
             raise StoreError(f"{path} is the log of a run", hint="name another file")
-        trial = str(first["run"])
+        trial = str(first_record["run"])
     log = Audit.open(path, trial, at_ns=system.monotonic_ns(), wall=wall)
     try:
         yield TrialLog(log, trial)

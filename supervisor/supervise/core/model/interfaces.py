@@ -1,4 +1,4 @@
-"""Interfaces of detectors and notifiers; that of actions is in `action`.
+"""Interfaces of detectors, and messages; the interface of actions is in `action`.
 
 A detector or an action is a frozen dataclass in a file of its own. The file name is its YAML name,
 its fields are its YAML keys, its docstring is its page in the catalog (with an `Example:` that
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 # The unit of a field that counts steps or measures time: a bare number in YAML is steps, a number
 # with a unit ("30s") is time. The catalog reads these from the type hints.
@@ -122,8 +122,15 @@ class Detector(ABC):
         return []
 
 
-OPENED, UPDATED, ACTION, APPROVAL = "opened", "updated", "action", "approval"
-CLOSED, FINISHED, WATCHER = "closed", "finished", "watcher"
+Severity = Literal["SEV0", "SEV1", "SEV2", "INFO"]  # of a message
+Kind = Literal["opened", "updated", "action", "approval", "closed", "finished", "watcher"]
+OPENED: Final = "opened"
+UPDATED: Final = "updated"
+ACTION: Final = "action"
+APPROVAL: Final = "approval"
+CLOSED: Final = "closed"
+FINISHED: Final = "finished"
+WATCHER: Final = "watcher"
 KINDS = (OPENED, UPDATED, ACTION, APPROVAL, CLOSED, FINISHED, WATCHER)  # of messages
 
 
@@ -168,7 +175,7 @@ class Message:
 
     run: str
     incident: str | None
-    severity: str
+    severity: Severity
     title: str
     verdict: str
     why: str
@@ -177,7 +184,7 @@ class Message:
     audit_head: str = ""
     facts: Sequence[tuple[str, str]] = ()
     directory: str = "RUN"
-    kind: str = WATCHER
+    kind: Kind = WATCHER
     host: str = ""
     job: str = ""
     policy: str = ""
@@ -188,37 +195,6 @@ class Message:
     acknowledged_by: str = ""
     at: str = ""
     curve: LossCurve | None = None
-
-
-PING, START, FAIL = "ping", "start", "fail"
-
-
-class PingSender(Protocol):
-    """Pings a monitor outside, which alarms when none comes.
-
-    Attributes:
-        every_s: seconds between two pings.
-    """
-
-    every_s: float
-
-    def send(self, kind: str, text: str) -> None:
-        """Send a ping (`PING`, `START` or `FAIL`). Raises NotifyError."""
-        ...
-
-
-class Notifier(Protocol):
-    """A way to tell people. May be slow and may fail: it runs on the outbox's thread."""
-
-    name: str
-
-    def send(self, message: Message, *, key: str) -> str:
-        """Deliver and return one line for the audit log. `key` is constant over retries.
-
-        Raises:
-            NotifyError: not delivered; `retry_after_s` is None when it never will be.
-        """
-        ...
 
 
 class NotifyError(Exception):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from supervise.core.model.interfaces import NotifyError
-from supervise.outputs.outbox import Outbox, Result
+from supervise.notifiers.outbox import Outbox, Result
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message

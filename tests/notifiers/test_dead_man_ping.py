@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from supervise.core.model.interfaces import FAIL, PING, START, NotifyError
-from supervise.outputs.dead_man_ping import DeadManPing, Vitals
+from supervise.core.model.interfaces import NotifyError
+from supervise.notifiers.heartbeat import FAIL, PING, START, DeadManPing, Vitals
 from tests.support.waiting import wait_until
 
 REFUSED = NotifyError("404", retry_after_s=None)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from supervise.core.model.interfaces import NotifyError
-from supervise.outputs.outbox import Result, with_run
+from supervise.notifiers.outbox import Result, with_run
 from tests.support.waiting import wait_until
 
 from .senders import FakeSender, Gate, message, outcome

@@ -1,12 +1,15 @@
-"""One channel's queue and the thread that empties it. A slow channel delays no other.
+"""One channel's queue, the thread that empties it, and its health. A slow channel delays no other.
 
 Order: the incident with the most severe message first, then the fewest tries, then the oldest; of
 one incident always the oldest, so that receivers see them in order. Waiting messages on one
 incident are merged, but for a request, its end and the end of the run. More than `per_hour` in an
 hour are held and become one digest; SEV0 may use twice that number, and a request is never held.
-What is below SEV1 is held in quiet hours, too, but not beyond the end of the run. A
-failed try is repeated with exponential backoff and jitter, or after the receiver's Retry-After, for
-`GIVE_UP_S`. Every accepted message gets exactly one Result.
+What is below SEV1 is held in quiet hours, too, but not beyond the end of the run. A failed try is
+repeated with exponential backoff and jitter, or after the receiver's Retry-After, for `GIVE_UP_S`.
+Every accepted message gets exactly one Result.
+
+A channel has failed as soon as a message is given up, or when no try has succeeded for `FAILED_S`.
+It has recovered with the next message that is delivered; the other channels get a message of both.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
 
 from ..core.model.interfaces import (
     APPROVAL,
@@ -34,7 +36,103 @@ from ..core.model.interfaces import (
     NotifyError,
 )
 from ..system import Thread
-from .channel_health import Health, Trouble
+from ._settings import Route, Sender
+
+FAILED_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """State of a failed channel.
+
+    Attributes:
+        since_s: start of the first failed try, on the monotonic clock.
+        undelivered: messages given up since, and those that were tried and still wait.
+        lost: messages given up.
+        error: of the newest try; without addresses or secrets.
+    """
+
+    channel: str
+    since_s: float
+    undelivered: int
+    lost: int
+    error: str
+
+
+@dataclass(slots=True)
+class Health:
+    """The record of one channel; callers hold the lock of its queue."""
+
+    error: str = ""
+    _since_s: float | None = None
+    _lost: int = 0
+
+    def on_try(self, now: float) -> None:
+        """Record the start of a try."""
+        self._since_s = now if self._since_s is None else self._since_s
+
+    def on_answer(self, error: str | None) -> None:
+        """Record the end of a try; None: the message was delivered."""
+        self.error = error or ""
+        if error is None:
+            self._since_s, self._lost = None, 0
+
+    def on_lost(self, count: int, error: str, now: float) -> None:
+        """Record messages that were given up."""
+        self.on_try(now)
+        self._lost += count
+        self.error = error
+
+    def trouble(self, channel: str, waiting: int, now: float) -> Trouble | None:
+        """Return the state if it has failed; `waiting`: messages tried and not given up."""
+        since = self._since_s
+        if since is None or not (self._lost or now - since >= FAILED_S):
+            return None
+        lost = self._lost
+        return Trouble(channel, since, lost + waiting, lost, self.error or "no answer yet")
+
+
+def failed(trouble: Trouble, template: Message, now: float) -> Message:
+    """Return the message to the other channels; `last`: any message, for the run and its step."""
+    count, lasted = trouble.undelivered, now - trouble.since_s
+    since = f"no message was delivered for {lasted:.0f} s; " if lasted >= FAILED_S else ""
+    return replace(
+        template,
+        incident=None,
+        kind=WATCHER,
+        card=(),
+        rules=(),
+        severity="SEV2",
+        title=f"{trouble.channel}: {_messages(count)} not delivered",
+        verdict=f"{since}last error: {trouble.error}",
+        why="notifications are not reaching this channel; the run itself goes on as before",
+        next=f"check the settings and the service of {trouble.channel}; state of the channels: "
+        f"supervise status {shlex.quote(template.directory)}",
+        facts=(),
+    )
+
+
+def recovered(trouble: Trouble, template: Message) -> Message:
+    """Return the message after the next successful delivery."""
+    lost = f"{_messages(trouble.lost)} lost" if trouble.lost else ""
+    return replace(
+        template,
+        incident=None,
+        kind=WATCHER,
+        card=(),
+        rules=(),
+        severity="SEV2",
+        title=f"{trouble.channel} works again",
+        verdict=lost or "the waiting messages are being delivered",
+        why="",
+        next=f"read them with: supervise why {shlex.quote(template.directory)}" if lost else "",
+        facts=(),
+    )
+
+
+def _messages(count: int) -> str:
+    return f"{count} message was" if count == 1 else f"{count} messages were"
+
 
 _log = logging.getLogger(__name__)
 
@@ -45,28 +143,6 @@ HOUR_S = 3600.0
 RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
 AWAKE = ("SEV0", "SEV1")  # not held in quiet hours
 UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
-
-
-class Sender(Protocol):
-    """A `core.model.interfaces.Notifier` with its pace; the same as `notifiers.Sender`."""
-
-    name: str
-    group_s: float
-    gap_s: float
-    per_hour: int | None
-
-    @property
-    def min_sev(self) -> str: ...
-
-    def send(self, message: Message, *, key: str) -> str: ...
-
-
-class Route(Protocol):
-    """Which messages go to a channel, and when they wait; the same as `notifiers.Route`."""
-
-    def takes(self, message: Message) -> bool: ...
-
-    def quiet_left_s(self, now: datetime) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +292,12 @@ class ChannelQueue:
         """
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
-            known = incident in self._known or rank <= RANKS[self._sender.min_sev]
-            wanted = force or (known and (self._route is None or self._route.takes(message)))
+            is_known = incident in self._known or rank <= RANKS[self._sender.min_sev]
+            is_wanted = force or (is_known and (self._route is None or self._route.takes(message)))
             if ending := self.is_ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
                 detail = "the supervisor is ending"
-            elif not wanted:
+            elif not is_wanted:
                 return False
             elif not self._start_thread():
                 dropped = Item(message, [key], 0.0, 0, self._due(due_s))
@@ -233,7 +309,7 @@ class ChannelQueue:
                     self._wait_until = 0.0
                 self._change.notify_all()
         if dropped is not None:
-            self._report(dropped, False, detail, counts=not ending, final=not wanted)
+            self._report(dropped, False, detail, counts=not ending, final=not is_wanted)
         return True
 
     def backlog(self) -> dict[str, int]:
@@ -249,8 +325,10 @@ class ChannelQueue:
     def trouble(self) -> Trouble | None:
         """Return the state of a failed channel: messages are lost, or none was delivered lately."""
         with self._change:
-            tried = [item for item in (self._busy, *self._items) if item is not None and item.tries]
-            waiting = sum(len(item.keys) for item in tried)
+            tried_items = [
+                item for item in (self._busy, *self._items) if item is not None and item.tries
+            ]
+            waiting = sum(len(item.keys) for item in tried_items)
             return self._health.trouble(self.name, waiting, self._monotonic())
 
     def drain(self, deadline_s: float) -> None:
@@ -271,23 +349,23 @@ class ChannelQueue:
             self._emptied.wait(timeout_s)
         with self._change:
             self._closed = True
-            busy, left = self._busy, [*self._items, *self._held]
-            last = f"; last try: {self._health.error}" if self._health.error else ""
+            busy, remaining = self._busy, [*self._items, *self._held]
+            last_try = f"; last try: {self._health.error}" if self._health.error else ""
             self._items, self._held, self._busy = [], [], None
             self._change.notify_all()
         if busy is not None:
             self._report(busy, False, "no answer before the supervisor ended")
-        for item in left:
+        for item in remaining:
             detail = "not delivered before the supervisor ended"
-            self._report(item, False, detail + (last if item.tries else ""))
+            self._report(item, False, detail + (last_try if item.tries else ""))
 
     def undelivered(self) -> list[Undelivered]:
         """End at once, and return the messages that were not delivered."""
         self.join(0.0)
         now = self._monotonic()
         with self._change:
-            left, self._undelivered = list(self._undelivered), deque(maxlen=MAX_WAITING)
-        for item in left:
+            remaining, self._undelivered = list(self._undelivered), deque(maxlen=MAX_WAITING)
+        for item in remaining:
             item.add_earlier()
         return [
             Undelivered(
@@ -298,7 +376,7 @@ class ChannelQueue:
                 item.tries,
                 item.error or ("no answer" if item.tries else ""),
             )
-            for item in left
+            for item in remaining
         ]
 
     # ── the queue; all with the lock held ─────────────────────────────────────────────────────────
@@ -359,14 +437,14 @@ class ChannelQueue:
         quiet_s = 0.0
         if self._route is not None and not draining:
             quiet_s = self._route.quiet_left_s(self._wall())
-        while (first := self._first(now, draining=draining)) is not None:
-            self._items.remove(first)
-            if self._room(first, quiet=quiet_s > 0.0):
-                self._finish_text(first)
-                return first, None
-            self._held.append(first)
-        most = self._sender.per_hour
-        if self._held and not quiet_s and (draining or most is None or len(self._sent) < most):
+        while (chosen_item := self._next_ready(now, draining=draining)) is not None:
+            self._items.remove(chosen_item)
+            if self._room(chosen_item, quiet=quiet_s > 0.0):
+                self._finish_text(chosen_item)
+                return chosen_item, None
+            self._held.append(chosen_item)
+        limit = self._sender.per_hour
+        if self._held and not quiet_s and (draining or limit is None or len(self._sent) < limit):
             digest, self._held = self._digest(), []
             return digest, None
         waits = [item.ready_s - now for item in self._oldest().values()]
@@ -376,12 +454,12 @@ class ChannelQueue:
 
     def _oldest(self) -> dict[str | int, Item]:
         """Return the message that comes first of each incident; one on none is alone."""
-        found: dict[str | int, Item] = {}
+        oldest: dict[str | int, Item] = {}
         for item in sorted(self._items, key=lambda item: item.number):
-            found.setdefault(item.message.incident or item.number, item)
-        return found
+            oldest.setdefault(item.message.incident or item.number, item)
+        return oldest
 
-    def _first(self, now: float, *, draining: bool) -> Item | None:
+    def _next_ready(self, now: float, *, draining: bool) -> Item | None:
         """Return the message whose turn it is, None if none is ready."""
         worst: dict[str | int, int] = {}
         for item in self._items:
@@ -392,34 +470,36 @@ class ChannelQueue:
         return ready[min(order)[3]] if order else None
 
     def _room(self, item: Item, *, quiet: bool) -> bool:
-        most, incident = self._sender.per_hour, item.message.incident
+        limit, incident = self._sender.per_hour, item.message.incident
         if item.message.kind == APPROVAL:
             return True
         if quiet and item.message.severity not in AWAKE:
             return False
-        if most is None:
+        if limit is None:
             return True
         if item.rank == 0:
-            return len(self._sent) < 2 * most
-        waits = any(held.message.incident == incident for held in self._held)
-        return len(self._sent) < most and (quiet or incident is None or not waits)
+            return len(self._sent) < 2 * limit
+        waits = any(held_items.message.incident == incident for held_items in self._held)
+        return len(self._sent) < limit and (quiet or incident is None or not waits)
 
     def _finish_text(self, item: Item) -> None:
         """Complete the text before the first try; later it must stay the same under its key."""
         if item.tries:
             return
         item.add_earlier()
-        most = self._sender.per_hour
-        if most is not None and len(self._sent) == most - 1:
-            quiet = ("rate limit", f"{most} messages this hour; further ones come as one digest")
+        limit = self._sender.per_hour
+        if limit is not None and len(self._sent) == limit - 1:
+            quiet = ("rate limit", f"{limit} messages this hour; further ones come as one digest")
             item.message = replace(item.message, facts=(*item.message.facts, quiet))
 
     def _digest(self) -> Item:
-        held = sorted(self._held, key=lambda item: item.order)
-        count = sum(len(item.keys) for item in held)
-        titles: Sequence[str] = [f"[{i.message.severity}] {i.message.title}" for i in held[:8]]
+        held_items = sorted(self._held, key=lambda item: item.order)
+        count = sum(len(item.keys) for item in held_items)
+        titles: Sequence[str] = [
+            f"[{i.message.severity}] {i.message.title}" for i in held_items[:8]
+        ]
         message = replace(
-            held[0].message,
+            held_items[0].message,
             incident=None,
             kind=WATCHER,
             card=(),
@@ -428,12 +508,12 @@ class ChannelQueue:
             verdict=" · ".join(titles),
             why="they waited for the end of quiet hours, or were too many in an hour",
             next="list all of them with: supervise audit show "
-            + shlex.quote(held[0].message.directory),
+            + shlex.quote(held_items[0].message.directory),
             facts=(),
         )
         self._number += 1
-        keys = [key for item in held for key in item.keys]
-        return Item(message, keys, 0.0, self._number, min(item.due_s for item in held))
+        keys = [key for item in held_items for key in item.keys]
+        return Item(message, keys, 0.0, self._number, min(item.due_s for item in held_items))
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -455,8 +535,8 @@ class ChannelQueue:
                 detail, ok, retry_after_s = str(error), False, error.retry_after_s
             except Exception as error:  # a bug there must not stop the channel
                 # Only the type and place: the text may contain an address.
-                where = "".join(traceback.format_tb(error.__traceback__))
-                _log.error("%s in the notifier of %s\n%s", type(error).__name__, self.name, where)
+                trace = "".join(traceback.format_tb(error.__traceback__))
+                _log.error("%s in the notifier of %s\n%s", type(error).__name__, self.name, trace)
                 detail, ok = f"{type(error).__name__} in the notifier", False
             self._settle(item, ok, detail, retry_after_s)
         self._emptied.set()

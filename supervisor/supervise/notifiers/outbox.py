@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from typing import cast
 
 from ..core.model.decisions import Notified
-from ..core.model.interfaces import Message
-from . import channel_health
-from .channel_health import Trouble
-from .channel_queue import ChannelQueue, Result, Route, Sender, Undelivered
+from ..core.model.interfaces import Kind, Message, Severity
+from . import channel_queue
+from ._settings import Route, Sender
+from .channel_queue import ChannelQueue, Result, Trouble, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -34,7 +35,7 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
     return Message(
         run=run,
         incident=decision.incident,
-        severity=text.severity,
+        severity=cast(Severity, text.severity),
         title=text.title,
         verdict=with_run(text.verdict, directory),
         why=with_run(text.why, directory),
@@ -42,7 +43,7 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
         step=text.step,
         audit_head=audit_head,
         directory=directory,
-        kind=text.kind,
+        kind=cast(Kind, text.kind),
         rules=tuple(text.rules),
         request=text.request,
         acknowledged_by=text.acknowledged_by,
@@ -52,7 +53,7 @@ def message_of(decision: Notified, run: str, audit_head: str, directory: str = "
 def with_run(text: str, directory: str) -> str:
     """Replace RUN in the commands and paths of a text, so that they can be pasted into a shell."""
     named = shlex.quote(directory)
-    return RUN.sub(lambda found: f"{found[1] or ''}{named}", text)
+    return RUN.sub(lambda match: f"{match[1] or ''}{named}", text)
 
 
 class Outbox:
@@ -102,9 +103,11 @@ class Outbox:
             Whether a channel took it.
         """
         self._newest = message, key
-        taken = [queue.name for queue in self._queues if queue.put(message, key, force=to_all)]
-        self._note_request(message, taken)
-        return bool(taken)
+        channels_of_message = [
+            queue.name for queue in self._queues if queue.put(message, key, force=to_all)
+        ]
+        self._note_request(message, channels_of_message)
+        return bool(channels_of_message)
 
     def reaches_people(self, result: Result) -> bool:
         """Return whether a request was delivered by a channel that people are known to read.
@@ -114,8 +117,8 @@ class Outbox:
         near = result.channel == CONSOLE and result.request in self._far
         return bool(result.ok and result.request) and not near
 
-    def _note_request(self, message: Message, taken: Collection[str]) -> None:
-        if message.request and {*taken} - {CONSOLE}:
+    def _note_request(self, message: Message, channels_of_message: Collection[str]) -> None:
+        if message.request and {*channels_of_message} - {CONSOLE}:
             self._far.add(message.request)
 
     @property
@@ -135,7 +138,7 @@ class Outbox:
         Returns:
             The number of messages queued for at least one channel.
         """
-        owed = set()
+        queued_keys = set()
         for queue in self._queues:
             if queue.name not in settled:
                 continue
@@ -145,8 +148,8 @@ class Outbox:
                 elif queue.put(message, key, due_s=due_s):
                     self._note_request(message, [queue.name])
                     self._newest = message, key
-                    owed.add(key)
-        return len(owed)
+                    queued_keys.add(key)
+        return len(queued_keys)
 
     def backlog(self) -> dict[str, dict[str, int]]:
         """Return `{channel: {"waiting": n, "held": n}}`, for the status."""
@@ -158,17 +161,22 @@ class Outbox:
         Called now and then by the thread that posts; returns at once.
         """
         for queue in self._queues:
-            trouble, before = queue.trouble(), self._failed.get(queue.name)
+            trouble, previous = queue.trouble(), self._failed.get(queue.name)
             if trouble is not None:
                 self._failed[queue.name] = trouble
-                if before is None:
-                    make = partial(channel_health.failed, trouble, now=self._monotonic())
-                    self._notify(make, [other for other in self._queues if other is not queue])
-            elif before is not None:
+                if previous is None:
+                    make = partial(channel_queue.failed, trouble, now=self._monotonic())
+                    self._notify(
+                        make,
+                        [other_queue for other_queue in self._queues if other_queue is not queue],
+                    )
+            elif previous is not None:
                 del self._failed[queue.name]
                 # Readers of this channel only must know what it has lost.
-                readers = [each for each in self._queues if each is not queue or before.lost]
-                self._notify(partial(channel_health.recovered, before), readers)
+                readers = [
+                    reader for reader in self._queues if reader is not queue or previous.lost
+                ]
+                self._notify(partial(channel_queue.recovered, previous), readers)
         return list(self._failed.values())
 
     def _notify(self, make: Callable[[Message], Message], queues: Iterable[ChannelQueue]) -> None:

@@ -1,7 +1,7 @@
 """The numbers of a run for Prometheus: an endpoint that only reads what the loop has published.
 
 The loop counts, and publishes an immutable snapshot once a second. A thread of its own serves it,
-see `metrics_endpoint.py`; one response is rendered per snapshot.
+see `metrics_endpoint.py`.
 
 Names are stable. `supervise_<metric id>` is a metric of the job's leading rank, in base units with
 the unit as a suffix; only ids of the catalog, never a member of a family, so that the number of
@@ -17,11 +17,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ...core.analysis import job_numbers
-from ...core.model.decisions import (
+from ..core.analysis import job_numbers
+from ..core.model.decisions import (
     CODE_NAMES,
     ActionFailed,
     ActionFinished,
@@ -33,12 +33,12 @@ from ...core.model.decisions import (
     RuleJoined,
     RunbookWithdrawn,
 )
-from ...core.model.events import Event, Frame, Gap, Notice
-from ...core.model.policy import Policy
-from ...core.model.state_machine import STATES
-from ...core.state import rule_scope
-from ...core.state.run_state import State
-from ...system import Thread
+from ..core.model.events import Event, Frame, Gap, Notice
+from ..core.model.policy import Policy
+from ..core.model.state_machine import STATES
+from ..core.state import rule_scope
+from ..core.state.run_state import State
+from ..system import Thread
 
 if TYPE_CHECKING:
     from .metrics_endpoint import Endpoint
@@ -100,7 +100,6 @@ class RunMetrics:
         self._troubles: set[str] = set()
         self._frame_ns = 0
         self._snapshot: Sequence[Any] = ()
-        self._rendered: dict[Any, tuple[Any, bytes]] = {}
         self._is_broken = False
         self._server: Endpoint | None = None
         self._thread: threading.Thread | None = None
@@ -130,14 +129,15 @@ class RunMetrics:
         with self._harmless():
             self._snapshot = list(self._families(policy, state, now_ns, trouble))
 
-    def _harmless(self) -> _Harmless:
-        return _Harmless(self)
-
-    def switch_off(self, error: BaseException) -> None:
-        """Stop counting: a fault here must not reach the run."""
-        if not self._is_broken:
-            self._is_broken = True
-            _log.error("the metrics are not updated any more", exc_info=error)
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Log an error once in place of raising it: a fault here must not reach the run."""
+        try:
+            yield
+        except Exception:
+            if not self._is_broken:
+                self._is_broken = True
+                _log.exception("the metrics are not updated any more")
 
     def _frame(self, event: Frame, names: Sequence[str]) -> None:
         rank = event.rank
@@ -145,19 +145,19 @@ class RunMetrics:
         for name, value in zip(names, event.values, strict=False):
             if value is not None and name in self._names:
                 values[name] = value
-        known = dict(zip(names, event.values, strict=False))
-        self._tokens += job_numbers.tokens_of(known)
+        metrics = dict(zip(names, event.values, strict=False))
+        self._tokens += job_numbers.tokens_of(metrics)
         self._counts["supervise_tokens", ()] = int(self._tokens)
-        before = self._newest.get(rank)
+        previous = self._newest.get(rank)
         self._newest[rank] = event.attempt, event.step
         if rank != min(self._newest):
             return
         self._frame_ns = event.at_ns
         self._counts["supervise_step", ()] += 1
-        self._counts["supervise_nonfinite", ()] += int(known.get("nan_inf_events") or 0)
-        self._counts["supervise_updates_skipped", ()] += bool(known.get("update_skipped"))
-        if before is not None and before[0] < event.attempt:
-            self._counts["supervise_steps_lost", ()] += max(0, before[1] - event.step + 1)
+        self._counts["supervise_nonfinite", ()] += int(metrics.get("nan_inf_events") or 0)
+        self._counts["supervise_updates_skipped", ()] += bool(metrics.get("update_skipped"))
+        if previous is not None and previous[0] < event.attempt:
+            self._counts["supervise_steps_lost", ()] += max(0, previous[1] - event.step + 1)
 
     def _decision(self, decision: Decision) -> None:
         if self._is_new_trouble(decision):
@@ -225,10 +225,10 @@ class RunMetrics:
         for rule in policy.rules:
             firing.add_metric([rule.id, rule.severity], float(rules[rule.id] == "firing"))
         yield firing
-        counted = Counter(rules.values())
+        counts = Counter(rules.values())
         in_state = GaugeMetricFamily("supervise_rules", "Rules in each state.", labels=["state"])
         for name in RULE_STATES:
-            in_state.add_metric([name], counted[name])
+            in_state.add_metric([name], counts[name])
         yield in_state
         for name, (text, label_names) in COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=label_names)
@@ -243,34 +243,33 @@ class RunMetrics:
     def _of_job(self, family: Callable[..., Any]) -> Iterator[Any]:
         """Yield the newest value of each metric of the job."""
         ranks = sorted(self._values) if self._per_rank else sorted(self._values)[:1]
-        seen = dict.fromkeys(name for rank in ranks for name in self._values[rank])
-        for metric in seen:
+        for metric in dict.fromkeys(name for rank in ranks for name in self._values[rank]):
             name, factor = self._names[metric]
-            found = family(
+            gauge = family(
                 name, f"Metric {metric} of the job.", labels=["rank"] if self._per_rank else []
             )
             for rank in ranks:
                 if metric in self._values[rank]:
                     value = self._values[rank][metric] * factor
-                    found.add_metric([str(rank)] if self._per_rank else [], value)
-            yield found
+                    gauge.add_metric([str(rank)] if self._per_rank else [], value)
+            yield gauge
 
     # ── for the endpoint ──────────────────────────────────────────────────────────────────────────
 
     def start(self, print_line: Callable[[str], None]) -> None:
         """Serve on a thread of its own. A port that is taken is a warning: the run goes on."""
-        where = f"{self.host}:{self.port}"
         try:
             from .metrics_endpoint import Endpoint  # most runs serve nothing
 
-            server = self._server = Endpoint(self.host, self.port, self.render)
+            server = self._server = Endpoint(self.host, self.port, self)
             thread = Thread(
                 target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
             )
             thread.start()
         except (OSError, OverflowError, RuntimeError) as error:
-            why = getattr(error, "strerror", None) or error
-            print_line(f"supervise: warning: no metrics on {where}: {why}; the run goes on")
+            reason = getattr(error, "strerror", None) or error
+            address = f"{self.host}:{self.port}"
+            print_line(f"supervise: warning: no metrics on {address}: {reason}; the run goes on")
             self.close()
             return
         self._thread = thread
@@ -288,18 +287,9 @@ class RunMetrics:
         with suppress(OSError):
             server.server_close()
 
-    def render(self, accept: str) -> tuple[str, bytes]:
-        """Return the content type and the body; once per snapshot and format. Any thread."""
-        from prometheus_client import CollectorRegistry, exposition
-
-        encode, kind = exposition.choose_encoder(accept)
-        snapshot = self._snapshot
-        kept = self._rendered.get(kind)
-        if kept is None or kept[0] is not snapshot:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(_Collected(snapshot))
-            kept = self._rendered[kind] = (snapshot, encode(registry))
-        return kind, kept[1]
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of the newest snapshot. Any thread."""
+        yield from self._snapshot
 
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -315,29 +305,3 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "supervise_notify": ("Messages delivered or given up.", ("channel",)),
     "supervise_notify_failures": ("Messages that were given up.", ("channel",)),
 }
-
-
-class _Collected:
-    """A collector of families that are made already."""
-
-    def __init__(self, families: Sequence[Any]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        return iter(self._families)
-
-
-class _Harmless:
-    """Keeps an error inside of `RunMetrics`, and switches it off."""
-
-    def __init__(self, owner: RunMetrics) -> None:
-        self._owner = owner
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Exception):
-            self._owner.switch_off(error)
-            return True
-        return False

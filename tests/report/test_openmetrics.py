@@ -27,9 +27,9 @@ from supervise.core.model.decisions import (
     IncidentOpened,
 )
 from supervise.core.model.events import Announced, Frame, Gap, Launched, Notice
-from supervise.outputs.prometheus import metrics_endpoint
-from supervise.outputs.prometheus.metrics_endpoint import MAX_OPEN
-from supervise.outputs.prometheus.openmetrics import RunMetrics
+from supervise.report import metrics_endpoint
+from supervise.report.metrics_endpoint import MAX_OPEN
+from supervise.report.openmetrics import RunMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics"
 UNITS = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}

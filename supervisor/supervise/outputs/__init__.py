@@ -1,1 +1,0 @@
-"""Decisions to the world. Nothing here decides."""

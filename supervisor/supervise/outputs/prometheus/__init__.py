@@ -1,1 +1,0 @@
-"""The numbers of a run for Prometheus."""
