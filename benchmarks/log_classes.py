@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervise.catalog.loader import failure_classes
-from supervise.core.analysis.failure_classes import classify
-from supervise.core.model.failure import LOG, Failure
+from supervise.core.model.failure import LOG, Failure, classify
 from supervise.recordings import find
 from supervise.runtime.logs import PER_CLASS, LogFiles
 

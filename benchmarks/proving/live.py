@@ -192,7 +192,7 @@ def remedy_of(act: Act, policy: Policy, row: int) -> str:
         if verb in REMEDIES:
             return REMEDIES[verb]
         if verb == "rollback":
-            every = policy.savepoints.get("every", SAVEPOINTS)
+            every = SAVEPOINTS if policy.savepoints is None else policy.savepoints.every
             steps = act.step - max(0, act.step - step.at_least) // every * every
             if act.step - steps > row:
                 return NOTHING

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.core import engine
 from supervise.core.model.events import Frame, Notice
-from supervise.core.model.policy import Policy
+from supervise.core.model.policy import JobSettings, Policy
 from supervise.core.state.incident import HELD
 from supervise.runtime.loop import forward_save, may_come_back
 
@@ -35,7 +35,7 @@ def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(
     code, mode, on_crash, change, comes_back
 ):
     """Only one that crashed, by a policy that starts it again, is worth a hurry."""
-    policy = Policy("p", "sha256:0", mode, {}, (), job={"on_crash": on_crash})
+    policy = Policy("p", "sha256:0", mode, {}, (), job=JobSettings(on_crash=on_crash))
     state = engine.start(policy)
     state.job.unavailable.clear()
     for path, value in change.items():

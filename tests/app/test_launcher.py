@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.model.policy import Policy
+from supervise.core.model.policy import JobSettings, Policy, RelaunchSettings
 from supervise.errors import ActionError
 from supervise.runtime import environment
 from supervise.runtime.launcher import Launch, Launcher, first_environment
@@ -20,11 +20,10 @@ import json, os, pathlib, sys
 pathlib.Path(sys.argv[1]).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
 """
 POLICY = Policy("p", "sha256:0", "enforce", {}, ())
-HOW = {
-    "resume": "args",
-    "args": ["--init_from=resume", "--ckpt={checkpoint}", "--dir={directory}", "x={y}"],
-    "env": {"START_STEP": "{step}"},
-}
+HOW = RelaunchSettings(
+    args=["--init_from=resume", "--ckpt={checkpoint}", "--dir={directory}", "x={y}"],
+    env={"START_STEP": "{step}"},
+)
 AGAIN = Launch(3, 99, "/ckpt/at-99.pt", {"start": 0.1, "steps": 50}, [[120, 139]])
 
 
@@ -53,7 +52,7 @@ def told(tmp_path, run, launcher):
 
 def test_the_first_launch_is_the_command_as_it_was_given(told, run):
     """No argument and no order more; its name is attempt 0 of the run."""
-    words, environ, config = told(replace(POLICY, job={"relaunch": HOW}), Launch())
+    words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), Launch())
 
     assert words == []
     assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("0", f"{run.id}:0")
@@ -63,7 +62,7 @@ def test_the_first_launch_is_the_command_as_it_was_given(told, run):
 
 def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
     """As it was first given; nobody else can read it, and later launches do not change it."""
-    policy = replace(POLICY, job={"relaunch": HOW})
+    policy = replace(POLICY, job=JobSettings(relaunch=HOW))
     told(policy, Launch())
     kept = first_environment(run)
     told(policy, AGAIN)
@@ -76,7 +75,7 @@ def test_a_supervisor_that_comes_later_knows_the_environment(told, run):
 
 def test_a_later_launch_gets_what_the_policy_says(told, run):
     """Templates are filled in, other braces are the job's own; the probe counts on."""
-    words, environ, config = told(replace(POLICY, job={"relaunch": HOW}), AGAIN)
+    words, environ, config = told(replace(POLICY, job=JobSettings(relaunch=HOW)), AGAIN)
 
     assert words == ["--init_from=resume", "--ckpt=/ckpt/at-99.pt", "--dir=/ckpt", "x={y}"]
     assert (environ["START_STEP"], environ[environment.LAUNCH]) == ("100", f"{run.id}:3")
@@ -87,9 +86,9 @@ def test_a_later_launch_gets_what_the_policy_says(told, run):
 
 def test_a_library_is_told_by_the_probe(told):
     """Where no argument can say it."""
-    how = {"resume": "library", "args": [], "env": {}}
+    how = RelaunchSettings(resume="library")
 
-    words, _, config = told(replace(POLICY, job={"relaunch": how}), AGAIN)
+    words, _, config = told(replace(POLICY, job=JobSettings(relaunch=how)), AGAIN)
 
     assert words == []
     assert config["resume"] == {"how": "library", "path": "/ckpt/at-99.pt"}
@@ -97,7 +96,7 @@ def test_a_library_is_told_by_the_probe(told):
 
 def test_a_launch_that_was_made_is_not_made_again(launcher, run, tmp_path, sleeper):
     """A supervisor that died behind the start left a process that carries its name."""
-    policy = replace(POLICY, job={"relaunch": HOW})
+    policy = replace(POLICY, job=JobSettings(relaunch=HOW))
     pid = sleeper({environment.LAUNCH: f"{run.id}:3"})
     with pytest.raises(ActionError, match=f"started already, as process {pid}"):
         launcher.start(policy, AGAIN)

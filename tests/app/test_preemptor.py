@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from supervise.core.model.events import Notice, OperatorCommand
+from supervise.core.model.policy import JobSettings
 from supervise.runtime.fencing import PendingCommand
 from supervise.runtime.preemptor import Preemptor
 from supervise.runtime.signals import Forwarder
@@ -64,7 +65,7 @@ def run(tmp_path):
     """A preemptor with its fakes, in the last seconds of an allocation if `end` says so."""
 
     def make(end: str = "", now_s: float = 1000.0, **policy: Any) -> SimpleNamespace:
-        policy = {"mode": "enforce", "job": {"preempt": "checkpoint"}} | policy
+        policy = {"mode": "enforce", "job": JobSettings(preempt="checkpoint")} | policy
         state = SimpleNamespace(job=SimpleNamespace(world_size=1, held_signals=()))
         processor = FakeProcessor(SimpleNamespace(**policy), state)
         forwarder = Forwarder()

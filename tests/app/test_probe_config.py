@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from supervise.catalog import load_policy
+from supervise.core.model.policy import Savepoints
 from supervise.runtime.launcher import probe_config
 
 POLICY = "version: supervise/v1\nsummary: s\nmode: observe\nuse: [nonfinite]\n"
@@ -37,7 +38,7 @@ def test_savepoints_have_a_budget_of_memory_and_one_of_disk(tmp_path):
     )
 
     def told(**keys):
-        policy = replace(load(tmp_path, ""), mode="enforce", savepoints={"every": 25, **keys})
+        policy = replace(load(tmp_path, ""), mode="enforce", savepoints=Savepoints(25, **keys))
         return probe_config(run, tmp_path, policy, ())["savepoints"]
 
     shares = told(spill="disk")

@@ -11,10 +11,10 @@ import pytest
 from supervise import actions, detectors
 from supervise.catalog import discover, yaml_document
 from supervise.catalog.diagnostics import Problems, Source
-from supervise.catalog.forms.part_types import StepType, read_detector, summary
-from supervise.catalog.schema.dataclass_types import keys_of
-from supervise.catalog.schema.validation import describe
-from supervise.catalog.yaml_document import ListNode
+from supervise.catalog.schema import json_schema, keys_of, written_value
+from supervise.catalog.sections import Step, read_detector, summary
+from supervise.catalog.validation import describe
+from supervise.catalog.yaml_document import plain
 from supervise.core.model.action import Action
 from supervise.core.model.interfaces import Detector
 
@@ -56,8 +56,7 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
     assert root is not None
     node = root.get("x")
     if issubclass(form, Action):
-        assert isinstance(node, ListNode)
-        made = StepType().build(node.items[0], problems, name)
+        made = Step.decode(plain(node)[0])
     else:
         made = read_detector(node, problems, name)
     problems.stop()
@@ -70,6 +69,6 @@ def test_the_example_of_a_docstring_loads(name: str, form: type) -> None:
 def test_every_field_is_a_key(name: str, form: type) -> None:
     """Its type hint is one that the catalog can validate, describe and write."""
     for key in keys_of(form).values():
-        assert describe(key.type.schema())
+        assert describe(json_schema(form)["properties"][key.name])
         if not key.required and key.default is not None:
-            key.type.write(key.default)
+            written_value(key.default, key.hint)

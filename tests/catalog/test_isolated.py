@@ -26,7 +26,7 @@ def test_channels_approvals_and_starts_are_left_out(tmp_path):
     trial.write_text(found.text)
     policy = load_policy(trial)
     assert set(policy.notify) == {"console"} and not policy.approvals
-    assert not policy.job["relaunch"] and not policy.job["on_crash"]
+    assert not policy.job.relaunch and not policy.job.on_crash
     digests = [[p.digest_of(rule) for rule in p.rules] for p in (found.policy, policy)]
     assert digests[0] == digests[1]
 

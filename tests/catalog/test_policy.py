@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from supervise.catalog import load_policy, metrics, shipped
 from supervise.catalog.diagnostics import PolicyErrors
 from supervise.core.model import state_machine
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.policy import Policy
+from supervise.core.model.policy import Policy, Safeguards, Savepoints, SkipNonfinite
 from supervise.errors import InputError
 
 Loader = Callable[..., Policy]
@@ -78,9 +79,9 @@ def test_only_enforce_arms_reflexes_and_keeps_savepoints() -> None:
     acting, looking = load_policy("nano"), load_policy("nano", mode="shadow")
 
     assert (acting.mode, looking.mode) == ("enforce", "shadow")
-    assert acting.savepoints == {"every": 25, "keep": 4, "spill": "disk"}
-    assert acting.safeguards == {"skip_nonfinite": {"max": 3, "per": 128}}
-    assert (looking.savepoints, looking.safeguards) == ({}, {})
+    assert acting.savepoints == Savepoints(every=25)
+    assert acting.safeguards == Safeguards(SkipNonfinite(3, 128))
+    assert (looking.savepoints, looking.safeguards) == (None, Safeguards())
     assert acting.digest != looking.digest
 
 
@@ -91,7 +92,7 @@ def test_the_probe_gets_every_number_of_a_safeguard(load: Loader) -> None:
         "safeguards: {zero_nonfinite: {max: 1}, update_clip: {sigma: 3}}\n"
     )
 
-    assert armed.safeguards == {
+    assert to_builtins(armed.safeguards) == {
         "zero_nonfinite": {"max": 1, "per": 128},
         "update_clip": {"window": 128, "sigma": 3.0, "max_gb": 4.0},
     }
@@ -182,7 +183,7 @@ hold_reminder: 2h
         "what it costs",
         ("why",),
     )
-    assert policy.savepoints == {"every": 10, "keep": 2, "max_bytes": 1000, "spill": "disk"}
+    assert policy.savepoints == Savepoints(every=10, keep=2, max_bytes=1000)
     assert policy.notify["webhook"]["secret_env"] == "SECRET"
     assert policy.notify["console"] == {"min_sev": "SEV1"}
     assert (policy.warmup_steps, policy.probation_steps) == (7, 8)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.diagnostics import Problem
-from supervise.catalog.forms.job_form import PLACEHOLDERS
 from supervise.catalog.scenario_subject import check_file
 from supervise.core.model import recipes
+from supervise.core.model.policy import PLACEHOLDERS
 
 MARK = "¦"
 HEAD = """\

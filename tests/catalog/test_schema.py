@@ -21,7 +21,7 @@ from supervise.catalog import (
     yaml_document,
 )
 from supervise.catalog.diagnostics import Problems, Source
-from supervise.catalog.forms.file_forms import PackFile, PolicyFile, RunbookFile, ScenarioFile
+from supervise.catalog.sections import PackFile, PolicyFile, RunbookFile, ScenarioFile
 from supervise.catalog.yaml_document import MapNode, plain
 
 SORTS = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.catalog import discover, metrics
-from supervise.core.model.policy import Planned, Policy
+from supervise.core.model.policy import Planned, Policy, Sampling
 from supervise.errors import UsageError
 from supervise.runtime.launcher import probe_config
 from supervise_probe import faults
@@ -95,12 +95,12 @@ def test_intervals_of_samples_are_given_to_the_probe(load: Loader, tmp_path: Pat
     policy = load(rule() + "sampling: {attention: 100, routing: 0}\n")
     run = SimpleNamespace(id="r", marks_path=tmp_path, quarantine_path=tmp_path / "q")
 
-    assert policy.sampling == {"attention": 100, "routing": 0}
+    assert policy.sampling == Sampling(attention=100, routing=0)
     assert load(policy.resolved).digest == policy.digest
-    assert probe_config(run, tmp_path, policy, ())["sampling"] == policy.sampling
-    assert load(rule()).sampling == {}  # the probe has its own
+    assert probe_config(run, tmp_path, policy, ())["sampling"] == {"attention": 100, "routing": 0}
+    assert load(rule()).sampling == Sampling()  # the probe has its own
     for name in DEFAULTS:
-        assert load(f"{rule()}sampling: {{{name}: 3}}\n").sampling == {name: 3}
+        assert load(f"{rule()}sampling: {{{name}: 3}}\n").sampling == Sampling(**{name: 3})
 
 
 def test_a_drill_fills_in_its_parameters_and_may_name_a_rank():

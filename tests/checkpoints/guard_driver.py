@@ -18,6 +18,7 @@ from supervise.checkpoints import registry as register
 from supervise.checkpoints.service import CheckpointService
 from supervise.checkpoints.tracker import RunPosition
 from supervise.core.model.events import Notice
+from supervise.core.model.policy import Checkpoints
 
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
@@ -57,14 +58,6 @@ for path in request["paths"]:
     print(json.dumps({{"path": path, "ok": ok, "problems": bad, "unread": unread, "files": files,
                       "step": 5 if ok else None, "rng": True, "resumable": inside}}), flush=True)
 """
-FORM = {
-    "glob": (),
-    "verify": ("load", "finite"),
-    "keep_good": 2,
-    "pin": "copy",
-    "settle": 0.0,
-    "restore_test": None,
-}
 
 
 class GuardDriver:
@@ -85,7 +78,7 @@ class GuardDriver:
 
     def open(self, limit_s=60.0, share=1.0, soon_s=60.0, **form):
         self.guard = CheckpointService(
-            {**FORM, **form},
+            Checkpoints(**{"settle": 0.0, "restore_test": None, **form}),
             self.run,
             self.out,
             lambda: self.position,

@@ -36,17 +36,17 @@ def test_what_is_written_loads_with_and_without_its_comments(tmp_path, script, a
     policy = load_policy(path)
 
     assert (policy.name, policy.mode) == ("supervise", "enforce")
-    assert policy.job["on_crash"] == ("restart" if job else None)
+    assert policy.job.on_crash == ("restart" if job else None)
     (stuck,) = (rule for rule in policy.rules if rule.id == "hang.stuck")
     assert stuck.runbook == ("restart-if-stuck" if job else "stop-and-page")
-    found = policy.job["relaunch"] or {}
-    assert {key: found[key] for key in found if key in ("resume", "args")} == (job or {})
+    found = policy.job.relaunch
+    assert ({} if found is None else {"resume": found.resume, "args": found.args}) == (job or {})
     assert [rule.id for rule in policy.rules] == [rule.id for rule in load_policy(base).rules]
     awake = [re.sub(r"^( *)# ", r"\1", line) for line in written]
     assert (OUT_OF_A_LINE in " ".join(written)) == (job is None)
     path.write_text("\n".join(line for line in awake if not line.startswith("How")) + "\n")
     policy = load_policy(path)
-    assert "slack" in policy.notify and policy.job["relaunch"]
+    assert "slack" in policy.notify and policy.job.relaunch
 
 
 @pytest.mark.parametrize("base", ["large", "moe", "canary", "observe"])
@@ -56,8 +56,8 @@ def test_a_crash_is_answered_where_the_policy_has_a_budget_for_it(tmp_path, base
     path.write_text("\n".join(lines(base, recognise(TRAINER, ["python", "t.py"]))) + "\n")
     policy, shipped = load_policy(path), load_policy(base)
 
-    assert bool(policy.job["on_crash"]) == ("restart" in shipped.budgets)
-    assert policy.mode == shipped.mode and policy.job["relaunch"]
+    assert bool(policy.job.on_crash) == ("restart" in shipped.budgets)
+    assert policy.mode == shipped.mode and policy.job.relaunch
 
 
 def test_a_file_is_never_overwritten(supervise, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.core.model.interfaces import Detector
-from supervise.core.model.policy import Budget, Inhibit, Ladder, Policy, Rule, Runbook
+from supervise.core.model.policy import Budget, Inhibit, JobSettings, Ladder, Policy, Rule, Runbook
 from supervise.detectors.threshold import Threshold
 
 SECOND = 1_000_000_000
@@ -196,7 +196,7 @@ def policy(mode: str = "enforce", **changes: Any) -> Policy:
             "soften": runbook_of("soften", Reach(), Verify()),
             "back": runbook_of("back", Touch(), Verify()),
         },
-        "budgets": {"touch": Budget(2, per_steps=1000), "all": Budget(5, per_steps=1000)},
+        "budgets": {"touch": Budget(2, per=1000), "all": Budget(5, per=1000)},
         "ladder": Ladder(("soften", "back", "hold"), reset_after_steps=500),
         "probation_steps": 20,
         "warmup_steps": 10,
@@ -269,7 +269,7 @@ def crashing(tell, **changes):
     made = {
         "runbooks": {**tell().policy.runbooks, "again": AGAIN},
         "budgets": {"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
-        "job": {"on_crash": "again"},
+        "job": JobSettings(on_crash="again"),
         "answer": lambda key: None if "relaunch" in key else Finished(0, key, True),
     }
     story = tell(**(made | changes))

@@ -10,7 +10,7 @@ from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, Ladder
+from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
 from supervise.core.runbooks.checkpoint_choice import needed_before
 
 from .conftest import Verify, good, messages, runbook_of, save
@@ -34,7 +34,7 @@ def stopping(tell):
         story = tell(
             answer=lambda key: None,
             budgets={name: Budget(3) for name in ("restart", "all")},
-            job={"relaunch": {"resume": "args"}},
+            job=JobSettings(relaunch=RelaunchSettings()),
             **changes,
             healthy=60,
         )
@@ -125,7 +125,7 @@ def refused(tell, make_policy):
     def begin(breach=60, unavailable=(), calm=False, **changes):
         changes = {
             "ladder": Ladder(("soften", "hold")),
-            "job": {"relaunch": {"resume": "args"}},
+            "job": JobSettings(relaunch=RelaunchSettings()),
             **changes,
         }
         story = tell(
@@ -193,7 +193,7 @@ def test_what_no_checkpoint_helps_is_not_waited_for(refused):
 
 def test_a_crash_is_answered_when_one_comes_while_evidence_is_taken(refused):
     for late in (False, True):
-        story = refused(calm=True, job={"on_crash": "soften", "relaunch": {"resume": "args"}})
+        story = refused(calm=True, job=JobSettings(on_crash="soften", relaunch=RelaunchSettings()))
         story.send(Exited(story.at_ns, -9))
         assert story.actions() == [FIRST]
         if not late:
@@ -279,7 +279,7 @@ def test_what_is_saved_before_the_recovery_is_good_with_it(tell):
     assert twin.checkpoints.good() == story.state.checkpoints.good()[:1]
 
 
-WAITS = {"relaunch": {"resume": "args", "wait": "pause"}}
+WAITS = JobSettings(relaunch=RelaunchSettings(wait="pause"))
 PAUSE = "inc-1/1/0-pause"
 
 
@@ -385,7 +385,7 @@ def test_a_paused_job_that_no_checkpoint_can_help_waits_for_a_person(refused):
 @pytest.mark.parametrize(
     ("changes", "candidates"),
     [
-        ({"job": {"relaunch": {"resume": "args", "wait": "train"}}}, 2),
+        ({"job": JobSettings(relaunch=RelaunchSettings(wait="train"))}, 2),
         ({"job": WAITS, "mode": "approve"}, 2),
         ({"job": WAITS}, 0),
     ],

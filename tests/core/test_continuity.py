@@ -7,7 +7,7 @@ import pytest
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
-from supervise.core.model.policy import Budget, Ladder, Runbook
+from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings, Runbook
 
 from .conftest import Verify, good, messages, save
 
@@ -30,7 +30,7 @@ def back(tell):
             "runbooks": {**tell().policy.runbooks, "soften": book},
             "budgets": {name: Budget(2) for name in ("restart", "rollback", "touch", "all")},
             "ladder": Ladder(("soften", "hold")),
-            "job": {"relaunch": {"resume": "library"}},
+            "job": JobSettings(relaunch=RelaunchSettings(resume="library")),
         }
         story = tell(answer=answer, names=NAMES, **changes)
         steps(story, 2.0, 60)

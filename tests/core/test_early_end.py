@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.events import Exited, Launched, Notice
+from supervise.core.model.policy import JobSettings
 
 from .conftest import messages
 
@@ -42,7 +43,7 @@ def library(done, total, *, stopped=False):
     ],
 )
 def test_success_before_the_planned_length_is_reported(tell, steps, before, shortfall):
-    found = end(tell(job={"steps": steps}), 0, *before)
+    found = end(tell(job=JobSettings(steps=steps)), 0, *before)
     early = ("SEV1", f"the job ended with code 0 after {shortfall}")
     assert found == (early if shortfall else ("INFO", f"finished at step {STEPS - 1}"))
 
@@ -69,7 +70,10 @@ def test_a_process_that_a_drill_killed_is_not_looked_for_elsewhere(tell, signal,
 
 
 def test_a_failure_is_reported_as_one(tell):
-    assert end(tell(job={"steps": 60}), 1) == ("SEV1", "the job ended with code 1 at step 49")
+    assert end(tell(job=JobSettings(steps=60)), 1) == (
+        "SEV1",
+        "the job ended with code 1 at step 49",
+    )
 
 
 def verdict(number, step, damage=""):

@@ -95,7 +95,7 @@ def test_an_advisory_rule_notifies_and_moves_to_suspect(tell):
 
 def test_a_spent_budget_holds_and_pages(tell):
     story = tell(
-        budgets={"touch": Budget(1, per_steps=1000), "all": Budget(9, per_steps=1000)},
+        budgets={"touch": Budget(1, per=1000), "all": Budget(9, per=1000)},
         healthy=50,
         then=99.0,
     )

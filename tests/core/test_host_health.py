@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.analysis import host_health as health
-from supervise.core.analysis.failure_classes import FailureClass
 from supervise.core.model.events import Exited, Finished, Notice
+from supervise.core.model.failure import FailureClass
 
 from .conftest import crashing, messages, relaunched
 

@@ -15,7 +15,7 @@ from supervise.core.model.events import (
     Reloaded,
     Tick,
 )
-from supervise.core.model.policy import Budget, Ladder
+from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
 from supervise.core.replay import decisions, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.robust_z import RobustZ
@@ -153,7 +153,7 @@ def test_a_crash_is_answered_by_its_class(tell, relaunch, starts, why):
 
 def test_a_thread_that_ends_is_news_and_no_cause(tell):
     """Once; where a process ends with an error too, that one is named first."""
-    story = tell(job={})
+    story = tell(job=JobSettings())
     for name in ("prefetch", "pin"):
         data = {"kind": "thread", "type": "KeyError", "message": "'shard'", "thread": name}
         story.send(Notice(story.at_ns, "failure", "", data=data))
@@ -193,7 +193,7 @@ def test_a_thread_that_ends_is_news_and_no_cause(tell):
     ],
 )
 def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
-    story = tell(job={})
+    story = tell(job=JobSettings())
     for data in failures:
         story.send(Notice(story.at_ns, "failure", "", data=data))
     story.send(Exited(story.at_ns, 1))
@@ -203,7 +203,7 @@ def test_the_cause_is_what_follows_from_nothing_else(tell, failures, cause):
 
 
 def test_a_line_of_a_log_is_news_once_per_class(tell):
-    story = tell(job={})
+    story = tell(job=JobSettings())
     for text in ("NVRM: Xid 79", "NVRM: Xid 31"):
         data = {
             "kind": "log",
@@ -220,7 +220,7 @@ def test_a_line_of_a_log_is_news_once_per_class(tell):
 
 
 def test_a_job_that_differs_from_its_last_launch_is_reported(tell):
-    story = tell(job={})
+    story = tell(job=JobSettings())
     text = "the job differs from attempt 0: code.commit 1f2e → 3a4b"
     story.send(Notice(story.at_ns, "identity-changed", text))
 
@@ -228,7 +228,7 @@ def test_a_job_that_differs_from_its_last_launch_is_reported(tell):
 
 
 def test_a_program_that_failed_long_before_explains_no_end(tell):
-    story = tell(job={})
+    story = tell(job=JobSettings())
     story.send(Notice(story.at_ns, "failure", "", data={"type": "Probe", "at_ns": 1}))
     story.tick(90)
     story.send(Exited(story.at_ns, 1))
@@ -238,7 +238,7 @@ def test_a_program_that_failed_long_before_explains_no_end(tell):
 
 def test_what_a_launcher_answered_is_no_cause_of_a_later_end(tell):
     """It started the ranks again by itself."""
-    story = tell(job={})
+    story = tell(job=JobSettings())
     story.send(Notice(story.at_ns, "failure", "", data={"type": "E", "pid": 1}))
     story.send(Announced(story.at_ns, 0, 1, 2, story.names, segment=9, again=True))
     story.send(Exited(story.at_ns, 1))
@@ -258,7 +258,7 @@ def test_nothing_that_a_notice_tells_gets_in_the_way(tell):
 
 def test_a_job_whose_end_was_asked_for_is_not_started_again(tell):
     """Though it lives on, and whatever policy comes: it would only be stopped."""
-    story = tell(job={"relaunch": {"args": []}})
+    story = tell(job=JobSettings(relaunch=RelaunchSettings(args=[])))
     data = {"signal": "SIGHUP", "final": True}
     story.send(Notice(story.at_ns, "signal", "SIGHUP was passed on", data=data))
     story.send(Launched(story.at_ns, 2, 1))
@@ -391,19 +391,19 @@ def test_who_types_ctrl_c_is_not_paged_for_it(tell, typed, code, told):
     assert f"{message['severity']} {message['title']}" == told
 
 
-ASKS = {"resume": "args", "args": ["--from={checkpoint}", "--fast"], "env": {"START": "{step}"}}
+ASKS = RelaunchSettings(args=("--from={checkpoint}", "--fast"), env={"START": "{step}"})
 
 
 @pytest.mark.parametrize(
     ("job", "given"),
     [
         (ASKS, "job.relaunch.args --from={checkpoint} --fast, job.relaunch.env START"),
-        ({"resume": "library", "args": [], "env": {}}, "job.relaunch.resume library"),
+        (RelaunchSettings(resume="library"), "job.relaunch.resume library"),
     ],
 )
 def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, given):
     """A flag that the script does not know: its runbook failed, and people hear where to look."""
-    story = crashing(tell, job={"on_crash": "again", "relaunch": job})
+    story = crashing(tell, job=JobSettings(on_crash="again", relaunch=job))
     story.send(Exited(story.at_ns, 1))
     relaunched(story, 40)
     story.send(Exited(story.at_ns, 2))

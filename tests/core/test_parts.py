@@ -29,7 +29,7 @@ def test_a_bad_table_is_explained():
 
 def test_a_budget_counts_at_its_edges():
     """n is allowed, n+1 is not; the window slides by frame_count."""
-    budgets = {"rollback": Budget(2, per_steps=100), "all": Budget(3, per_s=60)}
+    budgets = {"rollback": Budget(2, per=100), "all": Budget(3, per=60.0)}
     ledger = Ledger()
     for frame_count in (0, 50):
         assert ledger.exhausted(budgets, "rollback", frame_count, 0) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.events import Exited, Notice
-from supervise.core.model.preemption import Preemption, Settled, Terms
+from supervise.core.model.policy import JobSettings, Preempt
+from supervise.core.model.preemption import Preemption, Settled
 
 from .conftest import crashing, messages
 
@@ -86,16 +87,12 @@ def test_the_next_process_gets_what_waited(offered):
     assert offered.on_signal(SIGTERM, NOW + 2, handled=False) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "terms"),
-    [
-        (None, None),
-        ("checkpoint", Terms(20.0, 120.0, "")),
-        ({"grace": 5.0, "margin": 60.0, "drain": None}, Terms(5.0, 60.0, "")),
-    ],
-)
-def test_the_terms_of_a_policy(given, terms):
-    assert Terms.of({"preempt": given}) == terms
+def test_the_terms_of_a_policy():
+    terms = Preempt(grace_s=5.0, margin_s=60.0)
+
+    assert JobSettings().preemption is None
+    assert JobSettings(preempt="checkpoint").preemption == Preempt(20.0, 120.0)
+    assert JobSettings(preempt=terms).preemption is terms
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,14 @@ def test_a_new_rule_fires_and_a_removed_one_is_forgotten(make_policy, tell):
 
 def test_no_reload_refunds_a_budget(tell):
     """Two of two were spent: also after a reload, and under a class that is new to the policy."""
-    budgets = {"touch": Budget(2, per_steps=1000)}
+    budgets = {"touch": Budget(2, per=1000)}
     rule = one_rule(above("train_loss_raw", 50.0), "SEV0", "back")
     story = tell(budgets=budgets, ladder=Ladder(("back", "hold")), **rule)
     for _ in range(2):
         story.frames(2.0, times=40)
         story.frames(99.0)
         story.frames(2.0, times=40)
-        load(story, replace(story.policy, budgets={"all": Budget(2, per_steps=1000)}))
+        load(story, replace(story.policy, budgets={"all": Budget(2, per=1000)}))
     assert len(story.actions()) == 2
 
     story.state.history.last_level = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervise.core.model.events import Exited, Finished
-from supervise.core.model.policy import Budget
+from supervise.core.model.policy import Budget, JobSettings
 from supervise.core.replay import decisions, record
 
 from .conftest import AGAIN, messages, relaunched, save
@@ -43,7 +43,7 @@ def crashed(tell):
         story = tell(
             runbooks={**tell().policy.runbooks, "again": AGAIN},
             budgets={"restart": Budget(2), "touch": Budget(2), "all": Budget(9)},
-            job={"on_crash": "again"},
+            job=JobSettings(on_crash="again"),
             answer=lambda key: None if "relaunch" in key else Finished(0, key, True),
             names=NAMES,
         )

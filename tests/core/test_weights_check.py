@@ -8,12 +8,13 @@ from supervise.actions.check_weights import CheckWeights
 from supervise.actions.snapshot import Snapshot
 from supervise.core.incidents import action_planning
 from supervise.core.model.events import Finished
+from supervise.core.model.policy import JobSettings
 
 from .conftest import NAMES, NAN, Touch, Verify, messages, one_rule, runbook_of
 from .conftest import above as threshold
 
 GOOD, BAD = 2.05, 3.0
-KEPT = {"probe_batch": True}
+KEPT = JobSettings(probe_batch=True)
 WAS = [[10, 2.2], [25, 2.0], [60, 9.0]]
 
 
@@ -87,7 +88,7 @@ def test_where_nobody_can_say_the_losses_are_waited_for(asked, loss):
     assert verbs(story).count("touch") <= 1
 
 
-@pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": {}}])
+@pytest.mark.parametrize("changes", [{"severity": "SEV0"}, {"job": JobSettings()}])
 def test_what_is_worse_than_a_loss_needs_no_second_opinion_nor_is_nobody_asked(asked, changes):
     assert verbs(asked(**changes)) == ["snapshot", "touch"]
 

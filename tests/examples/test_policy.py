@@ -19,9 +19,9 @@ def test_it_loads_without_a_word_and_can_start_the_example_again():
     policy = load_policy(ROOT / "examples" / "nano" / "policy.yaml", warnings=warnings)
 
     assert warnings == []
-    assert policy.job["relaunch"]["args"] == ("--resume={checkpoint}",)
+    assert policy.job.relaunch.args == ("--resume={checkpoint}",)
     assert "--resume" in (ROOT / "examples" / "nano" / "train.py").read_text()
-    assert policy.job["on_crash"] in policy.runbooks
+    assert policy.job.on_crash in policy.runbooks
     below = load_policy("nano").ladder.levels[:-1]
     assert policy.ladder.levels == (*below, "relaunch-and-rewarm", "hold")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from supervise.catalog import load_policy
-from supervise.catalog.forms.scenario_form import InjectForm, ScenarioForm
+from supervise.catalog.scenarios import Injection, Scenario
 from supervise.core.model.decisions import Decision
 from supervise.core.model.interfaces import Message
 from supervise.core.model.policy import Policy
@@ -57,16 +57,16 @@ class Story:
     title: str
     policy: str
     series: dict[str, str]
-    inject: tuple[InjectForm, ...] = ()
+    inject: tuple[Injection, ...] = ()
     mode: str | None = None
     after_rollback: Any = ()
     ranks: int = 1
     every: float = 0.1
 
 
-def command(at: int, word: str, **args: Any) -> InjectForm:
+def command(at: int, word: str, **args: Any) -> Injection:
     """Return what an operator sends before frame `at`."""
-    return InjectForm(at=at, command=word, args=args)  # type: ignore[arg-type]
+    return Injection(at=at, command=word, args=args)  # type: ignore[arg-type]
 
 
 NAN = {"train_loss_raw": "2.4x200 nanx10", "update_norm": "0.1x210"}
@@ -151,13 +151,13 @@ STORIES = (
         "a rollback that fails",
         "nano",
         {"train_loss_raw": "2.4x200 nanx100", "update_norm": "0.1x300"},
-        (InjectForm(at=0, fail_action="rollback"),),
+        (Injection(at=0, fail_action="rollback"),),
     ),
     Story(
         "an action whose outcome is lost",
         "nano",
         {"train_loss_raw": "2.4x200 nanx900", "update_norm": "0.1x1100"},
-        (InjectForm(at=0, lose_action="rollback"),),
+        (Injection(at=0, lose_action="rollback"),),
     ),
     Story(
         "several ranks: a rollback is refused",
@@ -169,42 +169,42 @@ STORIES = (
         "a crash: the job ends with code 1",
         "nano",
         {"train_loss_raw": "2.4x100"},
-        (InjectForm(at=50, exit=1),),
+        (Injection(at=50, exit=1),),
     ),
     Story(
         "a crash during an incident: the job ends with signal 9",
         "nano",
         {"train_loss_raw": "2.4x200 nanx50"},
-        (InjectForm(at=0, fail_action="rollback"), InjectForm(at=220, exit=-9)),
+        (Injection(at=0, fail_action="rollback"), Injection(at=220, exit=-9)),
     ),
     Story(
         "a crash: the job starts again from a checkpoint and ends before its first step",
         "restarting",
         {"train_loss_raw": "2.4x100"},
-        (InjectForm(at=40, checkpoint=30), InjectForm(at=50, exit=1)),
+        (Injection(at=40, checkpoint=30), Injection(at=50, exit=1)),
     ),
     Story(
         "a crash without a good checkpoint",
         "restarting",
         {"train_loss_raw": "2.4x100"},
-        (InjectForm(at=50, exit=1),),
+        (Injection(at=50, exit=1),),
     ),
     Story("a hang under nano", "nano", {"step_time": "0.1x200 _x2600"}),
     Story(
         "a hang: the job starts again from a checkpoint",
         "restarting",
         {"step_time": "0.1x200 _x1500"},
-        (InjectForm(at=100, checkpoint=90),),
+        (Injection(at=100, checkpoint=90),),
     ),
     Story(
         "what the probe and the supervisor report",
         "nano",
         {"train_loss_raw": "2.4x100"},
         (
-            InjectForm(at=20, gap=5),
-            InjectForm(at=30, probe_restart=True),
+            Injection(at=20, gap=5),
+            Injection(at=30, probe_restart=True),
             *(
-                InjectForm(at=40 + n, notice=kind)
+                Injection(at=40 + n, notice=kind)
                 for n, kind in enumerate(
                     ("collector-off", "no-probe", "probe-off", "segment-fault", "drill", "orphans")
                 )
@@ -240,7 +240,7 @@ def lines_of(decision: Decision, frame: int) -> Iterator[str]:
 
 def played(story: Story) -> list[tuple[int, Decision]]:
     """Play a story and return its decisions with the frame of each."""
-    form = ScenarioForm(
+    form = Scenario(
         story.title,
         story.series,
         (),

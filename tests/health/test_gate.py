@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from supervise.core.model.policy import HostHealth
 from supervise.runtime import host, nvml_report
 from supervise.runtime.host import HealthGate, Start
 
@@ -124,7 +125,7 @@ def test_a_host_that_is_fit(tmp_path, python):
     """Each check says what it found; torch may print whatever it likes before the answer."""
     answer = python("a warning", json.dumps({"torch": "2", "devices": [ROW]}))
     machine = SimpleNamespace(peak_bytes=10**6, device_count=None)
-    found = look(Start(tmp_path, 10, answer), {"matmul": 5.0}, machine)
+    found = look(Start(tmp_path, 10, answer), HostHealth(matmul=5.0), machine)
 
     assert {check: verdict for check, (verdict, _) in found.items()} == {
         "memory": "good",
@@ -143,17 +144,21 @@ def test_a_host_that_is_fit(tmp_path, python):
     ],
 )
 def test_an_answer_that_is_none_decides_nothing(tmp_path, python, lines, code, text):
-    found = look(Start(tmp_path, 10, python(*lines, code=code)), {"matmul": 5.0})
+    found = look(Start(tmp_path, 10, python(*lines, code=code)), HostHealth(matmul=5.0))
     assert found["matmul"] == ("undecided", text)
 
 
 @pytest.mark.parametrize(
     ("start", "wanted", "matmul"),
     [
-        ({}, {"matmul": 5.0}, ("undecided", "the job's Python is not known")),
+        ({}, HostHealth(matmul=5.0), ("undecided", "the job's Python is not known")),
         ({}, None, ("skipped", "no device; job.health.matmul asks the CPU")),
-        ({}, {"matmul": 0.0}, ("skipped", "job.health.matmul is 0")),
-        ({"python": "/no/python"}, {"matmul": 5.0}, ("undecided", "/no/python cannot be started")),
+        ({}, HostHealth(matmul=0.0), ("skipped", "job.health.matmul is 0")),
+        (
+            {"python": "/no/python"},
+            HostHealth(matmul=5.0),
+            ("undecided", "/no/python cannot be started"),
+        ),
     ],
 )
 def test_nothing_is_multiplied(tmp_path, start, wanted, matmul):
@@ -165,7 +170,7 @@ def test_time_that_is_over_decides_nothing(tmp_path):
     """Nothing is waited for, and the job is started."""
     began = time.monotonic()
     machine = SimpleNamespace(peak_bytes=None, device_count=8)
-    wanted = {"matmul": 5.0, "memory_gb": 1e6}
+    wanted = HostHealth(matmul=5.0, memory_gb=1e6)
     found = look(Start(tmp_path, 0, "/bin/sh"), wanted, machine, within_s=0.0)
 
     assert found["devices"] == ("undecided", "there was no time left to ask")
@@ -185,7 +190,7 @@ def test_memory_may_come_back(tmp_path, monkeypatch):
 
 def test_while_the_job_runs_it_is_not_disturbed(tmp_path):
     """Its own memory says nothing, and its devices are busy."""
-    assert set(look(Start(tmp_path), {"matmul": 5.0}, alive=True)) == {"disk", "devices"}
+    assert set(look(Start(tmp_path), HostHealth(matmul=5.0), alive=True)) == {"disk", "devices"}
 
 
 def test_a_policy_may_want_no_look(tmp_path):

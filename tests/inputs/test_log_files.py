@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.loader import failure_classes
-from supervise.core.analysis.failure_classes import classify
-from supervise.core.model.failure import LOG, Failure
+from supervise.core.model.failure import LOG, Failure, classify
 from supervise.runtime.logs import BEHIND, LogFiles
 
 LINES = Path(__file__).parents[2] / "benchmarks" / "log_lines.tsv"

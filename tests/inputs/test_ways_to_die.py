@@ -10,9 +10,8 @@ import pytest
 
 from supervise.catalog.loader import failure_classes
 from supervise.core import engine
-from supervise.core.analysis.failure_classes import classify
 from supervise.core.model.events import Exited, Launched
-from supervise.core.model.failure import Failure
+from supervise.core.model.failure import Failure, classify
 from supervise.core.model.policy import Policy
 from supervise.notifiers.console import render
 from supervise.notifiers.outbox import message_of

@@ -7,10 +7,11 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Notice
+from supervise.core.model.policy import JobSettings, RelaunchSettings
 from supervise.runtime.status import capabilities, is_known, line
 
 NANO = load_policy("nano")
-AGAIN = replace(NANO, job={**NANO.job, "relaunch": {"resume": "library"}})
+AGAIN = replace(NANO, job=JobSettings(relaunch=RelaunchSettings(resume="library")))
 READY = {"rollback": "ready", "savepoints": [25, 50, 75]}
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from supervise.catalog import load_policy, metrics, shipped, yaml_document
 from supervise.catalog.diagnostics import Problem
-from supervise.core.model.policy import HOLD, Policy
+from supervise.core.model.policy import HOLD, Policy, Safeguards
 
 POLICIES = shipped.names("policies")
 PACKS = shipped.names("policies/packs")
@@ -98,15 +98,15 @@ def verbs(one: Policy) -> set[str]:
 
 def test_observe_acts_never() -> None:
     assert policy("observe").mode == "observe"
-    assert policy("observe").savepoints == {}
-    assert policy("observe").safeguards == {}
+    assert policy("observe").savepoints is None
+    assert policy("observe").safeguards == Safeguards()
 
 
 def test_canary_touches_a_job_only_to_end_it() -> None:
     """A gate does not repair what it judges."""
     assert verbs(policy("canary")) == {*NO_TOUCH, "stop"}
-    assert policy("canary").savepoints == {}
-    assert policy("canary").safeguards == {}
+    assert policy("canary").savepoints is None
+    assert policy("canary").safeguards == Safeguards()
 
 
 @pytest.mark.parametrize("name", ["nano", "medium", "large", "moe"])

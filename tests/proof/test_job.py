@@ -7,6 +7,7 @@ import pytest
 from supervise.catalog import discover
 from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
+from supervise.core.model.policy import Savepoints
 from supervise.errors import ActionError
 from supervise.policytest.fake_job import FakeJob
 
@@ -27,7 +28,7 @@ NEEDS = {"lr_scale": {"set": 0.5}, "clip": {"factor": 0.3}}  # actions with keys
 
 @pytest.fixture
 def job() -> FakeJob:
-    found = FakeJob({"every": 10, "keep": 3}, 1)
+    found = FakeJob(Savepoints(every=10, keep=3), 1)
     for _ in range(61):
         found.finish_step()
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from supervise.catalog.forms.scenario_form import InjectForm, ScenarioForm
+from supervise.catalog.scenarios import Injection, Scenario
 from supervise.core.model.decisions import record
 from supervise.core.model.events import Announced, Event, Frame, Notice
 from supervise.core.model.policy import Policy
@@ -31,7 +31,7 @@ class Story:
 
     policy: str
     series: dict[str, str]
-    inject: tuple[InjectForm, ...] = ()
+    inject: tuple[Injection, ...] = ()
     mode: str | None = None
     after_rollback: Any = ()
     ranks: int = 1
@@ -88,7 +88,7 @@ STORIES = {
             "skip_reason": "0x100 2 0x69 2 0x60",
             "tokens_per_update": "512x100 0 512x69 0 512x60",
         },
-        (InjectForm(at=228, exit=0),),
+        (Injection(at=228, exit=0),),
         notices={100: SKIPPED, 170: SKIPPED},
     ),
     "held": Story(
@@ -115,13 +115,13 @@ STORIES = {
     "oom": Story(
         "restarting",
         {"train_loss_raw": "2.4x120"},
-        (InjectForm(at=40, checkpoint=30), InjectForm(at=50, exit=1)),
+        (Injection(at=40, checkpoint=30), Injection(at=50, exit=1)),
         notices={50: ("failure", "OutOfMemoryError: CUDA out of memory", ERROR)},
     ),
     "crash": Story(
         "restarting",
         {"train_loss_raw": "2.4x100"},
-        (InjectForm(at=50, exit=1),),
+        (Injection(at=50, exit=1),),
     ),
     "withdrawn": Story(
         "nano",
@@ -148,7 +148,7 @@ class _Runner(ScenarioRunner):
     `starts`: (decisions before it, its number, its time) of each event.
     """
 
-    def __init__(self, policy: Policy, form: ScenarioForm, story: Story) -> None:
+    def __init__(self, policy: Policy, form: Scenario, story: Story) -> None:
         super().__init__(policy, form)
         self.story = story
         self.starts: list[tuple[int, int, int]] = []
@@ -173,7 +173,7 @@ def played(name: str) -> tuple[Policy, list[dict[str, Any]], list[Event]]:
     """Return the policy of a story, its records, and its events."""
     story = STORIES[name]
     policy = policy_of(story.policy, story.mode)
-    form = ScenarioForm(
+    form = Scenario(
         name,
         story.series,
         (),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext
-from ..core.model.interfaces import Steps
+from ..core.model.values import Steps
 from ..errors import ActionError
 
 

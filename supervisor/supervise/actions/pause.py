@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
-from ..core.model.interfaces import Seconds
+from ..core.model.values import Seconds
 from ..errors import ActionError
 from .resume import Resume
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
-from ..core.model.interfaces import Steps
+from ..core.model.values import Steps
 from ..errors import ActionError
 
 LONGEST = 20

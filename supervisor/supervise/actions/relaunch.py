@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
-from ..core.model.interfaces import Seconds, Steps
+from ..core.model.values import Seconds, Steps
 from ..errors import ActionError
 from ._rate import rewarm_due, rewarm_shows
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
-from ..core.model.interfaces import Steps
+from ..core.model.values import Steps
 from ..errors import ActionError
 from ._rate import rewarm_due, rewarm_shows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.action import Action, Job, PlanContext, busy, usage
-from ..core.model.interfaces import Seconds
+from ..core.model.values import Seconds
 from ..errors import ActionError
 
 REQUEUE, HUMAN = 75, 78  # sysexits EX_TEMPFAIL and EX_CONFIG: what a scheduler can branch on

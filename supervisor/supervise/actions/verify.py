@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.model.action import Action
-from ..core.model.interfaces import Steps
+from ..core.model.values import Steps
 
 
 @dataclass(frozen=True)

@@ -7,40 +7,42 @@ everything else in a README is written by hand and left alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+from msgspec import Struct
 
 from supervise_probe import faults
 
 from ..core.model.interfaces import Detector
-from ..core.model.policy import detectors_behind
+from ..core.model.policy import Budget, Inhibit, detectors_behind
 from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems
 from .expression import parse
-from .forms.failure_form import FailuresFile
-from .forms.file_forms import (
-    BudgetForm,
-    InhibitForm,
-    PackFile,
-    PolicyFile,
-    RuleForm,
-    RunbookFile,
-    RunbookForm,
-    ScenarioFile,
-)
-from .forms.part_types import BASELINE_KEYS, StepType, read_detector, summary
-from .forms.scenario_form import ExpectForm, InjectForm, ScenarioForm
 from .loader import Draft
 from .pack import PACKS, Entry
 from .rules import BuiltRule
 from .runbook_library import RUNBOOKS
-from .schema.dataclass_types import Key, Record, keys_of, record_schema
-from .schema.field_types import ListOf, OneOf
-from .schema.validation import describe
+from .scenarios import Expectation, Injection, Scenario
+from .schema import Key, is_alternative, json_schema, keys_of, written_value
+from .sections import (
+    BASELINE_KEYS,
+    FailuresFile,
+    PackFile,
+    PolicyFile,
+    RunbookFile,
+    ScenarioFile,
+    Step,
+    WrittenRule,
+    WrittenRunbook,
+    read_detector,
+    summary,
+)
+from .validation import describe
 from .yaml_document import MapNode, inline, plain
 
 
@@ -52,16 +54,24 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def keys(form: type) -> str:
     """Return the keys of a file or a section."""
-    rows = [(f"`{key.name}`", _default(key), _about(key)) for key in keys_of(form).values()]
+    rows = [(f"`{key.name}`", _default(key), _about(form, key)) for key in keys_of(form).values()]
     return table(("key", "default", "meaning"), rows)
 
 
-def _about(key: Key) -> str:
+def _about(form: type, key: Key) -> str:
     """Describe a key, and the keys of its value."""
-    types = key.type.types if isinstance(key.type, OneOf) else (key.type,)
-    inner = next((each.form for each in types if isinstance(each, Record)), None)
+    inner = next(_sections(key.hint), None)
     names = "" if inner is None else ": " + ", ".join(f"`{name}`" for name in keys_of(inner))
-    return (key.doc or describe(key.type.schema())) + names
+    return (key.doc or describe(json_schema(form)["properties"][key.name])) + names
+
+
+def _sections(hint: Any) -> Iterator[type]:
+    """Yield the section that a hint names, alone or beside others."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    elif is_alternative(hint):
+        for inner in get_args(hint):
+            yield from _sections(inner)
 
 
 def _default(key: Key) -> str:
@@ -69,7 +79,7 @@ def _default(key: Key) -> str:
         return "required"
     if key.default is None or key.default in ("", (), {}):
         return "–"
-    return f"`{inline(key.type.write(key.default))}`"
+    return f"`{inline(written_value(key.default, key.hint))}`"
 
 
 def detectors() -> str:
@@ -176,14 +186,14 @@ def measured() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "policy-keys": lambda: keys(PolicyFile),
-    "rule-keys": lambda: keys(RuleForm),
-    "inhibit-keys": lambda: keys(InhibitForm),
-    "budget-keys": lambda: keys(BudgetForm),
+    "rule-keys": lambda: keys(WrittenRule),
+    "inhibit-keys": lambda: keys(Inhibit),
+    "budget-keys": lambda: keys(Budget),
     "pack-keys": lambda: keys(PackFile),
     "test-keys": lambda: keys(ScenarioFile),
-    "scenario-keys": lambda: keys(ScenarioForm),
-    "expect-keys": lambda: keys(ExpectForm),
-    "inject-keys": lambda: keys(InjectForm),
+    "scenario-keys": lambda: keys(Scenario),
+    "expect-keys": lambda: keys(Expectation),
+    "inject-keys": lambda: keys(Injection),
     "runbook-keys": lambda: keys(RunbookFile),
     "detectors": detectors,
     "metrics": measured,
@@ -220,7 +230,7 @@ DOCUMENTS = {
 
 def schema(form: type, title: str) -> dict[str, Any]:
     """Return the schema of one sort of file."""
-    body = record_schema(form)
+    body = json_schema(form)
     parts = _definitions()
     step, reference = parts["step"], {"$ref": "#/definitions/step"}
     body, parts = _replace(body, step, reference), _replace(parts, step, reference)
@@ -242,13 +252,14 @@ def schema(form: type, title: str) -> dict[str, Any]:
 
 def _definitions() -> dict[str, Any]:
     """Return the schemas of the parts that `Deferred` names, and of a step."""
+    step = Step.schema()  # type: ignore[attr-defined]
     return {
         "detector": _detector(),
-        "rule": record_schema(RuleForm),
-        "inhibition": record_schema(InhibitForm),
+        "rule": json_schema(WrittenRule),
+        "inhibition": json_schema(Inhibit),
         "override": {"type": "object"},
-        "runbook": {"anyOf": [ListOf(StepType()).schema(), record_schema(RunbookForm)]},
-        "step": StepType().schema(),
+        "runbook": {"anyOf": [{"type": "array", "items": step}, json_schema(WrittenRunbook)]},
+        "step": step,
     }
 
 
@@ -264,7 +275,7 @@ def _detector() -> dict[str, Any]:
             "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
             "then": {
                 "description": summary(form),
-                **record_schema(form, {"kind": {"const": name}}),
+                **_of_kind(form, name),
             },
         }
         for name, form in kinds.items()
@@ -275,6 +286,14 @@ def _detector() -> dict[str, Any]:
         "properties": {"kind": {"enum": list(kinds)}},
         "allOf": branches,
     }
+
+
+def _of_kind(form: type, name: str) -> dict[str, Any]:
+    """Return the schema of a detector with its key `kind`."""
+    schema = json_schema(form)
+    properties = {"kind": {"const": name}, **schema["properties"]}
+    required = ["kind", *schema.get("required", ())]
+    return {**schema, "properties": properties, "required": required}
 
 
 def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any:

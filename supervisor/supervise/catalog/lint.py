@@ -9,19 +9,18 @@ from supervise_probe import wire
 
 from ..core.model import state_machine
 from ..core.model.interfaces import Detector
-from ..core.model.policy import HOLD
+from ..core.model.policy import HOLD, PLACEHOLDERS
+from ..core.model.values import RUNBOOK
 from ..notifiers import HEARTBEAT
 from ..notifiers.heartbeat import EVERY_S, Heartbeat
 from . import discover, metrics
 from .diagnostics import Place, Problems, did_you_mean, near_miss
 from .expression import NAME
-from .forms.file_forms import PolicyFile
-from .forms.job_form import PLACEHOLDERS
-from .forms.runbook_form import RUNBOOK
 from .pack import Entry, Parts
 from .rules import Written
 from .runbook_library import Opened, RunbookCatalog, Ways, verbs_of
-from .yaml_document import ListNode, MapNode, Node, Scalar, first_text, inside, texts
+from .sections import PolicyFile
+from .yaml_document import ListNode, MapNode, Node, Scalar, entries, first_text, inside, texts
 
 ALL = "all"
 SHORT_S = 600.0  # for a person to wake up, read and decide; project default
@@ -120,9 +119,9 @@ def short_approvals(root: MapNode, form: PolicyFile, problems: Problems) -> None
     section = root.get("approvals")
     for name, terms in form.approvals.items():
         keys = section.get(name) if isinstance(section, MapNode) else None
-        if terms.timeout >= SHORT_S or not isinstance(keys, MapNode):
+        if terms.timeout_s >= SHORT_S or not isinstance(keys, MapNode):
             continue
-        why = f"approvals.{name}: {terms.timeout:g} s to answer is less than {SHORT_S / 60:g} min"
+        why = f"approvals.{name}: {terms.timeout_s:g} s to answer is less than {SHORT_S / 60:g} min"
         problems.warn(keys.place("timeout"), why, "timeout: 15m")
 
 
@@ -144,7 +143,7 @@ def unused(root: MapNode, form: PolicyFile, used: Container[str], problems: Prob
     In a file with mistakes a runbook that is named anywhere else counts as used.
     """
     named = set(texts(root.without("runbooks"))) if problems.count else set()
-    for name, node in form.runbooks.items():
+    for name, node in entries(root, "runbooks").items() if form.runbooks else ():
         if name not in used and name not in named and node.source is root.source:
             problems.warn(node, f"runbook {name!r} is never used")
 
@@ -196,7 +195,8 @@ def heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """Warn of a heartbeat so fast that it is refused, or so slow that it is of little use."""
     if HEARTBEAT not in form.notify:
         return
-    why = Heartbeat(**form.notify[HEARTBEAT]).warning()
+    settings = form.notify[HEARTBEAT]
+    why = settings.warning() if isinstance(settings, Heartbeat) else None
     section = root.get("notify")
     keys = section.get(HEARTBEAT) if isinstance(section, MapNode) else None
     if why is not None:

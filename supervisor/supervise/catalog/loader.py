@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..core.analysis.failure_classes import FailureClass
 from ..core.model.decisions import ACTING_MODES, MODES
+from ..core.model.failure import FailureClass
 from ..core.model.interfaces import Detector
-from ..core.model.policy import HOLD, Approval, Budget, Inhibit, Ladder, Planned, Policy
+from ..core.model.policy import HOLD, Inhibit, Policy, Safeguards, Sampling
 from ..errors import UsageError
+from ..notifiers import Settings
 from . import discover, lint, metrics, pack, rules, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems, did_you_mean, near_miss
-from .forms.failure_form import FailuresFile
-from .forms.file_forms import VERSION, BudgetForm, InhibitForm, PolicyFile
-from .forms.part_types import write_detector
 from .pack import Parts
 from .rules import BuiltRule, Written
 from .runbook_library import Opened, RunbookCatalog
-from .schema.dataclass_types import keys_of, read_form, written
-from .yaml_document import ListNode, MapNode, Node, Scalar
+from .schema import keys_of, read_section, written, written_value
+from .sections import VERSION, FailuresFile, PolicyFile, write_detector
+from .yaml_document import ListNode, MapNode, Node, Scalar, entries
 
 # Sections that are built from packs and other files, or that name these.
 _ASSEMBLED: tuple[str, ...] = ("version", "policy", "mode", "extends", "remove", "use")
@@ -54,7 +53,7 @@ def document(draft: Draft) -> dict[str, Any]:
     """Return the whole policy as plain data, in the form of a policy file."""
     keys = keys_of(PolicyFile)
     rest = {
-        name: keys[name].type.write(value)
+        name: written_value(value, keys[name].hint)
         for name in keys
         if name not in _ASSEMBLED and (value := getattr(draft.form, name)) is not None
     }
@@ -75,7 +74,7 @@ def document(draft: Draft) -> dict[str, Any]:
             for made in draft.rules
         ],
         "inhibit": [
-            written(InhibitForm(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
+            written(Inhibit(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
         ],
         "runbooks": {name: written(opened.form) for name, opened in draft.runbooks.items()},
     }
@@ -94,13 +93,10 @@ def policy(draft: Draft) -> Policy:
         rules=tuple(made.rule for made in draft.rules),
         runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
         inhibit=draft.inhibit,
-        planned=tuple(Planned(p.from_, p.to, p.what, p.expect) for p in form.planned),
-        budgets={name: _budget(budget) for name, budget in form.budgets.items()},
-        approvals={
-            name: Approval(terms.timeout, terms.on_timeout, terms.unless or "")
-            for name, terms in form.approvals.items()
-        },
-        ladder=Ladder(form.escalate.ladder, form.escalate.reset_after),
+        planned=form.planned,
+        budgets=form.budgets,
+        approvals=form.approvals,
+        ladder=form.escalate,
         probation_steps=form.probation,
         warmup_steps=form.warmup,
         blind_after_steps=form.blind_after.steps,
@@ -110,23 +106,22 @@ def policy(draft: Draft) -> Policy:
         give_up=form.give_up,
         journal_bytes=None if form.journal is None else form.journal.max_gb * 1e9,
         machine=form.machine,
-        savepoints=written(form.savepoints) if acts and form.savepoints is not None else {},
-        sampling=_given(form),
+        savepoints=form.savepoints if acts else None,
+        sampling=form.sampling or Sampling(),
         sparsest=_sparsest(draft.detectors),
         # A safeguard asks for no approval, so it needs the mode that asks for none.
-        safeguards=written(form.safeguards) if draft.mode == "enforce" else {},
-        notify={"console": {}, **form.notify},
-        job=asdict(form.job),
+        safeguards=form.safeguards if draft.mode == "enforce" else Safeguards(),
+        notify={"console": {}} | {name: _set_keys(keys) for name, keys in form.notify.items()},
+        job=form.job,
         cites=tuple(str(draft.parts.folders[0] / name) for name in form.cites),
         verbs=discover.actions(),
         resolved=text,
     )
 
 
-def _given(form: PolicyFile) -> dict[str, int]:
-    """Return the intervals that the policy sets; the probe has defaults for the others."""
-    given = {} if form.sampling is None else written(form.sampling)
-    return {name: steps for name, steps in given.items() if steps is not None}
+def _set_keys(settings: Settings) -> dict[str, Any]:
+    """Return the keys of a notifier that were set."""
+    return {key: value for key, value in vars(settings).items() if value not in (None, ())}
 
 
 def _sparsest(detectors: Mapping[str, Detector]) -> dict[str, int]:
@@ -136,22 +131,16 @@ def _sparsest(detectors: Mapping[str, Detector]) -> dict[str, int]:
     return {metric: spec.sparsest for metric, spec in specs.items() if spec and spec.sparsest}
 
 
-def _budget(form: BudgetForm) -> Budget:
-    steps = form.per if isinstance(form.per, int) else None
-    seconds = form.per if isinstance(form.per, float) else None
-    return Budget(form.max, steps, seconds)
-
-
 FOLDER, NAME = "policies/failures", "classes"
 
 
-def failure_classes(own: Iterable[Mapping[str, Any]] = ()) -> tuple[FailureClass, ...]:
+def failure_classes(own: Iterable[FailureClass] = ()) -> tuple[FailureClass, ...]:
     """Return the classes in the order in which they are tried.
 
     Args:
-        own: `job.failures` of the policy, as plain data.
+        own: `job.failures` of the policy.
     """
-    return (*(FailureClass(**each) for each in own), *_shipped_failure_classes())
+    return (*own, *_shipped_failure_classes())
 
 
 @cache
@@ -161,9 +150,9 @@ def _shipped_failure_classes() -> tuple[FailureClass, ...]:
     problems = Problems()
     root = yaml_document.read(path, shipped.label(path), problems)
     assert root is not None
-    form: FailuresFile = read_form(FailuresFile, root, problems, "")
+    form: FailuresFile = read_section(FailuresFile, root, problems, "")
     problems.stop()
-    return tuple(FailureClass(**asdict(each)) for each in form.failures)
+    return form.failures
 
 
 def _check_failures(root: MapNode, form: PolicyFile, problems: Problems) -> None:
@@ -244,7 +233,7 @@ def from_root(
     root, removed = pack.fold([each for each, _ in files], problems)
     if notify:
         root = pack.with_channels(root, notify, problems)
-    form: PolicyFile = read_form(PolicyFile, root, problems, "", lenient=True)
+    form: PolicyFile = read_section(PolicyFile, root, problems, "", lenient=True)
     parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
     _fill(parts, root, form, problems)
     pack.remove(root, parts, removed, problems)
@@ -288,14 +277,15 @@ def assemble(
     detectors, broken = rules.detectors(parts, form.baseline, problems)
     written = rules.read(parts, detectors, broken, problems)
     inhibited = rules.inhibitions(parts, written, problems)
-    library = RunbookCatalog(form.runbooks, parts.folders, problems)
+    inline = entries(root, "runbooks") if form.runbooks else {}
+    library = RunbookCatalog(inline, parts.folders, problems)
     named = _open_runbooks(written, library, problems)
     lint.ladder(root, library, problems)
     lint.crash(root, library, problems)
     lint.relaunch(root, problems)
     _check_failures(root, form, problems)
     used = set(library.opened)
-    for name, node in form.runbooks.items():
+    for name, node in inline.items():
         library.open(name, node, "runbooks")
     crash = lint.on_crash(root)
     if crash is not None:

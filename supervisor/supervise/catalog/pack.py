@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..core.model.policy import WORD
 from ..errors import InputError
 from . import shipped, yaml_document
 from .diagnostics import Place, Problems, Source, did_you_mean, near_miss
-from .forms.file_forms import WORD, PackFile, PolicyFile
-from .schema.dataclass_types import read_form
-from .yaml_document import ListNode, MapNode, Node, Scalar
+from .schema import read_section
+from .sections import PackFile, PolicyFile
+from .yaml_document import ListNode, MapNode, Node, Scalar, entries, items
 
 UNCHANGEABLE = ("kind", "id")
 PACKS = "policies/packs"
@@ -78,18 +79,18 @@ class Parts:
         for key, kind in (("detectors", MapNode), ("rules", ListNode)):
             if key in root.pairs and not isinstance(root.get(key), kind):
                 self.unreadable.add((root.source.label, key))
-        for short, node in (form.detectors or {}).items():
+        for short, node in entries(root, "detectors").items() if form.detectors else ():
             name = scope.get(short, short)
             if name in self.detectors:
                 problems.add(node, f"there is a detector {name!r} already")
             else:
                 self.detectors[name] = Entry(name, node, scope)
-        for node in form.rules or ():
+        for node in items(root, "rules") if form.rules else ():
             short = id_of(node)
             self.rules.append(Entry(scope.get(short, short), node, scope))
             if not short:  # its name is not known
                 self.unreadable.add((root.source.label, "rules"))
-        self.inhibit += [Entry("", node, scope) for node in form.inhibit]
+        self.inhibit += [Entry("", node, scope) for node in items(root, "inhibit") if form.inhibit]
 
 
 def id_of(node: Node) -> str:
@@ -142,10 +143,11 @@ def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
 
 def add(root: MapNode, name: str, parts: Parts, problems: Problems) -> PackFile:
     """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
-    form: PackFile = read_form(PackFile, root, problems, "", lenient=True)
+    form: PackFile = read_section(PackFile, root, problems, "", lenient=True)
     if form.pack not in (name, None):
         problems.add(root.place("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
-    detectors, rules = form.detectors or {}, form.rules or ()
+    detectors = form.detectors or {}
+    rules = items(root, "rules") if form.rules else []
     ids = [id_of(node) for node in rules]
     for node in rules:
         if id_of(node) in detectors:
@@ -167,8 +169,8 @@ def override(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) 
     entries = {**{entry.name: entry for entry in parts.rules if entry.name}, **parts.detectors}
     section = root.get("override")
     keys = section.pairs if isinstance(section, MapNode) else {}
-    for name, change in form.override.items():
-        own = keys[name][0].source  # what a file itself has is changed there
+    for name in form.override:
+        change, own = keys[name][1], keys[name][0].source  # what a file itself has is changed there
         packed = {name: e for name, e in entries.items() if e.node.source is not own}
         entry = packed.get(name)
         if entry is None:

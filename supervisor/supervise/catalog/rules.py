@@ -13,11 +13,9 @@ from ..core.model.policy import HOLD, OFF, RUN_PHASES, Inhibit, Rule, detectors_
 from . import discover
 from .diagnostics import Problems, did_you_mean
 from .expression import WORDS, Expression, ExpressionError, parse
-from .forms.file_forms import BaselineForm, InhibitForm, RuleForm
-from .forms.part_types import read_detector, read_valid_keys
 from .pack import Entry, Parts
-from .schema.dataclass_types import keys_of, read_form
-from .schema.field_types import BAD
+from .schema import BAD, keys_of, read_section
+from .sections import Baseline, WrittenRule, read_detector, read_valid_keys
 from .yaml_document import MapNode, Node, Scalar, first_text, inside
 
 LOSSES = frozenset(("train_loss_raw", "train_loss", "train_loss_ema", "train_ppl"))
@@ -35,7 +33,7 @@ def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
 
 
 def detectors(
-    parts: Parts, baseline: BaselineForm, problems: Problems
+    parts: Parts, baseline: Baseline, problems: Problems
 ) -> tuple[dict[str, Detector], set[str]]:
     """Build all detectors, inputs before the detectors that read them.
 
@@ -105,7 +103,7 @@ class BuiltRule(NamedTuple):
     """A rule that was built, and what it was built from."""
 
     rule: Rule
-    form: RuleForm
+    form: WrittenRule
     entry: Entry
 
 
@@ -117,7 +115,7 @@ class Written(NamedTuple):
         when: None where it, or a detector that it names, is wrong.
     """
 
-    form: RuleForm
+    form: WrittenRule
     entry: Entry
     when: Expression | None
     whole: bool
@@ -138,8 +136,8 @@ def read(
     for entry in parts.rules:
         what = f"rule {entry.name}".rstrip()
         before = problems.count
-        form: RuleForm = read_form(
-            RuleForm, entry.node, problems, what, overridden=entry.overridden, lenient=True
+        form: WrittenRule = read_section(
+            WrittenRule, entry.node, problems, what, overridden=entry.overridden, lenient=True
         )
         if form is BAD:
             continue
@@ -176,7 +174,9 @@ def bind(
     return [made._replace(rule=without_descent(made.rule, detectors)) for made in found]
 
 
-def _rule(form: RuleForm, expression: Expression, index: Mapping[str, int], entry: Entry) -> Rule:
+def _rule(
+    form: WrittenRule, expression: Expression, index: Mapping[str, int], entry: Entry
+) -> Rule:
     node = entry.node
     return Rule(
         id=entry.name,
@@ -226,13 +226,13 @@ def _usable(scope: Mapping[str, str], known: Iterable[str]) -> list[str]:
     return [short.get(name, name) for name in known]
 
 
-def _weight(form: RuleForm, phase: str) -> int:
+def _weight(form: WrittenRule, phase: str) -> int:
     """Return how little a rule counts in a phase: 0 is SEV0, 3 is off."""
     given = None if form.phases is None else getattr(form.phases, phase)
     return (*SEVERITIES, OFF).index(given or form.sev)
 
 
-def _weights(form: RuleForm) -> list[int]:
+def _weights(form: WrittenRule) -> list[int]:
     return [_weight(form, phase) for phase in RUN_PHASES]
 
 
@@ -259,7 +259,7 @@ def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> l
     edges: dict[str, dict[str, Node]] = {}
     for entry in parts.inhibit:
         before = problems.count
-        form: InhibitForm = read_form(InhibitForm, entry.node, problems, "inhibit", lenient=True)
+        form: Inhibit = read_section(Inhibit, entry.node, problems, "inhibit", lenient=True)
         if form is BAD:
             continue
         whole, muted = problems.count == before, form.mute or ()

@@ -9,15 +9,16 @@ the same, with the evidence that the steps before it took.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ..core.model.policy import HOLD, Runbook
 from . import discover, shipped, yaml_document
 from .diagnostics import Place, Problems, did_you_mean
-from .forms.file_forms import RunbookFile, RunbookForm
-from .schema.dataclass_types import read_form
-from .schema.field_types import BAD
+from .schema import BAD, read_section
+from .sections import RunbookFile, WrittenRunbook
 from .yaml_document import ListNode, MapNode, Node, Scalar
 
 RUNBOOKS = "runbooks"
@@ -30,7 +31,7 @@ class Opened:
     """A runbook as it was written: its form, and its nodes for messages."""
 
     name: str
-    form: RunbookForm
+    form: WrittenRunbook
     node: MapNode
 
     def place(self, step: int) -> Node:
@@ -146,7 +147,7 @@ class RunbookCatalog:
             node = MapNode(node.source, node.line, node.col, {"steps": (key, node)})
         before = self.problems.count
         what = f"runbook {name}"
-        form: RunbookForm = read_form(RunbookForm, node, self.problems, what, lenient=True)
+        form: WrittenRunbook = read_section(WrittenRunbook, node, self.problems, what, lenient=True)
         if form is BAD or not isinstance(node, MapNode):
             return None
         if self.problems.count > before:
@@ -161,7 +162,7 @@ class RunbookCatalog:
     def file(self, name: str, root: MapNode) -> Opened | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
         before = self.problems.count
-        form: RunbookFile = read_form(RunbookFile, root, self.problems, "", lenient=True)
+        form: RunbookFile = read_section(RunbookFile, root, self.problems, "", lenient=True)
         broken = self.problems.count > before
         if form.runbook not in (name, None):
             self.problems.add(
@@ -171,28 +172,28 @@ class RunbookCatalog:
         if broken:
             self._broken(name, form, root)
             return None
-        body = {field.name: getattr(form, field.name) for field in fields(RunbookForm)}
-        return self._checked(name, RunbookForm(**body), root)
+        body = {name: getattr(form, name) for name in WrittenRunbook.__struct_fields__}
+        return self._checked(name, WrittenRunbook(**body), root)
 
-    def _broken(self, name: str, form: RunbookForm | RunbookFile, node: MapNode) -> None:
+    def _broken(self, name: str, form: WrittenRunbook | RunbookFile, node: MapNode) -> None:
         """Open the runbooks that follow one with mistakes."""
         self.opened[name] = None  # it may lead back to itself
         for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
             if after is not None:
                 self.open(after, node.place(key), f"runbook {name}.{key}")
 
-    def _checked(self, name: str, form: RunbookForm, node: MapNode) -> Opened:
+    def _checked(self, name: str, form: WrittenRunbook, node: MapNode) -> Opened:
         if form.verify is not None:
             if "verify" in verbs_of(form):
                 self.problems.add(node.place("verify"), f"runbook {name} verifies twice")
-            form = replace(form, steps=(*form.steps, form.verify), verify=None)
+            form = msgspec.structs.replace(form, steps=(*form.steps, form.verify), verify=None)
         opened = Opened(name, form, node)
         for place, message, hint in flaws(opened):
             self.problems.add(place, f"runbook {name}: {message}", hint)
         return opened
 
 
-def verbs_of(form: RunbookForm) -> tuple[str, ...]:
+def verbs_of(form: WrittenRunbook) -> tuple[str, ...]:
     """Return the YAML name of each step."""
     return tuple(discover.name_of(step) for step in form.steps)
 

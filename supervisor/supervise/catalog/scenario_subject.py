@@ -15,17 +15,16 @@ from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy
 from ..errors import InputError
 from . import discover, loader, pack, shipped, yaml_document
+from . import scenarios as scenario_form
 from .diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
-from .forms import scenario_form
-from .forms.file_forms import PolicyFile, ScenarioFile
-from .forms.scenario_form import Names, ScenarioForm
 from .lint import ALL
 from .loader import Draft
 from .metrics import is_known
 from .pack import Parts
 from .runbook_library import RunbookCatalog
-from .schema.dataclass_types import read_form
-from .schema.field_types import BAD
+from .scenarios import Names, Scenario
+from .schema import BAD, read_section
+from .sections import PolicyFile, ScenarioFile
 from .yaml_document import ListNode, MapNode, Node, first_text
 
 TESTS = "tests"  # the folder beside a policy, and the key in a file
@@ -35,7 +34,7 @@ SIGNS = {
 }
 SORTS = ("pack", "runbook", TESTS, "policy")
 
-Scenarios = tuple[tuple[ScenarioForm, Node], ...]
+Scenarios = tuple[tuple[Scenario, Node], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def of_tests(
         InputError: there is no such policy.
     """
     loader.check_version(root, problems)
-    form: ScenarioFile = read_form(ScenarioFile, root, problems, "", lenient=True)
+    form: ScenarioFile = read_section(ScenarioFile, root, problems, "", lenient=True)
     scenarios = _listed(root, TESTS, problems)
     scenarios += _used(root, form.use, path, {path.resolve()}, problems)
     if form.tests == () and not scenarios:
@@ -167,10 +166,10 @@ def files_of(name_or_path: str | Path) -> list[Path]:
 def _listed(root: MapNode, key: str, problems: Problems) -> Scenarios:
     """Return the scenarios that can be read; what is wrong with the others is noted already."""
     held = root.get(key)
-    found: list[tuple[ScenarioForm, Node]] = []
+    found: list[tuple[Scenario, Node]] = []
     seen: set[str] = set()
     for node in held.items if isinstance(held, ListNode) else ():
-        form = read_form(ScenarioForm, node, Problems(), "")
+        form = read_section(Scenario, node, Problems(), "")
         if form is BAD:
             continue
         scenario_form.check(form, node, problems)
@@ -198,7 +197,7 @@ def _used(
             if sort_of(other) != TESTS:
                 problems.add(place, f"{name} is no file of tests")
                 continue
-            form: ScenarioFile = read_form(ScenarioFile, other, problems, "", lenient=True)
+            form: ScenarioFile = read_section(ScenarioFile, other, problems, "", lenient=True)
             found += _listed(other, TESTS, problems)
             found += _used(other, form.use, file, seen, problems)
     return found
@@ -231,7 +230,7 @@ def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
 
 
 def _unread(
-    form: ScenarioForm, node: Node, known: Collection[str], clock: bool, problems: Problems
+    form: Scenario, node: Node, known: Collection[str], clock: bool, problems: Problems
 ) -> None:
     """Warn of series that no detector reads. With a `clock` every frame counts."""
     assert isinstance(node, MapNode)

@@ -48,15 +48,11 @@ _WORDS: dict[str, Any] = {
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Anything in the tree; `line` and `col` are one-based and point at its first character.
-
-    `broken`: it is not what it should be, as a noted problem says, and cannot be built.
-    """
+    """Anything in the tree; `line` and `col` are one-based and point at its first character."""
 
     source: Source = field(repr=False)
     line: int
     col: int
-    broken: bool = field(default=False, init=False, repr=False)
 
     @property
     def shape(self) -> str:
@@ -122,6 +118,19 @@ class MapNode(Node):
         """Return the same mapping less some keys."""
         kept = {key: pair for key, pair in self.pairs.items() if key not in keys}
         return MapNode(self.source, self.line, self.col, kept)
+
+
+def items(root: MapNode, key: str) -> list[Node]:
+    """Return the nodes of a list under a key; none where there is no list."""
+    section = root.get(key)
+    return section.items if isinstance(section, ListNode) else []
+
+
+def entries(root: MapNode, key: str) -> dict[str, Node]:
+    """Return the nodes of a mapping under a key, by name; none where there is no mapping."""
+    section = root.get(key)
+    pairs = section.pairs if isinstance(section, MapNode) else {}
+    return {name: node for name, (_, node) in pairs.items()}
 
 
 def resolve(text: str) -> Any:

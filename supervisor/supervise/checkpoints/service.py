@@ -21,6 +21,7 @@ from typing import Any
 from .. import system
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
+from ..core.model.policy import Checkpoints
 from ..errors import StoreError
 from ..store import files
 from ..system import Thread
@@ -233,13 +234,13 @@ class CheckpointService:
     `restore(id)`.
 
     Args:
-        form: `policy.job["checkpoints"]`, see `catalog.forms.job_form.CheckpointsForm`.
+        settings: the policy's `job.checkpoints`.
         run: the run directory.
         cwd: the job's working directory.
         position: returns where the run is; called by `on_save`, and by `poll` every `every_s`.
         facts: the manifest's facts of the run: its command, its policy.
         code: returns the version of the job's code for the manifest; may wait for it.
-        data: files whose hashes belong into a manifest, `policy.job["manifest"]`.
+        data: files whose hashes belong into a manifest, the policy's `job.manifest`.
         runs: another directory of runs, besides the parent of `run`.
         every_s: between two scans. limit_s: see `verification.LIMIT_S`. soon_s: see `verify_now`.
         share: of the time that may be spent verifying. If the job saves faster, only the newest
@@ -251,7 +252,7 @@ class CheckpointService:
 
     def __init__(
         self,
-        form: Mapping[str, Any],
+        settings: Checkpoints,
         run: Path,
         cwd: Path,
         position: Callable[[], RunPosition],
@@ -266,28 +267,28 @@ class CheckpointService:
         soon_s: float = SOON_S,
     ) -> None:
         self._get_position, self._every_s = position, every_s
-        self._retest_s: float | None = form["restore_test"]
+        self._retest_s: float | None = settings.restore_test
         self._register, self._notifications = Register(run), CheckpointNotifications()
         self._kept = Retention(
             self._register,
             self._notifications,
             run,
-            keep_good=int(form["keep_good"]),
-            link=form["pin"] == "link",
+            keep_good=settings.keep_good,
+            link=settings.pin == "link",
         )
         self._verifier = CheckpointVerifier(
             self._kept,
             cwd,
-            tuple(form["verify"]),
+            settings.verify,
             limit_s=limit_s,
             facts=dict(facts or {}),
             code=code,
             data=tuple(data),
         )
-        patterns = tuple(form["glob"])
+        patterns = settings.glob
         owners = OwnershipResolver(self._register, patterns, cwd, run, runs)
         self._tracker = CheckpointTracker(
-            self._register, patterns, cwd, float(form["settle"]), owners, self._kept.holds.intact
+            self._register, patterns, cwd, settings.settle, owners, self._kept.holds.intact
         )
         self._restorer = Restorer(self._kept, owners, lambda: self.scan(closely=True))
         self._ready: list[Entry] = []

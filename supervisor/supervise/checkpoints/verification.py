@@ -207,7 +207,7 @@ class CheckpointVerifier:
     """Verifies the checkpoints of a register, one at a time, and pins the good ones.
 
     Args:
-        wanted: what must hold of one, see `CheckpointsForm.verify`.
+        wanted: what must hold of one, see `core.model.policy.Checkpoints`.
         facts, code, data: for manifests, see `manifest.describe` and `manifest.inputs`.
 
     Attributes:

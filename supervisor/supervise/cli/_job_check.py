@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from supervise_probe import collectors
 
 from .. import system
 from ..catalog import metrics
-from ..catalog.forms.file_forms import SamplingForm
 from ..checkpoints import registry
 from ..checkpoints.discovery import matches
 from ..core.analysis.job_recipes import Recipe, of_code
 from ..core.analysis.script_code import ScriptCode
 from ..core.model.events import Announced, Frame
+from ..core.model.policy import Sampling
 from ..runtime import environment, frame_enrichment, hardware
 from ..runtime.launcher import CAPACITY
 from ..runtime.segments import Segments
@@ -133,7 +133,7 @@ def check_probe(interpreter: str) -> ProbeCheck:
         memory = environment.make(environment.base(os.environ), run_id)
     except OSError as error:
         return ProbeCheck(error=f"no shared memory: {error.strerror}")
-    sampled = [each.name for each in fields(SamplingForm)]
+    sampled = list(Sampling.__struct_fields__)
     with tempfile.TemporaryDirectory(prefix="supervise-doctor-") as folder:
         marks = Path(folder, "probe")
         marks.mkdir()

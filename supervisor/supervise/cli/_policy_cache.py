@@ -12,16 +12,18 @@ Concurrent writers write the same content; each file is replaced atomically.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from .. import __version__
 from ..catalog import shipped
-from ..core.model.policy import Policy
+from ..core.model.policy import JobSettings, Policy, Safeguards, Sampling, Savepoints
 from ..errors import InputError
 from ..store import files
 
@@ -29,8 +31,21 @@ KEEP = 32  # files; project default
 MAX_BYTES = 4 << 20  # of a cache file
 MAX_FILES = 500  # beside a policy; a larger folder is not a policy folder
 PARTS = ("packs", "runbooks")  # folders beside a policy
-# What a launch reads; the whole policy is loaded once the job runs.
-_KEPT = ("name", "digest", "mode", "savepoints", "sampling", "safeguards", "notify", "job")
+
+
+class LaunchPart(msgspec.Struct, frozen=True):
+    """What a launch reads of a policy; all of it is loaded once the job runs."""
+
+    name: str
+    digest: str
+    mode: str
+    savepoints: Savepoints | None
+    sampling: Sampling
+    safeguards: Safeguards
+    notify: dict[str, dict[str, Any]]
+    job: JobSettings
+    resolved: str
+
 
 Load = Callable[[list[str]], Policy]  # appends its warnings to what it is given
 
@@ -106,16 +121,15 @@ def _read(place: Path) -> Policy | None:
         digest, _, body = files.read(place, limit=MAX_BYTES).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
-        kept = json.loads(body)
-        return Policy(detectors={}, rules=(), resolved=kept["resolved"], **kept["policy"])
-    except (OSError, ValueError, KeyError, TypeError):
+        part = msgspec.json.decode(body, type=LaunchPart, dec_hook=lambda _, value: value)
+        return Policy(detectors={}, rules=(), **msgspec.structs.asdict(part))
+    except (OSError, ValueError):
         return None
 
 
 def _write(place: Path, policy: Policy) -> None:
-    kept = {name: getattr(policy, name) for name in _KEPT}
-    whole = {"policy": kept, "resolved": policy.resolved}
-    body = json.dumps(whole, default=dict).encode()
+    part = LaunchPart(*(getattr(policy, name) for name in LaunchPart.__struct_fields__))
+    body = msgspec.json.encode(part)
     files.make_directory(place.parent)
     digest = hashlib.sha256(body).hexdigest().encode()
     files.replace(place, digest + b"\n" + body, durable=False)

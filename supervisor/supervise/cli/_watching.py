@@ -157,7 +157,7 @@ def watch(
 
     def read_receipt() -> None:
         newest = Register(run.path).newest()
-        resumes = app.processor.policy.job.get("relaunch") is not None
+        resumes = app.processor.policy.job.relaunch is not None
         lines[:] = [
             *receipt.closing(run),
             *_unverified(run, newest),
@@ -252,7 +252,7 @@ def log_lines(print_line: PrintLine) -> PrintLine:
 def _nested_restarts(argv: Sequence[str], policy: Policy) -> list[str]:
     """Return a warning if the launcher restarts ranks by itself."""
     inner = environment.inner_restarts(argv)
-    if not inner or not policy.job.get("relaunch"):
+    if not inner or policy.job.relaunch is None:
         return []
     return [
         f"torchrun restarts the ranks {inner} times by itself for each start by the policy, and "

@@ -255,7 +255,7 @@ def _from_checkpoint(
     Raises:
         UsageError: it is not known how the job resumes, or none of its checkpoints is verified.
     """
-    form, how = policy.job["checkpoints"], policy.job.get("relaunch")
+    form, how = policy.job.checkpoints, policy.job.relaunch
     guard = CheckpointService(form, run.path, Path.cwd(), RunPosition, runs=RUNS)
     try:
         guard.verify_now(VERIFY_S)
@@ -318,9 +318,9 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         start, machine = of_memo(memo)
     except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise
         return
-    own = policy.job.get("failures") or ()
+    own = policy.job.failures
     gate = HealthGate(
-        lambda: policy.job.get("health"), os.environ, lambda: machine, lambda: failure_classes(own)
+        lambda: policy.job.health, os.environ, lambda: machine, lambda: failure_classes(own)
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
     why = host_health.refusal(gate.look(start, LOOK_S, alive=False))

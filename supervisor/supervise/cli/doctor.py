@@ -28,6 +28,7 @@ from ..catalog.loader import failure_classes
 from ..catalog.yaml_document import inline
 from ..core.analysis import host_health
 from ..core.analysis.job_recipes import Recipe
+from ..core.model.policy import HostHealth
 from ..errors import InputError, UsageError
 from ..runtime import environment
 from ..runtime.host import MATMUL_S, HealthGate, Start
@@ -173,7 +174,8 @@ def _check_machine(runs: Path) -> Iterator[Check]:
 def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
     """Look for faults of this host, as before a job is started again on it."""
     statuses = {host_health.BAD: "fail", host_health.UNDECIDED: "note"}
-    gate = HealthGate(lambda: {"matmul": MATMUL_S}, os.environ, lambda: None, failure_classes)
+    settings = HostHealth(matmul=MATMUL_S)
+    gate = HealthGate(lambda: settings, os.environ, lambda: None, failure_classes)
     known = bool(argv) and shutil.which(argv[0]) is not None
     start = Start(Path.cwd(), python=find_interpreter(argv) if known else None)
     for found in gate.look(start, HEALTH_S, alive=False):

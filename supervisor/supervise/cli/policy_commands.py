@@ -129,7 +129,7 @@ def _notes(file: str) -> Iterator[str]:
     if file == STDIN:
         return
     policy = load_policy(file)
-    patterns = policy.job["checkpoints"]["glob"]
+    patterns = policy.job.checkpoints.glob
     if why := discovery.unusable(patterns, Path.cwd()) if patterns else "":
         yield f"job.checkpoints.glob finds nothing here to resume from; {why}"
     for path in policy.cites:

@@ -204,7 +204,7 @@ HEADER = ("runbook", "steps", "runs for", "meaning")
 def _facts(name: str, whole: Facts) -> dict[str, Any]:
     """Return the runbook with its steps explained, its users, and the budgets that it needs."""
     from ..catalog import discover
-    from ..catalog.forms.part_types import summary
+    from ..catalog.sections import summary
 
     actions, book = discover.actions(), whole["runbooks"][name]
     steps, budgets = [], []

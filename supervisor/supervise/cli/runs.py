@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 from .. import system
-from ..catalog.forms.job_form import CheckpointsForm
 from ..checkpoints import registry
 from ..checkpoints.verification import STATES as VERDICTS
 from ..checkpoints.verification import VerifierProcess
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
+from ..core.model.policy import Checkpoints
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..store import run_records
 from ..store.files import is_own_directory, locked
@@ -278,7 +278,7 @@ def _verify(run: RunDir) -> int:
     entry = register.newest()
     if entry is None:
         raise UsageError(f"{run.path} has no checkpoint that could be verified")
-    verdict = VerifierProcess(CheckpointsForm().verify).verify(
+    verdict = VerifierProcess(Checkpoints().verify).verify(
         entry.path, entry.bytes, entry.python, urgent=True
     )
     entry.state, entry.problems = VERDICTS[verdict.ok], list(verdict.problems)

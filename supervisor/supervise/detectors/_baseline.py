@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from ..core.model.decisions import UNKNOWN
-from ..core.model.interfaces import Unit
+from ..core.model.values import Unit
 from ._watch import LEAST, NEVER, Debounced, needs
 
 KEPT = 2  # windows that `rewind` can restore

@@ -21,7 +21,8 @@ import math
 from typing import Any, Self
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Unit, Watch
+from ..core.model.interfaces import Detector, Watch
+from ..core.model.values import Unit
 
 LEAST = 12  # samples that have a spread, whatever their spacing; project default
 LONGEST = 1024  # samples in `for` or `m_of_n`; the count is one integer of that many bits

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK
 from ..core.model.events import DEAD, LOADING, SUSPENDED
-from ..core.model.interfaces import Clockwork, Detector, Seconds
+from ..core.model.interfaces import Clockwork, Detector
+from ..core.model.values import Parsed, Seconds, duration, seconds
 from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
@@ -25,6 +26,31 @@ FEWEST = 20  # step times, the fewest for a 99th percentile
 # Ticks come once a second: in a longer gap the supervisor did not run. Short limits, short gaps.
 AWAY_NS, LEAST_AWAY_NS = 30_000_000_000, 3_000_000_000
 SECOND = 1_000_000_000
+
+
+if TYPE_CHECKING:
+    After = dict[str, float]
+else:
+
+    class After(metaclass=Parsed):
+        """Limits: `min` is a time, `p99_multiple` a number; each may be left out."""
+
+        @staticmethod
+        def decode(value):
+            if not isinstance(value, dict) or not value.keys() <= AFTER.keys():
+                raise ValueError("not the keys of `after`")
+            if type(value.get("p99_multiple", 1)) not in (int, float):
+                raise ValueError("p99_multiple is a number")
+            return {key: seconds(v) if key == "min" else float(v) for key, v in value.items()}
+
+        @staticmethod
+        def encode(value):
+            return {key: duration(v) if key == "min" else v for key, v in value.items()}
+
+        @staticmethod
+        def schema():
+            keys = {"min": Seconds.schema(), "p99_multiple": {"type": "number"}}
+            return {"type": "object", "properties": keys, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -56,9 +82,7 @@ class Absence(Detector):
     reads: ClassVar[str] = "clock"
 
     signal: Literal["step", "heartbeat", "process"] = "step"
-    after: Annotated[dict[str, float], {"min": Seconds, "p99_multiple": float}] = field(
-        default_factory=AFTER.copy
-    )
+    after: After = field(default_factory=AFTER.copy)
     grace: dict[str, Seconds] = field(default_factory=GRACE.copy)  # by phase
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Unit
+from ..core.model.values import Unit
 from ._curve import Curve, check_knots, cut, trim
 from ._theil_sen import HUGE
 from ._watch import (

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Unit
+from ..core.model.interfaces import NOTE
+from ..core.model.values import Unit
 from ._baseline import BaselineWatch, median
 from ._theil_sen import HUGE
 from ._watch import NEVER, MetricDetector, check_quota, check_window

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Unit
+from ..core.model.interfaces import Detector
+from ..core.model.values import Unit
 from ._curve import cut
 from ._watch import Debounced, check_quota
 

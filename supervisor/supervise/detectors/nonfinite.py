@@ -13,7 +13,8 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Steps
+from ..core.model.interfaces import Detector
+from ..core.model.values import Steps
 from ._curve import cut, trim
 from ._watch import NEVER, Debounced, Memory, check_quota
 

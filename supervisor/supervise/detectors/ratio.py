@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Unit
+from ..core.model.interfaces import NOTE
+from ..core.model.values import Unit
 from ._baseline import Baseline, Freeze, median
 from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, needs
 

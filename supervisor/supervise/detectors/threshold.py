@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Unit
+from ..core.model.values import Unit
 from ._watch import Debounced, MetricDetector, check_bounds, check_quota
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Unit
+from ..core.model.values import Unit
 from ._theil_sen import HUGE, lower_rank, mean, slopes
 from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, needs
 

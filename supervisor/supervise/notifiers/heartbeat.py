@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ..core.model.interfaces import NotifyError, Seconds
+from ..core.model.interfaces import NotifyError
+from ..core.model.values import Seconds
 from ..system import Thread
 from ._http import TIMEOUT_S, Poster
 from ._settings import Settings, address

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ..catalog.forms.scenario_form import ExpectForm, Names, ScenarioForm
+from ..catalog.scenarios import Expectation, Names, Scenario
 from ..catalog.yaml_document import ListNode, MapNode, Node
 from ..core.model import state_machine
 from ..core.model.decisions import (
@@ -136,7 +136,7 @@ class Failure:
     message: str
 
 
-def failures(form: ScenarioForm, result: ScenarioResult, names: Names) -> list[Failure]:
+def failures(form: Scenario, result: ScenarioResult, names: Names) -> list[Failure]:
     """Return the expectations that failed; empty: the scenario passes."""
     found = [Failure(-1, f"after a restart: {message}") for message in result.replay_differences]
     for index, expect in enumerate(form.expect):
@@ -154,14 +154,14 @@ def node_of(node: Node, failure: Failure) -> Node:
     return node
 
 
-def _beyond_end(expect: ExpectForm, result: ScenarioResult) -> str | None:
+def _beyond_end(expect: Expectation, result: ScenarioResult) -> str | None:
     frame = expect.at if expect.between is None else expect.between[0]
     if frame is not None and frame > result.last:
         return f"the scenario ends at frame {result.last}"
     return None
 
 
-def _check(expect: ExpectForm, result: ScenarioResult, names: Names) -> str | None:
+def _check(expect: Expectation, result: ScenarioResult, names: Names) -> str | None:
     first, last = expect.window(result.last)
     subject = expect.subject()
     if subject == "never":
@@ -187,7 +187,7 @@ def _check(expect: ExpectForm, result: ScenarioResult, names: Names) -> str | No
 
 
 def _check_count(
-    expect: ExpectForm, at: Sequence[int], first: int, last: int, what: str
+    expect: Expectation, at: Sequence[int], first: int, last: int, what: str
 ) -> str | None:
     """Compare how often something occurred in the window with what is expected."""
     occurred = [frame for frame in at if first <= frame <= last]
@@ -206,7 +206,7 @@ def _frames_text(frames: Sequence[int]) -> str:
 
 
 def _check_rule(
-    expect: ExpectForm, result: ScenarioResult, names: Names, first: int, last: int
+    expect: Expectation, result: ScenarioResult, names: Names, first: int, last: int
 ) -> str | None:
     rule = names.rule(expect.rule or "") or ""
     how = expect.is_ or "firing"
@@ -231,7 +231,7 @@ def _check_rule(
     return f"{text}; expected {_window_text(expect)}"
 
 
-def _window_text(expect: ExpectForm) -> str:
+def _window_text(expect: Expectation) -> str:
     if expect.at is not None:
         return f"at {expect.at}"
     if expect.between is not None:
@@ -241,14 +241,16 @@ def _window_text(expect: ExpectForm) -> str:
     return "once" if expect.by is None else f"by {expect.by}"
 
 
-def _check_state(expect: ExpectForm, result: ScenarioResult, first: int, last: int) -> str | None:
+def _check_state(expect: Expectation, result: ScenarioResult, first: int, last: int) -> str | None:
     seen = result.states[first : last + 1]
     if expect.state in seen:
         return None
     return f"the state is {' then '.join(dict.fromkeys(seen)) or 'none yet'}, not {expect.state}"
 
 
-def _check_actions(expect: ExpectForm, result: ScenarioResult, first: int, last: int) -> str | None:
+def _check_actions(
+    expect: Expectation, result: ScenarioResult, first: int, last: int
+) -> str | None:
     verbs = [verb for at, verb in result.intents() if first <= at <= last]
     wanted = list(expect.actions or ())
     text = f"actions were {', '.join(verbs) or 'none'}"
@@ -267,7 +269,7 @@ def _check_actions(expect: ExpectForm, result: ScenarioResult, first: int, last:
 
 
 def _check_never(
-    expect: ExpectForm, result: ScenarioResult, names: Names, first: int, last: int
+    expect: Expectation, result: ScenarioResult, names: Names, first: int, last: int
 ) -> str | None:
     for name in expect.never or ():
         rule = names.rule(name)

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.model.policy import Savepoints
 from ..errors import ActionError
 
 TERMINATED = -15  # it exits on SIGTERM
-EVERY, KEEP = 25, 4  # savepoints, when the policy sets none
+EVERY = 25  # steps between savepoints, when the policy sets none
 USUAL_CLIP, USUAL_SCALE = (
     1.0,
     65536.0,
@@ -34,10 +35,11 @@ class FakeJob:
         generation: of the quarantine.
     """
 
-    def __init__(self, savepoints: Mapping[str, Any], world_size: int) -> None:
+    def __init__(self, savepoints: Savepoints | None, world_size: int) -> None:
         self.world_size = world_size
-        self.every = int(savepoints.get("every", EVERY))
-        self.kept: deque[int] = deque(maxlen=int(savepoints.get("keep", KEEP)))
+        savepoints = savepoints or Savepoints(every=EVERY)
+        self.every = savepoints.every
+        self.kept: deque[int] = deque(maxlen=savepoints.keep)
         self.now_ns = 0
         self.step, self.next_step = -1, 0
         self.attempt = self.rollbacks = self.skipping = 0

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..catalog.forms.scenario_form import InjectForm, ScenarioForm
+from ..catalog.scenarios import Injection, Scenario
 from ..core import engine
 from ..core.incidents import approvals, withdrawal
 from ..core.model import state_machine
@@ -45,7 +45,7 @@ FOREVER = 1 << 60
 MAX_FRAMES = 1_000_000  # bounds sequels that never stop rolling back
 
 
-def run(policy: Policy, form: ScenarioForm) -> ScenarioResult:
+def run(policy: Policy, form: Scenario) -> ScenarioResult:
     """Run a scenario under a policy; the same arguments give the same result."""
     return ScenarioRunner(policy, form).run()
 
@@ -58,7 +58,7 @@ def delivered(at_ns: int, name: str) -> Notice:
 class ScenarioRunner:
     """One scenario in progress."""
 
-    def __init__(self, policy: Policy, form: ScenarioForm) -> None:
+    def __init__(self, policy: Policy, form: Scenario) -> None:
         self.form = form
         self.table = TransitionCoverage(policy.machine or state_machine.DEFAULT)
         self.policy = replace(policy, machine=self.table)
@@ -82,7 +82,7 @@ class ScenarioRunner:
         self.nan_until: dict[str, int] = {}  # metric -> frame up to which it is NaN
         self.phase, self.phase_until = "step", FOREVER
         self.silent_until: dict[int, int] = {}
-        self.injections: dict[int, list[InjectForm]] = {}
+        self.injections: dict[int, list[Injection]] = {}
         for inject in form.inject:
             self.injections.setdefault(inject.at, []).append(inject)
 
@@ -292,7 +292,7 @@ class ScenarioRunner:
 # ── injections (`inject` in the form) ─────────────────────────────────────────────────────────────
 
 
-def inject(runner: ScenarioRunner, injection: InjectForm) -> None:
+def inject(runner: ScenarioRunner, injection: Injection) -> None:
     """Apply an injection before the next frame."""
     until = FOREVER if injection.for_ is None else runner.index + injection.for_
     if injection.gap is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..catalog.forms.scenario_form import PIECE
+from ..catalog.scenarios import PIECE
 
 Columns = Mapping[str, Sequence[float | None]]
 

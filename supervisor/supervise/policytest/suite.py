@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..catalog import scenario_subject as subjects
 from ..catalog.diagnostics import Problem, Problems
-from ..catalog.forms.scenario_form import ScenarioForm
 from ..catalog.scenario_subject import Subject
+from ..catalog.scenarios import Scenario
 from . import assertions, scenario_runner
 from .assertions import ScenarioResult
 
@@ -17,7 +17,7 @@ from .assertions import ScenarioResult
 class Outcome:
     """One scenario after its run."""
 
-    form: ScenarioForm
+    form: Scenario
     where: str
     result: ScenarioResult
     failures: tuple[tuple[str, str], ...]  # (file:line:col, sentence)

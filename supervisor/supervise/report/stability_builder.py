@@ -291,7 +291,7 @@ def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -
             current[incident] = execution
         elif record["kind"] == "verify" and data.get("what") in ("passed", "failed"):
             ends[current.get(incident, ("", ""))[0], data["what"]] += 1
-    names = {rule.runbook for rule in policy.rules} | {policy.job.get("on_crash")} | set(used)
+    names = {rule.runbook for rule in policy.rules} | {policy.job.on_crash} | set(used)
     names |= set(policy.ladder.levels)
     return [
         Recovery(

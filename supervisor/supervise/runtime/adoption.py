@@ -54,7 +54,6 @@ from .relauncher import stopped_for
 from .segments import Segments
 from .settings import RecoveredRun
 
-WATCH_S = 600.0  # for policies of older runs; project default
 GRACE_S = 1.0  # ranks may end a moment after their launcher: no news
 IMPORT_S = 30.0  # a Python that is older than this and has not loaded torch trains nothing
 FORK_S = 2.0  # a process that is older than this is what it is
@@ -162,7 +161,7 @@ class Orphans:
 
 
 def _watch_s(policy: Policy) -> float:
-    return float((policy.job.get("orphans") or {}).get("watch", WATCH_S))
+    return policy.job.orphans.watch
 
 
 def _named(trains: Mapping[int, int | None]) -> str:

@@ -20,9 +20,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.analysis.failure_classes import FailureClass, classify
 from ..core.model.events import Notice
-from ..core.model.failure import EXCEPTION, EXIT, KIND, LAUNCHER, SIGNAL, THREAD, Failure
+from ..core.model.failure import (
+    EXCEPTION,
+    EXIT,
+    KIND,
+    LAUNCHER,
+    SIGNAL,
+    THREAD,
+    Failure,
+    FailureClass,
+    classify,
+)
 from ..store import files
 from .host import OomCounters
 from .watches import DirectoryChange

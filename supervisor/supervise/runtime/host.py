@@ -44,14 +44,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 
 from .. import system
 from ..core.analysis import host_health
-from ..core.analysis.failure_classes import FailureClass
 from ..core.analysis.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Finding
+from ..core.model.failure import FailureClass
+from ..core.model.policy import HostHealth
 from ..store import files
 from . import nvml_report
 
@@ -308,7 +309,7 @@ MATMUL_S = 5.0  # project default, long enough for a device to become warm
 DRIVER_S = 30.0  # 8 devices without persistence mode take 20 s
 START_S = 90.0  # until torch is imported and each device has a context
 MEMORY_S, LOOK_S = 20.0, 0.5  # how long memory may take to come back, and between two looks
-OFF = "none"  # of `job.health`
+OFF: Literal["none"] = "none"  # of `job.health`
 NVIDIA, AMD = (Path("/dev/nvidiactl"), Path("/dev/dxg")), Path("/dev/kfd")  # dxg: under Windows
 
 
@@ -355,7 +356,7 @@ class HealthGate:
 
     def __init__(
         self,
-        wanted: Callable[[], Mapping[str, Any] | str | None],
+        wanted: Callable[[], HostHealth | Literal["none"] | None],
         environ: Mapping[str, str],
         machine: Callable[[], Machine | None],
         classes: Callable[[], Sequence[FailureClass]],
@@ -372,11 +373,10 @@ class HealthGate:
             within_s: what is not answered by then is undecided.
             alive: the job runs.
         """
-        wanted = self._wanted()
-        if wanted == OFF:
+        settings = self._wanted() or HostHealth()
+        if settings == OFF:
             return []
         until_s = time.monotonic() + within_s
-        settings = wanted if isinstance(wanted, Mapping) else {}
         disk = self._disk(start, settings)
         devices, report = self._devices(until_s)
         if alive:
@@ -398,25 +398,25 @@ class HealthGate:
             "device_count": None if machine is None else machine.device_count,
         }
 
-    def _memory(self, settings: Mapping[str, Any], until_s: float) -> Finding:
+    def _memory(self, settings: HostHealth, until_s: float) -> Finding:
         """Judge the memory, once it has come back."""
         machine = self._machine()
         peak = None if machine is None else machine.peak_bytes
-        wanted, until_s = _bytes(settings, "memory_gb"), min(until_s, time.monotonic() + MEMORY_S)
+        wanted, until_s = _bytes(settings.memory_gb), min(until_s, time.monotonic() + MEMORY_S)
         while True:
             found = host_health.judge_memory(available_bytes(), peak, wanted)
             if found.verdict != BAD or time.monotonic() > until_s - LOOK_S:
                 return found
             time.sleep(LOOK_S)
 
-    def _disk(self, start: Start, settings: Mapping[str, Any]) -> Finding:
+    def _disk(self, start: Start, settings: HostHealth) -> Finding:
         free, total = None, 0
         try:
             usage = shutil.disk_usage(start.folder)
             free, total = usage.free, usage.total
         except OSError:
             pass
-        wanted = _bytes(settings, "disk_gb")
+        wanted = _bytes(settings.disk_gb)
         return host_health.judge_disk(str(start.folder), free, total, start.size, wanted)
 
     def _devices(self, until_s: float) -> tuple[Finding, list[Any]]:
@@ -433,13 +433,13 @@ class HealthGate:
         return found, rows or []
 
     def _matmul(
-        self, start: Start, settings: Mapping[str, Any], has_devices: bool, until_s: float
+        self, start: Start, settings: HostHealth, has_devices: bool, until_s: float
     ) -> Finding:
         """Let the job's torch multiply, on devices only unless the policy says how long."""
-        seconds = settings.get("matmul")
+        seconds = settings.matmul
         if seconds is None and not (has_devices or AMD.exists()):
             return Finding(MATMUL, SKIPPED, "no device; job.health.matmul asks the CPU")
-        seconds = MATMUL_S if seconds is None else float(seconds)
+        seconds = MATMUL_S if seconds is None else seconds
         if not seconds:
             return Finding(MATMUL, SKIPPED, "job.health.matmul is 0")
         if start.python is None:
@@ -467,9 +467,8 @@ def of_memo(memo: Mapping[str, Any]) -> tuple[Start, KnownMachine]:
     return start, KnownMachine(memo["peak_bytes"], memo["device_count"])
 
 
-def _bytes(settings: Mapping[str, Any], name: str) -> float | None:
-    gb = settings.get(name)
-    return None if gb is None else float(gb) * host_health.GB
+def _bytes(gb: float | None) -> float | None:
+    return None if gb is None else gb * host_health.GB
 
 
 def _answer(

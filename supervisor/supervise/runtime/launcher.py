@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..core.model import recipes, redaction
 from ..core.model.decisions import ACTING_MODES
-from ..core.model.policy import Policy
+from ..core.model.policy import Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..store.run_directory import RunDir
@@ -121,12 +123,12 @@ class Launcher:
         if not launch.attempt:
             self._run.write_secret(ENVIRON, environ)
         if launch.path:
-            how = policy.job["relaunch"]
-            config |= _resuming(launch, how)
+            how = policy.job.relaunch or RelaunchSettings()
+            config |= _resuming(launch, how.resume)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [recipes.fill(arg, launch.path, launch.step) for arg in how["args"]]
-            for key, value in how["env"].items():
+            argv += [recipes.fill(arg, launch.path, launch.step) for arg in how.args]
+            for key, value in how.env.items():
                 environ[key] = recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
@@ -202,14 +204,13 @@ def redactor(
     return found.fresh()
 
 
-def _resuming(launch: Launch, how: Mapping[str, Any]) -> dict[str, Any]:
+def _resuming(launch: Launch, how: str) -> dict[str, Any]:
     """Return the settings that only the probe of a later launch gets."""
-    own = how["resume"] != "args"
     return {
         "attempt": launch.attempt,
         "first_step": launch.step + 1,
         "counters": dict(launch.counters or {}),
-        "resume": {"how": how["resume"], "path": launch.path} if own else None,
+        "resume": {"how": how, "path": launch.path} if how != "args" else None,
         "rewarm": None if launch.rewarm is None else dict(launch.rewarm),
         "skip": None if launch.skip is None else [list(pair) for pair in launch.skip],
     }
@@ -227,29 +228,34 @@ def probe_config(
         "marks": str(run.marks_path),
         "slots": environment.slots(directory, SLOTS),
         "capacity": CAPACITY,
-        "savepoints": _savepoints(run, policy) if may_act and policy.savepoints else None,
-        "safeguards": dict(policy.safeguards) if may_act else {},
-        "sampling": dict(policy.sampling),
-        "tape": may_act and policy.job.get("relaunch") is not None,
-        "peak_flops": policy.job.get("peak_flops"),
-        "probe_batch": {} if may_act and policy.job.get("probe_batch") else None,
-        "keep_signals": may_act and bool(policy.job.get("preempt")),
+        "savepoints": _savepoints(run, policy.savepoints)
+        if may_act and policy.savepoints
+        else None,
+        "safeguards": msgspec.to_builtins(policy.safeguards) if may_act else {},
+        "sampling": msgspec.to_builtins(policy.sampling),
+        "tape": may_act and policy.job.relaunch is not None,
+        "peak_flops": policy.job.peak_flops,
+        "probe_batch": {} if may_act and policy.job.probe_batch else None,
+        "keep_signals": may_act and policy.job.preempt is not None,
         "quarantine": str(run.quarantine_path),  # in every mode: a person may write it
         "drills": list(drills),
         "lease_s": LEASE_S,
     }
 
 
-def _savepoints(run: RunDir, policy: Policy) -> dict[str, Any]:
+def _savepoints(run: RunDir, savepoints: Savepoints | None) -> dict[str, Any] | None:
     """Return the probe's settings of savepoints: how many, and how many bytes where."""
-    wanted = dict(policy.savepoints)
-    nowhere = {"spill": None} if wanted.pop("spill", "disk") == "none" else {}
-    most = {
+    if savepoints is None:
+        return None
+    free_bytes = shutil.disk_usage(run.marks_path.parent).free
+    return {
         "share": SAVEPOINT_TIME,
-        "max_bytes": _memory_bytes() // SAVEPOINT_SHARE,
-        "max_disk_bytes": shutil.disk_usage(run.marks_path.parent).free // SPILL_SHARE,
+        "every": savepoints.every,
+        "keep": savepoints.keep,
+        "max_bytes": savepoints.max_bytes or _memory_bytes() // SAVEPOINT_SHARE,
+        "max_disk_bytes": savepoints.max_disk_bytes or free_bytes // SPILL_SHARE,
+        **({"spill": None} if savepoints.spill == "none" else {}),
     }
-    return {**most, **wanted, **nowhere}
 
 
 def _memory_bytes() -> int:

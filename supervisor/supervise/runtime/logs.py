@@ -54,8 +54,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from ..core.analysis.failure_classes import FailureClass, classify
-from ..core.model.failure import LOG, Failure
+from ..core.model.failure import LOG, Failure, FailureClass, classify
 from ..core.model.redaction import Redactor
 from ..store import files
 from ..system import Thread

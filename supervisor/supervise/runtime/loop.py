@@ -76,13 +76,13 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
     policy = settings.policy
     facts = {"argv": list(settings.argv), "policy": policy.name, "policy_digest": policy.digest}
     return CheckpointService(
-        policy.job["checkpoints"],
+        policy.job.checkpoints,
         settings.run.path,
         Path.cwd(),
         lambda: position(processor),
         facts=facts,
         code=settings.identity.code,
-        data=policy.job["manifest"],
+        data=policy.job.manifest,
         runs=RUNS,
     )
 
@@ -212,7 +212,7 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     """
     job = state.job
     able = policy.mode in ACTING_MODES and "relaunch" not in job.unavailable
-    if not returncode or not policy.job.get("on_crash") or not able:
+    if not returncode or policy.job.on_crash is None or not able:
         return False
     meant = job.stopping or job.end_requested or returncode in (*ASKED, *MEANT)
     held = state.incident is not None and state.incident.phase == HELD
@@ -447,7 +447,7 @@ class App:
         control = run.path / watches.DIRECTORY
         with suppress(OSError):  # then it is made with the first command
             files.make_directory(control)
-        patterns = self.settings.policy.job["checkpoints"]["glob"]
+        patterns = self.settings.policy.job.checkpoints.glob
         targets = [
             Target(control, self.wakeup.set),
             *checkpoint_targets(patterns, Path.cwd(), self._checkpoints.scan_soon),

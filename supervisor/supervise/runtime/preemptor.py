@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from .. import system
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Notice, OperatorCommand
-from ..core.model.policy import Policy
-from ..core.model.preemption import HOLDABLE, Settled, Terms
+from ..core.model.policy import Policy, Preempt
+from ..core.model.preemption import HOLDABLE, Settled
 from ..core.state.run_state import State
 from .fencing import PendingCommand
 from .process import Process
@@ -115,12 +115,12 @@ class Preemptor:
     def _is_lost(self, data: Mapping[str, Any]) -> bool:
         """Whether a signal was passed on without a checkpoint that the policy asks for."""
         passed = not (data.get("held") or data.get("killed") or data.get("handled"))
-        wanted = Terms.of(self._processor.policy.job) is not None and data["signal"] in HOLDABLE
+        wanted = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
         return wanted and passed and bool(self._refusal)
 
     def run_second(self, job: Job) -> None:
         """Once a second: offer to hold signals, and look at the clock and the drain file."""
-        terms = Terms.of(self._processor.policy.job)
+        terms = self._processor.policy.job.preemption
         if terms is None:
             if self._is_active:  # until a reload
                 self._forwarder.withdraw()
@@ -157,12 +157,12 @@ class Preemptor:
         elif self._is_active and (self._processor.performing in ENDING or job.paused):
             self._forwarder.withdraw()
         elif self._is_active and self._has_saved and self._refusal:  # the first makes more possible
-            self._offer(job, Terms.of(self._processor.policy.job) or Terms())
+            self._offer(job, self._processor.policy.job.preemption or Preempt())
         for settled in self._forwarder.settled():
             self._drop(job)
             self._conclude(settled)
 
-    def _offer(self, job: Job, terms: Terms) -> None:
+    def _offer(self, job: Job, terms: Preempt) -> None:
         """Offer to hold signals, unless no checkpoint can be made."""
         self._refusal = refusal(self._processor, job)
         if self._refusal:
@@ -262,7 +262,7 @@ class Preemptor:
 
     # ── causes without a signal ───────────────────────────────────────────────────────────────────
 
-    def _is_due(self, cause: str, terms: Terms) -> bool:
+    def _is_due(self, cause: str, terms: Preempt) -> bool:
         if cause == DRAIN:
             return self._is_drained(Path(terms.drain) if terms.drain else self._run / "drain")
         if self._end_s is None:

@@ -35,10 +35,10 @@ from typing import Any, Protocol, TypeVar
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
 from ..core.analysis import host_health
-from ..core.analysis.failure_classes import FailureClass
 from ..core.analysis.host_health import Finding
 from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
 from ..core.model.events import Notice
+from ..core.model.failure import FailureClass
 from ..core.model.policy import Policy
 from ..core.state.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
@@ -74,7 +74,7 @@ def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
     A start that failed came to nothing, unless the job itself says what is wrong. A crash that the
     policy answers with a start, and that none followed, needs a person too.
     """
-    if policy.job.get("on_crash") and state.job.no_restart_reason and has_crashed(state.job):
+    if policy.job.on_crash and state.job.no_restart_reason and has_crashed(state.job):
         return HUMAN
     if start_failed(state) and state.job.returncode not in MEANT:
         return HUMAN
@@ -110,9 +110,9 @@ def health_gate(
     def known() -> Sequence[FailureClass]:
         from ..catalog.loader import failure_classes  # most jobs need no other start
 
-        return failure_classes(policy().job.get("failures") or ())
+        return failure_classes(policy().job.failures)
 
-    return HealthGate(lambda: policy().job.get("health"), environ, machine, known)
+    return HealthGate(lambda: policy().job.health, environ, machine, known)
 
 
 class Loop(Protocol):

@@ -232,5 +232,4 @@ class Settings:
     identity: IdentityCollector = field(init=False)
 
     def __post_init__(self) -> None:
-        manifest = self.policy.job.get("manifest", ())
-        self.identity = IdentityCollector(self.argv, Path.cwd(), manifest)
+        self.identity = IdentityCollector(self.argv, Path.cwd(), self.policy.job.manifest)

@@ -32,7 +32,6 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
-from ..core.model.preemption import Terms
 from ..core.runbooks import checkpoint_choice
 from ..core.state import rule_scope
 from ..core.state.incident import Incident
@@ -61,7 +60,7 @@ def capabilities(
         for name, how in (probe.get("safeguards") or {}).items():
             if how.startswith(CANNOT):
                 found[name] = f"no ({how.removeprefix(CANNOT)})"
-        if Terms.of(policy.job) is not None:
+        if policy.job.preempt is not None:
             found["preempt"] = _preempt(state, probe)
     found["ranks"] = str(state.job.world_size)
     found["messages"] = ", ".join(channels) if channels[1:] else "console only"
@@ -79,7 +78,7 @@ def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
         return True
     refused = str(probe.get("rollback", "")).startswith(REFUSED)
     # Three show how far apart they are.
-    enough = min(3, int(policy.savepoints.get("keep", 3)))
+    enough = 3 if policy.savepoints is None else min(3, policy.savepoints.keep)
     known = "rollback" in state.job.unavailable or refused
     return known or len(probe.get("savepoints") or ()) >= enough
 
@@ -95,14 +94,14 @@ def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     if status.startswith(REFUSED):
         return f"no ({status.removeprefix(REFUSED)})"
     if not probe.get("savepoints"):
-        every = policy.savepoints.get("every", "?")
+        every = "?" if policy.savepoints is None else policy.savepoints.every
         return f"not yet (savepoints are taken every {every} steps at most)"
     return "yes" + _lateness(policy, state, probe["savepoints"])
 
 
 def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
     """Say how far savepoints are apart where that is more than the policy wants, else ""."""
-    every = int(policy.savepoints.get("every", 1))
+    every = 1 if policy.savepoints is None else policy.savepoints.every
     ends = [*steps[-2:], state.step]
     apart = max(b - a for a, b in itertools.pairwise(ends))
     # Twice: a pause, or a step that was not finite, makes one late, too.
@@ -110,8 +109,8 @@ def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
 
 
 def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
-    settings, why = policy.job.get("relaunch"), state.job.unavailable.get("relaunch")
-    if not settings:
+    why = state.job.unavailable.get("relaunch")
+    if policy.job.relaunch is None:
         library = probe.get("library")
         return f"not configured ({f'{library} recognised: ' if library else ''}{INIT})"
     if why:
@@ -120,7 +119,7 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
         return f"only by command (policy {policy.name} never runs it)"
     good = state.checkpoints.good()
     if not good:
-        patterns = ", ".join(policy.job.get("checkpoints", {}).get("glob") or ())
+        patterns = ", ".join(policy.job.checkpoints.glob)
         named = f", job.checkpoints.glob is {patterns}" if patterns else ""
         return f"not yet (no checkpoint is verified{named})"
     whole = [each for each in good if each.resumable != WEIGHTS_ONLY]
@@ -141,7 +140,7 @@ def _preempt(state: State, probe: Mapping[str, Any]) -> str:
 def _has(policy: Policy, verb: str) -> bool:
     """Return whether any rule, or a crash, can lead to this action."""
     names = [rule.runbook for rule in policy.rules]
-    names += [policy.job.get("on_crash"), *policy.ladder.levels]
+    names += [policy.job.on_crash, *policy.ladder.levels]
     seen: set[str] = set()
     while names:
         book = policy.runbooks.get(names.pop() or "")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import system
-from ..core.analysis.failure_classes import FailureClass
 from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
+from ..core.model.failure import FailureClass
 from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError, no_space
 from ..notifiers.heartbeat import Vitals
@@ -73,7 +73,7 @@ class Status:
             lambda: self._processor.state.job.pids,
             () if past is None else past.taken.failures,
         )
-        logs = [*(settings.policy.job.get("logs") or ()), *map(_pattern, settings.outputs)]
+        logs = [*settings.policy.job.logs, *map(_pattern, settings.outputs)]
         self._logs = LogFiles(logs, Path.cwd(), self._failure_classes)
         self._channels: Sequence[str] = settings.facts.get("channels", ())
         self._identity = _LaunchIdentity(settings, processor, recorder)
@@ -115,7 +115,7 @@ class Status:
     def _failure_classes(self) -> tuple[FailureClass, ...]:
         from ..catalog.loader import failure_classes  # most jobs end well
 
-        return failure_classes(self._processor.policy.job.get("failures") or ())
+        return failure_classes(self._processor.policy.job.failures)
 
     def check_probe(
         self, now_ns: int, works: Callable[[], bool] = lambda: False, *, last: bool = False
@@ -166,7 +166,7 @@ class Status:
         if self._recorder.no_space:
             found["space"] = self._recorder.shortage(self._settings.run.path)
         policy = self._processor.policy
-        found["training"] = self._processor.training.facts(policy.job.get("steps"), now_ns, probe)
+        found["training"] = self._processor.training.facts(policy.job.steps, now_ns, probe)
         found["messages_to"] = list(self._channels)
         found["messages_waiting"] = self._processor.waiting_messages()
         if self._settings.heartbeat is not None:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.failure import Failure
-from .failure_classes import FailureClass, classify
+from ..model.failure import Failure, FailureClass, classify
 
 KIND = "host-health"  # of the notice
 GOOD, BAD, UNDECIDED, SKIPPED = "good", "bad", "undecided", "skipped"

@@ -31,7 +31,7 @@ def notify(ctx: StepContext, incident: Incident | None) -> bool:
     incident: that it ended, if any.
     """
     state, job = ctx.state, ctx.state.job
-    shortfall, planned = job.shortfall, ctx.policy.job.get("steps")
+    shortfall, planned = job.shortfall, ctx.policy.job.steps
     made = state.step + 1
     if shortfall is None and planned and made < planned:
         shortfall = f"{made} of {planned} steps"

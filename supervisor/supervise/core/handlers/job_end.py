@@ -31,7 +31,7 @@ EVIDENCE = "evidence"  # name of the runbook
 def conclude(ctx: StepContext) -> None:
     """The run is over when the job has ended and nobody is about to start another one."""
     state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
-    name = str(ctx.policy.job.get("on_crash") or "") if job.ended and has_crashed(job) else ""
+    name = (ctx.policy.job.on_crash or "") if job.ended and has_crashed(job) else ""
     run = state.run()
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
@@ -186,7 +186,7 @@ def _notify_end(
         then = host_outcome.NEXT
     else:
         title, then = _caused(job, how), OUTPUT
-        if not why and not ctx.policy.job.get("on_crash"):
+        if not why and not ctx.policy.job.on_crash:
             why = "not restarted: the policy has no job.on_crash"
         meaning = KILLED_MEANS if job.returncode in KILLED else ""
         if job.cause is not None:

@@ -91,7 +91,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     for verb in ("rollback", "fence"):  # of the process that is gone
         job.unavailable.pop(verb, None)
     if event.attempt:
-        run, settings = state.run(), ctx.policy.job.get("relaunch") or {}
+        run, settings = state.run(), ctx.policy.job.relaunch
         order = run.intent.args if run is not None and run.intent.verb == "relaunch" else {}
         job.restarted_with = recipes.command(
             settings, str(order.get("path", recipes.CHECKPOINT)), int(order.get("step", -1))
@@ -182,7 +182,7 @@ def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
         return
     job.lost |= {verb}
     then = "nothing to do; supervise status RUN shows what is left"
-    if verb == "rollback" and ctx.policy.job.get("relaunch"):
+    if verb == "rollback" and ctx.policy.job.relaunch:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     elif verb == "rollback":
         then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"

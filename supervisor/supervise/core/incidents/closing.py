@@ -127,7 +127,7 @@ def _report_unfenceable(ctx: StepContext, why: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
     ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {why}"
     then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
-    if ctx.policy.job.get("relaunch"):
+    if ctx.policy.job.relaunch:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
     ctx.notify("SEV2", title, why=why, then=then, kind=interfaces.WATCHER)

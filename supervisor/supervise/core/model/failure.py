@@ -8,9 +8,13 @@ one that people should read first comes first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from .values import Section, doc, named
 
 KIND = "failure"  # of the notice
 ALWAYS, ONCE, NEVER = RELAUNCHES = ("always", "once", "never")
@@ -22,6 +26,7 @@ RECENT_NS = 60_000_000_000  # before the newest end; of a helper, an older one e
 # torch.distributed.elastic.multiprocessing.api.
 ASKED_TYPE = "SignalException"
 SHOWN_CHARS = 200  # of a message, in one line
+SEARCHED_CHARS = 4000  # of a message; a pattern must not meet megabytes
 # Those that end jobs, by their number on x86 and ARM; source: signal(7).
 SIGNALS = {
     1: "SIGHUP",
@@ -56,7 +61,7 @@ class Failure:
         rank: None for a process that is none. world_size: 1 where unknown.
         at_ns: CLOCK_MONOTONIC of its end.
         returncode: as in `subprocess`; None where it is not recorded.
-        cls, title, then: its class, what that means, what people can do; see `failure_classes`.
+        cls, title, then: its class, what that means, what people can do; see `FailureClass`.
         relaunch: whether a start of the job can help: `always`, `once`, `never`.
         leading: of the job's first process, or of one that trained.
         children: pids of the ranks that a launcher saw fail: they count as leading.
@@ -144,3 +149,75 @@ def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
         return not leads(failure), failure.secondary, kind, failure.at_ns
 
     return sorted(filter(counts, known), key=key)
+
+
+class FailureClass(Section, frozen=True, dict=True):
+    """Failures that mean the same for the run: what to look for, and whether a start can help."""
+
+    id: Annotated[
+        str,
+        named("[a-z][a-z0-9-]{0,63}", "a name of small letters, digits and -"),
+        doc("name of the class"),
+    ]
+    title: Annotated[str, doc("what happened, in a few words")]
+    match: Annotated[
+        tuple[str, ...],
+        doc("regular expressions of Python; one that is found in `type: message` is enough"),
+    ] = ()
+    kinds: Annotated[
+        tuple[Literal["exception", "signal", "exit", "thread", "launcher"], ...],
+        doc("the only kinds of ends that count; default: any"),
+    ] = ()
+    types: Annotated[tuple[str, ...], doc("names of exceptions")] = ()
+    signals: Annotated[
+        tuple[Annotated[str, named("SIG[A-Z0-9]+", "the name of a signal, such as SIGSEGV")], ...],
+        doc("names of signals"),
+    ] = ()
+    logs: Annotated[
+        tuple[str, ...],
+        doc(
+            "regular expressions for lines of the files in `job.logs`, which hold more than errors"
+        ),
+    ] = ()
+    codes: Annotated[tuple[int, ...], doc("exit codes")] = ()
+    relaunch: Annotated[
+        Literal["always", "once", "never"],
+        doc("what `job.on_crash` makes of it: a start each time, one per run, or none"),
+    ] = "always"
+    then: Annotated[str, doc("what people can do about it")] = ""
+    secondary: Annotated[
+        bool, doc("it follows from the end of another process, which is named first")
+    ] = False
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:
+        """All of `match` in one."""
+        return re.compile("|".join(f"(?:{text})" for text in self.match)) if self.match else None
+
+    def matches(self, failure: Failure) -> bool:
+        """Return whether a failure is of this class."""
+        if failure.kind == LOG:
+            return any(re.search(text, failure.message) for text in self.logs)
+        if self.kinds and failure.kind not in self.kinds:
+            return False
+        if failure.type in self.types or failure.type in self.signals:
+            return True
+        if failure.returncode is not None and failure.returncode in self.codes:
+            return True
+        text = f"{failure.type}: {failure.message[:SEARCHED_CHARS]}"
+        return self.pattern is not None and self.pattern.search(text) is not None
+
+
+def classify(failure: Failure, classes: Iterable[FailureClass]) -> Failure:
+    """Return the failure with what the first class that matches says; as it is without one."""
+    match = next((each for each in classes if each.matches(failure)), None)
+    if match is None:
+        return failure
+    return replace(
+        failure,
+        cls=match.id,
+        title=match.title,
+        then=match.then,
+        relaunch=match.relaunch,
+        secondary=failure.secondary or match.secondary,
+    )

@@ -10,17 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
-
-# The unit of a field that counts steps or measures time: a bare number in YAML is steps, a number
-# with a unit ("30s") is time. The catalog reads these from the type hints.
-Steps = Annotated[int, "steps"]
-Seconds = Annotated[float, "seconds"]
-# The unit of counts that are not the job's own steps anyway.
-Unit = Annotated[
-    Literal["rows", "steps"],
-    "of its counts: rows are frames or logged rows that hold the metric, steps are the job's",
-]
+from typing import Any, ClassVar, Final
 
 NOTE = (
     4  # or-ed onto the code that `feed` returns: this watch has a note to take (see `Watch.note`)

@@ -8,9 +8,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from .decisions import MODES
+from .failure import FailureClass
+from .preemption import GRACE_S, MARGIN_S
+from .state_machine import STATES
+from .values import (
+    Count,
+    Natural,
+    RunbookName,
+    Seconds,
+    Section,
+    Severity,
+    SomeSteps,
+    Steps,
+    Window,
+    doc,
+    named,
+)
 
 if TYPE_CHECKING:  # the launch of a job needs neither
     from .action import Action
@@ -20,6 +39,15 @@ HOLD = "hold"  # the reserved runbook name: stop acting, wait for a person
 EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `detection.run_phase`
 OFF = "off"  # instead of a severity
 PAGE, STOP, STOP_SEV0 = "page", "stop", "stop_sev0"  # what giving up is
+LONGEST_MATMUL_S = 60.0  # the relaunch has ten minutes in all; project default
+PLACEHOLDERS = ("checkpoint", "directory", "step")  # of `job.relaunch`
+WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
+Local = Annotated[str, named(WORD, "a name of letters, digits and _")]
+Name = Annotated[str, named(rf"{WORD}(\.{WORD})?", "a name of letters, digits and _")]
+if TYPE_CHECKING:
+    StateName = str
+else:
+    StateName = Literal[STATES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +102,32 @@ class Rule:
         return replace(self, phase=phase, severity=given)
 
 
-@dataclass(frozen=True, slots=True)
-class Inhibit:
-    """While `by_rule` fires, or the run is in one of `by_state`, the rules in `mute` do not act.
+class Inhibit(Section, frozen=True):
+    """While a rule fires, or in certain states of the run, other rules do not act."""
 
-    A rule mutes no worse one, and a notice none that acts: the catalog builds no such inhibition.
-    """
+    mute: Annotated[
+        tuple[Name, ...],
+        doc(
+            "rules that do not act; never SEV0, or what is worse, or acts where `by_rule` does not"
+        ),
+    ]
+    by_rule: Annotated[Name | None, doc("while this rule fires")] = None
+    by_state: Annotated[tuple[StateName, ...], doc("while the run is in one of these states")] = ()
 
-    mute: tuple[str, ...]
-    by_rule: str | None = None
-    by_state: tuple[str, ...] = ()
 
+class Budget(Section, frozen=True):
+    """How often actions of a class may start; an action counts when it is planned."""
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """At most `max` intents of a class per `per_steps` steps or `per_s` seconds, then hold."""
+    max: Annotated[Natural, doc("maximum number of starts")]
+    per: Annotated[Window | None, doc("window: steps, or a time; default: the whole run")] = None
 
-    max: int
-    per_steps: int | None = None
-    per_s: float | None = None
+    @property
+    def per_steps(self) -> int | None:
+        return self.per if isinstance(self.per, int) else None
+
+    @property
+    def per_s(self) -> float | None:
+        return self.per if isinstance(self.per, float) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +150,294 @@ class Runbook:
     localize: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by place
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """Rungs of rising force; a refire or a failed verification climbs one."""
+class Ladder(Section, frozen=True):
+    """Escalation levels; a relapse or a failed verification goes one level up."""
 
-    levels: tuple[str, ...] = ()
-    reset_after_steps: int = 5000
+    levels: Annotated[tuple[RunbookName, ...], doc("runbooks from mild to strong, or hold")] = (
+        msgspec.field(name="ladder", default=())
+    )
+    reset_after_steps: Annotated[
+        Steps, doc("clean steps after which it starts at the first level again")
+    ] = msgspec.field(name="reset_after", default=5000)
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A change that was announced: what it does to the loss between two steps is no trouble.
+class Planned(Section, frozen=True):
+    """An announced change: its effect on the loss opens no incident. SEV0 still fires."""
 
-    Attributes:
-        from_step, to_step: both included.
-        expect: where the loss goes: `up`, `down`, or `either`.
+    from_step: Annotated[Steps, doc("first step of it")] = msgspec.field(name="from")
+    to_step: Annotated[Steps, doc("last step of it")] = msgspec.field(name="to")
+    what: Annotated[str, doc("what changes, in words or a metric")]
+    expect: Annotated[
+        Literal["up", "down", "either"],
+        doc("direction of the loss; the other one is still a breach"),
+    ] = "either"
+
+    def check(self) -> list[tuple[str, str]]:
+        is_reversed = self.to_step < self.from_step
+        return [("to", f"comes before from: {self.from_step}")] if is_reversed else []
+
+
+class Approval(Section, frozen=True):
+    """Approval by a person before the job is touched."""
+
+    timeout_s: Annotated[Seconds, doc("how long the request is valid")] = msgspec.field(
+        name="timeout", default=900.0
+    )
+    on_timeout: Annotated[
+        Literal["deny", "allow"], doc("the answer after the timeout; deny holds the run")
+    ] = "deny"
+    unless: Annotated[
+        Severity | None, doc("in mode enforce no approval for incidents of this severity or above")
+    ] = None
+
+
+class Savepoints(Section, frozen=True):
+    """Model state kept inside the job's process, for rollbacks."""
+
+    every: Annotated[
+        SomeSteps,
+        doc("steps between two savepoints, at least: they take 0.5 % of the time at most"),
+    ]
+    keep: Annotated[Count, doc("how many are kept")] = 4
+    max_bytes: Annotated[
+        Count | None,
+        doc("maximum host memory for all of them; default: an eighth of the machine's"),
+    ] = None
+    spill: Annotated[
+        Literal["disk", "none"],
+        doc("where savepoints go that do not fit in memory; none: they are dropped"),
+    ] = "disk"
+    max_disk_bytes: Annotated[
+        Count | None,
+        doc("maximum disk space for them; default: a quarter of what is free at the start"),
+    ] = None
+
+
+class Sampling(Section, frozen=True, omit_defaults=True):
+    """Steps between two samples of metrics that are not taken at each step; 0 is never."""
+
+    attention: Annotated[Steps | None, doc("logits and entropy of attention")] = None
+    activations: Annotated[Steps | None, doc("outputs of blocks, and output logits")] = None
+    routing: Annotated[Steps | None, doc("routers of experts")] = None
+    weights: Annotated[Steps | None, doc("copies of a few matrices")] = None
+    gradients: Annotated[Steps | None, doc("metrics that need a pass over the gradients")] = None
+
+
+class SkipNonfinite(Section, frozen=True):
+    """Skip an update whose gradients are not finite, before the weights change."""
+
+    max: Annotated[Count, doc("maximum skips before the rules take over")]
+    per: Annotated[SomeSteps, doc("steps in which they are counted")]
+
+
+class ZeroNonfinite(Section, frozen=True):
+    """Set non-finite gradient entries to zero, and apply the step with the rest."""
+
+    max: Annotated[Count, doc("maximum steps repaired before the rules take over")] = 3
+    per: Annotated[SomeSteps, doc("steps in which they are counted")] = 128
+
+
+class SkipOutliers(Section, frozen=True):
+    """Skip the update of a batch far out of its band; asks `job.probe_batch` before the third."""
+
+    max: Annotated[Count, doc("maximum skips before updates are made as they come")] = 32
+    per: Annotated[SomeSteps, doc("steps in which they are counted")] = 2000
+    spreads: Annotated[
+        float, Meta(ge=1), doc("how far the loss is above its level, in spreads of its past")
+    ] = 6.0
+    rise: Annotated[float, Meta(ge=0), doc("and as a share of the level")] = 0.15
+
+
+class UpdateClip(Section, frozen=True):
+    """Scale down updates above mean + sigma deviations of recent ones; copies all weights."""
+
+    window: Annotated[
+        int,
+        Meta(ge=2, extra_json_schema={"x-unit": "steps"}),
+        doc("steps whose update norms are the reference"),
+    ] = 128
+    sigma: Annotated[float, Meta(ge=0), doc("standard deviations above their mean")] = 2.0
+    max_gb: Annotated[float, Meta(ge=0), doc("maximum memory for the copies, in GB")] = 4.0
+
+
+class Safeguards(Section, frozen=True, omit_defaults=True):
+    """Reactions inside the probe: an outside process would be one step too late."""
+
+    skip_nonfinite: Annotated[SkipNonfinite | None, doc("skip updates that are not finite")] = None
+    zero_nonfinite: Annotated[
+        ZeroNonfinite | None, doc("set non-finite gradient entries to zero; also on devices")
+    ] = None
+    skip_outliers: Annotated[
+        SkipOutliers | None, doc("skip updates of batches that are far out of their band")
+    ] = None
+    update_clip: Annotated[
+        UpdateClip | None, doc("scale down updates that are much larger than usual")
+    ] = None
+
+
+class Checkpoints(Section, frozen=True):
+    """The job's own checkpoints, and how they are protected."""
+
+    glob: Annotated[
+        tuple[str, ...],
+        doc(
+            "paths, relative to the job's working directory; default: those that it announces. "
+            "Files of another job do not count: name one directory, without wildcards"
+        ),
+    ] = ()
+    verify: Annotated[
+        tuple[Literal["load", "finite", "optimizer"], ...],
+        doc("checks besides size and hash"),
+    ] = ("load", "finite")
+    keep_good: Annotated[Count, doc("newest verified ones that are pinned")] = 2
+    pin: Annotated[
+        Literal["copy", "link"],
+        doc("a link costs no space, and is lost if the job overwrites the file in place"),
+    ] = "copy"
+    settle: Annotated[Seconds, doc("how long an unannounced one must be unchanged")] = 5.0
+    restore_test: Annotated[
+        Seconds | None, doc("how often the newest pinned one is verified again")
+    ] = 3600.0
+
+
+class Orphans(Section, frozen=True):
+    """Processes that go on training after the job's first process has ended."""
+
+    watch: Annotated[Seconds, doc("maximum time they are watched; 0: the run ends at once")] = 600.0
+
+
+class HostHealth(Section, frozen=True):
+    """What this host must have before the job is started on it again."""
+
+    matmul: Annotated[
+        Seconds | None,
+        doc(
+            "how long each device multiplies matrices whose product is known; 0s: not at all; "
+            "default: 5s on devices, and the CPU not at all"
+        ),
+    ] = None
+    memory_gb: Annotated[
+        Annotated[float, Meta(ge=0.0)] | None,
+        doc("available memory; default: half of the most that the job had"),
+    ] = None
+    disk_gb: Annotated[
+        Annotated[float, Meta(ge=0.0)] | None,
+        doc("free space beside its checkpoints; default: as much as one takes"),
+    ] = None
+
+    def check(self) -> list[tuple[str, str]]:
+        if self.matmul is None or 0.0 <= self.matmul <= LONGEST_MATMUL_S:
+            return []
+        return [("matmul", f"must be between 0 and {LONGEST_MATMUL_S:g}s, not {self.matmul:g}s")]
+
+
+class RelaunchSettings(Section, frozen=True):
+    """How the job is started again from a checkpoint.
+
+    In `args` and `env`, {checkpoint} is the checkpoint's path, {directory} the one it is in, and
+    {step} the count of steps in it: the PLACEHOLDERS. Another {word} is a mistake; `${word}`,
+    `{{word}}` and all other braces stay as they are.
     """
 
-    from_step: int
-    to_step: int
-    what: str
-    expect: str = "either"
+    resume: Annotated[
+        Literal["args", "library"],
+        doc("args: by `args` and `env`; library: through Trainer or Lightning"),
+    ] = "args"
+    args: Annotated[tuple[str, ...], doc("added to the command")] = ()
+    env: Annotated[Mapping[str, str], doc("added to its environment")] = msgspec.field(
+        default_factory=dict
+    )
+    wait: Annotated[
+        Literal["pause", "train"],
+        doc(
+            "what a job of one rank does while the checkpoint that it is to go back to is verified"
+        ),
+    ] = "pause"
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """How long a request to a person stands, and what silence means.
+class Preempt(Section, frozen=True):
+    """The job's own checkpoint before it is ended from outside."""
 
-    Attributes:
-        on_timeout: `deny` (the run is held) or `allow`.
-        unless: incidents of this severity and worse are not asked for; "" asks for all.
-    """
+    grace_s: Annotated[
+        Seconds, doc("the longest that TERM, USR1 or USR2 waits for the checkpoint")
+    ] = msgspec.field(name="grace", default=GRACE_S)
+    margin_s: Annotated[
+        Seconds,
+        doc("how long before SLURM_JOB_END_TIME, and after a drain file, it is written at most"),
+    ] = msgspec.field(name="margin", default=MARGIN_S)
+    drain: Annotated[
+        str | None, doc("file that asks for it when it is written; default: drain in the run")
+    ] = None
 
-    timeout_s: float = 900.0  # for a person to answer a page, as the lease of `pause`
-    on_timeout: str = "deny"
-    unless: str = ""
+    def check(self) -> list[tuple[str, str]]:
+        limits = (("grace", self.grace_s, 300.0), ("margin", self.margin_s, 3600.0))
+        return [
+            (name, f"must be between 1s and {most:g}s, not {value:g}s")
+            for name, value, most in limits
+            if not 1.0 <= value <= most
+        ]
+
+
+class JobSettings(Section, frozen=True):
+    """Properties of the job that the policy relies on."""
+
+    rollback: Annotated[Literal["in_process"], doc("savepoints inside the job's own process")] = (
+        "in_process"
+    )
+    peak_flops: Annotated[
+        Annotated[float, Meta(ge=1.0)] | None,
+        doc("FLOP/s of its device, for mfu; default: by the device's name"),
+    ] = None
+    checkpoints: Annotated[Checkpoints, doc("the job's own checkpoints")] = Checkpoints()
+    on_crash: Annotated[
+        RunbookName | None,
+        doc("runbook when it ends by itself, such as restart; default: the run ends"),
+    ] = None
+    failures: Annotated[
+        tuple[FailureClass, ...],
+        doc("classes of failures that are tried before the shipped ones (policies/failures)"),
+    ] = ()
+    logs: Annotated[
+        tuple[str, ...],
+        doc("globs of log files, relative to its working directory: searched for known failures"),
+    ] = ()
+    relaunch: Annotated[
+        RelaunchSettings | None, doc("how it is started again; default: it never is")
+    ] = None
+    health: Annotated[
+        Literal["none"] | HostHealth | None,
+        doc("what is looked at before it is started again; none: nothing; default: all of it"),
+    ] = None
+    preempt: Annotated[
+        Literal["checkpoint"] | Preempt | None,
+        doc(
+            "checkpoint: a signal that the job does not handle, walltime, or a drain file makes "
+            "it write a checkpoint before it ends; default: signals are passed on at once"
+        ),
+    ] = None
+    steps: Annotated[
+        SomeSteps | None,
+        doc(
+            "optimizer steps of a whole run: an end with code 0 before them is SEV1; default: as "
+            "Trainer or Lightning plan them"
+        ),
+    ] = None
+    orphans: Annotated[
+        Orphans, doc("processes that go on training after the first one has ended")
+    ] = Orphans()
+    probe_batch: Annotated[
+        bool,
+        doc("run two rows of the first batch again at each savepoint and save, for comparison"),
+    ] = False
+    manifest: Annotated[
+        tuple[str, ...],
+        doc("files whose hashes are recorded, per launch and checkpoint: tokenizer, list of data"),
+    ] = ()
+
+    @property
+    def preemption(self) -> Preempt | None:
+        """The terms on which signals wait for a checkpoint; None where none does."""
+        return Preempt() if self.preempt == "checkpoint" else self.preempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +454,7 @@ class Policy:
     planned: tuple[Planned, ...] = ()
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     approvals: Mapping[str, Approval] = field(default_factory=dict)  # verb, runbook, or `all`
-    ladder: Ladder = Ladder()
+    ladder: Ladder = field(default_factory=Ladder)
     probation_steps: int = 100
     warmup_steps: int = 64  # frames of rank 0 before `nominal`
     blind_after_steps: int = 256  # a rule UNKNOWN for longer is an incident of its own
@@ -176,12 +464,12 @@ class Policy:
     give_up: str = PAGE  # or STOP, or STOP_SEV0: where nothing can help any more
     journal_bytes: float | None = None  # frames of an older piece are removed above it
     machine: Mapping[str, Mapping[str, str]] | None = None  # None: the default table
-    savepoints: Mapping[str, Any] = field(default_factory=dict)  # {"every": steps, "keep": n}
-    sampling: Mapping[str, int] = field(default_factory=dict)  # set -> steps, as far as given
+    savepoints: Savepoints | None = None  # None: the job keeps none
+    sampling: Sampling = field(default_factory=Sampling)
     sparsest: Mapping[str, int] = field(default_factory=dict)  # costly metric -> steps, at most
-    safeguards: Mapping[str, Any] = field(default_factory=dict)
+    safeguards: Safeguards = field(default_factory=Safeguards)
     notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    job: Mapping[str, Any] = field(default_factory=dict)
+    job: JobSettings = field(default_factory=JobSettings)
     cites: tuple[str, ...] = ()  # files with the results of trials of this policy
     verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators
     resolved: str = ""  # the resolved policy as YAML text, kept in the run directory
@@ -199,7 +487,7 @@ class Policy:
     @property
     def unavailable(self) -> Mapping[str, str]:
         """Verbs that this policy does not say enough for -> what it does not say."""
-        if self.job.get("relaunch"):
+        if self.job.relaunch is not None:
             return {}
         return {"relaunch": "the policy does not say how the job is started again (job.relaunch)"}
 

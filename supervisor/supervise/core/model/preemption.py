@@ -17,39 +17,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 # The signals of schedulers before the end of an allocation; the default action of each is the end.
 HOLDABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 GRACE_S = 20.0  # Kubernetes and Slurm kill 30 s after TERM; the rest is for the job's own end
 ECHO_S = 1.0  # Slurm signals all processes of a step, and `srun` passes on what it gets itself
 MARGIN_S = 120.0  # before the end of the allocation; sbatch examples use `--signal=USR1@60` to 120
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the policy allows.
-
-    Attributes:
-        grace_s: the longest that a signal waits. margin_s: from the request to the end of an
-            allocation. drain: path of the drain file, "" for that of the run directory.
-    """
-
-    grace_s: float = GRACE_S
-    margin_s: float = MARGIN_S
-    drain: str = ""
-
-    @classmethod
-    def of(cls, job: Mapping[str, Any]) -> Terms | None:
-        """Return the terms of a policy's section `job`; None where it holds no signal."""
-        given = job.get("preempt")
-        if not given:
-            return None
-        if given == "checkpoint":
-            return cls()
-        return cls(given["grace"], given["margin"], given["drain"] or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from .policy import RelaunchSettings
 from .redaction import Redactor
 
 CHECKPOINT, DIRECTORY, STEP = "{checkpoint}", "{directory}", "{step}"  # of `job.relaunch`
@@ -22,11 +20,12 @@ def fill(template: str, path: str, step: int) -> str:
     return template
 
 
-def command(settings: Mapping[str, Any], path: str, step: int) -> str:
+def command(settings: RelaunchSettings | None, path: str, step: int) -> str:
     """Return what a job is given that is started again, in words: an error in it ends the job."""
-    words = [fill(str(word), path, step) for word in settings.get("args") or ()]
+    settings = settings or RelaunchSettings()
+    words = [fill(word, path, step) for word in settings.args]
     parts = [f"job.relaunch.args {' '.join(Redactor().command(words))}"] if words else []
-    parts += [f"job.relaunch.env {', '.join(settings['env'])}"] if settings.get("env") else []
-    resume = settings.get("resume", "args")
-    parts += [f"job.relaunch.resume {resume}"] if resume != "args" or not parts else []
+    parts += [f"job.relaunch.env {', '.join(settings.env)}"] if settings.env else []
+    if settings.resume != "args" or not parts:
+        parts.append(f"job.relaunch.resume {settings.resume}")
     return ", ".join(parts)

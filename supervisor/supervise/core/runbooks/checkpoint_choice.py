@@ -136,10 +136,14 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     """
     policy, state = ctx.policy, ctx.state
     found, before = awaited(policy, state), needed_before(policy, state)
-    settings = policy.job.get("relaunch") or {}
     if found is None or before is None or not found.candidates or found.pauses:
         return False
-    if settings.get("wait") != "pause" or "pause" not in policy.verbs or state.job.paused:
+    if (
+        policy.job.relaunch is None
+        or policy.job.relaunch.wait != "pause"
+        or "pause" not in policy.verbs
+        or state.job.paused
+    ):
         return False
     book = Runbook("wait", (policy.verbs["pause"](lease=LEASE_S),), ("pause",))
     asked = approvals.required_approval(policy, incident, book)

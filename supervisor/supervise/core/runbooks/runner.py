@@ -94,9 +94,8 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
     title = f"{incident.id}: automatic action started: {name}"
     then = f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
-        settings = ctx.policy.job.get("relaunch") or {}
         step = int(order.get("step", -1))
-        given = recipes.command(settings, str(order.get("path", "")), step)
+        given = recipes.command(ctx.policy.job.relaunch, str(order.get("path", "")), step)
         then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
         idle = f", if nothing moves for {order['if_idle_s']:g} s" if "if_idle_s" in order else ""
         then += f", or a newer one that is verified meanwhile, with {given}{idle}"

@@ -38,7 +38,7 @@ def begins(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
 def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     """Return whether the size of a loss is why the runbook runs, nobody has ordered it, and the
     probe keeps a batch to ask."""
-    if not policy.job.get("probe_batch"):
+    if not policy.job.probe_batch:
         return False
     if run.requested.operator or run.terms.approved is not None or incident.severity == "SEV0":
         return False

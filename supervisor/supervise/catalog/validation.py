@@ -1,21 +1,20 @@
 """Validate a tree of nodes with `jsonschema`; each error becomes a problem at its place.
 
-The message comes from the schema; a hint says what was probably meant. `jsonschema`
-is imported at the first use, and what was valid before in this process is not validated again.
+The message comes from the schema; a hint says what was probably meant. `jsonschema` is imported at
+the first mistake.
 """
 
 from __future__ import annotations
 
-import marshal
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..diagnostics import Problems, did_you_mean, quoted
-from ..yaml_document import ListNode, MapNode, Node, Scalar, inside, plain
-from .field_types import DURATION
+from ..core.model.values import DURATION
+from .diagnostics import Problems, did_you_mean, quoted
+from .yaml_document import ListNode, MapNode, Node, Scalar, inside, plain
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -31,10 +30,6 @@ ALIASES = {
 }
 
 
-MAX_VALID = 4096  # parts of files that are remembered to be valid
-_valid: set[tuple[int, bytes]] = set()
-
-
 def check(
     schema: Mapping[str, Any],
     node: Node,
@@ -46,7 +41,6 @@ def check(
     """Note every mistake in `node`.
 
     Args:
-        schema: one that its owner keeps, as it is known by its identity.
         what: the name of the node in messages; "" for a whole file.
         excused: required keys whose absence is no mistake of its own.
 
@@ -54,18 +48,11 @@ def check(
         The keys of `node` that have a mistake; "" for a mistake of the node itself.
     """
     value = plain(node)
-    key = id(schema), marshal.dumps(value)
-    if key in _valid:
-        return set()
     wrong: set[str] = set()
     reporter = _Reporter(node, problems, what, excused)
     for error in _validator()(schema).iter_errors(value):
         wrong.add(str(error.path[0]) if error.path else "")
         reporter.report(error)
-    if not wrong:
-        if len(_valid) >= MAX_VALID:
-            _valid.clear()
-        _valid.add(key)
     return wrong
 
 
@@ -151,8 +138,6 @@ class _Reporter:
                 node, name = node.items[key], f"{name}[{key}]"
             elif isinstance(node, MapNode):
                 node, name = node.pairs[str(key)][1], f"{name}.{key}" if name else str(key)
-        if node is not self.root:  # which may be a copy, and is not built if it is wrong
-            node.broken = True
         how = _REPORTS.get(str(error.validator), _Reporter._other)
         how(self, error, node, name)
 
@@ -314,7 +299,7 @@ def _validator() -> Any:
             yield ValidationError(f"{text!r} does not match {regex!r}")
 
     def reference(*_: object) -> Iterator[ValidationError]:
-        return iter(())  # a part that is validated by itself, see `Deferred`
+        return iter(())  # a part that is validated by itself, see `sections.part`
 
     def required(
         checker: Any, keys: Iterable[str], value: object, schema: Any

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from ...core.model.decisions import SEVERITIES
-from ...core.model.interfaces import Seconds, Steps
-from ...core.model.state_machine import STATES
-from ..diagnostics import Problems, did_you_mean
-from ..schema.dataclass_types import type_of
-from ..schema.field_types import AtLeast, Doc, ListOf, OneOf, Pattern
-from ..yaml_document import ListNode, MapNode, Node, first_text
+import msgspec
+from msgspec import Meta
+
+from ..core.model.decisions import SEVERITIES
+from ..core.model.policy import StateName
+from ..core.model.state_machine import STATES
+from ..core.model.values import Count, Seconds, Section, Steps, doc, named
+from .diagnostics import Problems, did_you_mean
+from .yaml_document import ListNode, MapNode, Node, first_text
 
 NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 # value, what each step adds (+ or -) or multiplies by (*), for how many steps
@@ -29,7 +31,7 @@ _PLAIN_PIECE = PIECE.pattern.replace("(?:", "(").replace("(", "(?:")  # nothing 
 _SERIES = rf"\s*{_PLAIN_PIECE}(?:\s+{_PLAIN_PIECE})*\s*"
 
 
-Series = Annotated[str, Pattern(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", _PLAIN_PIECE)]
+Series = Annotated[str, named(_SERIES, "a series such as '2.4x300 5.0-0.1x20'", token=_PLAIN_PIECE)]
 
 
 def count(text: str) -> int:
@@ -39,10 +41,9 @@ def count(text: str) -> int:
 
 MAX_SAMPLES = 200_000  # of one series
 
-Position = Annotated[int, "steps"]
-Some = Annotated[int, AtLeast(1)]
-Identifier = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
-State = Annotated[str, type_of(Literal[STATES])]
+Position = Steps
+Some = Count
+Identifier = Annotated[str, named("[A-Za-z_][A-Za-z0-9_.-]{0,127}", "a name")]
 DECIDED = Literal[
     "rule",
     "incident",
@@ -65,41 +66,40 @@ WINDOWS = ("at", "by", "between", "end")
 SUBJECTS = ("rule", "state", "actions", "severity", "budget", "message", "suppressed", "never")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectForm:
+class Expectation(Section, frozen=True, kw_only=True):
     """A decision that a scenario must, or must never, lead to."""
 
-    at: Annotated[Position | None, Doc("at this frame")] = None
-    by: Annotated[Position | None, Doc("at this frame or before it")] = None
-    between: Annotated[tuple[Position, Position] | None, Doc("from one frame to another")] = None
-    end: Annotated[bool | None, Doc("true: after the last frame")] = None
-    rule: Annotated[Identifier | None, Doc("a rule; inside its pack by its short name")] = None
+    at: Annotated[Position | None, doc("at this frame")] = None
+    by: Annotated[Position | None, doc("at this frame or before it")] = None
+    between: Annotated[tuple[Position, Position] | None, doc("from one frame to another")] = None
+    end: Annotated[bool | None, doc("true: after the last frame")] = None
+    rule: Annotated[Identifier | None, doc("a rule; inside its pack by its short name")] = None
     is_: Annotated[
         Literal["firing", "cleared", "on", "quiet", "muted"] | None,
-        Doc(
+        doc(
             "firing: begins to; cleared; on, quiet: all along; muted: inhibited, or off in a phase"
         ),
-    ] = None
-    state: Annotated[State | None, Doc("state of the run")] = None
+    ] = msgspec.field(name="is", default=None)
+    state: Annotated[StateName | None, doc("state of the run")] = None
     actions: Annotated[
-        tuple[Identifier, ...] | None, Doc("verbs that start, in this order; [] is none at all")
+        tuple[Identifier, ...] | None, doc("verbs that start, in this order; [] is none at all")
     ] = None
     severity: Annotated[
         Literal["SEV0", "SEV1", "SEV2"] | None,
-        Doc("an incident is opened with it or raised to it"),
+        doc("an incident is opened with it or raised to it"),
     ] = None
     budget: Annotated[
-        Mapping[str, Annotated[int, AtLeast(0)]] | None, Doc("class: actions that were counted")
+        Mapping[str, Annotated[int, Meta(ge=0)]] | None, doc("class: actions that were counted")
     ] = None
-    message: Annotated[str | None, Doc("text in a message to people")] = None
+    message: Annotated[str | None, doc("text in a message to people")] = None
     suppressed: Annotated[
         str | None,
-        Doc("what suppressed an action: budget:NAME, inhibit:RULE, phase:NAME, cooldown"),
+        doc("what suppressed an action: budget:NAME, inhibit:RULE, phase:NAME, cooldown"),
     ] = None
     never: Annotated[
-        tuple[Identifier, ...] | None, Doc("rules, verbs, severities or states that must not occur")
+        tuple[Identifier, ...] | None, doc("rules, verbs, severities or states that must not occur")
     ] = None
-    count: Annotated[Annotated[int, AtLeast(0)] | None, Doc("exactly this many times")] = None
+    count: Annotated[Annotated[int, Meta(ge=0)] | None, doc("exactly this many times")] = None
 
     def subject(self) -> str:
         """Return the key of what is expected."""
@@ -154,34 +154,33 @@ INJECTIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InjectForm:
+class Injection(Section, frozen=True, kw_only=True):
     """A fault of the run or of its supervisor, or a command, before a frame."""
 
-    at: Annotated[Position, Doc("before this frame")]
-    gap: Annotated[Some | None, Doc("this many frames are lost")] = None
-    nan: Annotated[tuple[Identifier, ...] | None, Doc("these metrics are NaN")] = None
-    clock_jump: Annotated[Seconds | None, Doc("the machine was suspended for this time")] = None
-    phase: Annotated[Identifier | None, Doc("the job enters this phase")] = None
-    fail_action: Annotated[Identifier | None, Doc("the next action with this verb fails")] = None
+    at: Annotated[Position, doc("before this frame")]
+    gap: Annotated[Some | None, doc("this many frames are lost")] = None
+    nan: Annotated[tuple[Identifier, ...] | None, doc("these metrics are NaN")] = None
+    clock_jump: Annotated[Seconds | None, doc("the machine was suspended for this time")] = None
+    phase: Annotated[Identifier | None, doc("the job enters this phase")] = None
+    fail_action: Annotated[Identifier | None, doc("the next action with this verb fails")] = None
     lose_action: Annotated[
-        Identifier | None, Doc("the outcome of the next action with this verb never arrives")
+        Identifier | None, doc("the outcome of the next action with this verb never arrives")
     ] = None
     crash_after: Annotated[
-        DECIDED | None, Doc("the supervisor dies after the next such decision and starts again")
+        DECIDED | None, doc("the supervisor dies after the next such decision and starts again")
     ] = None
-    probe_restart: Annotated[bool | None, Doc("true: the job's process is replaced")] = None
-    silent_rank: Annotated[int | None, Doc("this rank sends nothing")] = None
-    command: Annotated[COMMANDS | None, Doc("a command of an operator")] = None
-    args: Annotated[Mapping[str, Any] | None, Doc("arguments of the command: {value: 0.5}")] = None
-    notice: Annotated[Identifier | None, Doc("a notice of this kind")] = None
-    step: Annotated[Steps | None, Doc("the job's step number jumps to this")] = None
-    checkpoint: Annotated[Steps | None, Doc("a good checkpoint of this step is found")] = None
-    exit: Annotated[int | None, Doc("the job ends with this code")] = None
+    probe_restart: Annotated[bool | None, doc("true: the job's process is replaced")] = None
+    silent_rank: Annotated[int | None, doc("this rank sends nothing")] = None
+    command: Annotated[COMMANDS | None, doc("a command of an operator")] = None
+    args: Annotated[Mapping[str, Any] | None, doc("arguments of the command: {value: 0.5}")] = None
+    notice: Annotated[Identifier | None, doc("a notice of this kind")] = None
+    step: Annotated[Steps | None, doc("the job's step number jumps to this")] = None
+    checkpoint: Annotated[Steps | None, doc("a good checkpoint of this step is found")] = None
+    exit: Annotated[int | None, doc("the job ends with this code")] = None
     for_: Annotated[
-        Some | None, Doc("frames that it lasts; default: 1, and for a rank or a phase the rest")
-    ] = None
-    count: Annotated[Some, Doc("how many actions fail")] = 1
+        Some | None, doc("frames that it lasts; default: 1, and for a rank or a phase the rest")
+    ] = msgspec.field(name="for", default=None)
+    count: Annotated[Some, doc("how many actions fail")] = 1
 
     def check(self) -> list[tuple[str, str]]:
         given = [name for name in INJECTIONS if getattr(self, name) is not None]
@@ -198,34 +197,29 @@ class InjectForm:
         return []
 
 
-_AFTER = type_of(Mapping[str, Series])
-
-
-@dataclass(frozen=True)
-class ScenarioForm:
+class Scenario(Section, frozen=True):
     """A series and the expected decisions; run by `supervise policy test`."""
 
-    name: Annotated[str, Doc("what it shows")]
-    series: Annotated[Mapping[str, Series], Doc("metric: 'value+slope x count ...'")]
-    expect: Annotated[tuple[ExpectForm, ...], Doc("decisions that must, and must not, happen")]
-    seed: Annotated[int, Doc("of the noise")] = 0
-    noise: Annotated[Mapping[str, float], Doc("standard deviation per metric")] = field(
+    name: Annotated[str, doc("what it shows")]
+    series: Annotated[Mapping[str, Series], doc("metric: 'value+slope x count ...'")]
+    expect: Annotated[tuple[Expectation, ...], doc("decisions that must, and must not, happen")]
+    seed: Annotated[int, doc("of the noise")] = 0
+    noise: Annotated[Mapping[str, float], doc("standard deviation per metric")] = msgspec.field(
         default_factory=dict
     )
     sampled: Annotated[
-        Mapping[str, Some], Doc("metric: frames between two samples, as the probe takes them")
-    ] = field(default_factory=dict)
-    inject: Annotated[tuple[InjectForm, ...], Doc("gaps, faults")] = ()
+        Mapping[str, Some], doc("metric: frames between two samples, as the probe takes them")
+    ] = msgspec.field(default_factory=dict)
+    inject: Annotated[tuple[Injection, ...], doc("gaps, faults")] = ()
     after_rollback: Annotated[
-        Any,
-        OneOf((_AFTER, ListOf(_AFTER))),
-        Doc("series from the first frame after a rollback; a list: after the first, the second"),
+        Mapping[str, Series] | tuple[Mapping[str, Series], ...],
+        doc("series from the first frame after a rollback; a list: after the first, the second"),
     ] = ()
     ranks: Annotated[
-        Some, Doc("ranks of the job; all have the series, each with its own noise")
+        Some, doc("ranks of the job; all have the series, each with its own noise")
     ] = 1
-    every: Annotated[Seconds, Doc("time between two frames")] = 0.1
-    delay: Annotated[Seconds, Doc("time that an action takes")] = 0.0
+    every: Annotated[Seconds, doc("time between two frames")] = 0.1
+    delay: Annotated[Seconds, doc("time that an action takes")] = 0.0
 
     def check(self) -> list[tuple[str, str]]:
         if not self.series:
@@ -238,7 +232,7 @@ class ScenarioForm:
     def sequels(self) -> tuple[Mapping[str, str], ...]:
         """The series after the first rollback, the second, ...; the last one is used again."""
         after = self.after_rollback
-        return tuple(after) if isinstance(after, list | tuple) else (after,)
+        return after if isinstance(after, tuple) else (after,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +255,7 @@ class Names:
         return [name.removeprefix(f"{self.scope}.") for name in self.rules]
 
 
-def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
+def check(form: Scenario, node: Node, problems: Problems) -> None:
     """Note what is wrong with a scenario beyond its schema, whatever the policy."""
     assert isinstance(node, MapNode)
     for key, at, series in every(form, node):
@@ -283,7 +277,7 @@ def check(form: ScenarioForm, node: Node, problems: Problems) -> None:
             problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
 
 
-def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems) -> None:
+def check_names(form: Scenario, node: Node, names: Names, problems: Problems) -> None:
     """Note names that the policy of a scenario does not have."""
     assert isinstance(node, MapNode)
     for i, expect in enumerate(form.expect):
@@ -301,7 +295,7 @@ def check_names(form: ScenarioForm, node: Node, names: Names, problems: Problems
             problems.add(first_text(at, verb), f"there is no verb {verb!r}", hint)
 
 
-def every(form: ScenarioForm, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
+def every(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
     """Yield `(key, its node, series)` for the first series and for all that come later."""
     for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
         place = node.place(key)
@@ -318,7 +312,7 @@ def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems)
         problems.add(at, f"{what} is longer than {MAX_SAMPLES} steps")
 
 
-def _unknown_names(form: ExpectForm, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
+def _unknown_names(form: Expectation, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
     """Yield `(name, known names, what it should be)` for every unknown name."""
     if form.rule is not None and names.rule(form.rule) is None:
         yield form.rule, names.short(), "rule"

@@ -1,1 +1,0 @@
-"""The files that people write, as dataclasses whose fields are the keys."""
