@@ -183,7 +183,7 @@ def test_memory_may_come_back(tmp_path, monkeypatch):
     sizes = [GB, GB, 5 * GB]
     monkeypatch.setattr(host, "available_bytes", lambda: sizes.pop(0))
     monkeypatch.setattr(host, "LOOK_S", 0.01)
-    found = look(Start(tmp_path), {"memory_gb": 4.0})
+    found = look(Start(tmp_path), HostHealth(memory_gb=4.0))
 
     assert found["memory"] == ("good", "5.0 GB available, and job.health.memory_gb is 4")
 
