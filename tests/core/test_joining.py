@@ -280,6 +280,20 @@ def test_a_sev0_has_a_message_of_its_own_unless_one_has_just_said_it(tell):
     assert titles(story) == [("SEV0", name) for name in told]
 
 
+def test_a_notice_within_something_worse_is_on_record_only(tell):
+    """It joins later, flaps and grows; what to do is said by the first message all the while."""
+    story = watched(
+        tell, ("high", "loss_spike.extreme", "SEV1"), ("large", "update_scale.large", "SEV2")
+    )
+    story.rows(*[row(9.0)] * 40, *[row(9.0, update_norm=0.4), row(9.0)] * 30)
+    story.rows(*[row(9.0, update_norm=9.0)] * 40)
+
+    assert titles(story) == [("SEV1", "loss_spike.extreme")]
+    assert "update_scale.large" in story.state.incident.rules
+    assert len(story.kinds("note", "flapping")) == 1
+    assert replays(story)
+
+
 @pytest.mark.parametrize("severity", ["SEV1", "SEV2"])
 def test_what_flaps_is_told_again_when_it_has_grown(tell, severity):
     story = watched(tell, ("high", "loss_spike.extreme", severity))
@@ -331,18 +345,50 @@ def test_a_rule_that_acts_or_is_sev0_never_flaps(tell, severity, book):
     assert not story.kinds("note", "flapping")
 
 
-def test_a_batch_without_targets_is_named_in_the_message_about_the_nan_that_it_made():
-    """Both rules fire in one event, and one message has both."""
+def under_nano(names, rows):
+    """Return the decisions of shipped `nano` over rows of one rank."""
     policy = load_policy("nano")
     state = engine.start(policy)
-    names = ("train_loss_raw", "tokens_per_update", "update_skipped", "skip_reason", "update_norm")
-    state, _ = engine.step(policy, state, Announced(0, 0, 1, 1, names))
-    messages = []
-    for step in range(80):
-        bad = step == 70
-        values = (NAN, 0.0, 1.0, 2.0, 0.0) if bad else (2.0, 512.0, 0.0, 0.0, 0.1)
-        state, made = engine.step(policy, state, Frame(step + 1, 0, 0, step, values))
-        messages += [d.data["message"] for d in made if d.kind == "notify_intent"]
+    state, made = engine.step(policy, state, Announced(0, 0, 1, 1, names))
+    for step, values in enumerate(rows):
+        state, more = engine.step(policy, state, Frame(step + 1, 0, 0, step, values))
+        made = [*made, *more]
+    return made
 
-    assert len(messages) == 1
-    assert "A batch without targets: tokens_per_update 0" in messages[0]["verdict"]
+
+def test_a_batch_without_targets_is_named_in_the_message_about_the_nan_that_it_made():
+    """Both rules fire in one event, and one message has both."""
+    names = ("train_loss_raw", "tokens_per_update", "update_skipped", "skip_reason", "update_norm")
+    good, bad = (2.0, 512.0, 0.0, 0.0, 0.1), (NAN, 0.0, 1.0, 2.0, 0.0)
+    made = under_nano(names, [*[good] * 70, bad, *[good] * 9])
+    (message,) = [d.data["message"] for d in made if d.kind == "notify_intent"]
+
+    assert "A batch without targets: tokens_per_update 0" in message["verdict"]
+
+
+def test_updates_that_grew_with_the_rate_are_told_with_it():
+    """Long before the loss shows it, and not as a fault of the optimizer."""
+    names = ("train_loss_raw", "learning_rate", "update_norm")
+    rates = [1e-3 if i < 200 else 1e-3 + 2e-4 * (i - 200) for i in range(230)]
+    noise = [1.0 + 0.01 * (i % 5) for i in range(230)]
+    made = under_nano(names, [(2.0, r, 80.0 * r * n) for r, n in zip(rates, noise, strict=True)])
+    (message,) = [d.data["message"] for d in made if d.kind == "notify_intent"]
+
+    assert "(update_scale.large)" in message["title"]
+    assert "; the learning rate grew" in message["verdict"]
+    assert "times since step 200, to 0.00" in message["verdict"]
+
+
+def test_inputs_that_became_one_token_are_told_once_whatever_they_do_to_the_model():
+    """The loss, then its cause; norms and activations, and a diagnosis of the same, are no news."""
+    names = ("train_loss_raw", "batch_top1_share", "update_norm", "learning_rate", "residual_rms")
+    good = [(2.0 + 0.02 * (i % 3), 0.05, 0.1 + 0.001 * (i % 5), 1e-3, 1.5) for i in range(200)]
+    dark = [(5.6, 1.0, 0.002 if i % 24 < 12 else 0.1, 1e-3, 1.5 + 0.03 * i) for i in range(420)]
+    made = under_nano(names, [*good, *dark])
+    told = [d.data["message"] for d in made if d.kind == "notify_intent"]
+    joined = {d.rule for d in made if d.kind == "incident"}
+
+    assert {"update_scale.small", "activations.growing"} <= joined
+    assert any(d.data.get("what") == "classified" for d in made if d.kind == "incident")
+    assert [message["step"] for message in told] == [200, 201]
+    assert "The inputs are one token" in told[1]["verdict"]

@@ -34,6 +34,22 @@ def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_
 
 
 @pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        (CLIMB, "the learning rate grew 3.5 times since step 150, to 0.007"),
+        ([(step, 0.01 if step > 150 else 0.001) for step in range(170)], "10 times since step 150"),
+        ([(step, 0.002) for step in range(300)], ""),
+        ([(step, 0.002 - 1e-6 * step) for step in range(300)], ""),
+        ([(step, 0.002 + 1e-6 * step) for step in range(300)], ""),
+        ([], ""),
+    ],
+)
+def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
+    assert text in rate_cause.growth(rates, 160)
+    assert bool(text) == bool(rate_cause.growth(rates, 160))
+
+
+@pytest.mark.parametrize(
     "untested",
     [
         {"norms": [(step, 0.1) for step, _ in CLIMB]},  # it moved first, and that is all

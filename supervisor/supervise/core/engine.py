@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .analysis.spike_classifier import CUT, SCHEDULE, STRUCTURAL
+from .analysis.spike_classifier import CUT, DATA, SCHEDULE, STRUCTURAL
 from .detection.job_frames import JobFrames
 from .detection.rank_monitor import RankMonitor
 from .detection.run_phase import LR_PHASE
@@ -411,12 +411,13 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     state = ctx.state
     text = f"classified: {found.text}"
     ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=found))
-    ctx.notify(
-        incident.severity,
-        f"{incident.id}: diagnosis: {found.kind}",
-        verdict=diagnosis.summary(found),
-        then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, found),
-    )
+    if found.kind != DATA or not rule_scope.causes(ctx.policy, incident):  # else it is known
+        ctx.notify(
+            incident.severity,
+            f"{incident.id}: diagnosis: {found.kind}",
+            verdict=diagnosis.summary(found),
+            then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, found),
+        )
     level = incident.escalation.level
     name, _ = escalation.next_level(ctx.policy.ladder, level)
     idle = incident.run is None and incident.phase != HELD

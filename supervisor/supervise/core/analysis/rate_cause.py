@@ -64,6 +64,22 @@ def weigh(
     return RateCause(used, cleared=False, limit=good, why=why)
 
 
+def growth(rates: Series, onset: int) -> str:
+    """Return in words since when the rate has grown without a fall, "" if by less than `TIMES`."""
+    before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
+    if not before:
+        return ""
+    _, used = since, lowest = before[-1]
+    for step, rate in reversed(before):
+        if rate > lowest:
+            break
+        if rate < lowest:
+            since, lowest = step, rate
+    if used < TIMES * lowest:
+        return ""
+    return f"the learning rate grew {used / lowest:.2g} times since step {since}, to {used:.3g}"
+
+
 def _oversized(rates: dict[int, float], updates: Series, onset: int, good: float) -> bool:
     """Return whether the update has grown with the rate."""
     begin = onset - EXCLUDED

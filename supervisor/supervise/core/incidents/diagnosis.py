@@ -198,6 +198,12 @@ def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: R
     return None
 
 
+def grown_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return how the learning rate explains updates that are large, "" where it does not."""
+    large = rule_scope.metrics(policy, rule) == {UPDATE}
+    return rate_cause.growth(monitor.history.series(RATE), monitor.step) if large else ""
+
+
 def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
     if rule.severity == "SEV0" or not policy.planned:

@@ -20,6 +20,7 @@ from ..model.decisions import RuleFlaps, RuleSettled
 from ..model.interfaces import WATCHER
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
+from ..state.incident import Incident
 from ..state.run_state import State, StepContext
 from . import next_steps, reporting
 
@@ -55,12 +56,15 @@ def on_rule_changed(
         ctx.record(RuleFlaps(reason=text, rule=rule.id))
         if state.silence(rule.id) is not None:
             return
+        beside = rule_scope.alongside(ctx.policy, state.incident, rule)
+        if _is_detail(state.incident, rule) and not beside:
+            return
         ctx.notify(
             rule.severity,
             f"{rule.id} is flapping",
             verdict=f"{len(flips)} changes in {STEPS} steps",
             then="no further notification until it settles or grows",
-            kind=WATCHER if rule_scope.alongside(ctx.policy, state.incident, rule) else "",
+            kind=WATCHER if beside else "",
         )
         reporting.remember(state, rule, numbers)
     elif not busy:
@@ -112,13 +116,19 @@ def clear_settled(ctx: StepContext) -> None:
             f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
         )
         ctx.record(RuleSettled(reason=text, rule=rule.id))
-        if state.silence(rule.id) is None and rule.id not in rules.muted:
+        known = rule.id in rules.muted or _is_detail(state.incident, rule)
+        if state.silence(rule.id) is None and not known:
             ctx.notify(
                 rule.severity,
                 text,
                 why=f"rule {rule.id}: {rule.text}",
                 then=next_steps.read(rule.see),
             )
+
+
+def _is_detail(incident: Incident | None, rule: Rule) -> bool:
+    """Return whether another rule opened the incident: then nobody hears of this one again."""
+    return incident is not None and rule.id not in incident.rules[:1]
 
 
 def _advisory(policy: Policy, rule: Rule) -> bool:

@@ -47,6 +47,7 @@ def group(
     breach, news, explains = first_breach(numbers, monitor.step), True, False
     slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
     text = text if slow is None else slow.text
+    text = "; ".join(filter(None, (text, diagnosis.grown_rate(ctx.policy, monitor, rule))))
     if incident is None:
         incident = open_incident(
             ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow

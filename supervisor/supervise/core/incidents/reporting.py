@@ -40,7 +40,7 @@ def joins_as_news(
 
     A worse one is always news. A SEV0 is unless a message has just said it; a SEV1 is once, unless
     the newest message is about the same; a notice is where it explains the others, or tells of
-    another kind of trouble.
+    another kind of trouble, but not within something worse.
     """
     known, now = state.rules.reported.get(rule.id), state.frame_count
     since = math.inf if known is None or known.incident != incident.id else now - known.at
@@ -53,10 +53,11 @@ def joins_as_news(
         return since > TOGETHER and not same
     if since < math.inf:
         return False
+    if rule_scope.explains(policy, incident, rule):
+        return True
     if rule.severity == "SEV2":
-        if rule_scope.explains(policy, incident, rule):
-            return True
-        return other and not (together and rule_scope.against_weights(policy, incident))
+        together &= rule_scope.against_weights(policy, incident)
+        return other and not together and incident.severity == "SEV2"
     one = not other or rule_scope.may_be_one_spike(policy, incident, rule)
     return text != incident.headline and not (together and one)
 
@@ -111,6 +112,8 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             continue
         rules.reported[rule.id].at = state.frame_count
         ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
+        if rule.severity == "SEV2" != incident.severity:  # no news within something worse
+            continue
         ctx.notify(
             rule.severity,
             f"{incident.id}: {rule.id} grows",

@@ -120,10 +120,15 @@ def new_kind(incident: Incident, rule: Rule) -> bool:
 
 
 def explains(policy: Policy, incident: Incident, rule: Rule) -> bool:
-    """Return whether a rule is the first of an incident that tells of what the model is given."""
-    return family(policy, rule) == DATA and all(
-        family(policy, one) != DATA for one in _rules(policy, incident) if one.id != rule.id
+    """Return whether a rule tells of what the model is given, and none as grave did so before."""
+    return family(policy, rule) == DATA and not any(
+        one.severity <= rule.severity for one in causes(policy, incident) if one.id != rule.id
     )
+
+
+def causes(policy: Policy, incident: Incident) -> list[Rule]:
+    """Return the rules of an incident that tell of what the model is given."""
+    return [rule for rule in _rules(policy, incident) if family(policy, rule) == DATA]
 
 
 def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
