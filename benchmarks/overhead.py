@@ -48,8 +48,8 @@ from publish import LOGGERS
 from step_job import STEADY, WARM_UP, enough_sequences
 
 from supervise.core.model.events import Gap
-from supervise.report.records import count_outcomes
-from supervise.store import audit, journal, run_records
+from supervise.report.records import count_outcomes, read_records
+from supervise.store import journal, run_records
 from supervise.store.run_directory import RunDir
 
 HERE = Path(__file__).parent
@@ -139,7 +139,7 @@ def train(
         if row["rank"] == "0" and WARM_UP < int(row["step"]) < WARM_UP + STEADY
         if row["probe_self_time"]
     ]
-    acted = count_outcomes(audit.read(RunDir.open(run_dir).audit_path))["done"]
+    acted = count_outcomes(read_records(RunDir.open(run_dir)))["done"]
     if acted or not own:
         why = f"{acted} actions" if acted else "no own time in its frames"
         raise SystemExit(f"overhead.py: {' '.join(kind.argv)}: {why}")

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from supervise.report.records import count_outcomes
+from supervise.report.records import count_outcomes, parse
 from supervise.store import audit, run_records
 from supervise.store.run_directory import RunDir
 
@@ -65,7 +65,7 @@ def run(name: str, ranks: int, steps: int, policy: str, path: Path) -> dict[str,
         "steps": min(frames.values(), default=0),
         "exit": done.returncode,
         **{severity: told[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(records)["done"],
+        "actions": count_outcomes(parse(found, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

@@ -31,7 +31,7 @@ from typing import Any
 import rank_soak
 import toy_soak
 
-from supervise.report.records import count_outcomes
+from supervise.report.records import count_outcomes, parse
 from supervise.store import audit, run_records
 from supervise.store.run_directory import RunDir
 
@@ -101,7 +101,7 @@ def soak(seed: int, steps: int) -> dict[str, Any]:
         "exit": done.returncode,
         "val_loss": loss[1] if loss else "-",
         **{severity: severities[severity] for severity in ("SEV0", "SEV1", "SEV2")},
-        "actions": count_outcomes(records)["done"],
+        "actions": count_outcomes(parse(run, records))["done"],
         "reflexes": len(reflexes),
         "min": round((time.monotonic() - began) / 60, 1),
     }

@@ -8,12 +8,13 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
+from supervise.core.model.decisions import RuleFired
 from supervise.core.model.events import Announced, Exited, Frame, Notice
 from supervise.core.model.policy import Ladder
 from supervise.core.replay import decisions, record
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.threshold import Threshold
-from supervise.report.records import is_of, records_of
+from supervise.report.records import Record, records_of
 
 from .conftest import AGAIN, Again, above, crashing, messages, relaunched, rule_on, save
 
@@ -138,9 +139,14 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     assert replays(story)
 
     # Each step is one event here.
-    records = [{**record(d), "seq": n, "event": d.step} for n, d in enumerate(story.log)]
+    head = {"actor": "engine", "mono_ns": 0}
+    records = [
+        Record.of({**record(d), **head, "seq": n, "event": d.step}) for n, d in enumerate(story.log)
+    ]
     rules = {
-        name: {r["rule"] for r in records_of(records, name) if is_of(r, "rule", "fired")}
+        name: {
+            r.decision.rule for r in records_of(records, name) if isinstance(r.decision, RuleFired)
+        }
         for name in ("inc-1", "inc-2")
     }
     assert rules == {

@@ -40,7 +40,7 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     (told,) = messages(story)
     assert " as long since step 100: " in told["verdict"] and words in told["verdict"]
     (opened,) = story.kinds("incident", "opened")
-    assert incident_sentences.observation(record(opened), [], [], None) == told["verdict"]
+    assert incident_sentences.observation(opened, [], [], None) == told["verdict"]
 
     story.send(Exited(story.at_ns, 0))
     closing = messages(story)[-2]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from supervise.core.model.decisions import decision_from_record
+from supervise.core.model.decisions import Notified
 from supervise.core.model.interfaces import Message
 from supervise.notifiers import console, email, pagerduty, slack, webhook
 from supervise.notifiers.outbox import message_of
@@ -25,9 +25,9 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
     """Yield each message of a story, and its key."""
     policy, records, _ = stories.played(name)
     for r in records:
-        if r["kind"] != "notify_intent":
+        if not isinstance(r.decision, Notified):
             continue
-        decision = decision_from_record(r)
+        decision = r.decision
         message = replace(
             message_of(decision, RUN, HEAD, "/runs/demo"),
             host="gpu-07",
@@ -37,9 +37,9 @@ def sent(name: str) -> Iterator[tuple[Message, str]]:
             at=stories.WALL,
         )
         if message.incident is not None:
-            report = stories.report(name, message.incident, until=r["seq"] + 1)
+            report = stories.report(name, message.incident, until=r.seq + 1)
             message = with_report(message, report)
-        yield message, f"{RUN}:{r['seq']}"
+        yield message, f"{RUN}:{r.seq}"
 
 
 def of_slack(message: Message) -> Iterator[str]:

@@ -10,13 +10,14 @@ import pytest
 
 from supervise.catalog.loader import failure_classes
 from supervise.core import engine
+from supervise.core.model.decisions import record
 from supervise.core.model.events import Exited, Launched
 from supervise.core.model.failure import Failure, classify
 from supervise.core.model.policy import Policy
 from supervise.notifiers.console import render
 from supervise.notifiers.outbox import message_of
 from supervise.notifiers.webhook import body
-from supervise.report.records import failure_lines, failures
+from supervise.report.records import Record, failure_lines, failures
 from supervise.runtime.evidence import Evidence
 from supervise.runtime.failures import FailureRecords
 from supervise.runtime.host import OomCounters
@@ -131,13 +132,14 @@ def outcome(notices, code, folder):
         failures=lambda: state.job.failures_by_cause,
     )
     bundle = evidence.collect(job, "inc-1", "k", 5.0)["path"]
-    found = [{"kind": d.kind, "data": d.data} for d in decisions]
+    head = {"seq": 0, "actor": "engine", "mono_ns": 0}
+    records = [Record.of(record(decision) | head) for decision in decisions]
     return SimpleNamespace(
         cause=state.job.cause,
         console=render(message, colour=False),
         webhook=json.loads(body(message))["data"],
         bundle=json.loads((folder / bundle / "failures.json").read_text()),
-        why="\n".join(failure_lines(failures(found))),
+        why="\n".join(failure_lines(failures(records))),
     )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model.events import Frame
-from supervise.report import incident_facts
+from supervise.report.incident_report import Action
 from supervise.report.incident_views import outcome_text
 from supervise.runtime import evidence
 from supervise.runtime.evidence import Evidence
@@ -108,12 +108,10 @@ def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view,
     assert [row["step"] for row in content["steps"]] == [95, 96, 97, 98, 99, 100]
     assert "shards.json" in seen["files"]
     assert collector.collect(job, "inc-1", "k1", 30.0) == seen
+    moment = {"record": 1, "step": 100, "attempt": 0, "wall": None, "outcome_record": 2}
     order = {"id": "a-1", "verb": "snapshot", "runbook": "hold", "args": {}, "touches_job": False}
-    data = {"intent": {"action": order}, "commit": {"action": {"id": "a-1"}, "result": seen}}
-    (action,) = incident_facts.actions(
-        {"seq": n, "kind": kind, "data": data[kind], "mono_ns": n, "step": 100}
-        for n, kind in enumerate(data)
-    )
+    end = {"is_undo": False, "outcome": "done", "ok": True, "took_s": 1.0}
+    action = Action(result=seen, **moment, **order, **end)
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in outcome_text(action)
 
 

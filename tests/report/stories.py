@@ -20,6 +20,7 @@ from supervise.policytest.scenario_runner import ScenarioRunner
 from supervise.report.incident_builder import RunFacts, build
 from supervise.report.incident_report import IncidentReport
 from supervise.report.incident_series import Tapes
+from supervise.report.records import Record, is_closing
 from tests.golden.messages import LOSSES_AGAIN, NAN, RUN, SPIKE, command, policy_of
 
 WALL = "2026-01-05T10:11:12.345Z"
@@ -169,7 +170,7 @@ class _Runner(ScenarioRunner):
 
 
 @cache
-def played(name: str) -> tuple[Policy, list[dict[str, Any]], list[Event]]:
+def played(name: str) -> tuple[Policy, list[Record], list[Event]]:
     """Return the policy of a story, its records, and its events."""
     story = STORIES[name]
     policy = policy_of(story.policy, story.mode)
@@ -186,31 +187,28 @@ def played(name: str) -> tuple[Policy, list[dict[str, Any]], list[Event]]:
     runner = _Runner(policy, form, story)
     runner.run()
     data = {"policy_digest": policy.digest, "mode": policy.mode}
-    records = [_record(0, 0, -1, {"kind": "run_start", "step": -1, "reason": "", "data": data})]
+    records = [Record(0, "run_start", -1, 0, WALL, 0, -1, "", None, data)]
     firsts = [first for first, _, _ in runner.starts]
     for n, (_, decision) in enumerate(runner.result.log):
         _, number, at_ns = runner.starts[bisect_right(firsts, n) - 1]
-        records.append(_record(n + 1, at_ns, number, record(decision)))
+        stored = {"seq": n + 1, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": number}
+        records.append(Record.of(stored | record(decision)))
     return policy, records, runner.events
-
-
-def _record(seq: int, at_ns: int, event: int, made: dict[str, Any]) -> dict[str, Any]:
-    return {"seq": seq, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": event, **made}
 
 
 def report(name: str, incident: str = "inc-1", until: int | None = None) -> IncidentReport:
     """Return the report of an incident; `until`: as of that record."""
     policy, records, events = played(name)
     records = records[:until]
-    own = [r for r in records if r.get("incident") == incident and r["kind"] == "incident"]
-    closed = next((r["event"] for r in own if r["data"]["what"] == "closed"), records[-1]["event"])
+    own = [r for r in records if r.incident == incident and r.kind == "incident"]
+    closed = next((r.event for r in own if is_closing(r)), records[-1].event)
     names: dict[int, tuple[str, ...]] = {}
     tapes = Tapes()
     for number, event in enumerate(events[: closed + 1]):
         if isinstance(event, Announced):
             names[event.rank] = event.names
         elif isinstance(event, Frame):
-            tapes.add(event, names[event.rank], opened=number > own[0]["event"])
+            tapes.add(event, names[event.rank], opened=number > own[0].event)
     run = RunFacts(
         RUN,
         "runs/demo",

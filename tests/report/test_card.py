@@ -17,16 +17,40 @@ from msgspec.structs import replace
 
 from supervise.catalog import load_policy
 from supervise.core.model import format_readings
+from supervise.core.model.decisions import (
+    ActionFinished,
+    ActionOrder,
+    ActionPlanned,
+    ActionRef,
+    IncidentOpened,
+    NoticeTaken,
+    RuleFired,
+    record,
+)
 from supervise.core.model.failure import Failure
 from supervise.core.model.interfaces import Message
+from supervise.core.model.verdicts import (
+    ElseHappened,
+    EvalShifted,
+    NormsStayed,
+    Questions,
+    Rejoined,
+    Verdict,
+)
 from supervise.report import incident_facts, incident_sentences, incident_views, receipt
 from supervise.report.incident_builder import RunFacts, build, summarize
 from supervise.report.incident_files import describe, read_tapes
 from supervise.report.incident_report import Condition, FiredRule, Status, schema
 from supervise.report.incident_series import AFTER, BEFORE, Tape, spark
 from supervise.report.incident_views import with_report
-from supervise.report.records import count_outcomes, ids, records_of
-from supervise.store import audit
+from supervise.report.records import (
+    Record,
+    count_outcomes,
+    incident_ids,
+    is_closing,
+    read_records,
+    records_of,
+)
 from tests.golden import frozen
 
 from . import stories
@@ -41,9 +65,9 @@ def made(keep_run, make_frames, small):
 
     def make(*losses, incident=None, **options):
         run = keep_run(make_frames(0, *losses), **options)
-        records = list(audit.read(run.audit_path))
+        records = read_records(run)
         policy = load_policy(run.policy_path)
-        chosen = incident or ids(records)[-1]
+        chosen = incident or incident_ids(records)[-1]
         origin = RunFacts.of(describe(run), "RUN", "in progress", {policy.digest: policy})
         report = build(records, chosen, origin, read_tapes(run, records, chosen))
         VALID.validate(report.as_json())
@@ -52,18 +76,51 @@ def made(keep_run, make_frames, small):
     return make
 
 
+def verdict(kind, advice=""):
+    """Return the class of a spike with answers."""
+    return Verdict(
+        kind,
+        advice,
+        Questions(
+            rejoined=Rejoined(answer="no", text="3 above the trend", excursion=True),
+            eval_shifted=EvalShifted(answer="unknown", text="no evaluation"),
+            norms_stayed=NormsStayed(answer="unknown", text="not measured"),
+            else_happened=ElseHappened(answer="no", text="no other event", events=()),
+        ),
+    )
+
+
+def planned(verb, **args):
+    """Return the intent of an action on the job."""
+    order = ActionOrder(
+        id="a-1", verb=verb, runbook="restart", args=args, destructive=True, touches_job=True
+    )
+    return ActionPlanned(step=201, reason="", action=order, budget={})
+
+
+def recorded(seq, decision):
+    """Return the record of a decision."""
+    head = {"seq": seq, "actor": "engine", "mono_ns": seq}
+    return Record.of(record(decision) | head)
+
+
+OPENED = IncidentOpened(reason="", runbook="", breach_step=0, band=None, rule="hang.stuck")
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
-    order = {"id": "a-1", "verb": "relaunch", "runbook": "restart", "args": {"step": 99}}
     told = [
-        ("intent", {"action": {**order, "touches_job": True}}),
-        ("commit", {"action": {"id": "a-1"}, "result": {"pid": 7}}),
-        ("note", {"what": "resume-refused" if refused else "resumed"}),
+        planned("relaunch", step=99),
+        ActionFinished(reason="done", action=ActionRef("a-1"), result={"pid": 7}),
+        NoticeTaken(
+            reason="",
+            what="resume-refused" if refused else "resumed",
+            rank=None,
+            at_step=None,
+            details={},
+        ),
     ]
-    records = [
-        {"seq": n, "kind": kind, "data": data, "mono_ns": n, "step": 120, "wall": "", "attempt": 0}
-        for n, (kind, data) in enumerate(told)
-    ]
+    records = [recorded(n, decision) for n, decision in enumerate(told)]
     (did,) = incident_sentences.action_texts(incident_facts.actions(records), verified=False)
 
     went_on = "started again from the checkpoint of step 99"
@@ -74,9 +131,8 @@ def test_a_job_that_began_anew_did_not_go_on_from_its_checkpoint(refused):
 def test_a_standstill_explains_what_ends_it():
     """Our own stop, a timeout of a collective: the rank that stood still is the cause of both."""
     error = Failure("exception", "SignalException", "got signal: 15")
-    opened = {"rule": "hang.stuck"}
     texts = [
-        incident_sentences.cause(opened, [], failure=error, standstill=still)[0].text
+        incident_sentences.cause(OPENED, [], failure=error, standstill=still)[0].text
         for still in ("rank 2 waits", "")
     ]
     assert texts == ["rank 2 waits", "SignalException: got signal: 15"]
@@ -129,8 +185,8 @@ def test_what_the_model_was_given_is_the_cause_whatever_moved_first():
     assert inputs(loss, stuck, same) == text
     assert inputs(loss, stuck) == "the same batch again and again, from step 203"
 
-    later = {"class": "data event", "questions": {}}
-    cause, trigger = incident_sentences.cause({"data": {}}, [], diagnosis=later, inputs=text)
+    later = verdict("data event")
+    cause, trigger = incident_sentences.cause(OPENED, [], diagnosis=later, inputs=text)
     assert (cause.text, cause.is_known, trigger) == (text, True, "an unusual batch")
 
 
@@ -140,7 +196,7 @@ def test_a_skip_that_kept_the_weights_whole_is_what_was_done():
     assert report.response.text == "skipped the update of step 100 and 1 more, to 170"
     assert report.cost.text == "2 updates skipped"
     assert report.cause.text.startswith("a batch without targets, from step 100: ")
-    assert report.diagnosis["class"] == "contained numeric fault"
+    assert report.diagnosis.kind == "contained numeric fault"
     assert "no rollback needed" in report.next.text
     assert report.proof.text.startswith("loss back in its band")
 
@@ -228,7 +284,7 @@ def test_the_page_stands_alone(name):
 def test_a_document_proceeds_with_its_incident():
     """Open, under way, watched, over: each record moves it on, and nothing is claimed early."""
     _, records, _ = stories.played("nan")
-    opened = next(n for n, r in enumerate(records) if r["kind"] == "incident")
+    opened = next(n for n, r in enumerate(records) if r.kind == "incident")
     first = {}
     for until in range(opened + 1, len(records) + 1):
         report = stories.report("nan", until=until)
@@ -269,20 +325,10 @@ def test_a_message_has_the_facts_of_the_card(story, message, title, heads):
     assert found.next == ("do; evidence: /r/incidents/inc-1/" if saved else "do")
 
 
-ROLLBACK = {"id": "a-1", "verb": "rollback", "args": {}}
-
-
 def test_progress_is_lost_where_the_loop_went_on():
     """Its steps are not made again, so they are not called repeated."""
-    (action,) = incident_facts.actions(
-        {"seq": n, "kind": kind, "data": data, "mono_ns": n, "step": 201, "wall": ""}
-        for n, (kind, data) in enumerate(
-            [
-                ("intent", {"action": dict.fromkeys(("runbook", "touches_job"), "") | ROLLBACK}),
-                ("commit", {"action": {"id": "a-1"}, "result": {"step": 175}}),
-            ]
-        )
-    )
+    end = ActionFinished(reason="done", action=ActionRef("a-1"), result={"step": 175})
+    (action,) = incident_facts.actions([recorded(0, planned("rollback")), recorded(1, end)])
     cost = incident_sentences.cost([action], status=Status.RECOVERED, acted=True)
 
     assert (cost.steps_lost, cost.steps_repeated) == (26, 0)
@@ -323,20 +369,19 @@ def test_sparks(values, attempts, line):
 def test_the_end_and_the_kind_of_trouble_are_shown(made):
     """Closed, and the four questions with their answers where the record has them."""
     report, full, records = made(*SPIKE)
-    closed = [r for r in records if r["kind"] == "incident" and r["data"]["what"] == "closed"][-1]
+    closed = next(r for r in reversed(records) if is_closing(r))
 
-    assert (report.final, report.closed.record) == (True, closed["seq"])
-    assert report.closed.text in closed["reason"] and closed["reason"] in full
-    assert report.diagnosis == closed["data"].get("spike")
-    spike = {
-        "class": "data event",
-        "advice": "look at the data",
-        "questions": {"rejoined": {"answer": "no", "text": "3 above the trend"}},
-    }
+    assert (report.final, report.closed.record) == (True, closed.seq)
+    assert report.closed.text in closed.reason and closed.reason in full
+    assert report.diagnosis == closed.decision.spike
+    spike = verdict("data event", "look at the data")
     lines = list(incident_views.full(replace(report, diagnosis=spike)))
-    assert lines[lines.index("diagnosis") + 1 :][:3] == [
+    assert lines[lines.index("diagnosis") + 1 :][:6] == [
         "  data event",
         "  1 rejoined: no: 3 above the trend",
+        "  2 eval shifted: unknown: no evaluation",
+        "  3 norms stayed: unknown: not measured",
+        "  4 else happened: no: no other event",
         "  advice: look at the data",
     ]
 
@@ -366,14 +411,12 @@ def test_two_runbooks_of_an_incident_are_two(made, small, tmp_path):
 def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
     """A rule that fires in the very event that opens an incident belongs to it, and only to it."""
     run = keep_run(make_frames(0, *SPIKE, *[2.0] * 60, 8.0, *[2.0] * 60))
-    records = list(audit.read(run.audit_path))
-    first, second = ({r["seq"] for r in records_of(records, i)} for i in ("inc-1", "inc-2"))
+    records = read_records(run)
+    first, second = ({r.seq for r in records_of(records, i)} for i in ("inc-1", "inc-2"))
 
     assert not first & second
     fired = {
-        r["seq"]
-        for r in records
-        if r["kind"] == "rule" and r["rule"] == "spike" and r["data"]["what"] == "fired"
+        r.seq for r in records if isinstance(r.decision, RuleFired) and r.decision.rule == "spike"
     }
     assert len(fired & first) == len(fired & second) == 1
     rows = [summarize(records, name, RunFacts("", "RUN")) for name in ("inc-1", "inc-2")]
@@ -396,7 +439,7 @@ def test_an_action_that_failed_is_not_counted_as_done(made, keep_run, make_frame
 def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_frames):
     """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
     run = keep_run(make_frames(0, *SPIKE))
-    records = list(audit.read(run.audit_path))
+    records = read_records(run)
     report = build(records, "inc-1", RunFacts("", "RUN"))
 
     VALID.validate(report.as_json())

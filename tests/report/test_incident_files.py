@@ -14,7 +14,7 @@ from supervise.report import incident_files
 from supervise.report.incident_builder import RunFacts, build
 from supervise.report.incident_files import IncidentFiles, describe, read_tapes
 from supervise.report.incident_report import schema
-from supervise.store import audit
+from supervise.report.records import read_records
 from tests.support import recorded_run
 
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
@@ -74,7 +74,7 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     home = run.incidents_path / "inc-1"
     kept = json.loads((home / "incident.json").read_text())
     policy = load_policy(run.policy_path)
-    records = list(audit.read(run.audit_path))
+    records = read_records(run)
     origin = RunFacts.of(
         describe(run), str(run.path), incident_files.PHASE, {policy.digest: policy}
     )

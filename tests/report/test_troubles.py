@@ -1,5 +1,8 @@
 """Which incidents count."""
 
+from dataclasses import replace
+
+from supervise.core.model.decisions import RuleJoined
 from supervise.report import receipt
 from supervise.report.records import troubles
 
@@ -20,10 +23,11 @@ def test_the_end_of_a_run_says_what_the_probe_took_where_that_is_much(keep_run, 
 def test_an_order_of_an_operator_is_no_incident_until_a_rule_joins_it():
     """It is an intervention; the receipt counts it as none."""
     _, records, _ = stories.played("operator")
-    opened = next(r for r in records if r["kind"] == "incident")
-    joined = opened | {"rule": "spike", "data": {"what": "joined"}}
+    opened = next(r for r in records if r.kind == "incident")
+    joining = RuleJoined(reason="", incident="inc-1", rule="spike", runbook="")
+    joined = replace(opened, decision=joining)
 
-    assert opened["reason"] == "SEV2 lr_scale requested by operator"
+    assert opened.reason == "SEV2 lr_scale requested by operator"
     assert troubles(records) == []
     assert troubles([*records, joined]) == ["inc-1"]
     assert troubles(stories.played("crash")[1]) == ["inc-1"]

@@ -17,7 +17,7 @@ from ..report.incident_builder import RunFacts, build, summarize
 from ..report.incident_files import describe, read_tapes
 from ..report.incident_report import IncidentReport
 from ..report.receipt import run_path
-from ..report.records import failure_lines, failures, ids
+from ..report.records import failure_lines, failures, incident_ids, parse
 from ..store import audit, files, journal, policies
 from ..store.files import locked
 from ..store.policies import DIRECTORY
@@ -27,6 +27,7 @@ from ._output import document, printable
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
+    from ..core.model.failure import Failure
     from ..core.model.policy import Policy
 
 CUT = "the audit log is truncated"
@@ -65,16 +66,17 @@ def why_command(
     Exit codes: 0; 64 no such run or incident.
     """
     found = RunDir.open(run)
-    records = list(audit.read(found.audit_path))
+    log = list(audit.read(found.audit_path))
+    records = parse(found, log)
     with understood(f"the records in {found.audit_path}", INSPECT):
-        known = ids(records)
+        known = incident_ids(records)
         if incident is not None and incident not in known:
             raise _unknown(incident, known)
-        ending = run_phase(found, records)
-        if lacking := incomplete(records):
+        ending = run_phase(found, log)
+        if lacking := incomplete(log):
             ending += f"; {lacking['reason']}"
         if not known:
-            _print_none(found, records, ending, as_json=as_json)
+            _print_none(found, log, ending, failures(records), as_json=as_json)
             return
         chosen, policies = incident or known[-1], readable(found)
         origin = RunFacts.of(describe(found), run_path(found), ending, policies)
@@ -102,21 +104,26 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _print_none(
-    run: RunDir, records: Sequence[Mapping[str, Any]], ending: str, *, as_json: bool
+    run: RunDir,
+    log: Sequence[Mapping[str, Any]],
+    ending: str,
+    ended: Sequence[Failure],
+    *,
+    as_json: bool,
 ) -> None:
     """Print what was watched, and the errors that ended processes of the job."""
-    policies, ended = readable(run), failures(records)
+    policies = readable(run)
     if as_json:
         whole = {
             "run": run.id,
             "is": ending,
             "incident": None,
-            "watched": watching(run, records, policies),
+            "watched": watching(run, log, policies),
             "failures": [asdict(failure) for failure in ended],
         }
         click.echo(document(whole))
         return
-    _print([*_nothing(run, records, policies, ending), *failure_lines(ended)])
+    _print([*_nothing(run, log, policies, ending), *failure_lines(ended)])
 
 
 def _write(directory: Path, report: IncidentReport) -> None:

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from ..core.model.decisions import (
+    JOB_ENDED,
+    ActionPlanned,
+    Decision,
+    IncidentClosed,
+    IncidentHeld,
+    IncidentOpened,
+    IncidentRaised,
+    PolicyReloaded,
+    RuleBlind,
+    RuleFired,
+    RunAdopted,
+    ShardsSuspected,
+)
 from ..core.model.failure import EXIT, Failure
+from ..core.model.failure import KIND as FAILURE
 from ..core.model.policy import Policy, Rule
-from ..store.audit import decode
+from ..core.model.verdicts import Verdict
 from ..store.recorder import INCOMPLETE
 from . import incident_facts as facts
 from . import incident_sentences as sentences
@@ -39,7 +54,18 @@ from .incident_report import (
     Status,
 )
 from .incident_series import LOSSES, Tapes, loss_of, moves, spark
-from .records import Record, failures, headline, is_of, order_of, outcomes, records_of
+from .records import (
+    DONE,
+    DOUBT,
+    Record,
+    failures,
+    is_closing,
+    notices,
+    outcomes,
+    records_of,
+)
+
+D = TypeVar("D", bound=Decision)
 
 MAX_FAILURES = 8
 MAX_TITLE = 90  # characters
@@ -95,30 +121,30 @@ def build(
         tapes: the frames around it; None where they cannot be read.
     """
     case = _Case(records, incident, run, tapes)
-    incident_records, opened, status, actions = case.own, case.opened, case.status, case.actions
+    opened, status, actions = case.opened, case.status, case.actions
     cause, trigger = case.cause()
     moved, loss = [move.metric for move in case.moves], loss_of(case.series)
     directory = shlex.quote(run.directory)
-    why_not = f"supervise why-not {directory} --rule {opened['rule']} --step {opened['step']}"
+    why_not = f"supervise why-not {directory} --rule {opened.rule} --step {opened.step}"
     return IncidentReport(
         schema=VERSION,
         id=incident,
-        severity=_severity(incident_records),
-        title=_title(incident_records, case.rule_of, trigger, case.failure, case.standstill, moved),
+        severity=_severity(case.incident),
+        title=_title(case.incident, case.rule_of, trigger, case.failure, case.standstill, moved),
         status=status,
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
         run=case.origin(),
-        opened=facts.moment(opened),
+        opened=facts.moment(case.opening),
         breach_step=case.breach,
         closed=case.closing(),
-        updated=facts.moment(incident_records[-1]),
+        updated=facts.moment(case.incident[-1]),
         rules=case.rules,
         scope=case.scope(),
         observation=Observation(
             text=sentences.observation(opened, case.moves, case.conditions, case.failure),
             moves=case.moves,
-            band=opened["data"].get("band"),
+            band=opened.band,
         ),
         cause=cause,
         response=Response(text=case.response(), acted=case.acted),
@@ -137,12 +163,12 @@ def build(
         suppressed=case.suppressed,
         failures=case.failures[:MAX_FAILURES],
         messages=case.messages,
-        timeline=facts.timeline(incident_records, opened),
+        timeline=facts.timeline(case.incident, case.opening),
         evidence=Evidence(
             directory=f"{run.directory}/incidents/{incident}", bundles=facts.bundles(actions)
         ),
         replay=Replay(
-            decisions=f"supervise replay {directory}", why_not=why_not if opened["rule"] else ""
+            decisions=f"supervise replay {directory}", why_not=why_not if opened.rule else ""
         ),
     )
 
@@ -154,41 +180,36 @@ class _Case:
         self, records: Sequence[Record], incident: str, run: RunFacts, tapes: Tapes | None
     ) -> None:
         self.records, self.run = records, run
-        incident_records = self.own = records_of(records, incident)
-        self.opened = _opening(incident_records)
-        self.closed = next(
-            (r for r in reversed(incident_records) if is_of(r, "incident", "closed")), None
-        )
-        self.end = "" if self.closed is None else self.closed["reason"].removeprefix("closed: ")
-        self.mode, self.digest, self.rule_of = _policy_at(records, self.opened, run)
-        self.status = facts.status_of(incident_records)
-        self.breach = int(self.opened["data"].get("breach_step", self.opened["step"]))
-        tape = None if tapes is None else tapes.select(_rank(incident_records))
-        self.series = (
-            None if tape is None else tape.series(facts.metrics_in_breach(incident_records))
-        )
+        self.incident = records_of(records, incident)
+        self.opening, self.opened = _opening(self.incident)
+        self.closed = _newest(self.incident, IncidentClosed)
+        self.held = _newest(self.incident, IncidentHeld)
+        self.end = "" if self.closed is None else self.closed.cause
+        self.mode, self.digest, self.rule_of = _policy_at(records, self.opening.seq, run)
+        self.status = facts.status_of(self.incident)
+        self.breach = self.opened.breach_step
+        tape = None if tapes is None else tapes.select(_rank(self.incident))
+        metrics = facts.metrics_in_breach(self.incident)
+        self.series = None if tape is None else tape.series(metrics)
         self.moves = moves(self.series, self.breach)
-        self.rules = facts.fired_rules(incident_records, self.rule_of)
-        self.conditions = facts.conditions(incident_records, self.series)
-        self.actions = facts.actions(incident_records)
-        self.verification = facts.verification(incident_records)
-        self.approval, self.suppressed = (
-            facts.approval(incident_records),
-            facts.suppressed(incident_records),
-        )
-        self.messages = facts.messages(records, incident_records)
-        self.skipped = facts.skipped_steps(records, self.breach, incident_records)
-        self.failures = _failures(records, incident_records, self.opened)
+        self.rules = facts.fired_rules(self.incident, self.rule_of)
+        self.conditions = facts.conditions(self.incident, self.series)
+        self.actions = facts.actions(self.incident)
+        self.verification = facts.verification(self.incident)
+        self.approval = facts.approval(self.incident)
+        self.suppressed = facts.suppressed(self.incident)
+        self.messages = facts.messages(records, self.incident)
+        self.skipped = facts.skipped_steps(records, self.breach, self.incident)
+        self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None
-        spikes = (r["data"]["spike"] for r in reversed(incident_records) if r["data"].get("spike"))
-        self.diagnosis = decode(next(spikes, None))
+        self.diagnosis = _diagnosis(self.incident)
         self.standstill = next((s for a in self.actions if (s := a.result.get("standstill"))), "")
-        self.acted = _acted(incident_records)
+        self.acted = _acted(self.incident)
 
     def origin(self) -> RunOrigin:
         run = self.run
         return RunOrigin(
-            id=run.run or str(self.opened.get("run", "")),
+            id=run.run,
             directory=run.directory,
             host=run.host,
             command=list(run.command),
@@ -199,35 +220,33 @@ class _Case:
         )
 
     def closing(self) -> Closing | None:
-        if self.closed is None:
+        record = next((r for r in reversed(self.incident) if is_closing(r)), None)
+        if record is None:
             return None
-        return Closing(**facts.moment_fields(self.closed), text=self.end)
+        return Closing(record.seq, record.step, record.attempt, record.wall, self.end)
 
     def scope(self) -> Scope:
         """Return the rank, the shards and the module that it is about."""
-        incident_records = self.own
-        rank = _rank(incident_records) if self.failure is None else self.failure.rank
+        rank = _rank(self.incident) if self.failure is None else self.failure.rank
         if match := re.match(r"rank (\d+)\b", self.standstill):
             rank = int(match[1])
         shards = [str(shard.get("name")) for a in self.actions for shard in a.args.get("add") or ()]
-        suspects = (r["data"] for r in incident_records if is_of(r, "note", "shard-suspects"))
-        shards += next((data.get("suspects") or () for data in suspects), ())
-        modules = (
-            name
-            for _, _, numbers in facts.readings(incident_records)
-            if (name := numbers.get("where"))
-        )
+        suspected = _newest(self.incident[::-1], ShardsSuspected)
+        shards += () if suspected is None else suspected.suspects
+        readings = facts.readings(self.incident)
+        modules = (name for _, _, numbers in readings if (name := numbers.get("where")))
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def cause(self) -> tuple[Cause, str]:
+        opened = self.opened
         return sentences.cause(
-            self.opened,
+            opened,
             self.moves,
-            drill=facts.drill(self.records, self.opened, self.breach),
+            drill=facts.drill(self.records, self.opening, self.breach),
             failure=self.failure,
             standstill=self.standstill,
             diagnosis=self.diagnosis,
-            operator=" ordered ".join(order_of(self.opened)),
+            operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
             inputs=sentences.inputs(self.rules, self.conditions),
         )
 
@@ -240,27 +259,26 @@ class _Case:
             approval=self.approval,
             suppressed=self.suppressed,
             verification=self.verification,
-            unprotected=_is_unprotected(self.records, self.own[-1]["seq"]),
+            unprotected=_is_unprotected(self.records, self.incident[-1].seq),
         )
 
     def cost(self) -> Cost:
         by_it = self.status in (Status.JOB_ENDED, Status.STOPPED)
-        intents = [r for r in self.own if r["kind"] == "intent"]
+        intent = _newest(self.incident, ActionPlanned)
         return sentences.cost(
             self.actions,
             status=self.status,
             skipped=len(self.skipped),
-            budgets=dict(intents[-1]["data"]["budget"]) if intents else {},
-            ended_at=self.own[-1]["step"] if by_it and not self.end.endswith("code 0") else None,
+            budgets={} if intent is None else dict(intent.budget),
+            ended_at=self.incident[-1].step if by_it and not self.end.endswith("code 0") else None,
             acted=self.acted,
         )
 
     def proof(self) -> Proof:
-        holds = (r["reason"] for r in reversed(self.own) if is_of(r, "incident", "held"))
         return sentences.proof(
             status=self.status,
             end=self.end,
-            hold=next(holds, ""),
+            hold="" if self.held is None else self.held.cause,
             verification=self.verification,
             diagnosis=self.diagnosis,
             actions=self.actions,
@@ -269,40 +287,50 @@ class _Case:
 
 def summarize(records: Sequence[Record], incident: str, run: RunFacts) -> IncidentSummary:
     """Return the summary of an incident for a list of several."""
-    incident_records = records_of(records, incident)
-    opened = _opening(incident_records)
-    _, _, rule_of = _policy_at(records, opened, run)
-    reported = _failures(records, incident_records, opened)
+    own_records = records_of(records, incident)
+    opening, _ = _opening(own_records)
+    _, _, rule_of = _policy_at(records, opening.seq, run)
+    reported = _failures(records, own_records)
     return IncidentSummary(
         id=incident,
-        severity=_severity(incident_records),
-        title=_title(incident_records, rule_of, failure=reported[0] if reported else None),
-        status=facts.status_of(incident_records),
-        steps=(opened["step"], incident_records[-1]["step"]),
-        wall=opened.get("wall"),
+        severity=_severity(own_records),
+        title=_title(own_records, rule_of, failure=reported[0] if reported else None),
+        status=facts.status_of(own_records),
+        steps=(opening.step, own_records[-1].step),
+        wall=opening.wall,
     )
 
 
 # ── its parts ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _opening(incident: Sequence[Record]) -> Record:
-    return next(r for r in incident if is_of(r, "incident", "opened"))
+def _newest(incident: Iterable[Record], kind: type[D]) -> D | None:
+    """Return the newest decision of a class."""
+    decisions = [r.decision for r in incident if isinstance(r.decision, kind)]
+    return decisions[-1] if decisions else None
+
+
+def _opening(incident: Iterable[Record]) -> tuple[Record, IncidentOpened]:
+    return next(
+        (record, record.decision)
+        for record in incident
+        if isinstance(record.decision, IncidentOpened)
+    )
 
 
 def _policy_at(
-    records: Sequence[Record], opened: Record, run: RunFacts
+    records: Sequence[Record], until: int, run: RunFacts
 ) -> tuple[str, str, facts.RuleOf]:
-    """Return the mode and the digest in force when an incident opened, and who knows its rules."""
+    """Return the mode and the digest in force at a record, and who knows its rules."""
     mode, digest = run.mode, ""
     for record in records:
-        if record["seq"] > opened["seq"]:
+        if record.seq > until:
             break
-        data = record.get("data") or {}
-        if record["kind"] == "run_start":
-            mode, digest = str(data.get("mode", mode)), str(data.get("policy_digest", ""))
-        elif is_of(record, "policy_load", "reloaded"):
-            mode, digest = str(data.get("mode", mode)), str(data["after"])
+        if record.kind == "run_start":
+            mode = str(record.data.get("mode", mode))
+            digest = str(record.data.get("policy_digest", ""))
+        elif isinstance(record.decision, PolicyReloaded):
+            mode, digest = record.decision.mode, record.decision.after
     policy = run.policies.get(digest)
     rules: dict[str, Rule] = {} if policy is None else {rule.id: rule for rule in policy.rules}
     return mode, digest, rules.get
@@ -312,41 +340,49 @@ def _is_unprotected(records: Sequence[Record], until: int) -> bool:
     """Whether the record of the run had ended before its record `until`, and nobody took over."""
     ended = False
     for record in records:
-        if record["seq"] > until:
+        if record.seq > until:
             break
-        ended |= is_of(record, "note", INCOMPLETE)
-        ended &= not is_of(record, "note", "adopted")
+        ended |= record.data.get("what") == INCOMPLETE
+        ended &= not isinstance(record.decision, RunAdopted)
     return ended
 
 
-def _failures(
-    records: Sequence[Record], incident: Sequence[Record], opened: Record
-) -> list[Failure]:
+def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Failure]:
     """Return how processes ended, where that is what the incident is about, or what ended it."""
-    closed = next((r for r in reversed(incident) if is_of(r, "incident", "closed")), None)
-    by_end = closed is not None and "the job ended" in closed["reason"]
-    crash = not opened["rule"] or any(r["data"].get("what") == "failure" for r in incident)
-    if not (crash or by_end) or order_of(opened):
+    opening, opened = _opening(incident)
+    closing = next((r for r in reversed(incident) if is_closing(r)), None)
+    closed = _newest(incident, IncidentClosed)
+    by_end = closed is not None and closed.outcome == JOB_ENDED
+    crash = not opened.rule or any(notices(incident, FAILURE))
+    if not (crash or by_end) or opened.requested_by:
         return []
-    until = incident[-1]["seq"] if closed is None else closed["seq"]
-    if not opened["rule"]:  # another start may follow, and fail in its own way
-        until = opened["seq"]
-    return failures([r for r in records if r["seq"] <= until])
+    until = incident[-1].seq if closing is None else closing.seq
+    if not opened.rule:  # another start may follow, and fail in its own way
+        until = opening.seq
+    return failures([record for record in records if record.seq <= until])
 
 
 def _acted(incident: Sequence[Record]) -> bool | None:
     """Return whether the job was changed, None where that is in doubt."""
-    endings = [outcome for _, outcome in outcomes(incident)]
-    return True if "done" in endings else None if "in doubt" in endings else False
+    endings = outcomes(incident)
+    return True if DONE in endings else None if DOUBT in endings else False
 
 
 def _severity(incident: Sequence[Record]) -> Any:
-    return min(r["severity"] for r in incident if r["kind"] == "incident" and r["severity"])
+    changes = (r.decision for r in incident if r.kind == "incident" and r.decision is not None)
+    return min(decision.severity for decision in changes if decision.severity)
+
+
+def _diagnosis(incident: Sequence[Record]) -> Verdict | None:
+    """Return the newest class of the spike."""
+    classes = (getattr(record.decision, "spike", None) for record in reversed(incident))
+    return next(filter(None, classes), None)
 
 
 def _rank(incident: Sequence[Record]) -> int | None:
     """Return the rank on which the first rule fired."""
-    return next((r["data"].get("rank") for r in incident if is_of(r, "rule", "fired")), None)
+    fired = (r.decision.rank for r in incident if isinstance(r.decision, RuleFired))
+    return next(fired, None)
 
 
 def _spark(series: Series | None, loss: str) -> str:
@@ -374,39 +410,41 @@ def _title(
         moved: metrics that left their level: a loss that did is what people care for first.
     """
     chief = next(
-        r
-        for r in reversed(incident)
-        if is_of(r, "incident", "opened") or is_of(r, "incident", "raised")
+        record.decision
+        for record in reversed(incident)
+        if isinstance(record.decision, IncidentOpened | IncidentRaised)
     )
-    if not chief["rule"]:
+    if not chief.rule:
         return _clip(_title_without_rule(chief, failure))
-    if any(r["kind"] == "blind" and r["rule"] == chief["rule"] for r in incident):
-        return _clip(f"Rule {chief['rule']} cannot be evaluated")
-    rule = rule_of(chief["rule"])
-    title = (rule.title if rule else "") or _title_of_readings(incident, chief["rule"])
+    blind = (r.decision for r in incident if isinstance(r.decision, RuleBlind))
+    if any(decision.rule == chief.rule for decision in blind):
+        return _clip(f"Rule {chief.rule} cannot be evaluated")
+    rule = rule_of(chief.rule)
+    title = (rule.title if rule else "") or _title_of_readings(incident, chief.rule)
     if match := re.match(r"ranks? \d+(, \d+)*", standstill):
         return _clip(f"{title}: {match[0]}")
     if {*moved} & {*LOSSES}:
-        title = _title_of_loss(incident, rule_of, chief) or title
+        title = _title_of_loss(incident, rule_of, str(chief.severity)) or title
     with_trigger = trigger and "rate" not in title.lower()
     return _clip(f"{title} after {trigger}" if with_trigger else title)
 
 
-def _title_of_loss(incident: Sequence[Record], rule_of: facts.RuleOf, chief: Record) -> str:
-    """Return the title of the first rule about the loss that is as severe as the chief one."""
+def _title_of_loss(incident: Sequence[Record], rule_of: facts.RuleOf, severity: str) -> str:
+    """Return the title of the first rule about the loss that is as severe as that."""
     for record in incident:
-        if is_of(record, "rule", "fired") and record["severity"] <= chief["severity"]:
-            rule = rule_of(record["rule"])
+        decision = record.decision
+        if isinstance(decision, RuleFired) and str(decision.severity) <= severity:
+            rule = rule_of(str(decision.rule))
             if rule is not None and rule.title.startswith("Loss"):
                 return rule.title
     return ""
 
 
-def _title_without_rule(chief: Record, failure: Failure | None) -> str:
-    if order := order_of(chief):
-        return f"Order of {order[0]}: {order[1]}"
+def _title_without_rule(chief: IncidentOpened | IncidentRaised, failure: Failure | None) -> str:
+    if isinstance(chief, IncidentOpened) and chief.requested_by:
+        return f"Order of {chief.requested_by}: {chief.verb}"
     if failure is None:
-        return f"Crash: {headline(chief)}"
+        return f"Crash: {chief.headline}"
     if not failure.title:
         return f"Crash: {failure.text}"
     name = "" if failure.kind == EXIT else failure.type
@@ -416,8 +454,8 @@ def _title_without_rule(chief: Record, failure: Failure | None) -> str:
 
 def _title_of_readings(incident: Sequence[Record], rule: str) -> str:
     """Return the breaches behind a rule without a title: "Loss out of its limit"."""
-    for record, _, numbers in facts.readings(incident):
-        if record["rule"] != rule:
+    for fired, _, numbers in facts.readings(incident):
+        if fired.rule != rule:
             continue
         for name in numbers.get("nonfinite", ()):
             return f"{_capitalized(name)} is NaN or Inf"

@@ -6,13 +6,36 @@ A fact without a record is None, never guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, log
 from typing import Any
 
 from msgspec.structs import replace
 
-from ..core.model import format_readings
+from ..core.model import decisions, format_readings
+from ..core.model.decisions import (
+    ActionFinished,
+    ActionOrder,
+    ActionPlanned,
+    ApprovalRequested,
+    ApprovalSettled,
+    IncidentClosed,
+    IncidentHeld,
+    NoticeTaken,
+    Notified,
+    RateBlamed,
+    RuleFired,
+    RunbookPreempted,
+    RunbookRefused,
+    RunbookWithdrawn,
+    StateChanged,
+    StepDiffers,
+    Suppressed,
+    VerificationFailed,
+    VerificationPassed,
+    VerificationStarted,
+    WeightsRestored,
+)
 from ..core.model.policy import Rule
 from ..store.audit import decode
 from .incident_report import (
@@ -31,26 +54,38 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .records import Record, is_of
+from .records import DONE, FAILED, Record, detail_of, ending_of, notices
 
 RuleOf = Callable[[str], Rule | None]
 
 MOMENTS = 200  # of a timeline: an incident that lasts for days is read at both of its ends
-ENDS = {"commit": True, "abort": False, "in_doubt": None}  # kind of record -> outcome
+ENDS = {
+    decisions.RECOVERED: Status.RECOVERED,
+    decisions.CLEARED: Status.CLEARED,
+    decisions.REBASELINED: Status.NOT_RECOVERED,
+    decisions.RELEASED: Status.RELEASED,
+    decisions.SUPERSEDED: Status.SUPERSEDED,
+    decisions.SESSION_ENDED: Status.SESSION_ENDED,
+    decisions.JOB_ENDED: Status.JOB_ENDED,
+}
+VERIFICATION = (
+    *(VerificationStarted, VerificationPassed, VerificationFailed, RunbookPreempted),
+    *(WeightsRestored, RateBlamed, StepDiffers, RunbookRefused, RunbookWithdrawn),
+)
 NEAR = 50  # steps before the first breach at which a drill counts as its cause
 
 
 def moment(record: Record) -> Moment:
     """Return when and where a record was made."""
-    return Moment(**moment_fields(record))
+    return Moment(record.seq, record.step, record.attempt, record.wall)
 
 
-def moment_fields(record: Record) -> dict[str, Any]:
+def _moment(record: Record) -> dict[str, Any]:
     return {
-        "record": record["seq"],
-        "step": record["step"],
-        "attempt": record.get("attempt", 0),
-        "wall": record.get("wall"),
+        "record": record.seq,
+        "step": record.step,
+        "attempt": record.attempt,
+        "wall": record.wall,
     }
 
 
@@ -58,16 +93,17 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
     """Return the rules that fired, each with where it is written, in the order of the records."""
     rows = []
     for record in incident:
-        if is_of(record, "rule", "fired"):
-            rule, data = rule_of(record["rule"]), record["data"]
+        decision = record.decision
+        if isinstance(decision, RuleFired):
+            rule = rule_of(str(decision.rule))
             rows.append(
                 FiredRule(
-                    **moment_fields(record),
-                    rule=record["rule"],
+                    **_moment(record),
+                    rule=str(decision.rule),
                     title=rule.title if rule else "",
-                    severity=record["severity"],
-                    rank=data.get("rank", 0),
-                    expression=data.get("when") or "",
+                    severity=str(decision.severity),
+                    rank=decision.rank,
+                    expression=decision.when,
                     location=rule.where if rule else "",
                     runbook=rule.runbook if rule else None,
                 )
@@ -75,12 +111,12 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
     return rows
 
 
-def readings(incident: Iterable[Record]) -> Iterable[tuple[Record, str, Mapping[str, Any]]]:
-    """Yield `(record, detector, numbers)` of each reading of a rule that fired."""
+def readings(incident: Iterable[Record]) -> Iterator[tuple[RuleFired, str, Mapping[str, Any]]]:
+    """Yield `(rule, detector, numbers)` of each reading of a rule that fired."""
     for record in incident:
-        if is_of(record, "rule", "fired"):
-            for name, numbers in (record["data"].get("numbers") or {}).items():
-                yield record, name, numbers
+        if isinstance(record.decision, RuleFired):
+            for name, numbers in record.decision.numbers.items():
+                yield record.decision, name, numbers
 
 
 def metrics_in_breach(incident: Iterable[Record]) -> list[str]:
@@ -99,23 +135,23 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
     Of a detector that several rules read the first breach counts.
     """
     rows: dict[str, Condition] = {}
-    for record, name, numbers in readings(incident):
+    for rule, name, numbers in readings(incident):
         is_breach = numbers.get("code") == "BREACH"
         if name not in rows or (is_breach and not rows[name].is_breach):
-            rows[name] = _condition(name, record, decode(numbers), series)
+            rows[name] = _condition(name, rule, decode(numbers), series)
     return sorted(rows.values(), key=lambda condition: not condition.is_breach)
 
 
 def _condition(
-    name: str, record: Record, numbers: Mapping[str, Any], series: Series | None
+    name: str, rule: RuleFired, numbers: Mapping[str, Any], series: Series | None
 ) -> Condition:
     key, measured = format_readings.measured(numbers)
     levels = (format_readings.finite(numbers.get(k)) for k in ("median", "reference", "level"))
     return Condition(
         detector=name,
-        rule=record["rule"],
-        severity=record["severity"],
-        step=record["step"],
+        rule=str(rule.rule),
+        severity=str(rule.severity),
+        step=rule.step,
         is_breach=numbers.get("code") == "BREACH",
         code=numbers.get("code", "UNKNOWN"),
         metric=numbers.get("metric"),
@@ -180,37 +216,37 @@ def actions(incident: Iterable[Record]) -> list[Action]:
     rows: dict[str, Action] = {}
     started: dict[str, int] = {}
     for record in incident:
-        data = record["data"]
-        if record["kind"] == "note" and data.get("what") == "resume-refused":
+        decision = record.decision
+        if isinstance(decision, NoticeTaken) and decision.what == "resume-refused":
             starts = [row for row in rows.values() if row.verb == "relaunch" and row.ok]
             for row in starts[-1:]:
                 rows[row.id] = replace(row, result={**row.result, "resumed": False})
-        if record["kind"] == "intent":
-            action = data["action"]
-            started[action["id"]] = record["mono_ns"]
-            rows[action["id"]] = Action(
-                **moment_fields(record),
-                id=action["id"],
-                verb=action["verb"],
-                runbook=action["runbook"],
-                args=decode(action["args"]),
-                touches_job=action["touches_job"],
-                is_undo="undo-" in str(action["id"]),
+        elif isinstance(decision, ActionPlanned):
+            order = decision.action
+            started[order.id] = record.mono_ns
+            rows[order.id] = Action(
+                **_moment(record),
+                id=order.id,
+                verb=order.verb,
+                runbook=order.runbook,
+                args=decode(order.args),
+                touches_job=order.touches_job,
+                is_undo="undo-" in order.id,
                 outcome="no outcome on record",
                 ok=None,
                 result={},
                 took_s=None,
                 outcome_record=None,
             )
-        elif record["kind"] in ENDS and data.get("action", {}).get("id") in rows:
-            action_id = data["action"]["id"]
-            rows[action_id] = replace(
-                rows[action_id],
-                ok=ENDS[record["kind"]],
-                outcome="done" if record["kind"] == "commit" else record["reason"],
-                result=decode(data.get("result") or {}),
-                took_s=(record["mono_ns"] - started[action_id]) / 1e9,
-                outcome_record=record["seq"],
+        elif (ending := ending_of(decision)) is not None and ending[0] in rows:
+            name, outcome = ending
+            rows[name] = replace(
+                rows[name],
+                ok={DONE: True, FAILED: False}.get(outcome),
+                outcome="done" if outcome == DONE else record.reason,
+                result=decode(getattr(decision, "result", None) or {}),
+                took_s=(record.mono_ns - started[name]) / 1e9,
+                outcome_record=record.seq,
             )
     return list(rows.values())
 
@@ -231,29 +267,26 @@ def bundles(actions: Iterable[Action]) -> list[Bundle]:
 
 def verification(incident: Iterable[Record]) -> list[Check]:
     """Return what was verified, refused and withdrawn, in order."""
-    rows = []
-    for record in incident:
-        kind = record["data"].get("what")
-        if record["kind"] == "verify" or (
-            record["kind"] == "abort" and kind in ("refused", "withdrawn")
-        ):
-            rows.append(Check(**moment_fields(record), kind=kind or "", text=record["reason"]))
-    return rows
+    return [
+        Check(**_moment(record), kind=detail_of(decision), text=record.reason)
+        for record in incident
+        if isinstance(decision := record.decision, VERIFICATION)
+    ]
 
 
 def suppressed(incident: Iterable[Record]) -> list[Suppression]:
     """Return what was not done, and what kept it; of modes that do not act, the plan."""
     return [
         Suppression(
-            **moment_fields(record),
-            rule=record["rule"] or "",
-            text=record["reason"],
-            reason=record["data"].get("suppressed_by") or "",
-            runbook=record["data"].get("runbook") or "",
-            plan=list(record["data"].get("would", ())),
+            **_moment(record),
+            rule=decision.rule or "",
+            text=record.reason,
+            suppressed_by=decision.suppressed_by,
+            runbook=decision.runbook,
+            plan=list(decision.would or ()),
         )
         for record in incident
-        if record["kind"] == "suppressed"
+        if isinstance(decision := record.decision, Suppressed)
     ]
 
 
@@ -261,20 +294,20 @@ def approval(incident: Iterable[Record]) -> Approval | None:
     """Return the newest request to a person, with its answer; None where nobody was asked."""
     request: Approval | None = None
     for record in incident:
-        data = record["data"]
-        if record["kind"] == "approval_requested":
+        decision = record.decision
+        if isinstance(decision, ApprovalRequested):
             request = Approval(
-                **moment_fields(record),
-                id=data["id"],
-                runbook=data["runbook"],
-                plan=list(data["args"]),
-                timeout_s=data["timeout_s"],
-                on_timeout=data["on_timeout"],
+                **_moment(record),
+                id=decision.id,
+                runbook=decision.runbook,
+                plan=list(decision.args),
+                timeout_s=decision.timeout_s,
+                on_timeout=decision.on_timeout,
                 answer=None,
                 answer_text="",
             )
-        elif record["kind"] == "approval" and request is not None and data["id"] == request.id:
-            request = replace(request, answer=data["what"], answer_text=record["reason"])
+        elif isinstance(decision, ApprovalSettled) and request and decision.id == request.id:
+            request = replace(request, answer=decision.what, answer_text=record.reason)
     return request
 
 
@@ -282,20 +315,20 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
     """Return what people were sent, and what became of it per channel."""
     results: dict[str, list[Delivery]] = {}
     for record in records:
-        data = record.get("data") or {}
-        for key in data.get("keys", ()) if record["kind"] == "notify_result" else ():
-            delivery = Delivery(ok=data["ok"], tries=data.get("tries"), text=record["reason"])
+        data = record.data
+        for key in data.get("keys", ()) if record.kind == "notify_result" else ():
+            delivery = Delivery(ok=data["ok"], tries=data.get("tries"), text=record.reason)
             results.setdefault(str(key).rpartition(":")[2], []).append(delivery)
     return [
         SentMessage(
-            **moment_fields(record),
-            severity=record["severity"],
-            title=record["data"]["message"]["title"],
-            next=record["data"]["message"].get("next", ""),
-            delivered=results.get(str(record["seq"]), []),
+            **_moment(record),
+            severity=decision.message.severity,
+            title=decision.message.title,
+            next=decision.message.next,
+            delivered=results.get(str(record.seq), []),
         )
         for record in incident
-        if record["kind"] == "notify_intent"
+        if isinstance(decision := record.decision, Notified)
     ]
 
 
@@ -303,13 +336,12 @@ def skipped_steps(records: Iterable[Record], breach: int, incident: Sequence[Rec
     """Return the steps from the first breach to the end whose update a safeguard skipped."""
     return sorted(
         {
-            int(record["data"]["at_step"])
-            for record in records
-            if is_of(record, "note", "safeguard")
-            and record["seq"] <= incident[-1]["seq"]
-            and (record["data"].get("details") or {}).get("order") == "skip_nonfinite"
-            and record["data"].get("at_step") is not None
-            and int(record["data"]["at_step"]) >= breach
+            notice.at_step
+            for record, notice in notices(records, "safeguard")
+            if record.seq <= incident[-1].seq
+            and notice.details.get("order") == "skip_nonfinite"
+            and notice.at_step is not None
+            and notice.at_step >= breach
         }
     )
 
@@ -317,30 +349,27 @@ def skipped_steps(records: Iterable[Record], breach: int, incident: Sequence[Rec
 def drill(records: Iterable[Record], opened: Record, breach: int) -> tuple[str, int] | None:
     """Return `(fault, step)` of the newest drill that began shortly before the first breach."""
     newest = None
-    for record in records:
-        if not is_of(record, "note", "drill") or record["seq"] > opened["seq"]:
-            continue
-        data, details = record["data"], record["data"].get("details") or {}
-        step = record["step"] if data.get("at_step") is None else int(data["at_step"])
-        is_near = breach - NEAR <= step <= max(breach, opened["step"]) + 1
-        if details.get("fault") and not details.get("refused") and is_near:
+    for record, notice in notices(records, "drill"):
+        details = notice.details
+        step = record.step if notice.at_step is None else notice.at_step
+        is_near = breach - NEAR <= step <= max(breach, opened.step) + 1
+        is_earlier = record.seq <= opened.seq
+        if details.get("fault") and not details.get("refused") and is_near and is_earlier:
             newest = str(details["fault"]), step
     return newest
 
 
 def timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
     """Return what happened in order; the middle of a very long one is counted only."""
-    rows = []
-    for record in incident:
-        detail = record["data"].get("what")
-        rows.append(
-            TimelineEntry(
-                **moment_fields(record),
-                kind=f"{record['kind']} {detail}" if detail else record["kind"],
-                since_s=round((record["mono_ns"] - opened["mono_ns"]) / 1e9, 3),
-                text=record.get("reason", ""),
-            )
+    rows = [
+        TimelineEntry(
+            **_moment(record),
+            kind=f"{record.kind} {detail_of(record.decision)}".rstrip(),
+            since_s=round((record.mono_ns - opened.mono_ns) / 1e9, 3),
+            text=record.reason,
         )
+        for record in incident
+    ]
     if len(rows) <= MOMENTS:
         return rows
     half = MOMENTS // 2
@@ -352,46 +381,33 @@ def status_of(incident: Sequence[Record]) -> Status:
     """Return the status of an incident from its records."""
     status, acted, stopped, withdrawn = Status.OPEN, False, False, False
     verified = False
-    verbs: dict[str, tuple[str, bool]] = {}
+    orders: dict[str, ActionOrder] = {}
     for record in incident:
-        kind, data, detail = record["kind"], record["data"], record["data"].get("what")
-        if kind == "intent":
-            action = data["action"]
-            verbs[action["id"]] = action["verb"], action["touches_job"]
+        decision = record.decision
+        if isinstance(decision, ActionPlanned):
+            orders[decision.action.id] = decision.action
             status = status if status in (Status.HELD, Status.WAITING) else Status.ACTING
-        elif kind == "commit" and data.get("action", {}).get("id") in verbs:
-            verb, touches = verbs[data["action"]["id"]]
-            acted, stopped = acted or touches, stopped or verb == "stop"
-        elif kind == "verify" and detail == "passed":
+        elif isinstance(decision, ActionFinished) and decision.action.id in orders:
+            order = orders[decision.action.id]
+            acted, stopped = acted or order.touches_job, stopped or order.verb == "stop"
+        elif isinstance(decision, VerificationPassed):
             verified, status = True, Status.WATCHING
-        elif kind == "approval_requested":
+        elif isinstance(decision, ApprovalRequested):
             status = Status.WAITING
-        elif status == {"approval": Status.WAITING, "state": Status.ACTING}.get(kind):
-            over = kind == "approval" or data.get("after") == "suspect"
-            status = Status.OPEN if over else status
-        elif kind == "abort" and detail == "withdrawn":
+        elif isinstance(decision, ApprovalSettled) and status == Status.WAITING:
+            status = Status.OPEN
+        elif isinstance(decision, StateChanged) and status == Status.ACTING:
+            status = Status.OPEN if decision.after == "suspect" else status
+        elif isinstance(decision, RunbookWithdrawn):
             withdrawn, status = True, Status.OPEN
-        elif kind == "incident" and detail == "held":
+        elif isinstance(decision, IncidentHeld):
             status = Status.HELD
-        elif kind == "incident" and detail == "closed":
-            if data.get("superseded_by"):
-                return Status.SUPERSEDED
-            end = _end_of(record["reason"].removeprefix("closed: "))
-            if stopped and end == Status.JOB_ENDED:
-                return Status.STOPPED
-            if end == Status.RECOVERED and not verified:
-                return Status.DONE
-            return Status.WITHDRAWN if withdrawn and not acted and end == Status.CLEARED else end
+        elif isinstance(decision, IncidentClosed):
+            status = ENDS[decision.outcome]
+            if stopped and status == Status.JOB_ENDED:
+                status = Status.STOPPED
+            if status == Status.RECOVERED and not verified:
+                status = Status.DONE
+            if status == Status.CLEARED and withdrawn and not acted:
+                status = Status.WITHDRAWN
     return status
-
-
-def _end_of(reason: str) -> Status:
-    if reason.startswith("recovered: "):
-        return Status.RECOVERED
-    if reason.startswith("over: not recovered"):
-        return Status.NOT_RECOVERED
-    if reason.startswith("over: its rules cleared"):
-        return Status.CLEARED
-    if reason.startswith("over: "):
-        return Status.SESSION_ENDED
-    return Status.RELEASED if reason.startswith("released") else Status.JOB_ENDED

@@ -14,23 +14,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..core.model.decisions import IncidentOpened
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
 from ..errors import StoreError
-from ..store import audit, files, run_records
+from ..store import files, run_records
 from ..store.run_directory import RunDir
 from .incident_builder import RunFacts, build
 from .incident_report import IncidentReport
 from .incident_series import Tapes
 from .incident_views import files_of
-from .records import Record, ids, is_of
+from .records import Record, incident_ids, is_closing, read_records
 
 _log = logging.getLogger(__name__)
 
 EVERY_NS = 1_000_000_000
 SETTLED_NS = 15_000_000_000  # after its end: messages were delivered, or wait for a channel
 CONTEXT, MOST = 500, 5000  # records kept before an incident, and with it; project defaults
-IN_FORCE = ("run_start", "policy_load")  # kinds that say which policy was in force
 PHASE = "the run is in progress"
 NEAR = 100_000  # events before an incident that hold the frames it shows, also of many ranks
 
@@ -60,13 +60,19 @@ class IncidentFiles:
 
     def on_record(self, record: Mapping[str, Any]) -> None:
         """Take a record that was written to the audit log."""
-        if record["kind"] in IN_FORCE:
+        try:
+            self._take(Record.of(record))
+        except Exception:
+            self._log_broken()
+
+    def _take(self, record: Record) -> None:
+        if is_policy(record):
             self._in_force.append(record)
         else:
             self._records.append(record)
-        if is_of(record, "incident", "opened"):
+        if isinstance(record.decision, IncidentOpened):
             self._write_last()
-            self._incident, self._ended = str(record["incident"]), False
+            self._incident, self._ended = str(record.incident), False
             self._tapes = Tapes()
             for names, frame in self._window():
                 self._tapes.add(frame, names, opened=False)
@@ -75,9 +81,9 @@ class IncidentFiles:
             del self._records[:-CONTEXT]
         elif len(self._records) > MOST:  # the beginning and the end say most
             del self._records[MOST // 2 : MOST // 2 + CONTEXT]
-        if self._incident and record.get("incident") == self._incident:
+        if self._incident and record.incident == self._incident:
             self._dirty = True
-            self._ended |= is_of(record, "incident", "closed")
+            self._ended |= is_closing(record)
 
     def on_frame(self, frame: Frame, names: Sequence[str]) -> None:
         """Take a frame before it is judged."""
@@ -117,17 +123,15 @@ class IncidentFiles:
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
-        records = list(audit.read(self._run.audit_path))
-        incidents = ids(records)
-        self._in_force = [r for r in records if r["kind"] in IN_FORCE]
-        self._records = [r for r in records if r["kind"] not in IN_FORCE]
-        incident_records = [
-            r for r in self._records if incidents and r.get("incident") == incidents[-1]
-        ]
-        if not incidents or any(is_of(r, "incident", "closed") for r in incident_records):
+        records = read_records(self._run)
+        incidents = incident_ids(records)
+        self._in_force = [record for record in records if is_policy(record)]
+        self._records = [record for record in records if not is_policy(record)]
+        newest = [r for r in self._records if incidents and r.incident == incidents[-1]]
+        if not incidents or any(map(is_closing, newest)):
             del self._records[:-CONTEXT]
             return
-        opened = self._records.index(incident_records[0])
+        opened = self._records.index(newest[0])
         del self._records[: max(0, opened - CONTEXT)]
         self._incident, self._dirty = incidents[-1], True
         self._tapes = read_tapes(self._run, records, incidents[-1]) or Tapes()
@@ -148,8 +152,11 @@ class IncidentFiles:
         except OSError as error:  # the audit log has it all
             _log.warning("the files of %s cannot be written: %s", self._incident, error)
         except Exception:
-            _log.exception("the files of %s cannot be made", self._incident)
-            self._broken = True
+            self._log_broken()
+
+    def _log_broken(self) -> None:
+        _log.exception("the files of %s cannot be made", self._incident or "incidents")
+        self._broken = True
 
 
 def write(incidents: Path, report: IncidentReport) -> None:
@@ -169,13 +176,16 @@ def describe(run: RunDir) -> Mapping[str, Any]:
     return {"run": run.id}
 
 
+def is_policy(record: Record) -> bool:
+    """Return whether a record says which policy is in force."""
+    return record.kind in ("run_start", "policy_load")
+
+
 def read_tapes(run: RunDir, records: Sequence[Record], incident: str) -> Tapes | None:
     """Return the frames around an incident from the journal, None where it cannot be read."""
-    incident_records = [
-        r for r in records if r.get("incident") == incident and r["kind"] == "incident"
-    ]
-    opened = next(r["event"] for r in incident_records if is_of(r, "incident", "opened"))
-    closed = next((r["event"] for r in incident_records if is_of(r, "incident", "closed")), None)
+    changes = [r for r in records if r.incident == incident and r.kind == "incident"]
+    opened = next(r.event for r in changes if isinstance(r.decision, IncidentOpened))
+    closed = next((r.event for r in changes if is_closing(r)), None)
     tapes = Tapes()
     try:
         for number, frame, names in run_records.numbered(run, closed):

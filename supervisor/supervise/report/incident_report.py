@@ -13,8 +13,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from ..core.model.decisions import plain
+from ..core.model.decisions import PlannedStep, ShadowStep, plain
 from ..core.model.failure import Failure
+from ..core.model.verdicts import BandRange, Verdict
 from ..json_schemas import published_schema
 
 VERSION: Literal["supervise/incident/v1"] = "supervise/incident/v1"
@@ -182,9 +183,9 @@ class Suppression(Moment, frozen=True):
 
     rule: str
     text: str
-    reason: str = field(name="by")
+    suppressed_by: str = field(name="by")
     runbook: str
-    plan: Sequence[Any] = field(name="would")
+    plan: Sequence[ShadowStep] = field(name="would")
 
 
 class Approval(Moment, frozen=True):
@@ -197,7 +198,7 @@ class Approval(Moment, frozen=True):
 
     id: str
     runbook: str
-    plan: Sequence[Mapping[str, Any]]
+    plan: Sequence[PlannedStep]
     timeout_s: float
     on_timeout: str
     answer: str | None
@@ -287,7 +288,7 @@ class Observation(Struct, frozen=True):
 
     text: str
     moves: Sequence[Move]
-    band: Mapping[str, float] | None
+    band: BandRange | None
 
 
 class Cause(Struct, frozen=True):
@@ -481,7 +482,7 @@ class IncidentReport(Struct, frozen=True):
     loss: Loss
     series: Series | None
     conditions: Sequence[Condition]
-    diagnosis: Mapping[str, Any] | None
+    diagnosis: Verdict | None
     actions: Sequence[Action]
     approval: Approval | None
     verification: Sequence[Check]

@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ..core.model import format_actions, format_readings
+from ..core.model.decisions import IncidentOpened
 from ..core.model.failure import Failure
-from ..core.model.verdicts import SlowStep
+from ..core.model.verdicts import NO, YES, Verdict
 from ..core.state.rule_scope import INPUTS
 from .incident_report import (
     Action,
@@ -32,9 +31,6 @@ from .incident_report import (
     Suppression,
 )
 from .incident_series import LOSSES, SIGNALS
-from .records import Record, headline
-
-Diagnosis = Mapping[str, Any]
 
 TIMINGS = ("step_time", "tokens_per_sec", "mfu", "dataloader_stall_frac", "comm_time_frac")
 CAUSES = {  # class of the spike classifier -> what comes into a title behind "after"
@@ -88,14 +84,17 @@ def number(value: Any) -> str:
 
 
 def observation(
-    opened: Record, moves: Sequence[Move], conditions: Sequence[Condition], failure: Failure | None
+    opened: IncidentOpened,
+    moves: Sequence[Move],
+    conditions: Sequence[Condition],
+    failure: Failure | None,
 ) -> str:
     """Return what was observed: the loss first, then how far other signals moved with it."""
-    if (slow := _slow_step(opened)) is not None:
-        return slow.text
-    if not opened["rule"]:
-        text = headline(opened)
-        return text if failure is None else text.partition(f": {failure.text}")[0]
+    if opened.slow_step is not None:
+        return opened.slow_step.text
+    if not opened.rule:
+        headline = opened.headline
+        return headline if failure is None else headline.removesuffix(f": {failure.text}")
     loss = next((move for move in moves if move.metric in LOSSES), None)
     signals = [move for move in moves if move.metric in SIGNALS]
     judged_metrics = {condition.metric for condition in conditions if condition.is_breach}
@@ -108,7 +107,7 @@ def observation(
     parts += [f"{metric_name(name)} NaN or Inf too" for name in broken]
     text = "; ".join(filter(None, ("" if loss is None else _loss(loss), ", ".join(parts))))
     if not judged_metrics and loss is None:  # what moved beside it is not what the rule saw
-        return headline(opened)
+        return opened.headline
     if text and judged_metrics <= named | set(LOSSES) | {None}:
         return text
     worst = min((c.severity for c in conditions if c.is_breach), default="")
@@ -118,11 +117,7 @@ def observation(
         if condition.is_breach and condition.severity == worst and not is_named:
             texts.setdefault(condition.metric or condition.detector, _condition(condition))
     unnamed = list(dict.fromkeys(filter(None, texts.values())))[:MAX_LISTED]
-    return "; ".join([*filter(None, [text]), *unnamed]) or headline(opened)
-
-
-def _slow_step(opened: Record) -> SlowStep | None:
-    return msgspec.convert(opened["data"].get("slow_step"), SlowStep | None)
+    return "; ".join([*filter(None, [text]), *unnamed]) or opened.headline
 
 
 def _loss(loss: Move) -> str:
@@ -156,13 +151,13 @@ def _condition(condition: Condition) -> str:
 
 
 def cause(
-    opened: Record,
+    opened: IncidentOpened,
     moves: Sequence[Move],
     *,
     drill: tuple[str, int] | None = None,
     failure: Failure | None = None,
     standstill: str = "",
-    diagnosis: Diagnosis | None = None,
+    diagnosis: Verdict | None = None,
     operator: str = "",
     inputs: str = "",
 ) -> tuple[Cause, str]:
@@ -174,7 +169,7 @@ def cause(
         inputs: what was wrong with the batches, "" for nothing.
     """
     order, rate_jumped = _order(moves), _rate_jumped(moves)
-    diagnosed = CAUSES.get(str((diagnosis or {}).get("class")), "")
+    diagnosed = "" if diagnosis is None else CAUSES.get(diagnosis.kind, "")
     trigger = diagnosed or ("a learning-rate jump" if rate_jumped else "")
     events = _events(diagnosis)
     suffix = f"; {order}" if order else ""
@@ -198,18 +193,17 @@ def cause(
         return recorded_cause(f"{inputs}{suffix}", "diagnosis", trigger)
     if diagnosed and diagnosis:
         return recorded_cause(
-            f"{events or 'class ' + diagnosis['class']}{suffix}", "diagnosis", trigger
+            f"{events or 'class ' + diagnosis.kind}{suffix}", "diagnosis", trigger
         )
-    slow = _slow_step(opened)
-    if slow is not None and slow.cause:
-        return recorded_cause(slow.cause, "diagnosis")
+    if opened.slow_step is not None and opened.slow_step.cause:
+        return recorded_cause(opened.slow_step.cause, "diagnosis")
     if order:
         near = f"; also near it: {events}" if events else ""
         unknown = "" if rate_jumped else "; what moved them is unknown"
         text = f"{order}{near}{unknown}"
         return Cause(text=text, kind="order", is_known=rate_jumped), trigger
     reason = "nothing on record explains it" + (f"; near it: {events}" if events else "")
-    if not opened["rule"]:
+    if not opened.rule:
         reason = "no process of the job recorded how it ended"
     return Cause(text=f"unknown: {reason}", kind="unknown", is_known=False), ""
 
@@ -261,17 +255,14 @@ def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _question(diagnosis: Diagnosis | None, name: str) -> Mapping[str, Any]:
-    """Return the answer of the diagnosis to one of its questions."""
-    return ((diagnosis or {}).get("questions") or {}).get(name) or {}
-
-
-def _events(diagnosis: Diagnosis | None) -> str:
+def _events(diagnosis: Verdict | None) -> str:
     """Return what else happened near the onset, without our own actions."""
+    if diagnosis is None:
+        return ""
     texts = [
-        f"{event['text']} (step {event['step']})"
-        for event in _question(diagnosis, "else_happened").get("events", ())
-        if event["kind"] not in ("action", "drill")
+        f"{event.text} (step {event.step})"
+        for event in diagnosis.questions.else_happened.events
+        if event.kind not in ("action", "drill")
     ]
     return ", ".join(texts[:2])
 
@@ -432,9 +423,9 @@ def _plan(suppressed: Iterable[Suppression]) -> tuple[str, str] | None:
     """Return `(mode, plan)` of the newest runbook that a mode kept from running, None for none."""
     newest = None
     for suppression in suppressed:
-        reason, _, mode = suppression.reason.partition(":")
-        if reason == "mode" and suppression.runbook:
-            verbs = ", ".join(s["verb"] for s in suppression.plan if s["verb"] not in QUIET)
+        cause, _, mode = suppression.suppressed_by.partition(":")
+        if cause == "mode" and suppression.runbook:
+            verbs = ", ".join(step.verb for step in suppression.plan if step.verb not in QUIET)
             newest = mode, f"{suppression.runbook}{f' ({verbs})' if verbs else ''}"
     return newest
 
@@ -526,7 +517,7 @@ def proof(
     end: str,
     hold: str,
     verification: Sequence[Check],
-    diagnosis: Diagnosis | None,
+    diagnosis: Verdict | None,
     actions: Sequence[Action],
 ) -> Proof:
     """Return what shows that it is over.
@@ -535,14 +526,14 @@ def proof(
         end: how it ended, "" while it is open. hold: why automatic actions are off.
     """
     passed = [check for check in verification if check.kind == "passed"]
-    rejoined = _question(diagnosis, "rejoined")
-    back = rejoined.get("answer") == "yes"
-    rejoined_step = rejoined.get("rejoined_step") if back else None
+    rejoined = None if diagnosis is None else diagnosis.questions.rejoined
+    back = rejoined is not None and rejoined.answer == YES
+    rejoined_step = rejoined.step if rejoined is not None and back else None
     parts = []
     if back:
         step = "" if rejoined_step is None else f" at step {rejoined_step}"
         parts.append(f"loss back in its band{step}")
-    elif rejoined.get("answer") == "no" and rejoined.get("excursion"):
+    elif rejoined is not None and rejoined.answer == NO and rejoined.excursion:
         parts.append("loss NOT back in its band")
     elif passed:
         parts.append(passed[-1].text)
@@ -573,7 +564,7 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
         Status.ACTING: "the actions are under way",
         Status.WATCHING: f"not yet: {passed[-1].text if passed else 'watched for a relapse'}",
         Status.WAITING: "nothing was done yet",
-        Status.HELD: f"not recovered: {hold.removeprefix('held: ')}",
+        Status.HELD: f"not recovered: {hold}",
         Status.CLEARED: "its rules cleared; nothing was done, so nothing was verified",
         Status.NOT_RECOVERED: "its rules took the new level as their baseline",
         Status.WITHDRAWN: (
@@ -590,14 +581,14 @@ def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, b
 
 
 def _unlike_before(
-    verification: Sequence[Check], diagnosis: Diagnosis | None, *, has_verdict: bool
+    verification: Sequence[Check], diagnosis: Verdict | None, *, has_verdict: bool
 ) -> list[str]:
     """Return what the job does otherwise than before it was started again, else its norms."""
     differences = [check.text for check in verification if check.kind == "differs"]
     if differences:
         return [f"but {'; '.join(differences)}"]
-    answer = str(_question(diagnosis, "norms_stayed").get("answer"))
-    norms = {"yes": "norms as before", "no": "norms are UP"}.get(answer, "norms: unknown")
+    answer = None if diagnosis is None else diagnosis.questions.norms_stayed.answer
+    norms = {YES: "norms as before", NO: "norms are UP"}.get(str(answer), "norms: unknown")
     return [norms] if has_verdict else []
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
+from ..core.model.verdicts import Verdict
 from .incident_report import (
     Action,
     Condition,
@@ -134,10 +135,10 @@ def _rules(report: IncidentReport) -> Iterator[str]:
 
 def _suppressed(suppressed: Sequence[Suppression]) -> Iterator[str]:
     for suppression in suppressed:
-        yield f"{suppression.text} [{suppression.reason}], {_time_text(suppression)}"
+        yield f"{suppression.text} [{suppression.suppressed_by}], {_time_text(suppression)}"
         for step in suppression.plan:
-            refused = f"refused: {step['refused']}" if "refused" in step else ""
-            yield f"  {step['verb']} {refused or _inline(step.get('args') or {})}".rstrip()
+            refused = f"refused: {step.refused}" if step.refused else ""
+            yield f"  {step.verb} {refused or _inline(step.args or {})}".rstrip()
 
 
 def _actions(report: IncidentReport) -> Iterator[str]:
@@ -171,14 +172,15 @@ def outcome_text(action: Action) -> str:
     return f"{outcome}{step}{duration}{records}" + (f"; observed {observed}" if observed else "")
 
 
-def _diagnosis(diagnosis: Mapping[str, Any] | None) -> Iterator[str]:
-    if not diagnosis:
+def _diagnosis(diagnosis: Verdict | None) -> Iterator[str]:
+    if diagnosis is None:
         return
-    yield str(diagnosis.get("class", "undecided"))
-    for n, (name, answer) in enumerate((diagnosis.get("questions") or {}).items(), 1):
-        yield f"{n} {name.replace('_', ' ')}: {answer.get('answer')}: {answer.get('text')}"
-    if advice := diagnosis.get("advice"):
-        yield f"advice: {advice}"
+    yield diagnosis.kind
+    for n, name in enumerate(diagnosis.questions.__struct_fields__, 1):
+        answer = getattr(diagnosis.questions, name)
+        yield f"{n} {name.replace('_', ' ')}: {answer.answer}: {answer.text}"
+    if diagnosis.advice:
+        yield f"advice: {diagnosis.advice}"
 
 
 def _messages(messages: Sequence[SentMessage]) -> Iterator[str]:
@@ -287,8 +289,8 @@ def _printable(line: str) -> str:
 
 def page(report: IncidentReport) -> str:
     """Return the report as one HTML file."""
-    limit = (report.observation.band or {}).get("limit")
-    plots = figures(report.series, limit if isinstance(limit, float) else None)
+    band = report.observation.band
+    plots = figures(report.series, None if band is None else band.limit)
     undone = any(line.kind == "line left" for plot in plots for line in plot.lines)
     notes = {
         "red: undone by a rollback or restart": undone,

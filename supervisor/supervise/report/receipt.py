@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.model.decisions import IncidentClosed, Suppressed
 from ..core.model.policy import Policy
 from ..store import audit
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import count_outcomes, describe_counts, is_of, troubles
+from .records import count_outcomes, describe_counts, parse, troubles
 
 MAX_LISTED = 8  # undelivered messages
 DEAR = 0.05  # of a step's time, what the probe takes is worth a line; short steps come to it
@@ -26,34 +27,31 @@ def opening(run: RunDir, policy: Policy, tier: str, reason: str | None) -> str:
 
 def closing(run: RunDir) -> list[str]:
     """Return the lines at the end. Raises StoreError."""
-    records = list(audit.read(run.audit_path))
-    end = next((record for record in records if record["kind"] == "run_end"), None)
+    log = list(audit.read(run.audit_path))
+    records = parse(run, log)
+    end = next((record for record in records if record.kind == "run_end"), None)
     if end is None:
         return [f"supervise: the audit log of {run_path(run)} is incomplete: no record of the end"]
-    position = f"at step {end['step']}" if end["step"] >= 0 else "before the first step"
+    position = f"at step {end.step}" if end.step >= 0 else "before the first step"
     lines = [
-        f"supervise: exit code {end['data']['exit_code']} {position}; "
+        f"supervise: exit code {end.data['exit_code']} {position}; "
         f"{counted(len(troubles(records)), 'incident')}, {describe_counts(count_outcomes(records))}"
     ]
-    identities = [r for r in records if r["kind"] == "identity" and r["data"].get("differs")]
-    lines += [f"  {record['reason']}" for record in identities]
-    lines += dear(end["data"].get("probe_share"), run_path(run))
-    if contended := sum(_is_contended(record) for record in records):
+    identities = [r for r in records if r.kind == "identity" and r.data.get("differs")]
+    lines += [f"  {record.reason}" for record in identities]
+    lines += dear(end.data.get("probe_share"), run_path(run))
+    suppressed = [r.decision for r in records if isinstance(r.decision, Suppressed)]
+    if contended := sum(decision.cause == "host" for decision in suppressed):
         lines.append(f"  {counted(contended, 'time')} steps were slow as others had the CPUs")
-    lines += _undelivered(end["data"].get("undelivered", []), run_path(run))
-    if gap := incomplete(records):
+    lines += _undelivered(end.data.get("undelivered", []), run_path(run))
+    if gap := incomplete(log):
         lines.append(f"  {gap['reason']}")
-    closed = [record for record in records if is_of(record, "incident", "closed")]
-    lines += [f"  {r['incident']} {r['severity']}: {r['reason']}" for r in closed]
+    closed = [r.decision for r in records if isinstance(r.decision, IncidentClosed)]
+    lines += [f"  {d.incident} {d.severity}: {d.reason}" for d in closed]
     verify = audit.verify(run.audit_path)
     lines.append(f"  audit log: {verify.message}; supervise audit show {run_path(run)}")
     lines.append(f"  stability record: supervise record {run_path(run)}")
     return lines
-
-
-def _is_contended(record: Mapping[str, Any]) -> bool:
-    """Return whether a rule was not answered because of the host."""
-    return str((record.get("data") or {}).get("suppressed_by")).startswith("host:")
 
 
 def next_command(run: RunDir, *, has_checkpoint: bool, resumes: bool) -> list[str]:

@@ -1,70 +1,160 @@
-"""Questions that the records of an audit log answer: incidents and their records, actions and their
-outcomes, failures of the job.
+"""Records of an audit log with their decisions, and the questions that they answer: incidents and
+their records, actions and their outcomes, failures of the job.
 
-It works on the log of a run in progress, and of one whose supervisor was killed.
+They work on the log of a run in progress, and of one whose supervisor was killed.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..core.model.decisions import (
+    ActionFailed,
+    ActionFinished,
+    ActionInDoubt,
+    ActionPlanned,
+    Decision,
+    IncidentClosed,
+    IncidentOpened,
+    IncidentRaised,
+    JobLaunched,
+    NearMiss,
+    NoticeTaken,
+    Notified,
+    Rebaselined,
+    RuleCleared,
+    RuleFired,
+    RuleJoined,
+    RunbookWithdrawn,
+    StateChanged,
+    Suppressed,
+    decision_from_record,
+)
 from ..core.model.failure import KIND, Failure, by_cause
+from ..errors import understood
+from ..store import audit
+from ..store.run_directory import RunDir
 
-Record = Mapping[str, Any]
-
-# Records without an incident that belong to one if they come from its first or last event.
-ATTACHED = frozenset({"rule", "suppressed", "state", "notify_intent", "rebaseline", "near_miss"})
-
+HINT = "supervise audit show RUN prints them; another version may have written them"
 MAX_FAILURES = 8  # in full; the rest follows from one of them as a rule
 DONE, FAILED, DOUBT = "done", "failed", "in doubt"
-_ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
+# Decisions without an incident that belong to one if they come from its first or last event.
+ATTACHED = (*(RuleFired, RuleCleared, Suppressed, StateChanged, Notified, Rebaselined, NearMiss),)
 
 
-def ids(records: Iterable[Record]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An audit record.
+
+    Attributes:
+        event: number of the event in the journal that it comes from, -1 for none.
+        decision: of the engine, None in a record of the supervisor.
+        data: of a record of the supervisor; empty in one of the engine.
+    """
+
+    seq: int
+    kind: str
+    step: int
+    attempt: int
+    wall: str | None
+    mono_ns: int
+    event: int
+    reason: str
+    decision: Decision | None
+    data: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Record:
+        """Return a record of a log. Raises ValueError: it is of another version."""
+        is_decision = record["actor"] == "engine"
+        return cls(
+            seq=record["seq"],
+            kind=record["kind"],
+            step=record["step"],
+            attempt=record.get("attempt", 0),
+            wall=record.get("wall"),
+            mono_ns=record["mono_ns"],
+            event=record.get("event", -1),
+            reason=record.get("reason", ""),
+            decision=decision_from_record(record) if is_decision else None,
+            data={} if is_decision else record.get("data") or {},
+        )
+
+    @property
+    def incident(self) -> str | None:
+        """The incident that it is about."""
+        return None if self.decision is None else self.decision.incident
+
+
+def read_records(run: RunDir) -> list[Record]:
+    """Return the records of a run.
+
+    Raises:
+        StoreError: the log cannot be read, or is of another version; TamperError: it was changed.
+    """
+    return parse(run, audit.read(run.audit_path))
+
+
+def parse(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Return the records of a log as it is stored. Raises StoreError: it is of another version."""
+    with understood(f"the records in {run.audit_path}", HINT):
+        return [Record.of(record) for record in log]
+
+
+def incident_ids(records: Iterable[Record]) -> list[str]:
     """Return the ids of all incidents, oldest first."""
-    return list(
-        dict.fromkeys(str(r["incident"]) for r in records if is_of(r, "incident", "opened"))
-    )
-
-
-def order_of(opened: Record) -> tuple[str, ...]:
-    """Return the operator whose order opened an incident, and the verb; empty for none."""
-    reason = str(opened.get("reason", "")).removeprefix(f"{opened.get('severity')} ")
-    match = re.fullmatch(r"(\S+) requested by (.+)", reason)
-    return (match[2], match[1]) if match and not opened.get("rule") else ()
+    opened = (r for r in records if isinstance(r.decision, IncidentOpened))
+    return list(dict.fromkeys(str(record.incident) for record in opened))
 
 
 def troubles(records: Iterable[Record]) -> list[str]:
     """Return the ids of all incidents but those that are an operator's order and no more."""
     incidents: dict[str, None] = {}
-    for r in records:
-        change = (r.get("data") or {}).get("what") if r["kind"] == "incident" else None
-        if change in ("joined", "raised") or (change == "opened" and not order_of(r)):
-            incidents.setdefault(str(r["incident"]))
+    for record in records:
+        decision = record.decision
+        is_order = isinstance(decision, IncidentOpened) and decision.requested_by
+        if isinstance(decision, IncidentOpened | RuleJoined | IncidentRaised) and not is_order:
+            incidents.setdefault(str(record.incident))
     return list(incidents)
 
 
-def outcomes(records: Iterable[Record]) -> list[tuple[str | None, str]]:
-    """Return `(incident, outcome)` of each intended action on the job, oldest first.
+def detail_of(decision: Decision | None) -> str:
+    """Return what tells a decision from others of its kind, "" for nothing."""
+    return "" if decision is None else decision.WHAT or str(getattr(decision, "what", ""))
+
+
+def ending_of(decision: Decision | None) -> tuple[str, str] | None:
+    """Return `(action, DONE | FAILED | DOUBT)` of a decision that ends an action, else None."""
+    match decision:
+        case ActionFinished():
+            return decision.action.id, DONE
+        case ActionFailed():
+            return decision.action.id, FAILED
+        case ActionInDoubt():
+            return decision.action.id, DOUBT
+        case RunbookWithdrawn() if decision.action is not None:
+            return decision.action.id, FAILED
+    return None
+
+
+def outcomes(records: Iterable[Record]) -> list[str]:
+    """Return the outcome of each intended action on the job, oldest first.
 
     An action without an outcome is in doubt: it is in progress, or its effect is unknown.
     """
-    rows: dict[str, tuple[str | None, str]] = {}
-    for r in records:
-        if r["kind"] == "intent":
-            action = r["data"]["action"]
-            if action["touches_job"]:
-                rows[action["id"]] = (r.get("incident"), DOUBT)
-        elif r["kind"] in _ENDS and "action" in (r.get("data") or {}):
-            key = r["data"]["action"]["id"]
-            if key in rows:
-                rows[key] = (rows[key][0], _ENDS[r["kind"]])
-    return list(rows.values())
+    by_action: dict[str, str] = {}
+    for record in records:
+        decision = record.decision
+        if isinstance(decision, ActionPlanned) and decision.action.touches_job:
+            by_action[decision.action.id] = DOUBT
+        elif (ending := ending_of(decision)) is not None and ending[0] in by_action:
+            by_action[ending[0]] = ending[1]
+    return list(by_action.values())
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -76,60 +166,52 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 def count_outcomes(records: Iterable[Record]) -> Counter[str]:
     """Return how many actions on the job were done, failed, and are in doubt."""
-    return Counter(outcome for _, outcome in outcomes(records))
+    return Counter(outcomes(records))
 
 
 def records_of(records: Sequence[Record], incident: str) -> list[Record]:
     """Return the records of an incident, and related ones of its first and last event."""
     events = {
-        r.get("event")
-        for r in records
-        if r.get("incident") == incident and r["kind"] == "incident" and r.get("event", -1) >= 0
+        record.event
+        for record in records
+        if record.incident == incident and record.kind == "incident" and record.event >= 0
     }
-    over = next(
-        (
-            r["seq"]
-            for r in records
-            if r.get("incident") == incident and is_of(r, "incident", "closed")
-        ),
-        math.inf,
-    )
-    incident_records = [
-        r
-        for r in records
-        if r.get("incident") == incident
+    closings = (r.seq for r in records if r.incident == incident and is_closing(r))
+    closed_at = next(closings, math.inf)
+    return [
+        record
+        for record in records
+        if record.incident == incident
         or (
-            not r.get("incident")
-            and r.get("event") in events
-            and r["kind"] in ATTACHED
-            and not (r.get("data") or {}).get("alongside")
-            and not (r["kind"] == "rule" and r["seq"] > over)  # it begins the next one
+            isinstance(record.decision, ATTACHED)
+            and not record.incident
+            and record.event in events
+            and not getattr(record.decision, "alongside", "")
+            and not (record.kind == "rule" and record.seq > closed_at)  # it begins the next one
         )
     ]
-    return [{**r, "data": r.get("data") or {}} for r in incident_records]
 
 
-def is_of(r: Record, kind: str, detail: str) -> bool:
-    """Return whether a record is of this kind, and has this `what` in its data."""
-    return r["kind"] == kind and (r.get("data") or {}).get("what") == detail
+def is_closing(record: Record) -> bool:
+    """Return whether an incident ends with a record."""
+    return isinstance(record.decision, IncidentClosed)
 
 
-def headline(r: Record) -> str:
-    """Return "rule: its numbers" of the record that opened an incident, or raised it."""
-    reason = str(r.get("reason", ""))
-    for prefix in (f"{r.get('severity')} ", f"raised to {r.get('severity')} by "):
-        reason = reason.removeprefix(prefix)
-    return reason
+def notices(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, NoticeTaken]]:
+    """Yield the notices of a kind, each with its record."""
+    for record in records:
+        if isinstance(record.decision, NoticeTaken) and record.decision.what == kind:
+            yield record, record.decision
 
 
 def failures(records: Iterable[Record]) -> list[Failure]:
     """Return how the processes of the newest launch ended, the one that explains the rest first."""
     ended: list[Failure] = []
     for record in records:
-        if is_of(record, "note", "launched"):
+        if isinstance(record.decision, JobLaunched):
             ended.clear()
-        elif is_of(record, "note", KIND):
-            ended.append(Failure.of(record["data"]["details"]))
+        elif isinstance(record.decision, NoticeTaken) and record.decision.what == KIND:
+            ended.append(Failure.of(record.decision.details))
     return by_cause(ended)
 
 

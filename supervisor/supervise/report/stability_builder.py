@@ -8,14 +8,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
+from ..core.model.decisions import (
+    ActionPlanned,
+    CommandAnswered,
+    Decision,
+    IncidentClosed,
+    IncidentHeld,
+    IncidentOpened,
+    IncidentRaised,
+    PolicyReloaded,
+    ReloadRequested,
+    RuleBlind,
+    RuleFired,
+    VerificationFailed,
+    VerificationPassed,
+)
 from ..core.model.policy import Policy
 from ..store import audit, run_records
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from .records import DONE, DOUBT, FAILED, Record, is_of, troubles
+from .records import Record, ending_of, is_closing, notices, parse, troubles
 from .run_frames import Frames, Interval, read_frames
 from .stability_monitors import Knowledge, monitors, rules
 from .stability_record import (
@@ -42,7 +58,7 @@ from .stability_record import (
 )
 
 NO_FRAME = "no step was seen"
-ENDS = {"commit": DONE, "abort": FAILED, "in_doubt": DOUBT}
+Facts = Mapping[str, Any]  # of run.json, of a record as it is stored
 OBSERVED = ("ack_step", "step", "from_step", "attempt", "held_s", "path", "sha256", "pid")
 
 
@@ -56,14 +72,15 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
     Raises:
         StoreError: the audit log or run.json cannot be read; TamperError: the log was changed.
     """
-    records = list(audit.read(run.audit_path))
+    log = list(audit.read(run.audit_path))
+    records = parse(run, log)
     described = run.read_json("run.json")
-    start: Record = next((r["data"] for r in records if r["kind"] == "run_start"), {})
+    start: Facts = next((r.data for r in records if r.kind == "run_start"), {})
     frames = read_frames(run, _open_intervals(records))
     reloads = [
-        Reload(r["step"], r["seq"], r["data"].get("after"), r["reason"])
-        for r in records
-        if is_of(r, "policy_load", "reloaded")
+        Reload(record.step, record.seq, record.decision.after, record.reason)
+        for record in records
+        if isinstance(record.decision, PolicyReloaded)
     ]
     digest = str(reloads[-1].digest if reloads else start.get("policy_digest", ""))
     policy = policies.get(digest)
@@ -91,10 +108,10 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
         incidents=_incidents(records),
         interventions=_interventions(records, actions),
         recovery=no_policy if policy is None else _recovery(policy, records, knowledge),
-        gaps=_gaps(records, frames, policy),
+        gaps=_gaps(log, records, frames, policy),
         cost=_cost(actions, frames),
         limits=_limits(described, frames, policy, knowledge),
-        audit=_audit_state(run, records),
+        audit=_audit_state(run, log),
     )
 
 
@@ -102,29 +119,28 @@ def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
     rows: dict[str, RecordedIncident] = {}
     counted = troubles(records)  # what an operator ordered is an intervention
     for record in records:
-        if record["kind"] != "incident" or str(record["incident"]) not in counted:
+        decision, name = record.decision, str(record.incident)
+        if decision is None or record.kind != "incident" or name not in counted:
             continue
-        name = str(record["incident"])
-        change = record["data"].get("what")
         row = rows.get(name) or RecordedIncident(
             incident=name,
-            severity=record["severity"],
-            rule=str(record["rule"]),
-            step=record["step"],
-            headline=record["reason"],
+            severity=str(decision.severity),
+            rule=str(decision.rule),
+            step=record.step,
+            headline=record.reason,
             end=Unknown("it is open"),
             end_step=Unknown("it is open"),
         )
-        row = replace(row, severity=min(row.severity, record["severity"] or row.severity))
-        if change == "raised":
-            row = replace(row, rule=str(record["rule"]), headline=record["reason"])
-        elif change in ("closed", "held"):
-            row = replace(row, end=record["reason"], end_step=record["step"])
+        row = replace(row, severity=min(row.severity, decision.severity or row.severity))
+        if isinstance(decision, IncidentRaised):
+            row = replace(row, rule=str(decision.rule), headline=record.reason)
+        elif isinstance(decision, IncidentClosed | IncidentHeld):
+            row = replace(row, end=record.reason, end_step=record.step)
         rows[name] = row
     return list(rows.values())
 
 
-def _audit_state(run: RunDir, records: Sequence[Record]) -> AuditState:
+def _audit_state(run: RunDir, log: Sequence[Facts]) -> AuditState:
     """Return what the log and its digests say of the files that all of this is read from."""
     report = audit.verify(run.audit_path, run.id)
     return AuditState(
@@ -133,7 +149,7 @@ def _audit_state(run: RunDir, records: Sequence[Record]) -> AuditState:
         head=report.head,
         parts=[
             AuditedPart(part.part, part.status, part.text)
-            for part in run_records.check(run, run_records.taken(records))
+            for part in run_records.check(run, run_records.taken(log))
         ],
         not_checked=list(run_records.NOT_CHECKED),
     )
@@ -144,18 +160,18 @@ def _open_intervals(records: Sequence[Record]) -> list[Interval]:
     opened: dict[str, int] = {}
     intervals: list[Interval] = []
     for record in records:
-        if is_of(record, "incident", "opened"):
-            opened[str(record["incident"])] = record["mono_ns"]
-        elif is_of(record, "incident", "closed"):
-            since = opened.pop(str(record["incident"]), None)
-            intervals += [] if since is None else [(since, float(record["mono_ns"]))]
+        if isinstance(record.decision, IncidentOpened):
+            opened[str(record.incident)] = record.mono_ns
+        elif is_closing(record):
+            since = opened.pop(str(record.incident), None)
+            intervals += [] if since is None else [(since, float(record.mono_ns))]
     return intervals + [(since, float("inf")) for since in opened.values()]
 
 
 def _run(
-    run: RunDir, described: Record, start: Record, records: Sequence[Record], frames: Frames
+    run: RunDir, described: Facts, start: Facts, records: Sequence[Record], frames: Frames
 ) -> RecordedRun:
-    end = records[-1] if records and records[-1]["kind"] == "run_end" else None
+    end = records[-1] if records and records[-1].kind == "run_end" else None
     previous = start.get("previous")
     no_frame = Unknown(frames.unreadable or NO_FRAME)
     return RecordedRun(
@@ -165,7 +181,7 @@ def _run(
         command=list(described["argv"]),
         previous=str(previous) if previous else Unknown("it follows no other run"),
         state="ended" if end is not None else "not ended, or its supervisor was killed",
-        exit_code=Unknown("no record of the end") if end is None else end["data"]["exit_code"],
+        exit_code=Unknown("no record of the end") if end is None else end.data["exit_code"],
         first_step=frames.first_step if frames.frames else no_frame,
         last_step=frames.last_step if frames.frames else no_frame,
         steps_made=frames.frames + frames.missing if frames.frames else no_frame,
@@ -176,16 +192,14 @@ def _run(
 
 
 def _identity(records: Sequence[Record]) -> JobIdentity:
-    identities = [r for r in records if r["kind"] == "identity"]
+    identities = [record for record in records if record.kind == "identity"]
     reason = "no record of it: the run ended at once, or an earlier version recorded it"
     return JobIdentity(
-        initial=identities[0]["data"]["identity"] if identities else {"unknown": reason},
+        initial=identities[0].data["identity"] if identities else {"unknown": reason},
         changes=[
-            IdentityChange(
-                r["data"]["attempt"], r["data"]["since"], r["step"], r["data"]["differs"]
-            )
-            for r in identities
-            if r["data"].get("differs")
+            IdentityChange(data["attempt"], data["since"], record.step, data["differs"])
+            for record in identities
+            if (data := record.data).get("differs")
         ],
     )
 
@@ -196,23 +210,22 @@ def _identity(records: Sequence[Record]) -> JobIdentity:
 def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
     """Return each fault that was injected, and how many steps later what followed."""
     faults = []
-    for record in records:
-        if not is_of(record, "note", "drill"):
+    for record, notice in notices(records, "drill"):
+        if notice.details.get("fault") is None or "refused" in notice.details:
             continue
-        data, details = record["data"], record["data"].get("details") or {}
-        if details.get("fault") is None or "refused" in details:
-            continue
-        step = record["step"] if data.get("at_step") is None else int(data["at_step"])
-        later = [r for r in records if r["seq"] > record["seq"]]
-        alarm = next((r for r in later if is_of(r, "rule", "fired")), None)
-        action = next((r for r in later if _touches_job(r)), None)
+        step = record.step if notice.at_step is None else notice.at_step
+        later = [r.decision for r in records if r.seq > record.seq]
+        alarm = next((d for d in later if isinstance(d, RuleFired)), None)
+        action = next(
+            (d for d in later if isinstance(d, ActionPlanned) and d.action.touches_job), None
+        )
         faults.append(
             InjectedFault(
-                fault=details["fault"],
+                fault=notice.details["fault"],
                 step=step,
-                record=record["seq"],
-                params=details.get("params", {}),
-                rule=Unknown("no rule fired") if alarm is None else alarm["rule"],
+                record=record.seq,
+                params=notice.details.get("params", {}),
+                rule=Unknown("no rule fired") if alarm is None else str(alarm.rule),
                 reported_after=_steps_after(alarm, step, "no rule fired"),
                 acted_after=_steps_after(action, step, "no action on the job"),
             )
@@ -220,38 +233,35 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
     return faults
 
 
-def _steps_after(record: Record | None, step: int, reason: str) -> int | Unknown:
-    return Unknown(reason) if record is None else max(0, int(record["step"]) - step)
-
-
-def _touches_job(record: Record) -> bool:
-    return record["kind"] == "intent" and bool(record["data"]["action"]["touches_job"])
+def _steps_after(decision: Decision | None, step: int, reason: str) -> int | Unknown:
+    return Unknown(reason) if decision is None else max(0, decision.step - step)
 
 
 def _actions(records: Sequence[Record]) -> list[Intervention]:
     """Return each action on the job and its outcome, oldest first."""
     actions: dict[str, Intervention] = {}
     for record in records:
-        if _touches_job(record):
-            action = record["data"]["action"]
-            actions[action["id"]] = Intervention(
-                id=action["id"],
-                action=action["verb"],
-                runbook=action.get("runbook") or Unknown("an operator ordered it"),
-                incident=record.get("incident") or Unknown("of no incident"),
-                step=record["step"],
+        decision = record.decision
+        if isinstance(decision, ActionPlanned) and decision.action.touches_job:
+            order = decision.action
+            actions[order.id] = Intervention(
+                id=order.id,
+                action=order.verb,
+                runbook=order.runbook or Unknown("an operator ordered it"),
+                incident=record.incident or Unknown("of no incident"),
+                step=record.step,
                 outcome="in doubt",
                 observed={},
-                record=record["seq"],
+                record=record.seq,
             )
-        elif record["kind"] in ENDS and "action" in (record.get("data") or {}):
-            name, result = record["data"]["action"]["id"], record["data"].get("result") or {}
-            if name in actions:
-                actions[name] = replace(
-                    actions[name],
-                    outcome=ENDS[record["kind"]],
-                    observed={key: result[key] for key in OBSERVED if key in result},
-                )
+        elif (ending := ending_of(decision)) is not None and ending[0] in actions:
+            name, outcome = ending
+            result = getattr(decision, "result", None) or {}
+            actions[name] = replace(
+                actions[name],
+                outcome=outcome,
+                observed={key: result[key] for key in OBSERVED if key in result},
+            )
     return list(actions.values())
 
 
@@ -260,17 +270,15 @@ def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -
     for action in actions:
         by_name.setdefault(action.action, Counter())[action.outcome] += 1
     safeguards = Counter(
-        str((r["data"].get("details") or {}).get("order", "safeguard"))
-        for r in records
-        if is_of(r, "note", "safeguard")
+        str(notice.details.get("order", "safeguard")) for _, notice in notices(records, "safeguard")
     )
     return Interventions(
         by_name={name: dict(sorted(count.items())) for name, count in sorted(by_name.items())},
         safeguards=dict(sorted(safeguards.items())),
         operators=[
-            OperatorCommand(r["step"], r["seq"], r["reason"])
-            for r in records
-            if is_of(r, "note", "operator")
+            OperatorCommand(record.step, record.seq, record.reason)
+            for record in records
+            if isinstance(record.decision, CommandAnswered | ReloadRequested)
         ],
         actions=actions,
     )
@@ -279,27 +287,29 @@ def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -
 def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -> list[Recovery]:
     """Return each runbook that a rule runs: what it does, and how often it was verified."""
     used: Counter[str] = Counter()
-    ends: Counter[tuple[str, str]] = Counter()
-    current: dict[str, tuple[str, str]] = {}  # incident -> runbook, and the number of its execution
+    passed: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    current: dict[str | None, tuple[str, str]] = {}  # incident -> runbook, number of its execution
     for record in records:
-        data, incident = record.get("data") or {}, str(record.get("incident"))
-        if record["kind"] == "intent":
-            action = data["action"]
-            execution = str(action.get("runbook")), str(action["id"]).rpartition("/")[0]
-            if current.get(incident) != execution:
-                used[execution[0]] += 1
-            current[incident] = execution
-        elif record["kind"] == "verify" and data.get("what") in ("passed", "failed"):
-            ends[current.get(incident, ("", ""))[0], data["what"]] += 1
-    names = {rule.runbook for rule in policy.rules} | {policy.job.on_crash} | set(used)
-    names |= set(policy.ladder.levels)
+        decision = record.decision
+        name, _ = current.get(record.incident, ("", ""))
+        if isinstance(decision, ActionPlanned):
+            execution = decision.action.runbook, decision.action.id.rpartition("/")[0]
+            used[execution[0]] += current.get(record.incident) != execution
+            current[record.incident] = execution
+        elif isinstance(decision, VerificationPassed):
+            passed[name] += 1
+        elif isinstance(decision, VerificationFailed):
+            failed[name] += 1
+    names = {rule.runbook for rule in policy.rules} | {policy.job.on_crash}
+    names |= {*used, *policy.ladder.levels}
     return [
         Recovery(
             runbook=name,
             procedure=list(runbook.verbs),
             used=used[name],
-            verified=ends[name, "passed"],
-            failed=ends[name, "failed"],
+            verified=passed[name],
+            failed=failed[name],
             recoveries=knowledge.recoveries(runbook.verbs)
             or Unknown("not shown by the benchmarks"),
         )
@@ -311,13 +321,15 @@ def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -
 # ── gaps, cost, limits ────────────────────────────────────────────────────────────────────────────
 
 
-def _gaps(records: Sequence[Record], frames: Frames, policy: Policy | None) -> Gaps:
+def _gaps(
+    log: Sequence[Facts], records: Sequence[Record], frames: Frames, policy: Policy | None
+) -> Gaps:
     no_frame = Unknown(frames.unreadable or NO_FRAME)
     steps = frames.frames + frames.missing
     journal = "its decisions are on record to the end"
     if frames.unreadable:
         journal = frames.unreadable
-    elif (ended_early := incomplete(records)) is not None:
+    elif (ended_early := incomplete(log)) is not None:
         journal = str(ended_early["reason"])
     return Gaps(
         unwatched_s=[round(seconds, 3) for seconds in frames.unwatched_s],
@@ -325,9 +337,9 @@ def _gaps(records: Sequence[Record], frames: Frames, policy: Policy | None) -> G
         steps_without_frame=frames.missing if frames.frames else no_frame,
         blind_share=round(frames.missing / steps, 6) if frames.frames else no_frame,
         blind_rules=[
-            BlindRule(r["rule"], r["step"], r["seq"], r["reason"])
-            for r in records
-            if r["kind"] == "blind"
+            BlindRule(str(record.decision.rule), record.step, record.seq, record.reason)
+            for record in records
+            if isinstance(record.decision, RuleBlind)
         ],
         inactive_rules=[] if policy is None else _inactive(policy, frames),
         journal=journal,
@@ -372,7 +384,7 @@ def _cost(actions: Sequence[Intervention], frames: Frames) -> RunCost:
 
 
 def _limits(
-    described: Record, frames: Frames, policy: Policy | None, knowledge: Knowledge
+    described: Facts, frames: Frames, policy: Policy | None, knowledge: Knowledge
 ) -> list[str]:
     limits = []
     if described.get("tier_reason"):

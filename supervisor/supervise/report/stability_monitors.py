@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.model.decisions import RuleFired
 from ..core.model.interfaces import Detector
 from ..core.model.policy import HOLD, Policy, Rule
-from .records import Record, is_of
+from .records import Record
 from .run_frames import Frames
 from .stability_record import (
     Baseline,
@@ -155,8 +155,8 @@ def monitors(
 def _formulas(records: Sequence[Record]) -> str | None:
     """Return the digest of the formulas that the run was recorded with."""
     for record in records:
-        if record["kind"] == "identity":
-            digest = (record["data"]["identity"].get("supervise") or {}).get("formulas_sha256")
+        if record.kind == "identity":
+            digest = (record.data["identity"].get("supervise") or {}).get("formulas_sha256")
             return None if digest is None else str(digest)
     return None
 
@@ -174,8 +174,10 @@ def rules(
     Args:
         citations: trials that the run cites; what a drill suite has shown of the rule as it is now.
     """
-    alarms = [r for r in records if is_of(r, "rule", "fired")]
-    counts = Counter(r["rule"] for r in alarms)
+    alarms: dict[str, list[Record]] = {}
+    for record in records:
+        if isinstance(record.decision, RuleFired):
+            alarms.setdefault(str(record.decision.rule), []).append(record)
     rows = []
     for rule in policy.rules:
         detectors = {name: policy.detectors[name] for name in policy.detectors_of(rule)}
@@ -193,10 +195,15 @@ def rules(
                 response=response,
                 stops=response == HOLD
                 or (runbook is not None and not STOPPING.isdisjoint(runbook.verbs)),
-                alarms=counts[rule.id],
+                alarms=len(alarms.get(rule.id, ())),
                 state=_state(detectors.values(), frames),
                 lead_time=_lead_time(
-                    rule.id, policy.digest_of(rule), knowledge, alarms, drills, citations
+                    rule.id,
+                    policy.digest_of(rule),
+                    knowledge,
+                    alarms.get(rule.id, ()),
+                    drills,
+                    citations,
                 ),
                 blind_to=[knowledge.blind_to[kind] for kind in kinds if kind in knowledge.blind_to],
             )
@@ -240,11 +247,9 @@ def _lead_time(
     in_run = []
     for number, drill in enumerate(drills):
         until = drills[number + 1].record if number + 1 < len(drills) else float("inf")
-        alarm = next(
-            (r for r in alarms if r["rule"] == rule and drill.record < r["seq"] < until), None
-        )
+        alarm = next((r for r in alarms if drill.record < r.seq < until), None)
         if alarm is not None:
-            in_run.append(LeadInRun(drill.fault, drill.step, max(0, alarm["step"] - drill.step)))
+            in_run.append(LeadInRun(drill.fault, drill.step, max(0, alarm.step - drill.step)))
     suites = [
         {"trial": trial["trial"], **{name: result[name] for name in SHOWN_IN_SUITE}}
         for trial in citations

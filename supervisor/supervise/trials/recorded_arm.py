@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..core.model.decisions import (
+    ActionFinished,
+    ActionPlanned,
+    Decision,
+    NoticeTaken,
+    RuleFired,
+    Suppressed,
+)
 from ..errors import understood
-from ..report.records import is_of
+from ..report.records import read_records
 from ..store import audit, files, run_records
 from ..store.run_directory import RunDir
 from .arms import Act, Alarm, Arm, ArmBuilder, FaultArm
@@ -69,9 +78,9 @@ def read_fault(run: RunDir, metrics: Sequence[str], name: str) -> FaultArm:
     """
     arm = read_arm(run, metrics, name)
     records = _Records()
-    with understood(f"the records in {run.audit_path}", HINT):
-        for record in audit.read(run.audit_path):
-            records.take(record)
+    for record in read_records(run):
+        if record.decision is not None:
+            records.take(record.decision)
     return FaultArm(
         arm,
         repeated=_repeated(run),
@@ -108,28 +117,28 @@ class _Records:
         """Why the fault cannot act, "" if no rank refused it."""
         return next(iter(self.refused.values()), "")
 
-    def take(self, r: dict[str, Any]) -> None:
-        kind, data, step = r["kind"], r.get("data") or {}, int(r["step"])
-        if is_of(r, "note", "drill"):
-            self._drill(data, step)
-        elif is_of(r, "rule", "fired"):
-            key = str(r["rule"]), step
-            alarm = Alarm(key[0], str(r["severity"]), step)
-            if key not in self.alarms or alarm.severity < self.alarms[key].severity:
-                self.alarms[key] = alarm  # each rank has a record of its own
-        elif kind == "suppressed" and str(data.get("suppressed_by")).partition(":")[0] in MUTED:
-            self.alarms.pop((str(r["rule"]), step), None)
-        elif kind == "intent" and data["action"]["touches_job"]:
-            action = data["action"]
-            self.acts[action["id"]] = Act(str(action["verb"]), step, is_done=False)
-        elif kind == "commit" and (begin := self.acts.get(data.get("action", {}).get("id"))):
-            self.acts[data["action"]["id"]] = Act(begin.verb, begin.step, is_done=True)
+    def take(self, decision: Decision) -> None:
+        """Take the next decision."""
+        step, rule = decision.step, str(decision.rule)
+        if isinstance(decision, NoticeTaken) and decision.what == "drill":
+            self._drill(decision)
+        elif isinstance(decision, RuleFired):
+            alarm = Alarm(rule, str(decision.severity), step)
+            previous = self.alarms.get((rule, step), alarm)  # each rank has a record of its own
+            self.alarms[rule, step] = min(previous, alarm, key=lambda alarm: alarm.severity)
+        elif isinstance(decision, Suppressed) and decision.cause in MUTED:
+            self.alarms.pop((rule, step), None)
+        elif isinstance(decision, ActionPlanned) and decision.action.touches_job:
+            self.acts[decision.action.id] = Act(decision.action.verb, step, is_done=False)
+        elif isinstance(decision, ActionFinished) and decision.action.id in self.acts:
+            act = self.acts[decision.action.id]
+            self.acts[decision.action.id] = replace(act, is_done=True)
 
-    def _drill(self, data: dict[str, Any], step: int) -> None:
-        about, rank = data.get("details") or {}, int(data.get("rank") or 0)
-        if "refused" in about:
-            self.refused[rank] = str(about["refused"])
-        elif "fault" in about:
+    def _drill(self, notice: NoticeTaken) -> None:
+        rank = notice.rank or 0
+        if "refused" in notice.details:
+            self.refused[rank] = str(notice.details["refused"])
+        elif "fault" in notice.details:
             self.struck.add(rank)
-            fault_step = step if data.get("at_step") is None else int(data["at_step"])
-            self.injected = fault_step if self.injected is None else min(self.injected, fault_step)
+            step = notice.step if notice.at_step is None else notice.at_step
+            self.injected = step if self.injected is None else min(self.injected, step)
