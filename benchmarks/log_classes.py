@@ -29,7 +29,7 @@ from pathlib import Path
 
 from supervise.catalog.loader import failure_classes
 from supervise.core.model.failure import LOG, Failure, classify
-from supervise.recordings import find
+from supervise.recordings import readers
 from supervise.runtime.logs import PER_CLASS, LogFiles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,8 +147,8 @@ def labelled() -> Iterator[str]:
 
 def curves(data: Path) -> Iterator[tuple[str, str]]:
     """Yield class and text of a line for each row of a public curve, in all four forms."""
-    for source in find.sources([data / "logs", data / "field"]):
-        table = find.readers()[source.reader].read(source.path)
+    for source in readers.sources([data / "logs", data / "field"]):
+        table = readers.READERS[source.reader].read(source.path)
         name = next((each for each in LOSSES if each in table.columns), None)
         if name is None or "step" not in table.columns:
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from supervise.backtest import pool, score
+from supervise.lab import backtest, score
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("SUPERVISE_DATA", ROOT / "../shared/data"))
@@ -59,7 +59,7 @@ def main() -> None:
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
         policies = [str(write(Path(folder), factor)) for factor in given.factors]
-        outcomes = pool.run(paths, policies, {}, given.jobs, [])
+        outcomes = backtest.run(paths, policies, {}, given.jobs, [])
     for place, factor in enumerate(given.factors):
         total = score.score(f"x{factor:g}", [each[place] for each in outcomes], labels)
         missed = ", ".join(f"{one['kind']} at {one['step']}" for one in total.missed) or "nothing"

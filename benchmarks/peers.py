@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from supervise.backtest import compare, pool, score
-from supervise.backtest.score import Outcome
+from supervise.lab import backtest, score
+from supervise.lab.score import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "policies" / "peers"
@@ -34,7 +34,7 @@ HEAD = f"""# The rules of other projects on the same recordings
 
 Written by `python benchmarks/peers.py` from `policies/{OURS}.yaml` and `policies/peers/`, whose
 files name what our policy language cannot express of the original. The docstring of
-`supervisor/supervise/backtest/score.py` defines when a label is found and an alarm is false.
+`supervisor/supervise/lab/score.py` defines when a label is found and an alarm is false.
 
 {score.CAVEAT}
 """
@@ -49,17 +49,17 @@ count incidents without a fault. `*`: the fault did no harm to that run.
 
 def outcomes(path: Path, jobs: int) -> list[list[Outcome]]:
     policies = [OURS, *map(str, sorted(PEERS.glob("*.yaml")))]
-    return pool.run([path], policies, {}, jobs, [])
+    return backtest.run([path], policies, {}, jobs, [])
 
 
 def logs(data: Path, jobs: int) -> Iterator[str]:
     labels = score.read_labels(data / "logs" / "incidents.csv")
     found = outcomes(data / "logs", jobs)
-    totals = compare.scores(found, labels)
+    totals = score.scores(found, labels)
     rows = sum(each[0].rows for each in found)
     yield "\n## Public logs\n"
     yield f"{len(found)} runs, {rows} logged steps; found / labelled by kind.\n"
-    yield from compare.table(totals, labelled=True)
+    yield from score.table(totals, labelled=True)
 
 
 def faults(data: Path, jobs: int) -> Iterator[str]:

@@ -42,9 +42,7 @@ LAYERS = {
     "report": (*(f"supervise.{name}" for name in ("core", "json_schemas", "store", "system")),),
     "trials": (*(f"supervise.{name}" for name in ("core", "report", "store", "system")),),
     "recordings": ("supervise.core",),
-    "policytest": ("supervise.core", "supervise.catalog"),
-    "backtest": (*(f"supervise.{name}" for name in ("core", "catalog", "recordings", "store")),),
-    "explain": ("supervise.core", "supervise.catalog"),
+    "lab": (*(f"supervise.{name}" for name in ("core", "catalog", "recordings", "store")),),
     "runtime": (
         *(f"supervise.{name}" for name in ("core", "detectors", "catalog", "actions", "notifiers")),
         *(f"supervise.{name}" for name in ("checkpoints", "store", "report", "system")),
@@ -62,7 +60,7 @@ ALSO = {
         "supervise.report.incident_report",
         "supervise.report.stability_record",
     ),
-    "supervise.catalog.metrics": ("supervise.recordings.aliases",),  # for its hints
+    "supervise.catalog.metrics": ("supervise.recordings.table",),  # for its hints
     "supervise.actions.pause": ("supervise.actions.resume",),  # its undo
     "supervise.actions.quarantine": ("supervise.actions.unquarantine",),  # likewise
     "supervise.notifiers": ("supervise.notifiers.heartbeat",),
@@ -72,7 +70,7 @@ ALSO = {
 CATALOGS = ("detectors", "actions", "notifiers")
 # One file per part: they may be many, and are named as people name the part.
 PARTS = (
-    *(f"supervise.{name}" for name in (*CATALOGS, "cli", "recordings")),
+    *(f"supervise.{name}" for name in (*CATALOGS, "cli")),
     *(f"supervise_probe.{name}" for name in ("collectors", "faults")),
 )
 ONE_THING = {"adoption"}  # a takeover: `runtime` does what `core.handlers` decides

@@ -172,8 +172,8 @@ def test_branches_share_their_past_and_differ_by_their_remedy(live):
     ],
 )
 def test_a_policy_is_scored_by_the_branch_of_its_remedy(live, runbook, step, wanted):
-    from supervise.backtest.backtest_runner import shadowed
-    from supervise.backtest.score import Act
+    from supervise.lab.backtest import shadowed
+    from supervise.lab.score import Act
 
     lost = {"nothing": 40, "restore_10": 5, "restore_25": 6, "hold_rate": 2, "relaunch": 7}
     lost["hold_rate_now"] = 1
@@ -203,7 +203,7 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
     """On the recordings of the proving ground; the policies have the rule from one pack."""
     from pyarrow import parquet
 
-    from supervise.backtest import pool
+    from supervise.lab import backtest
 
     policy = tmp_path / "ordered.yaml"
     policy.write_text("version: supervise/v1\npolicy: ordered\nmode: observe\nuse: [loss_spike]\n")
@@ -212,7 +212,7 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
     for path in sorted(scorer.RECORDINGS.glob("*.parquet")):
         some = tmp_path / path.name
         parquet.write_table(parquet.read_table(path, filters=[("run", "in", wanted)]), some)
-        for outcomes in pool.run([some], [str(policy)], {}, 1, []):
+        for outcomes in backtest.run([some], [str(policy)], {}, 1, []):
             runs = {each.run for each in outcomes if each.fired.get("loss_spike.ordered")}
             assert not any(run.startswith(scorer.HEALTHY) for run in runs), (path.stem, runs)
             told |= {path.stem} if runs else set()

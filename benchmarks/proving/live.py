@@ -57,10 +57,10 @@ from grid import FAULTS as DRILLS
 from grid import HEALTHY, PROGRAMS, TOKENS, Cell, Program, cells
 from score import OURS, losses
 
-from supervise.backtest import pool
-from supervise.backtest.backtest_runner import shadowed
-from supervise.backtest.score import Act
 from supervise.core.model.policy import Policy
+from supervise.lab import backtest
+from supervise.lab.backtest import shadowed
+from supervise.lab.score import Act
 from supervise_probe import faults
 
 HERE = Path(__file__).resolve().parent
@@ -230,7 +230,7 @@ def answers(kept: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, s
             continue
         series = losses(path)
         most = series[f"{HEALTHY}-0"][0]
-        for outcome in (each for found in pool.run([path], names, {}, 2, []) for each in found):
+        for outcome in (each for found in backtest.run([path], names, {}, 2, []) for each in found):
             run = outcome.run.lstrip(":")
             fault, _, seed = run.rpartition("-")
             if seed != "0" or fault not in about["faults"]:

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from pyarrow import parquet
 
-from supervise.backtest import pool
-from supervise.backtest.score import Label, Score, read_labels, score
+from supervise.lab import backtest
+from supervise.lab.score import Label, Score, read_labels, score
 
 TABLE = Path(__file__).with_name("public.md")
 RUN_ROWS = 10_000
@@ -114,7 +114,7 @@ def noise(name: str, rows: int, folder: Path) -> None:
 
 def judged(paths: Sequence[Path], policy: str, jobs: int, labels: Sequence[Label] = ()) -> Score:
     """Back-test the recordings."""
-    outcomes = [each for one in pool.run(paths, [policy], {}, jobs, []) for each in one]
+    outcomes = [each for one in backtest.run(paths, [policy], {}, jobs, []) for each in one]
     return score(policy, outcomes, labels)
 
 

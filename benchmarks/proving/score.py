@@ -36,8 +36,8 @@ from typing import Any
 from grid import DATA_DRILLS, HARMLESS, HEALTHY, PROGRAMS, RATE_DRILLS, Program
 from pyarrow import parquet
 
-from supervise.backtest import pool
-from supervise.backtest.score import Outcome
+from supervise.lab import backtest
+from supervise.lab.score import Outcome
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS, TABLE = HERE / "recordings", HERE / "table.md"
@@ -221,7 +221,7 @@ def lines(tallies: Mapping[tuple[str, str], Tally], policies: Sequence[str]) -> 
 def outcomes_of(program: Program, policies: list[str]) -> list[Outcome]:
     """Return what each policy made of each recorded run of a program."""
     path = RECORDINGS / f"{program.name}.parquet"
-    return [one for several in pool.run([path], policies, {}, 1, []) for one in several]
+    return [one for several in backtest.run([path], policies, {}, 1, []) for one in several]
 
 
 def main() -> int:

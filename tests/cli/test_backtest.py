@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.backtest.score import CAVEAT
 from supervise.catalog import load_policy
-from supervise.recordings import aliases
+from supervise.lab.score import CAVEAT
+from supervise.recordings import table
 from tests.support.waiting import wait_until
 
 PEERS = sorted((Path(__file__).parents[2] / "policies" / "peers").glob("*.yaml"))
@@ -296,7 +296,7 @@ def test_what_others_do_loads(path):
     assert warnings == []
     assert policy.name == path.stem
     assert policy.mode in ("shadow", "observe")
-    assert {m for d in policy.detectors.values() for m in d.metrics} <= set(aliases.NAMES)
+    assert {m for d in policy.detectors.values() for m in d.metrics} <= set(table.NAMES)
 
 
 def test_the_workers_of_a_killed_backtest_end(tmp_path, policy):

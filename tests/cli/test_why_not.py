@@ -9,7 +9,7 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Gap
-from supervise.explain import conditions, why_not
+from supervise.lab import why_not
 from tests.support.recorded_run import SMALL
 
 SECOND = 1_000_000_000
@@ -173,7 +173,7 @@ def test_every_kind_of_detector_can_be_explained(name):
         state, _ = engine.step(policy, state, event)
         if isinstance(event, Announced) or event.step in (3, 89):
             for rule in policy.rules:
-                for one in conditions.missing(rule, policy, state.monitors[0]):
+                for one in why_not.missing(rule, policy, state.monitors[0]):
                     assert one["text"] and one["code"] != one["wanted"], rule.id
                     assert "None" not in one["text"], one["text"]
                 why_not.blocking(rule, policy, why_not.if_fired(rule, policy, state, "nominal", 0))
@@ -225,7 +225,7 @@ def test_a_coupling_says_what_came_too_late_or_in_another_order(tmp_path, rule, 
     for step in range(40):
         values = tuple(9.0 if step == at else 1.0 for at in steps)
         state, _ = engine.step(policy, state, Frame(SECOND * (step + 1), 0, 0, step, values))
-    (found,) = conditions.missing(
+    (found,) = why_not.missing(
         next(r for r in policy.rules if r.id == rule), policy, state.monitors[0]
     )
 

@@ -36,7 +36,7 @@ from supervise import cli, errors
 from supervise.cli.backtest import backtest_command
 from supervise.core.model.decisions import Decision
 from supervise.core.replay import record
-from supervise.policytest import suite
+from supervise.lab import suite
 from supervise.report import incident_views
 from supervise.report.incident_report import IncidentReport
 from supervise.store import audit, journal

@@ -19,9 +19,9 @@ from supervise.catalog.scenarios import Injection, Scenario
 from supervise.core.model.decisions import Decision
 from supervise.core.model.interfaces import Message
 from supervise.core.model.policy import Policy
+from supervise.lab import scenario_runner
 from supervise.notifiers import channel_queue, console, slack
 from supervise.notifiers.outbox import message_of
-from supervise.policytest import scenario_runner
 
 RUN, HEAD = "20260105-101112-7f3a9c", "42 9c1b"
 RECORDED = ("suppressed", "abort", "in_doubt")  # kinds whose reason `supervise why` shows

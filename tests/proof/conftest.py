@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog.scenario_subject import Subject
-from supervise.policytest import suite
-from supervise.policytest.suite import Outcome
+from supervise.lab import suite
+from supervise.lab.suite import Outcome
 
 POLICY = """\
 version: supervise/v1

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from supervise.backtest import backtest_runner, compare, playback, pool
-from supervise.backtest.score import Label
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Announced, Exited, Frame, Launched, Tick
-from supervise.recordings.find import sources
+from supervise.lab import backtest, score
+from supervise.lab.score import Label
+from supervise.recordings.readers import sources
 from supervise.recordings.table import Recording
 
 POLICY = """
@@ -55,7 +55,7 @@ def _losses(tmp_path, name, losses, first=0):
 
 
 def _one(path, policy):
-    (found,) = backtest_runner.outcomes(sources([path])[0], [backtest_runner.shadowed(policy)])
+    (found,) = backtest.outcomes(sources([path])[0], [backtest.shadowed(policy)])
     return found[0]
 
 
@@ -90,7 +90,7 @@ def test_it_is_what_the_engine_says(tmp_path, write):
     state, said = engine.start(policy), []
     piece = Recording("", ("train_loss_raw",), [])
     piece.rows = [(i, 0, 0, (v,)) for i, v in enumerate((CALM + SPIKE) * 3 + CALM)]
-    for event in playback.events_of(piece):
+    for event in backtest.events_of(piece):
         state, decisions = engine.step(policy, state, event)
         said += [
             (d.step, d.severity, d.rule, d.incident)
@@ -150,7 +150,7 @@ def test_the_clock_is_the_step_time_or_a_second():
     piece.rows = [(i, 0, 0, (0.5,)) for i in range(100)]
     piece.rows[3] = (3, 0, 0, (float("nan"),))
     piece.rows[4] = (4, 0, 0, (-1.0,))
-    events = list(playback.events_of(piece))
+    events = list(backtest.events_of(piece))
 
     assert [type(event) for event in events[:3]] == [Launched, Announced, Frame]
     assert isinstance(events[-1], Exited)
@@ -194,8 +194,8 @@ def test_several_ranks_are_judged_and_the_first_one_is_counted(tmp_path, write):
 def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write):
     """Near enough in time and bad enough is the same."""
     path = _losses(tmp_path, "a", CALM + SPIKE + CALM + [4.0] + CALM)
-    found = pool.run([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
-    (line,) = compare.lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
+    found = backtest.run([path], [str(write()), str(write("keen", high=3))], {}, 1, [])
+    (line,) = score.lines(found, [Label("a", 304, 304, "loss_spike_recovered")])
 
     assert line["policy"] == "mine"
     assert line["score"]["kinds"] == {"loss_spike_recovered": [0, 1]}
@@ -209,9 +209,9 @@ def test_policies_differ_where_one_was_worried_and_the_other_not(tmp_path, write
 def test_processes_give_the_same_in_the_same_order(tmp_path, write):
     paths = [_losses(tmp_path, f"r{i}", CALM[: 100 + i] + SPIKE) for i in range(4)]
     names = [str(write())]
-    alone, left_out = pool.run(paths, names, {}, 1, []), []
+    alone, left_out = backtest.run(paths, names, {}, 1, []), []
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    spread = pool.run([tmp_path], names, {}, 2, left_out)
+    spread = backtest.run([tmp_path], names, {}, 2, left_out)
 
     assert [[o.line() for o in run] for run in spread] == [[o.line() for o in run] for run in alone]
     assert [run[0].run for run in spread] == ["r0", "r1", "r2", "r3"]

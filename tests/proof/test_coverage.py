@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from supervise.catalog.scenario_subject import Subject
-from supervise.policytest import suite
-from supervise.policytest.coverage import Coverage
+from supervise.lab import suite
+from supervise.lab.suite import Coverage
 
 QUIET = (
     "  - {name: quiet, series: {train_loss_raw: '2x40', grad_global_norm: '1x40'}, expect: []}\n"

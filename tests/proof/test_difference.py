@@ -10,7 +10,7 @@ import pytest
 
 from supervise.catalog import loader
 from supervise.catalog.loader import compose
-from supervise.explain.policy_diff import ORDER, Change, compare
+from supervise.lab.policy_diff import ORDER, Change, compare
 
 Diff = Callable[..., list[Change]]
 

@@ -9,7 +9,7 @@ from supervise.core.model.action import PlanContext
 from supervise.core.model.checkpoint_registry import Checkpoint
 from supervise.core.model.policy import Savepoints
 from supervise.errors import ActionError
-from supervise.policytest.fake_job import FakeJob
+from supervise.lab.fake_job import FakeJob
 
 GOOD = Checkpoint("ckpt-1", 40, 0, "/c/40.pt", True)
 AIM = PlanContext(

@@ -9,8 +9,8 @@ import pytest
 
 from supervise.catalog.scenario_subject import Subject
 from supervise.core.model.decisions import Decision
-from supervise.policytest import scenario_runner
-from supervise.policytest.suite import Outcome
+from supervise.lab import scenario_runner
+from supervise.lab.suite import Outcome
 
 Play = Callable[..., Outcome]
 QUIET = 'series: {train_loss_raw: "2x60", grad_global_norm: "1x60"}\nexpect: []\n'

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from supervise.backtest.score import (
+from supervise.lab.score import (
     LEAD,
     SLACK,
     Act,

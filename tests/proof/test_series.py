@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervise.policytest.series_samples import MetricSeries, samples
+from supervise.lab.scenario_runner import MetricSeries, samples
 
 
 @pytest.mark.parametrize(

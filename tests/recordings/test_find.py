@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings.find import sources
+from supervise.recordings.readers import sources
 
 
 def _make(folder, *names):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from supervise.errors import InputError
-from supervise.recordings import csv
+from supervise.recordings.readers import read_csv
 from supervise.recordings.table import NoStepsError, Table, recordings
 
 NAN = float("nan")
@@ -151,7 +151,7 @@ def test_a_log_of_lightning_is_one_piece(tmp_path):
             writer.log_metrics({"epoch": step // 10, "val_loss": 3.0}, step)
             writer.log_metrics({"epoch": step // 10, "train_loss_epoch": 2.0}, step)
     writer.save()
-    (found,) = recordings(csv.read(next(tmp_path.rglob("metrics.csv"))))
+    (found,) = recordings(read_csv(next(tmp_path.rglob("metrics.csv"))))
 
     assert [row[0] for row in found.rows] == list(range(0, 40, 2))
     metrics = dict(zip(found.names, found.rows[4][3], strict=True))

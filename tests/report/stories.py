@@ -16,7 +16,7 @@ from supervise.catalog.scenarios import Injection, Scenario
 from supervise.core.model.decisions import record
 from supervise.core.model.events import Announced, Event, Frame, Notice
 from supervise.core.model.policy import Policy
-from supervise.policytest.scenario_runner import ScenarioRunner
+from supervise.lab.scenario_runner import ScenarioRunner
 from supervise.report.incident_builder import RunFacts, build
 from supervise.report.incident_report import IncidentReport
 from supervise.report.incident_series import Tapes

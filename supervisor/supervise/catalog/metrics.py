@@ -14,7 +14,7 @@ from importlib import import_module
 from supervise_probe import collectors
 from supervise_probe.spec import MetricSpec
 
-from ..recordings import aliases
+from ..recordings import table
 
 SIMPLE, SEEDS = "this project", "the stability metrics report"
 MARIN = "Marin 32B retrospective"
@@ -258,7 +258,7 @@ def meant(metric: str, known: Collection[str] | None = None) -> str | None:
         known: the ids to choose from; None for all standard ones.
     """
     ids = everything() if known is None else known
-    found = [name for name in _of_others(aliases.plain(metric)) if name in ids]
+    found = [name for name in _of_others(table.plain(metric)) if name in ids]
     if not found:
         candidates = near(metric) if known is None else [*known]
         found = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
@@ -268,7 +268,7 @@ def meant(metric: str, known: Collection[str] | None = None) -> str | None:
 def _of_others(name: str) -> tuple[str, ...]:
     for prefix in ("", "train/", "training/", "metrics/"):
         plain = name.removeprefix(prefix)
-        for metric, names in aliases.NAMES.items():
+        for metric, names in table.NAMES.items():
             if plain in names:
                 return ("train_loss", metric) if metric == "train_loss_raw" else (metric,)
     return ()

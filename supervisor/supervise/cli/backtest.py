@@ -78,7 +78,7 @@ def backtest_command(
     cannot be read.
     """
     # Here, not above: other commands need no policies and detectors.
-    from ..backtest import compare, pool, score
+    from ..lab import backtest, score
 
     extra = dict(map(_column_and_metric, alias))
     known = None if labels is None else score.read_labels(labels)
@@ -87,18 +87,18 @@ def backtest_command(
         click.echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
     with progress("recordings") as report:
-        found = pool.run(recordings, [policy, *against], extra, jobs, left_out, report)
+        found = backtest.run(recordings, [policy, *against], extra, jobs, left_out, report)
     for each in left_out:
         click.echo(f"supervise: skipped {each}", err=True)
     runs = [outcomes[0].run for outcomes in found]
     _warn_of_others(score.unknown_runs(known or (), runs))
     if as_json:
-        for line in compare.lines(found, known):
+        for line in score.lines(found, known):
             click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
     else:
-        for text in compare.report(found, known):
+        for text in score.report(found, known):
             click.echo(text)
-    failed = score.failures(compare.scores(found, known)[0], fail_on)
+    failed = score.failures(score.scores(found, known)[0], fail_on)
     for what, text in failed.items():
         click.echo(f"supervise: --fail-on {what}: {text}", err=True)
     if failed:
@@ -120,8 +120,8 @@ def _column_and_metric(pair: str) -> tuple[str, str]:
 
 
 def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
-    from ..backtest import score
     from ..catalog.diagnostics import did_you_mean
+    from ..lab import score
 
     for what in given:
         if what not in score.FAILURES:
@@ -135,13 +135,13 @@ def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
 
 def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Iterator[str]:
     """Yield a warning per alias whose metric is not standard and not read by a policy."""
-    from ..backtest import backtest_runner
     from ..catalog import metrics
+    from ..lab import backtest
 
     unknown = {c: metric for c, metric in extra.items() if not metrics.is_known(metric)}
     if not unknown:
         return
-    loaded = [backtest_runner.shadowed(policy) for policy in policies]
+    loaded = [backtest.shadowed(policy) for policy in policies]
     read = {m for each in loaded for d in each.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..catalog.loader import Draft
     from ..catalog.scenario_subject import Subject
     from ..core.model.policy import Policy
-    from ..policytest.coverage import Coverage
-    from ..policytest.suite import Outcome
+    from ..lab.suite import Coverage, Outcome
 
 COMMANDS = ("check", "show", "schema", "test", "diff")
 
@@ -384,8 +383,8 @@ def policy_test_command(
     Exit codes: 0 good; 1 a scenario failed, coverage below --min, or --strict warnings; 65 invalid
     file or no scenarios.
     """
-    from ..policytest import suite
-    from ..policytest.coverage import Coverage
+    from ..lab import suite
+    from ..lab.suite import Coverage
 
     if least is not None and not coverage:
         raise UsageError("--min needs a coverage report", hint="add --coverage")
@@ -449,7 +448,7 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
     Raises:
         InputError, PolicyErrors: a file is invalid, or there is no scenario in any.
     """
-    from ..policytest.suite import load
+    from ..lab.suite import load
 
     subjects = [load(path, warnings) for path in paths]
     if not any(subject.scenarios for subject in subjects):
@@ -544,7 +543,7 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
     """
     from ..catalog import loader, yaml_document
     from ..catalog.loader import compose
-    from ..explain import policy_diff
+    from ..lab import policy_diff
 
     drafts = [compose(name) for name in (a, b)]
     changes = policy_diff.compare(*(loader.document(draft) for draft in drafts))

@@ -245,7 +245,7 @@ def why_not_command(
     """
     # Here, not above: policies and detectors are not needed for help and errors.
     from ..catalog import load_policy
-    from ..explain import why_not
+    from ..lab import why_not
 
     found = RunDir.open(run)
     records = list(audit.read(found.audit_path))

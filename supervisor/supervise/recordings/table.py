@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,7 +16,111 @@ from types import NoneType
 from typing import Any
 
 from ..errors import InputError
-from . import aliases
+
+# Our id: what it is called by Megatron-LM, Hugging Face (axolotl too), Lightning, nanoGPT, llm.c,
+# torchtitan, Composer and OLMo, and in the recordings of our own fault study.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "train_loss_raw": (
+        *("loss", "train_loss", "lm_loss", "lm_loss_training/lm_loss", "train_loss_step"),
+        *("loss/train/total", "crossentropyloss", "ce_loss", "loss_metrics/global_avg_loss"),
+    ),
+    "grad_global_norm": (
+        *("grad_norm", "gradient_norm", "grad_norm/grad_norm", "l2_norm/grad/global", "norm"),
+        *("optim/total_grad_norm", "total_grad_norm", "grad_2.0_norm_total"),
+    ),
+    "learning_rate": (
+        *("lr", "learning_rate/learning_rate", "optim/learning_rate_group0", "lr_adamw"),
+        *("lr_decoupledadamw/group0", "learning_rate_group0"),
+    ),
+    "update_to_weight": ("uw_ratio",),
+    "update_skipped": ("skipped", "optim/step_skipped"),
+    "skipped_updates": ("number_of_skipped_iterations", "skipped_iterations"),
+    "nan_inf_events": ("number_of_nan_iterations", "nan_iterations"),
+    "loss_scale": ("scale", "loss_scale/loss_scale"),
+    "max_attn_logit": ("attn_logit_max", "max_attention_logit"),
+    "attn_entropy": ("attn_ent_mean",),
+    "attn_entropy_min": ("attn_ent_min",),
+    "residual_rms": ("act_rms_max",),
+    "logz_mean": ("lse_abs",),
+    "batch_token_entropy": ("tok_entropy",),
+    "step_time": (
+        *("iteration_time", "elapsed_time_per_iteration_s", "elapsed_time_per_iteration_ms"),
+        *("iteration_time/iteration_time", "time_metrics/end_to_end(s)", "step_time_ms"),
+    ),
+    "tokens_per_sec": (
+        *("tokens_per_second", "throughput/tokens_per_sec", "throughput(tps)", "tgs"),
+        *("throughput/device/tokens_per_second", "tokens_per_second_per_gpu"),
+    ),
+    "mfu": ("mfu(%)",),
+}
+# Milliseconds where we count seconds.
+FACTORS: Mapping[str, float] = {"elapsed_time_per_iteration_ms": 1e-3, "step_time_ms": 1e-3}
+
+# Where the optimizer's step is, the best first: a logger's own counter says the least.
+STEPS = (
+    *("step", "trainer/global_step", "global_step", "train/global_step", "iteration", "iter"),
+    *("iteration_number", "_step"),
+)
+FILE = "file"
+RUNS = ("run", FILE)  # several runs in one file; logs that its rows were copied from
+RANK, ATTEMPT = "rank", "attempt"
+# Where and when a row was logged; no metric.
+ASIDE = frozenset(
+    (*STEPS, *RUNS, RANK, ATTEMPT, "line", "wall", "_timestamp", "_runtime", "_wandb")
+)
+
+ID = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*")  # what a metric's id looks like
+_PREFIXES = ("train/", "training/", "metrics/")
+
+
+def plain(column: str) -> str:
+    """Return a column's name as it is looked up."""
+    return column.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def bind(
+    columns: tuple[str, ...], extra: Mapping[str, str]
+) -> tuple[dict[str, tuple[int, float]], list[str]]:
+    """Return metric id -> (index of its column, factor to its unit), and the columns left out.
+
+    Args:
+        extra: column -> metric id given by the user; takes precedence.
+    """
+    taken: dict[str, tuple[int, float]] = {}
+    used: set[int] = set()
+
+    def take(metric: str, index: int, factor: float = 1.0) -> None:
+        if metric not in taken and index not in used:
+            taken[metric] = (index, factor)
+            used.add(index)
+
+    for i, column in enumerate(columns):
+        if column in extra:
+            take(extra[column], i)
+    for i, column in enumerate(columns):
+        if column in NAMES:
+            take(column, i)
+    place = {
+        name: i for i, column in reversed([*enumerate(columns)]) for name in _spellings(column)
+    }
+    for metric, names in NAMES.items():
+        for name in (metric, *names):
+            if name in place:
+                take(metric, place[name], FACTORS.get(name, 1.0))
+    known = {place[name] for names in NAMES.values() for name in names if name in place}
+    for i, column in enumerate(columns):
+        if i not in known and column not in ASIDE and ID.fullmatch(column):
+            take(column, i)
+    if "skip_reason" not in taken and taken.keys() >= {"update_skipped", "loss_scale"}:
+        taken.setdefault("overflow", taken["update_skipped"])  # the log tells no other reason
+    left = [c for i, c in enumerate(columns) if i not in used and c not in ASIDE]
+    return taken, left
+
+
+def _spellings(column: str) -> list[str]:
+    name = plain(column)
+    return [name, *(name.removeprefix(p) for p in _PREFIXES if name.startswith(p))]
+
 
 Cell = float | str | None  # a text is a cell that holds no number; None is absent
 Row = tuple[int, int, int, tuple[float | None, ...]]  # step, rank, attempt, values
@@ -81,14 +186,14 @@ def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Rec
             name, or there are no rows.
     """
     extra = extra or {}
-    step = next((c for c in aliases.STEPS if c in sheet.columns), None)
+    step = next((c for c in STEPS if c in sheet.columns), None)
     if step is None:
         raise NoStepsError(
             f"{sheet.where}: no column of steps",
-            hint=f"one of {', '.join(aliases.STEPS)}; it has: {', '.join(sheet.columns) or 'none'}",
+            hint=f"one of {', '.join(STEPS)}; it has: {', '.join(sheet.columns) or 'none'}",
         )
     missing = [c for c in extra if c not in sheet.columns]
-    bound, left = aliases.bind(sheet.columns, extra)
+    bound, left = bind(sheet.columns, extra)
     _check_twice(sheet, {sheet.columns[i] for i, _ in bound.values()})
     by_run, skipped = _grouped(sheet, step)
     notes = [f"columns left out: {', '.join(sorted(left))}"] if left else []
@@ -109,7 +214,7 @@ def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Rec
 
 def _check_twice(sheet: Table, bound: Collection[str]) -> None:
     for name, times in Counter(sheet.columns).items():
-        if times > 1 and (name in bound or name in aliases.ASIDE):
+        if times > 1 and (name in bound or name in ASIDE):
             place = _place(sheet, sheet.first_line and 1)
             raise InputError(f"{place}: {times} columns are called {name!r}", hint="rename them")
 
@@ -126,10 +231,10 @@ class _Raw:
 def _grouped(sheet: Table, step: str) -> tuple[dict[str, list[_Raw]], int]:
     """Read all rows; return them by run, and how many had no step."""
     at = {name: i for i, name in enumerate(sheet.columns)}
-    run_at = next((at[c] for c in aliases.RUNS if c in at), None)
-    mark = ":" if run_at is not None and sheet.columns[run_at] == aliases.FILE else ""
+    run_at = next((at[c] for c in RUNS if c in at), None)
+    mark = ":" if run_at is not None and sheet.columns[run_at] == FILE else ""
     step_at, width = at[step], len(sheet.columns)
-    others = [(at.get(name), name) for name in (aliases.RANK, aliases.ATTEMPT)]
+    others = [(at.get(name), name) for name in (RANK, ATTEMPT)]
     found: dict[str, list[_Raw]] = {}
     skipped = 0
     for number, cells in enumerate(sheet.rows, sheet.first_line or 0):
@@ -172,7 +277,7 @@ def _pieces(
     for name, (i, factor) in bound.items():
         kinds = set(map(type, columns[i]))
         if str in kinds:
-            if name in aliases.NAMES:
+            if name in NAMES:
                 bad = next(row for row in raw if isinstance(row.cells[i], str))
                 what = f"{sheet.columns[i]} {bad.cells[i]!r} is not a number"
                 raise InputError(f"{_place(sheet, bad.place)}: {what}")

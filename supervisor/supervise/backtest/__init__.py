@@ -1,1 +1,0 @@
-"""Back-tests: decisions of a policy on recorded runs, and their scores."""

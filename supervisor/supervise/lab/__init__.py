@@ -1,0 +1,1 @@
+"""Trials of policies away from a run: scenarios, back-tests, and the conditions of a rule."""

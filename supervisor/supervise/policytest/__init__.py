@@ -1,1 +1,0 @@
-"""Run scenarios through the live engine: their results, their assertions, their coverage."""
