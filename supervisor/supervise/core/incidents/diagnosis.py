@@ -188,7 +188,7 @@ def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: R
     watch = monitor.rules[policy.rules.index(rule)]
     breach = first_breach(monitor.numbers(rule), monitor.step)
     slow_ns = (frame.at_ns for frame in monitor.history.frames if frame.step >= breach)
-    began_ns = min(watch.fired_ns, *slow_ns)
+    began_ns = min([watch.fired_ns, *slow_ns])
     if watch.code != BREACH or state.at_ns - began_ns < slow_steps.BRIEF_S * 1e9:
         return f"brief:the {slow_steps.BRIEF_S:g} s that slow steps must last"
     slow = slow_steps.find(monitor.history.series, breach)
