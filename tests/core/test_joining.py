@@ -141,7 +141,8 @@ def test_a_fault_of_the_training_is_no_part_of_an_incident_about_speed(slow):
     # Each step is one event here.
     head = {"actor": "engine", "mono_ns": 0}
     records = [
-        Record.of({**record(d), **head, "seq": n, "event": d.step}) for n, d in enumerate(story.log)
+        Record.decode({**record(d), **head, "seq": n, "event": d.step})
+        for n, d in enumerate(story.log)
     ]
     rules = {
         name: {

@@ -133,7 +133,7 @@ def outcome(notices, code, folder):
     )
     bundle = evidence.collect(job, "inc-1", "k", 5.0)["path"]
     head = {"seq": 0, "actor": "engine", "mono_ns": 0}
-    records = [Record.of(record(decision) | head) for decision in decisions]
+    records = [Record.decode(record(decision) | head) for decision in decisions]
     return SimpleNamespace(
         cause=state.job.cause,
         console=render(message, colour=False),

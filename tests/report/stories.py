@@ -17,8 +17,8 @@ from supervise.core.model.decisions import record
 from supervise.core.model.events import Announced, Event, Frame, Notice
 from supervise.core.model.policy import Policy
 from supervise.lab.scenario_runner import ScenarioRunner
-from supervise.report.incident_builder import RunFacts, build
-from supervise.report.incident_report import IncidentReport
+from supervise.report.incident_builder import build
+from supervise.report.incident_report import IncidentReport, RunOrigin
 from supervise.report.incident_series import Tapes
 from supervise.report.records import Record, is_closing
 from tests.golden.messages import LOSSES_AGAIN, NAN, RUN, SPIKE, command, policy_of
@@ -192,7 +192,7 @@ def played(name: str) -> tuple[Policy, list[Record], list[Event]]:
     for n, (_, decision) in enumerate(runner.result.log):
         _, number, at_ns = runner.starts[bisect_right(firsts, n) - 1]
         stored = {"seq": n + 1, "mono_ns": at_ns, "wall": WALL, "actor": "engine", "event": number}
-        records.append(Record.of(stored | record(decision)))
+        records.append(Record.decode(stored | record(decision)))
     return policy, records, runner.events
 
 
@@ -209,14 +209,14 @@ def report(name: str, incident: str = "inc-1", until: int | None = None) -> Inci
             names[event.rank] = event.names
         elif isinstance(event, Frame):
             tapes.add(event, names[event.rank], opened=number > own[0].event)
-    run = RunFacts(
-        RUN,
-        "runs/demo",
-        "gpu-07",
-        ("python", "train.py"),
-        policy.name,
-        policy.mode,
-        "the run is in progress",
-        {policy.digest: policy},
+    run = RunOrigin(
+        id=RUN,
+        directory="runs/demo",
+        host="gpu-07",
+        command=["python", "train.py"],
+        policy=policy.name,
+        policy_digest="",
+        mode=policy.mode,
+        phase="the run is in progress",
     )
-    return build(records, incident, run, tapes)
+    return build(records, incident, run, {policy.digest: policy}, tapes)

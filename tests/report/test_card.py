@@ -38,9 +38,9 @@ from supervise.core.model.verdicts import (
     Verdict,
 )
 from supervise.report import incident_facts, incident_sentences, incident_views, receipt
-from supervise.report.incident_builder import RunFacts, build, summarize
+from supervise.report.incident_builder import build, summarize
 from supervise.report.incident_files import describe, read_tapes
-from supervise.report.incident_report import Condition, FiredRule, Status, schema
+from supervise.report.incident_report import Condition, FiredRule, RunOrigin, Status, schema
 from supervise.report.incident_series import AFTER, BEFORE, Tape, spark
 from supervise.report.incident_views import with_report
 from supervise.report.records import (
@@ -68,8 +68,9 @@ def made(keep_run, make_frames, small):
         records = read_records(run)
         policy = load_policy(run.policy_path)
         chosen = incident or incident_ids(records)[-1]
-        origin = RunFacts.of(describe(run), "RUN", "in progress", {policy.digest: policy})
-        report = build(records, chosen, origin, read_tapes(run, records, chosen))
+        origin = RunOrigin.from_description(describe(run), "RUN", "in progress")
+        tapes = read_tapes(run, records, chosen)
+        report = build(records, chosen, origin, {policy.digest: policy}, tapes)
         VALID.validate(report.as_json())
         return report, "\n".join(incident_views.full(report)), records
 
@@ -101,7 +102,7 @@ def planned(verb, **args):
 def recorded(seq, decision):
     """Return the record of a decision."""
     head = {"seq": seq, "actor": "engine", "mono_ns": seq}
-    return Record.of(record(decision) | head)
+    return Record.decode(record(decision) | head)
 
 
 OPENED = IncidentOpened(reason="", runbook="", breach_step=0, band=None, rule="hang.stuck")
@@ -419,7 +420,7 @@ def test_the_records_of_two_incidents_are_not_mixed(keep_run, make_frames):
         r.seq for r in records if isinstance(r.decision, RuleFired) and r.decision.rule == "spike"
     }
     assert len(fired & first) == len(fired & second) == 1
-    rows = [summarize(records, name, RunFacts("", "RUN")) for name in ("inc-1", "inc-2")]
+    rows = [summarize(records, name, {}) for name in ("inc-1", "inc-2")]
     ends = ["RECOVERED: Loss out of its limit" in line for line in incident_views.rows(rows)]
     assert ends == [True, True]
 
@@ -440,7 +441,7 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
     """An audit log alone: no title of a rule, no series, and no course of the loss is made up."""
     run = keep_run(make_frames(0, *SPIKE))
     records = read_records(run)
-    report = build(records, "inc-1", RunFacts("", "RUN"))
+    report = build(records, "inc-1", RunOrigin.from_description({}, "RUN", ""), {})
 
     VALID.validate(report.as_json())
     assert report.title == "Loss out of its limit"

@@ -11,9 +11,9 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core.model.events import Frame
 from supervise.report import incident_files
-from supervise.report.incident_builder import RunFacts, build
+from supervise.report.incident_builder import build
 from supervise.report.incident_files import IncidentFiles, describe, read_tapes
-from supervise.report.incident_report import schema
+from supervise.report.incident_report import RunOrigin, schema
 from supervise.report.records import read_records
 from tests.support import recorded_run
 
@@ -75,10 +75,9 @@ def test_what_was_written_live_is_what_the_log_gives(watched):
     kept = json.loads((home / "incident.json").read_text())
     policy = load_policy(run.policy_path)
     records = read_records(run)
-    origin = RunFacts.of(
-        describe(run), str(run.path), incident_files.PHASE, {policy.digest: policy}
-    )
-    again = build(records, "inc-1", origin, read_tapes(run, records, "inc-1"))
+    origin = RunOrigin.from_description(describe(run), str(run.path), incident_files.PHASE)
+    tapes = read_tapes(run, records, "inc-1")
+    again = build(records, "inc-1", origin, {policy.digest: policy}, tapes)
 
     assert sorted(path.name for path in home.iterdir()) == [
         "incident.html",

@@ -13,9 +13,9 @@ import click
 
 from ..errors import StoreError, SuperviseError, UsageError, understood
 from ..report import incident_views
-from ..report.incident_builder import RunFacts, build, summarize
+from ..report.incident_builder import build, summarize
 from ..report.incident_files import describe, read_tapes
-from ..report.incident_report import IncidentReport
+from ..report.incident_report import IncidentReport, RunOrigin
 from ..report.receipt import run_path
 from ..report.records import failure_lines, failures, incident_ids, parse
 from ..store import audit, files, journal, policies
@@ -79,8 +79,8 @@ def why_command(
             _print_none(found, log, ending, failures(records), as_json=as_json)
             return
         chosen, policies = incident or known[-1], readable(found)
-        origin = RunFacts.of(describe(found), run_path(found), ending, policies)
-        report = build(records, chosen, origin, read_tapes(found, records, chosen))
+        origin = RunOrigin.from_description(describe(found), run_path(found), ending)
+        report = build(records, chosen, origin, policies, read_tapes(found, records, chosen))
     if write is not None:
         _write(write, report)
     if as_json:
@@ -88,7 +88,7 @@ def why_command(
         return
     lines: list[str] = []
     if incident is None and len(known) > 1:
-        summaries = [summarize(records, name, origin) for name in known]
+        summaries = [summarize(records, name, policies) for name in known]
         lines += [f"run {found.id}: {ending}", *incident_views.rows(summaries), ""]
     lines += incident_views.full(report) if full else incident_views.card(report)
     if lacking:

@@ -148,7 +148,7 @@ class MessageData(Struct, frozen=True):
     audit_head: str
 
     @classmethod
-    def of(cls, message: Message, share: float) -> MessageData:
+    def shortened(cls, message: Message, share: float) -> MessageData:
         """Return a message with texts of this share of their limits."""
 
         def cut(text: str, limit: int) -> str:
@@ -196,7 +196,7 @@ def body(message: Message) -> bytes:
     event = f"supervise.{'incident' if message.incident else 'run'}.{message.kind}"
 
     def payload(share: float) -> Any:
-        data = MessageData.of(message, share)
+        data = MessageData.shortened(message, share)
         return to_builtins(WebhookMessage("supervise/message/v1", event, message.at, data))
 
     return fit(payload, MAX_BYTES)

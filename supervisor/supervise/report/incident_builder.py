@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from ..core.model.decisions import (
     JOB_ENDED,
@@ -66,66 +67,31 @@ from .records import (
 )
 
 D = TypeVar("D", bound=Decision)
+Policies = Mapping[str, Policy]
 
 MAX_FAILURES = 8
 MAX_TITLE = 90  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Facts that the reports of a run have in common.
-
-    Attributes:
-        run: its id. directory: as commands name it. host, command, mode, policy: of `run.json`.
-        phase: whether it is in progress, has ended, or lost its supervisor, as a sentence.
-        policies: those of the run that can be read, by digest.
-    """
-
-    run: str
-    directory: str
-    host: str = ""
-    command: Sequence[str] = ()
-    policy: str = ""
-    mode: str = ""
-    phase: str = ""
-    policies: Mapping[str, Policy] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        described: Mapping[str, Any],
-        directory: str,
-        phase: str,
-        policies: Mapping[str, Policy],
-    ) -> RunFacts:
-        """Return what `run.json` says."""
-        return cls(
-            str(described.get("run", "")),
-            directory,
-            str(described.get("host", "")),
-            tuple(map(str, described.get("argv", ()))),
-            str(described.get("policy", "")),
-            str(described.get("mode", "")),
-            phase,
-            policies,
-        )
-
-
 def build(
-    records: Sequence[Record], incident: str, run: RunFacts, tapes: Tapes | None = None
+    records: Sequence[Record],
+    incident: str,
+    run: RunOrigin,
+    policies: Policies,
+    tapes: Tapes | None = None,
 ) -> IncidentReport:
     """Return the report of one incident.
 
     Args:
         records: of the run, oldest first; those before the incident name its cause.
+        policies: those of the run that can be read, by digest.
         tapes: the frames around it; None where they cannot be read.
     """
-    case = _Case(records, incident, run, tapes)
+    case = _Case(records, incident, run, policies, tapes)
     opened, status, actions = case.opened, case.status, case.actions
     cause, trigger = case.cause()
     moved, loss = [move.metric for move in case.moves], loss_of(case.series)
     directory = shlex.quote(run.directory)
-    why_not = f"supervise why-not {directory} --rule {opened.rule} --step {opened.step}"
     return IncidentReport(
         schema=VERSION,
         id=incident,
@@ -134,18 +100,14 @@ def build(
         status=status,
         status_meaning=MEANINGS[status],
         final=case.closed is not None,
-        run=case.origin(),
+        run=replace(run, policy_digest=case.digest, mode=case.mode),
         opened=facts.moment(case.opening),
         breach_step=case.breach,
         closed=case.closing(),
         updated=facts.moment(case.incident[-1]),
         rules=case.rules,
         scope=case.scope(),
-        observation=Observation(
-            text=sentences.observation(opened, case.moves, case.conditions, case.failure),
-            moves=case.moves,
-            band=opened.band,
-        ),
+        observation=case.observation(),
         cause=cause,
         response=Response(text=case.response(), acted=case.acted),
         cost=case.cost(),
@@ -167,25 +129,35 @@ def build(
         evidence=Evidence(
             directory=f"{run.directory}/incidents/{incident}", bundles=facts.bundles(actions)
         ),
-        replay=Replay(
-            decisions=f"supervise replay {directory}", why_not=why_not if opened.rule else ""
-        ),
+        replay=_replay(opened, directory),
     )
+
+
+def _replay(opened: IncidentOpened, directory: str) -> Replay:
+    why_not = f"supervise why-not {directory} --rule {opened.rule} --step {opened.step}"
+    return Replay(f"supervise replay {directory}", why_not if opened.rule else "")
 
 
 class _Case:
     """All facts of an incident that its sentences are made from."""
 
     def __init__(
-        self, records: Sequence[Record], incident: str, run: RunFacts, tapes: Tapes | None
+        self,
+        records: Sequence[Record],
+        incident: str,
+        run: RunOrigin,
+        policies: Policies,
+        tapes: Tapes | None,
     ) -> None:
-        self.records, self.run = records, run
+        self.records = records
         self.incident = records_of(records, incident)
         self.opening, self.opened = _opening(self.incident)
         self.closed = _newest(self.incident, IncidentClosed)
         self.held = _newest(self.incident, IncidentHeld)
         self.end = "" if self.closed is None else self.closed.cause
-        self.mode, self.digest, self.rule_of = _policy_at(records, self.opening.seq, run)
+        self.mode, self.digest, self.rule_of = _policy_at(
+            records, self.opening.seq, run.mode, policies
+        )
         self.status = facts.status_of(self.incident)
         self.breach = self.opened.breach_step
         tape = None if tapes is None else tapes.select(_rank(self.incident))
@@ -206,19 +178,6 @@ class _Case:
         self.standstill = next((s for a in self.actions if (s := a.result.get("standstill"))), "")
         self.acted = _acted(self.incident)
 
-    def origin(self) -> RunOrigin:
-        run = self.run
-        return RunOrigin(
-            id=run.run,
-            directory=run.directory,
-            host=run.host,
-            command=list(run.command),
-            policy=run.policy,
-            policy_digest=self.digest,
-            mode=self.mode,
-            phase=run.phase,
-        )
-
     def closing(self) -> Closing | None:
         record = next((r for r in reversed(self.incident) if is_closing(r)), None)
         if record is None:
@@ -236,6 +195,10 @@ class _Case:
         readings = facts.readings(self.incident)
         modules = (name for _, _, numbers in readings if (name := numbers.get("where")))
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
+
+    def observation(self) -> Observation:
+        text = sentences.observation(self.opened, self.moves, self.conditions, self.failure)
+        return Observation(text=text, moves=self.moves, band=self.opened.band)
 
     def cause(self) -> tuple[Cause, str]:
         opened = self.opened
@@ -258,7 +221,7 @@ class _Case:
             skipped=self.skipped,
             approval=self.approval,
             suppressed=self.suppressed,
-            verification=self.verification,
+            refusals=facts.refusals(self.incident),
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
         )
 
@@ -285,11 +248,11 @@ class _Case:
         )
 
 
-def summarize(records: Sequence[Record], incident: str, run: RunFacts) -> IncidentSummary:
+def summarize(records: Sequence[Record], incident: str, policies: Policies) -> IncidentSummary:
     """Return the summary of an incident for a list of several."""
     own_records = records_of(records, incident)
     opening, _ = _opening(own_records)
-    _, _, rule_of = _policy_at(records, opening.seq, run)
+    _, _, rule_of = _policy_at(records, opening.seq, "", policies)
     reported = _failures(records, own_records)
     return IncidentSummary(
         id=incident,
@@ -319,10 +282,10 @@ def _opening(incident: Iterable[Record]) -> tuple[Record, IncidentOpened]:
 
 
 def _policy_at(
-    records: Sequence[Record], until: int, run: RunFacts
+    records: Sequence[Record], until: int, mode: str, policies: Policies
 ) -> tuple[str, str, facts.RuleOf]:
     """Return the mode and the digest in force at a record, and who knows its rules."""
-    mode, digest = run.mode, ""
+    digest = ""
     for record in records:
         if record.seq > until:
             break
@@ -331,7 +294,7 @@ def _policy_at(
             digest = str(record.data.get("policy_digest", ""))
         elif isinstance(record.decision, PolicyReloaded):
             mode, digest = record.decision.mode, record.decision.after
-    policy = run.policies.get(digest)
+    policy = policies.get(digest)
     rules: dict[str, Rule] = {} if policy is None else {rule.id: rule for rule in policy.rules}
     return mode, digest, rules.get
 
@@ -381,8 +344,8 @@ def _diagnosis(incident: Sequence[Record]) -> Verdict | None:
 
 def _rank(incident: Sequence[Record]) -> int | None:
     """Return the rank on which the first rule fired."""
-    fired = (r.decision.rank for r in incident if isinstance(r.decision, RuleFired))
-    return next(fired, None)
+    ranks = (r.decision.rank for r in incident if isinstance(r.decision, RuleFired))
+    return next(ranks, None)
 
 
 def _spark(series: Series | None, loss: str) -> str:
@@ -454,8 +417,8 @@ def _title_without_rule(chief: IncidentOpened | IncidentRaised, failure: Failure
 
 def _title_of_readings(incident: Sequence[Record], rule: str) -> str:
     """Return the breaches behind a rule without a title: "Loss out of its limit"."""
-    for fired, _, numbers in facts.readings(incident):
-        if fired.rule != rule:
+    for alarm, _, numbers in facts.readings(incident):
+        if alarm.rule != rule:
             continue
         for name in numbers.get("nonfinite", ()):
             return f"{_capitalized(name)} is NaN or Inf"

@@ -274,6 +274,16 @@ def verification(incident: Iterable[Record]) -> list[Check]:
     ]
 
 
+def refusals(incident: Iterable[Record]) -> list[str]:
+    """Return why runbooks were refused and withdrawn; of one the newest reason."""
+    texts: dict[tuple[str, str], str] = {}
+    for record in incident:
+        decision = record.decision
+        if isinstance(decision, RunbookRefused | RunbookWithdrawn):
+            texts[decision.WHAT, decision.runbook] = record.reason
+    return list(texts.values())
+
+
 def suppressed(incident: Iterable[Record]) -> list[Suppression]:
     """Return what was not done, and what kept it; of modes that do not act, the plan."""
     return [

@@ -20,8 +20,8 @@ from ..core.model.policy import Policy
 from ..errors import StoreError
 from ..store import files, run_records
 from ..store.run_directory import RunDir
-from .incident_builder import RunFacts, build
-from .incident_report import IncidentReport
+from .incident_builder import build
+from .incident_report import IncidentReport, RunOrigin
 from .incident_series import Tapes
 from .incident_views import files_of
 from .records import Record, incident_ids, is_closing, read_records
@@ -61,7 +61,7 @@ class IncidentFiles:
     def on_record(self, record: Mapping[str, Any]) -> None:
         """Take a record that was written to the audit log."""
         try:
-            self._take(Record.of(record))
+            self._take(Record.decode(record))
         except Exception:
             self._log_broken()
 
@@ -118,8 +118,9 @@ class IncidentFiles:
         policy = self._policy()
         self._policies[policy.digest] = policy
         directory = str(self._run.path)
-        run = RunFacts.of(describe(self._run), directory, PHASE, self._policies)
-        return build([*self._in_force, *self._records], incident, run, self._tapes)
+        run = RunOrigin.from_description(describe(self._run), directory, PHASE)
+        records = [*self._in_force, *self._records]
+        return build(records, incident, run, self._policies, self._tapes)
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""

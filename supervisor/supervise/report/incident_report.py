@@ -434,6 +434,22 @@ class RunOrigin(Struct, frozen=True):
     mode: str
     phase: str
 
+    @classmethod
+    def from_description(
+        cls, description: Mapping[str, Any], directory: str, phase: str
+    ) -> RunOrigin:
+        """Return what `run.json` says; `directory`: as commands name it."""
+        return cls(
+            id=str(description.get("run", "")),
+            directory=directory,
+            host=str(description.get("host", "")),
+            command=list(map(str, description.get("argv", ()))),
+            policy=str(description.get("policy", "")),
+            policy_digest="",
+            mode=str(description.get("mode", "")),
+            phase=phase,
+        )
+
 
 class IncidentReport(Struct, frozen=True):
     """An incident, while it is open, when it closes, and years later.
@@ -492,6 +508,11 @@ class IncidentReport(Struct, frozen=True):
     timeline: Sequence[TimelineEntry]
     evidence: Evidence
     replay: Replay
+
+    @property
+    def is_of_rule(self) -> bool:
+        """Whether a rule opened it."""
+        return bool(self.replay.why_not)
 
     @property
     def sentences(self) -> list[tuple[str, str]]:

@@ -278,7 +278,7 @@ def response(
     skipped: Sequence[int],
     approval: Approval | None,
     suppressed: Sequence[Suppression],
-    verification: Sequence[Check],
+    refusals: Sequence[str],
     unprotected: bool,
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was.
@@ -289,19 +289,13 @@ def response(
     """
     parts = action_texts(actions, verified=status == Status.RECOVERED)
     if skipped:
-        others = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
-        parts.insert(0, f"skipped the update of step {skipped[0]}{others}")
+        further = f" and {len(skipped) - 1} more, to {skipped[-1]}" if len(skipped) > 1 else ""
+        parts.insert(0, f"skipped the update of step {skipped[0]}{further}")
     if approval is not None and approval.answer is None and status == Status.WAITING:
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet)")
     elif approval is not None and approval.answer not in (None, "approved"):
         parts.append(f"{approval.runbook} not run: {approval.answer_text}")
-    # Of a runbook that was withdrawn twice the newest reason counts.
-    refused = {
-        check.text.partition(":")[0]: check.text
-        for check in verification
-        if check.kind in ("refused", "withdrawn")
-    }
-    parts += list(refused.values())[-2:]
+    parts += refusals[-2:]
     if parts and any(action.touches_job for action in actions):
         return " · ".join(parts)
     plan = _plan(suppressed)

@@ -34,7 +34,6 @@ WIDE = 100  # columns of the first line
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")  # characters of Markdown
 GOOD = frozenset((Status.RECOVERED, Status.CLEARED, Status.WITHDRAWN, Status.RELEASED))
 BUSY = frozenset((Status.OPEN, Status.ACTING, Status.WATCHING, Status.WAITING))
-RULE = "rule "  # how the reason of a message about a rule begins
 EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for the page
 
 
@@ -498,7 +497,7 @@ def _message_title(message: Message, report: IncidentReport) -> str:
         title += " (drill)"
     if message.kind == CLOSED:
         return f"{title} · {report.status}"
-    if message.kind == OPENED and message.why.startswith(RULE):
+    if message.kind == OPENED and report.is_of_rule:
         return f"{title} at step {message.step}"
     news = message.title.removeprefix(f"{message.incident}: ")
     return title if news in title else f"{title}: {news}"

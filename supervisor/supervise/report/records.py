@@ -69,7 +69,7 @@ class Record:
     data: Mapping[str, Any]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Record:
+    def decode(cls, record: Mapping[str, Any]) -> Record:
         """Return a record of a log. Raises ValueError: it is of another version."""
         is_decision = record["actor"] == "engine"
         return cls(
@@ -103,7 +103,7 @@ def read_records(run: RunDir) -> list[Record]:
 def parse(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
     """Return the records of a log as it is stored. Raises StoreError: it is of another version."""
     with understood(f"the records in {run.audit_path}", HINT):
-        return [Record.of(record) for record in log]
+        return [Record.decode(record) for record in log]
 
 
 def incident_ids(records: Iterable[Record]) -> list[str]:
