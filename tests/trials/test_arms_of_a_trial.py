@@ -7,8 +7,8 @@ import os
 import pytest
 
 from supervise.errors import StoreError, TamperError
-from supervise.trials import arm_run, trial_log
-from supervise.trials.arm_run import arm_environment
+from supervise.trials import trial_log, trial_runs
+from supervise.trials.trial_runs import arm_environment
 
 
 def test_an_arm_is_offline_and_goes_on_with_nothing(tmp_path):
@@ -26,11 +26,11 @@ def test_files_that_are_open_for_writing_are_seen(tmp_path):
     written, read = tmp_path / "written", tmp_path / "read"
     read.touch()
     with written.open("w"), read.open():
-        found = set(arm_run.open_for_writing([os.getpid()]))
+        found = set(trial_runs.open_for_writing([os.getpid()]))
 
     assert str(written) in found
     assert str(read) not in found
-    assert list(arm_run.open_for_writing([2**22 + 7])) == []
+    assert list(trial_runs.open_for_writing([2**22 + 7])) == []
 
 
 def test_files_that_changed_are_named(tmp_path):
@@ -38,22 +38,22 @@ def test_files_that_changed_are_named(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
     own = [str(tmp_path / "own")]
-    before = arm_run.fingerprint(tmp_path, own)
+    before = trial_runs.fingerprint(tmp_path, own)
     for name in ("other", "own/x", ".git/x", "__pycache__/x", "new"):
         (tmp_path / name).write_text("22")
 
-    found = arm_run.changed(before, arm_run.fingerprint(tmp_path, own))
+    found = trial_runs.changed(before, trial_runs.fingerprint(tmp_path, own))
 
     assert found == [str(tmp_path / "new"), str(tmp_path / "other")]
 
 
 def test_too_many_files_are_not_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(arm_run, "MAX_FILES", 1)
+    monkeypatch.setattr(trial_runs, "MAX_FILES", 1)
     for name in ("a", "b"):
         (tmp_path / name).touch()
 
-    assert arm_run.fingerprint(tmp_path, []) == {}
-    assert arm_run.changed({}, {"a": (1, 1)}) == []
+    assert trial_runs.fingerprint(tmp_path, []) == {}
+    assert trial_runs.changed({}, {"a": (1, 1)}) == []
 
 
 VERDICT = {"verdict": "PASS", "effect": {"mean": 0.001}, "margin": 0.03, "runs": []}

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from supervise.trials import drill_findings, suite_report, suite_run
+from supervise.trials import drill_findings, suite_report, trial_runs
 from supervise.trials.arms import Act, Alarm, Arm, FaultArm
 from supervise.trials.drill_findings import Drill, Runs
 from supervise.trials.suite_report import markdown, suite_page
@@ -321,7 +321,7 @@ def test_the_page_and_the_tables_hold_it_all(report):
 
 
 def test_runs_come_in_waves_with_names_of_their_own():
-    first, second, third = suite_run.waves([SPIKE, BATCH], 2, 3, acts=True)
+    first, second, third = trial_runs.waves([SPIKE, BATCH], 2, 3, acts=True)
 
     assert [one.name for one in first] == ["healthy-1", "healthy-2", "healthy-3"]
     assert [one.name for one in second] == [
@@ -329,10 +329,10 @@ def test_runs_come_in_waves_with_names_of_their_own():
         "bad_batch-1-unattended",
     ]
     assert len(third) == 6
-    left = suite_run.without_refused({BATCH.text: "no"}, third)
+    left = trial_runs.without_refused({BATCH.text: "no"}, third)
     assert {one.drill for one in left} == {SPIKE}
-    assert len(suite_run.waves([SPIKE], 2, 2, acts=False)[2]) == 1
+    assert len(trial_runs.waves([SPIKE], 2, 2, acts=False)[2]) == 1
     alike = [Drill(f"lr_spike:factor=1e{sign}3", "lr_spike") for sign in "-+"]
-    assert suite_run.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
+    assert trial_runs.clashes([SPIKE, *alike]) == ["lr_spike:factor=1e+3"]
     known = ["bad_batch", "crash", "lr_spike"]
-    assert suite_run.by_default(known) == ["bad_batch", "lr_spike"]
+    assert trial_runs.by_default(known) == ["bad_batch", "lr_spike"]

@@ -141,7 +141,7 @@ def open_pairs(names: Sequence[tuple[str, str]]) -> list[tuple[RunDir, RunDir]]:
 
 def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
     """Read the runs of pairs. Raises StoreError."""
-    from ..trials.recorded_arm import read_arm
+    from ..trials.arms import read_arm
 
     metrics = metrics_of(plan)
     return [(read_arm(a, metrics), read_arm(b, metrics)) for a, b in runs]
@@ -149,7 +149,7 @@ def read_pairs(runs: Sequence[tuple[RunDir, RunDir]], plan: Plan) -> list[Pair]:
 
 def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log: TrialLog) -> None:
     """Add the verdict to the audit log of the comparison. Raises StoreError."""
-    from ..trials.recorded_arm import cite
+    from ..trials.arms import cite
     from ..trials.trial_log import VERDICT
 
     document = report.as_json()
@@ -350,8 +350,8 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
     too few have a finite value; 64 no such run; 70 an error of our own.
     """
     with own_errors(EXIT.values()):
+        from ..trials.arms import read_arm
         from ..trials.gate_statistics import RUNS, against_target
-        from ..trials.recorded_arm import read_arm
 
         metric = options["metric"]
         arms = [read_arm(RunDir.open(find(name)), (metric,)) for name in runs]
@@ -548,8 +548,8 @@ def _made(
     trial: _Trial, log: TrialLog, calibration: Sequence[tuple[RunDir, RunDir]]
 ) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
+    from ..trials.arms import read_arm
     from ..trials.judgement import BASELINE, CANDIDATE, arm_order, is_decided, judge, plan_of
-    from ..trials.recorded_arm import read_arm
 
     plan = replace(trial.plan, steps=trial.steps)
     noise = read_pairs(calibration, plan)
@@ -580,9 +580,9 @@ def _made(
 
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
     """Make one arm, and report how it ended."""
-    from ..trials.arm_run import ArmSpec, last_lines, run_arm
+    from ..trials.arms import cite, read_arm
     from ..trials.judgement import filled
-    from ..trials.recorded_arm import cite, read_arm
+    from ..trials.trial_runs import ArmSpec, last_lines, run_arm
 
     called = f"{name}-{number}"
     out = trial.directory / SCRATCH / called

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..trials.arms import FaultArm
     from ..trials.drill_findings import Drill
     from ..trials.suite_report import FaultPlot, SuiteReport
-    from ..trials.suite_run import PlannedRun, SuiteSettings
     from ..trials.trial_log import TrialLog
+    from ..trials.trial_runs import PlannedRun, SuiteSettings
 
 LEAST = 200  # steps: rules know no usual value before some tens, and a fault needs time to show
 EXAMPLE = "supervise drill suite --steps 400 -- python train.py --out {out} --seed {seed}"
@@ -147,7 +147,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
     from ..core.model.decisions import ACTING_MODES
     from ..trials.drill_findings import Drill
     from ..trials.judgement import missing
-    from ..trials.suite_run import SuiteSettings, by_default, clashes
+    from ..trials.trial_runs import SuiteSettings, by_default, clashes
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
@@ -211,9 +211,9 @@ def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
 
 def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     """Make the runs, and return the report."""
-    from ..trials import suite_run
-    from ..trials.recorded_arm import cite
-    from ..trials.suite_run import waves, without_refused
+    from ..trials import trial_runs
+    from ..trials.arms import cite
+    from ..trials.trial_runs import waves, without_refused
 
     settings = suite.settings
     planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
@@ -224,7 +224,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
     limit: float | None = None
     for wave in planned:
         seconds = []
-        for one, outcome, new in suite_run.make(settings, without_refused(refused, wave), limit):
+        for one, outcome, new in trial_runs.make(settings, without_refused(refused, wave), limit):
             arm = arms[one] = _read(suite, one, outcome.run)
             seconds.append(outcome.seconds)
             if one.drill is not None and arm.refused:
@@ -240,10 +240,10 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
                 log.note(
                     "suite_run", text, {**about, "outside": outcome.outside, **cite(outcome.run)}
                 )
-                suite_run.keep(settings, one, outcome)
+                trial_runs.keep(settings, one, outcome)
         if limit is None:
             _check_healthy(suite, arms)
-            limit = suite_run.limit_of(seconds)
+            limit = trial_runs.limit_of(seconds)
     if len(refused) == len(suite.drills):
         name, why = next(iter(refused.items()))
         raise UsageError(f"no fault can be injected into this job; {name}: {why}")
@@ -252,8 +252,8 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
 
 def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
     """Refuse a job whose healthy runs are no controls. Raises UsageError."""
-    from ..trials.arm_run import last_lines
     from ..trials.drill_findings import unhealthy
+    from ..trials.trial_runs import last_lines
 
     settings = suite.settings
     for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
@@ -265,8 +265,8 @@ def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
 
 
 def _read(suite: _Suite, one: PlannedRun, run: RunDir) -> FaultArm:
+    from ..trials.arms import read_fault
     from ..trials.drill_findings import METRICS
-    from ..trials.recorded_arm import read_fault
 
     return read_fault(run, (suite.metric, *METRICS), one.name)
 
@@ -280,7 +280,7 @@ def _report(
 ) -> SuiteReport:
     from ..trials import drill_findings
     from ..trials.suite_report import SuitePolicy, SuiteReport, fault_plot, fault_result
-    from ..trials.suite_run import PlannedRun
+    from ..trials.trial_runs import PlannedRun
 
     whole, metric, settings = policy.policy, suite.metric, suite.settings
     healthy = {

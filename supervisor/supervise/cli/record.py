@@ -15,7 +15,7 @@ import click
 
 from .. import __version__
 from ..errors import InputError, StoreError, SuperviseError, TamperError, UsageError, understood
-from ..report import stability_record, stability_views
+from ..report import stability_record
 from ..report.stability_builder import build
 from ..report.stability_monitors import Fault, Knowledge, Signal
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 FOLDER, NAME = "record", "record.json"
 FORMS: dict[str, tuple[str, Callable[[StabilityRecord], bytes]]] = {
     "json": (NAME, StabilityRecord.encode),
-    "markdown": ("record.md", lambda record: stability_views.markdown(record).encode()),
-    "html": ("record.html", lambda record: stability_views.page(record).encode()),
+    "markdown": ("record.md", lambda record: stability_record.markdown(record).encode()),
+    "html": ("record.html", lambda record: stability_record.page(record).encode()),
 }
 SIGNATURE = ".sig"
 SHIPPED = ("nano", "medium", "large", "moe", "canary", "observe")
@@ -171,7 +171,7 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
         click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in found]))
     for path, old, new in [] if as_json else found:
         click.echo(
-            printable(f"{path}: {stability_views.text_of(old)} → {stability_views.text_of(new)}")
+            printable(f"{path}: {stability_record.text_of(old)} → {stability_record.text_of(new)}")
         )
     return DIFFERENT if found else 0
 

@@ -32,8 +32,7 @@ from ..store import audit, run_records
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
 from .records import Record, ending_of, is_closing, notices, parse, troubles
-from .run_frames import Frames, Interval, read_frames
-from .stability_monitors import Knowledge, monitors, rules
+from .stability_monitors import Frames, Interval, Knowledge, monitors, read_frames, rules
 from .stability_record import (
     SCHEMA_ID,
     AuditedPart,
