@@ -23,7 +23,12 @@ from supervise.actions.unquarantine import Unquarantine
 from supervise.actions.update_clip import UpdateClip
 from supervise.actions.verify import Verify
 from supervise.core.model.action import EffectCheck, Refused
+from supervise.core.model.payload import Payload
 from supervise.errors import ActionError
+
+
+def check(args, result, frame, step):
+    return EffectCheck(Payload(args), Payload(result), frame, step, 0)
 
 
 def test_the_lease_goes_to_the_probe_in_seconds(context, fake_job):
@@ -69,7 +74,7 @@ def test_a_rate_is_held_where_the_frame_shows_it(frame, shows, context):
     args, done = action.plan(context()), {"rate_limit": 0.1, "groups": 1}
     frame["lr_scale"] = frame.get("lr_hold", 1.0)
 
-    found = action.effect(EffectCheck(args, done, frame, 154, 0))
+    found = action.effect(check(args, done, frame, 154))
 
     assert found is None if shows else "not at most 0.1" in found
 
@@ -89,9 +94,9 @@ def test_a_factor_is_resolved_by_the_job_and_seen_in_the_frame(context, fake_job
     seen = action.perform(fake_job({"clip_bound": 0.15}), args, key="k")
 
     assert args == {"max_norm": None, "factor": 0.3, "steps": 500}
-    assert action.effect(EffectCheck(args, seen, {"clip_bound": 0.15}, 9, 0)) is None
-    assert action.effect(EffectCheck(args, seen, {}, 9, 0)) is None
-    assert action.effect(EffectCheck(args, seen, {"clip_bound": 0.5}, 9, 0)) == (
+    assert action.effect(check(args, seen, {"clip_bound": 0.15}, 9)) is None
+    assert action.effect(check(args, seen, {}, 9)) is None
+    assert action.effect(check(args, seen, {"clip_bound": 0.5}, 9)) == (
         "the gradient norm is clipped to 0.5, not 0.15"
     )
 
@@ -103,8 +108,8 @@ def test_a_lift_must_have_lifted(context, fake_job):
     with pytest.raises(ActionError, match="to be lifted, and the job has"):
         action.perform(fake_job({"clip_bound": 0.5}), args, key="k")
     seen = action.perform(fake_job({"clip_bound": None}), args, key="k")
-    assert action.effect(EffectCheck(args, seen, {"clip_bound": None}, 9, 0)) is None
-    assert "not left alone" in action.effect(EffectCheck(args, seen, {"clip_bound": 0.5}, 9, 0))
+    assert action.effect(check(args, seen, {"clip_bound": None}, 9)) is None
+    assert "not left alone" in action.effect(check(args, seen, {"clip_bound": 0.5}, 9))
 
 
 def test_an_update_clip_answers_with_its_rule(context, fake_job):
@@ -126,8 +131,7 @@ def test_the_scale_may_have_been_halved_once(context, fake_job):
     seen = action.perform(fake_job({"loss_scale": 1024.0, "backoff": 0.5}), args, key="k")
 
     shows = [
-        action.effect(EffectCheck(args, seen, {"loss_scale": x}, 9, 0))
-        for x in (1024.0, 512.0, 65536.0)
+        action.effect(check(args, seen, {"loss_scale": x}, 9)) for x in (1024.0, 512.0, 65536.0)
     ]
     assert shows == [None, None, "the loss scale is 65536, not 1024"]
     assert LossScale().plan(context()) == {"scale": None}
@@ -140,7 +144,7 @@ def test_weights_that_cannot_be_checked_are_no_failure(context, fake_job):
     args = action.plan(context())
     seen = action.perform(fake_job(ActionError("rank 0 refused")), args, key="k")
 
-    assert seen == {"why": "rank 0 refused"} and action.objection(args, seen) == ""
+    assert seen == {"why": "rank 0 refused"} and action.objection(args, Payload(seen)) == ""
 
 
 def test_a_savepoint_of_damaged_weights_does_not_prove_them_good(context):
@@ -148,8 +152,8 @@ def test_a_savepoint_of_damaged_weights_does_not_prove_them_good(context):
     action = CheckWeights(within=1.1)
     args, was = action.plan(context()), [[100, 2.0], [149, 3.0], [151, 3.0]]
 
-    assert action.objection(args, {"loss": 3.0, "was": was}) == ""
-    assert "had 2 before step 150" in action.objection(args, {"loss": 2.2, "was": was})
+    assert action.objection(args, Payload({"loss": 3.0, "was": was})) == ""
+    assert "had 2 before step 150" in action.objection(args, Payload({"loss": 2.2, "was": was}))
 
 
 @pytest.mark.parametrize(("requeue", "code"), [(False, 78), (True, 75)])

@@ -9,7 +9,12 @@ from supervise.actions.relaunch import Relaunch
 from supervise.actions.rollback import Rollback
 from supervise.core.model.action import EffectCheck, Refused
 from supervise.core.model.checkpoint_registry import WEIGHTS_ONLY, Checkpoint
+from supervise.core.model.payload import Payload
 from supervise.errors import ActionError
+
+
+def check(args, result, *rest):
+    return EffectCheck(Payload(args), Payload(result), *rest)
 
 
 def test_it_aims_before_the_cause_not_before_the_alarm(context):
@@ -138,7 +143,7 @@ def test_its_effect_is_the_first_frame_of_the_new_attempt(step, attempt, ratio, 
     action = Relaunch()
     frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
 
-    check = EffectCheck(action.plan(context()), ANSWER, frame, step, attempt)
+    check = EffectCheck(action.plan(context()), Payload(ANSWER), frame, step, attempt)
     assert action.effect(check) == missing
 
 
@@ -147,7 +152,7 @@ ARGS = {"value": 0.5, "rewarm_steps": 0}
 
 def shows(used: float | None, asked: float | None, args: dict = ARGS) -> str | None:
     frame = {"learning_rate": used, "learning_rate_scheduled": asked}
-    return LrScale(set=0.5).effect(EffectCheck(args, {}, frame, 10, 0))
+    return LrScale(set=0.5).effect(check(args, {}, frame, 10, 0))
 
 
 @pytest.mark.parametrize(
@@ -174,11 +179,9 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     result = {"step": 125, "attempt": 1}
     frame = {"learning_rate": 0.1, "learning_rate_scheduled": 1.0}
 
-    assert action.effect(EffectCheck(args, result, frame, 126, 1)) is None
-    assert "attempt 0" in action.effect(EffectCheck(args, result, frame, 153, 0))
-    assert "not 0.1" in action.effect(
-        EffectCheck(args, result, {**frame, "learning_rate": 1.0}, 126, 1)
-    )
+    assert action.effect(check(args, result, frame, 126, 1)) is None
+    assert "attempt 0" in action.effect(check(args, result, frame, 153, 0))
+    assert "not 0.1" in action.effect(check(args, result, {**frame, "learning_rate": 1.0}, 126, 1))
 
 
 BACK = {"before_step": 140, "step": 125, "rewarm": {"start": 0.1, "steps": 50}}
@@ -194,8 +197,8 @@ def during(used: float, held: float, rewarm: float | None = None) -> dict[str, f
 def goes_back(frame: dict[str, float | None]) -> set[str | None]:
     done = {"step": 125, "attempt": 1}
     return {
-        Rollback().effect(EffectCheck(BACK, done, frame, 126, 1)),
-        Relaunch().effect(EffectCheck(BACK, done, frame, 126, 1)),
+        Rollback().effect(check(BACK, done, frame, 126, 1)),
+        Relaunch().effect(check(BACK, done, frame, 126, 1)),
     }
 
 
@@ -203,10 +206,10 @@ def test_a_scale_during_a_rewarm_is_judged_without_it():
     """Half of what the ramp leaves is half; all of what it leaves is not."""
     action = LrScale(set=0.5)
 
-    assert action.effect(EffectCheck(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0)) is None
+    assert action.effect(check(ARGS, {}, during(0.122, 0.5, 0.244), 10, 0)) is None
     said = "the learning rate is 0.244 of the job's own, not 0.5 times 0.244"
-    assert action.effect(EffectCheck(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0)) == said
-    assert action.effect(EffectCheck(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0)) is not None
+    assert action.effect(check(ARGS, {}, during(0.244, 1.0, 0.244), 10, 0)) == said
+    assert action.effect(check(ARGS, {}, during(0.06, 0.5, 0.244), 10, 0)) is not None
 
 
 def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that():

@@ -8,6 +8,7 @@ import pytest
 
 from supervise.actions.relaunch import Relaunch
 from supervise.core.model.events import OperatorCommand
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
 from supervise.core.state.incident import Incident
@@ -33,7 +34,7 @@ def processor():
     )
     quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
     processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
-    args = {"checkpoint": "a", "step": 19}
+    args = Payload({"checkpoint": "a", "step": 19})
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
     run = RunbookExecution(1, BOOK, "SEV1", intent=intent)
     processor.state.incident = Incident("inc-1", 60, 60, "SEV1", ["spike"], run=run)

@@ -25,6 +25,7 @@ from supervise.core.model.events import (
     Tick,
 )
 from supervise.core.model.interfaces import Detector
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Budget, Inhibit, JobSettings, Ladder, Policy, Rule, Runbook
 from supervise.detectors.threshold import Threshold
 
@@ -258,7 +259,7 @@ class Again(Action):
     def plan(self, context):
         if not context.good:
             raise Refused("no good checkpoint")
-        return {"checkpoint": context.good[-1].id, "attempt": context.attempt + 1}
+        return Payload({"checkpoint": context.good[-1].id, "attempt": context.attempt + 1})
 
 
 AGAIN = Runbook("again", (Snapshot(), Again(), Verify()), ("snapshot", "relaunch", "verify"))

@@ -6,6 +6,7 @@ import pytest
 
 from supervise.core.incidents import next_steps
 from supervise.core.model import format_actions
+from supervise.core.model.payload import Payload
 
 PLAN = {"before_step": 191, "rewarm": {"start": 0.1, "steps": 50}}
 
@@ -23,7 +24,7 @@ PLAN = {"before_step": 191, "rewarm": {"start": 0.1, "steps": 50}}
     ],
 )
 def test_an_action_is_described_with_its_arguments(verb, args, said):
-    assert said in format_actions.plan([("resume", {}), (verb, args)])
+    assert said in format_actions.plan([("resume", Payload()), (verb, Payload(args))])
 
 
 def test_choices_name_only_what_would_be_accepted(tell):

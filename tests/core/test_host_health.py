@@ -96,7 +96,8 @@ def test_products_that_are_known(devices, verdict, text):
 
 def looked(story, *found):
     checks = [health.Finding(check, verdict, "no answer") for check, verdict in found]
-    story.send(Notice(story.at_ns, health.KIND, *health.summary(checks)))
+    text, data = health.summary(checks)
+    story.send(Notice(story.at_ns, health.KIND, text, data=data))
 
 
 def test_a_host_that_is_not_fit_is_in_the_message_of_the_end(tell):

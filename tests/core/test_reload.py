@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from supervise.core import engine
 from supervise.core.handlers.policy_reload import differences
@@ -16,6 +17,7 @@ from supervise.core.model.events import (
     Reloaded,
 )
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
+from supervise.core.model.policy_changes import PolicyChanges
 from supervise.core.replay import compare, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
@@ -64,9 +66,8 @@ def rich(make_policy, **changes):
 
 
 def reloaded(policy, at_ns=0, before="sha256:0", changes=None, refused=None):
-    return Reloaded(
-        at_ns, "anna", policy.digest, policy.name, policy.mode, before, changes or {}, refused
-    )
+    changes, new = changes or PolicyChanges(), (policy.digest, policy.name, policy.mode)
+    return Reloaded(at_ns, "anna", *new, before, changes, refused)
 
 
 def follow(policy, events, at=None, new=None):
@@ -270,7 +271,7 @@ def test_what_is_different_is_named(make_policy, change, found):
     """By part and name; what the job was told at its start is named as such."""
     old = make_policy()
 
-    assert differences(old, make_policy(**change), old) == found
+    assert to_builtins(differences(old, make_policy(**change), old)) == found
 
 
 def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
@@ -280,4 +281,4 @@ def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
         new, rules=(replace(new.rules[0], where="b.yaml:9:1", severity="SEV0"), *new.rules[1:])
     )
 
-    assert differences(old, new, old) == {"rules": {"changed": ["spike"]}}
+    assert to_builtins(differences(old, new, old)) == {"rules": {"changed": ["spike"]}}

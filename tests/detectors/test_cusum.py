@@ -42,10 +42,10 @@ def test_a_drift_that_lasts_becomes_the_baseline_and_says_so(read):
     note = watch.note()
 
     assert codes == [BREACH] * 7 + [BREACH | NOTE]
-    assert note["kind"] == "rebaseline"
-    assert note["median"] == UP
-    assert note["steps"] == [104, 111]
-    assert note["before"]["median"] == 10.0
+    assert note.kind == "rebaseline"
+    assert note.details["median"] == UP
+    assert note.details["steps"] == [104, 111]
+    assert note.details["before"]["median"] == 10.0
     assert watch.numbers()["sum"] > 4.0  # what it was judged by
     assert watch.feed(UP, 112) == OK
     assert watch.numbers()["sum"] == 0.0

@@ -73,8 +73,8 @@ def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
 
     assert watch.feed(3.0, 912) == NOTE
     note = watch.note()
-    assert note["kind"] == "rebaseline"
-    assert note["lost"] == pytest.approx(513 * 0.6, rel=0.02)
+    assert note.kind == "rebaseline"
+    assert note.details["lost"] == pytest.approx(513 * 0.6, rel=0.02)
     assert watch.numbers()["median"] == 3.0
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE
+from supervise.core.model.interfaces import NOTE, Note
 from supervise.detectors.band import Band
 from supervise.detectors.equal import Equal
 from supervise.detectors.join import Join
@@ -165,8 +165,8 @@ def test_ratio_a_lasting_level_becomes_the_reference_and_says_so(read, reference
 
     assert [bool(code & NOTE) for code in codes] == [False, False, False, True, False]
     assert codes[4] == OK
-    assert (note["kind"], note["reference"]) == ("rebaseline", 30.0)
-    assert watch.note() == {}
+    assert (note.kind, note.details["reference"]) == ("rebaseline", 30.0)
+    assert watch.note() == Note()
 
 
 @pytest.mark.parametrize("step", [60, 47])
@@ -260,9 +260,9 @@ def test_sequence_a_near_miss_is_noted_once_when_its_time_is_over():
 
     assert [step for step, code in enumerate(codes) if code & NOTE] == [5]
     note = watch.note()
-    assert note["kind"] == "near_miss"
-    assert note["steps"] == {"grad": 1, "update": 1}
-    assert note["lacking"] == "loss"
+    assert note.kind == "near_miss"
+    assert note.details["steps"] == {"grad": 1, "update": 1}
+    assert note.details["lacking"] == "loss"
 
 
 def test_sequence_one_stage_alone_is_no_near_miss():

@@ -146,7 +146,7 @@ def test_what_lasts_is_the_new_level(read, settled):
 
     assert set(read(watch, [[4.0]] * 511, 100)) == {"B"}
     assert watch.feed([4.0], 611) == NOTE
-    assert watch.note()["reference"] == 4.0
+    assert watch.note().details["reference"] == 4.0
     assert read(watch, [[5.9]], 612) == "o"
 
 

@@ -1,7 +1,7 @@
 """Robust z: against its own past, which a spike does not enter."""
 
 from supervise.core.model.decisions import BREACH, OK, UNKNOWN
-from supervise.core.model.interfaces import NOTE
+from supervise.core.model.interfaces import NOTE, Note
 from supervise.detectors.robust_z import RobustZ
 
 QUIET = [9.0, 9.0, 10.0, 11.0, 11.0] * 3  # median 10, MAD 1, scale 1.4826
@@ -40,11 +40,11 @@ def test_a_lasting_level_becomes_the_baseline_and_says_so(read):
     note = watch.note()
 
     assert codes == [BREACH] * 7 + [BREACH | NOTE]
-    assert note["kind"] == "rebaseline"
-    assert note["median"] == 20.0
-    assert note["steps"] == [15, 22]
-    assert note["before"]["median"] == 10.0
-    assert watch.note() == {}
+    assert note.kind == "rebaseline"
+    assert note.details["median"] == 20.0
+    assert note.details["steps"] == [15, 22]
+    assert note.details["before"]["median"] == 10.0
+    assert watch.note() == Note()
     assert watch.feed(20.0, 23) == OK
 
 

@@ -24,6 +24,7 @@ from supervise.core.model.events import (
     Reloaded,
     Tick,
 )
+from supervise.core.model.policy_changes import PartChanges, PolicyChanges
 from supervise.errors import StoreError
 from supervise.store import event_codec
 from supervise.store.journal import Journal, encode_record, read, thinned, until
@@ -43,6 +44,8 @@ SMALL = st.integers(0, 2**32 - 1)
 TEXT = st.text(max_size=20)
 JSON = st.dictionaries(TEXT, st.none() | st.floats(allow_nan=False) | TEXT | NUMBER, max_size=4)
 VALUES = st.lists(st.none() | st.floats(allow_nan=False), max_size=70).map(tuple)
+PART = st.builds(PartChanges, st.lists(TEXT, min_size=1, max_size=2))
+CHANGES = st.builds(PolicyChanges, rules=PART) | st.just(PolicyChanges())
 EVENTS = st.one_of(
     st.builds(Frame, NUMBER, SMALL, SMALL, NUMBER, VALUES),
     st.builds(Launched, NUMBER, NUMBER, NUMBER),
@@ -53,7 +56,7 @@ EVENTS = st.one_of(
     st.builds(Finished, NUMBER, TEXT, st.booleans(), JSON, st.none() | TEXT),
     st.builds(OperatorCommand, NUMBER, TEXT, TEXT, JSON),
     st.builds(Exited, NUMBER, NUMBER),
-    st.builds(Reloaded, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, JSON, st.none() | TEXT),
+    st.builds(Reloaded, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, CHANGES, st.none() | TEXT),
 )
 
 

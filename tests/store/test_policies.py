@@ -11,6 +11,7 @@ from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Notice, OperatorCommand, Reloaded
 from supervise.core.model.policy import Policy
+from supervise.core.model.policy_changes import PartChanges, PolicyChanges
 from supervise.core.state.runbook_execution import Intent
 from supervise.errors import StoreError
 from supervise.store import files, policies
@@ -48,7 +49,7 @@ def test_a_changed_file_is_read_again_and_kept(begun, small):
 
     assert isinstance(event, Reloaded)
     assert (event.refused, event.before, event.digest) == (None, policy.digest, new.digest)
-    assert event.changes == {"detectors": {"changed": ["high"]}}
+    assert event.changes == PolicyChanges(detectors=PartChanges(changed=["high"]))
     assert policies.path_of(run, new.digest).read_text() == new.resolved
     assert policies.finder(run, load_policy)(new.digest).digest == new.digest
 
@@ -136,5 +137,5 @@ def test_savepoints_that_nobody_keeps_are_told_once(begun):
 
     assert isinstance(noticed, Notice)
     assert noticed.kind == "rollback-unavailable"
-    assert event.changes["restart"] == ["savepoints"]
+    assert event.changes.restart == ["savepoints"]
     assert len(ask(reloader, new)[1]) == 1

@@ -8,9 +8,9 @@ relaunch, and what `hold_rate` leaves. Each is judged without the others, of whi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ..core.model.action import PlanContext
+from ..core.model.payload import Rewarm
 
 RAMP_STEPS = 5  # how far a ramp may have come in the first frame that shows it
 TOLERANCE = 0.01
@@ -18,7 +18,7 @@ TOLERANCE = 0.01
 Metrics = Mapping[str, float | None]
 
 
-def rewarm_due(context: PlanContext, start: float, steps: int) -> dict[str, Any] | None:
+def rewarm_due(context: PlanContext, start: float, steps: int) -> dict[str, float] | None:
     """Return the re-warm behind going back, None where the rate is not to blame."""
     due = steps and not context.rate_cleared
     return {"start": start, "steps": steps} if due else None
@@ -33,9 +33,7 @@ def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
     return _shows(frame, scale, rewarm_steps, _rewarm(frame))
 
 
-def rewarm_shows(
-    frame: Metrics, rewarm: Mapping[str, Any] | None, limit: float | None = None
-) -> str | None:
+def rewarm_shows(frame: Metrics, rewarm: Rewarm | None, limit: float | None = None) -> str | None:
     """Return None when the rate used is at the beginning of `rewarm`, else a sentence.
 
     Without one, and in a job without a rate, there is nothing to be judged. `limit`: the ramp leads
@@ -44,7 +42,7 @@ def rewarm_shows(
     if rewarm is None:
         return None
     held = (frame.get("lr_scale") or 1.0) / _rewarm(frame) / _hold(frame)
-    return _shows(frame, rewarm["start"], rewarm["steps"], held, limit)
+    return _shows(frame, rewarm.start, rewarm.steps, held, limit)
 
 
 def hold_shows(frame: Metrics, limit: float) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Outcome, Payload, WeightsArgs
 from ..core.model.values import Steps
 from ..errors import ActionError
 
@@ -53,28 +53,29 @@ class CheckWeights(Action):
             wrong.append(("again", f"must be at least 1 step, not {self.again}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        args: dict[str, Any] = {"before_step": context.breach_step, "within": self.within}
-        args |= {"again": self.again}
+    def plan(self, context: PlanContext) -> Payload:
+        args = Payload({"before_step": context.breach_step, "within": self.within})
+        args = args.extended(again=self.again)
         if self.unknown == "wait":
-            args["waits"] = True
+            args = args.extended(waits=True)
         if context.data_event:
-            args |= {"data_event": context.data_event, "renew": True}
+            args = args.extended(data_event=context.data_event, renew=True)
         return args
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         try:
             return job.command("check_weights", args, key=key, deadline_s=self.deadline_s)
         except ActionError as error:  # then nobody knows, and the runbook goes on
             return {"why": str(error)}
 
-    def objection(self, args: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-        before = [loss for step, loss in result.get("was", ()) if step < args["before_step"]]
+    def objection(self, args: Payload, result: Payload) -> str:
+        order, outcome = args.parse(WeightsArgs), result.read(Outcome)
+        before = [loss for step, loss in outcome.was if step < order.before_step]
         # Two: the newest one may be from between the damage and its first breach.
-        was, now = min(before[-2:], default=0.0), result.get("loss", math.inf)
-        if not now <= args["within"] * was:  # or it is NaN
+        was, now = min(before[-2:], default=0.0), outcome.loss
+        if now is None or not now <= order.within * was:  # or it is NaN
             return ""
         return (
             f"the weights are good: the probe batch has a loss of {now:.4g}, and had {was:.4g} "
-            f"before step {args['before_step']}"
+            f"before step {order.before_step}"
         )

@@ -5,11 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from msgspec import Struct
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Steps
 from ..errors import ActionError
+
+
+class ClipArgs(Struct, frozen=True):
+    """The bound that was asked for; None: a factor of the job's own."""
+
+    max_norm: float | None = None
+    lift: bool = False
+
+
+class ClipOutcome(Struct, frozen=True):
+    """The bound in force, None for none."""
+
+    clip_bound: float | None
 
 
 @dataclass(frozen=True)
@@ -52,15 +68,16 @@ class Clip(Action):
             wrong.append(("for", f"must not be negative, not {self.for_}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if self.lift:
-            return {"lift": True}
-        return {"max_norm": self.max_norm, "factor": self.factor, "steps": self.for_}
+            return Payload({"lift": True})
+        return Payload({"max_norm": self.max_norm, "factor": self.factor, "steps": self.for_})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("clip", args, key=key, deadline_s=self.deadline_s)
-        bound, asked = seen.get("clip_bound", -1.0), args.get("max_norm")
-        if args.get("lift"):
+        bound, order = seen.get("clip_bound", -1.0), args.parse(ClipArgs)
+        asked = order.max_norm
+        if order.lift:
             if bound is not None:
                 raise ActionError(f"the clip was to be lifted, and the job has {bound}")
         elif not isinstance(bound, int | float) or not 0.0 < bound < math.inf:
@@ -70,7 +87,7 @@ class Clip(Action):
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
-        shown, bound = check.frame.get("clip_bound"), check.result["clip_bound"]
+        shown, bound = check.frame.get("clip_bound"), check.result.parse(ClipOutcome).clip_bound
         if shown is None or (bound is not None and math.isclose(shown, bound, rel_tol=1e-6)):
             return None  # a frame without the column is not judged; the job's answer was
         return f"the gradient norm is clipped to {shown:.3g}, not {_told(bound)}"

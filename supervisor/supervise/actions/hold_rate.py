@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext
+from ..core.model.payload import Json, Outcome, Payload, RateArgs
 from ..core.model.values import Steps
 from ..errors import ActionError
 from ._rate import hold_shows
@@ -74,15 +75,15 @@ class HoldRate(Action):
     def is_dispensable(self) -> bool:
         return self.tested
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if self.lift:
-            return {"lift": True}
-        args: dict[str, Any] = {"before_step": context.breach_step, "release": self.release}
+            return Payload({"lift": True})
+        args = Payload({"before_step": context.breach_step, "release": self.release})
         if not self.tested:
-            return args | {"within": self.within}
-        return args | {"limit": context.rate_limit, "harmful": context.rate}
+            return args.extended(within=self.within)
+        return args.extended(limit=context.rate_limit, harmful=context.rate)
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("hold_rate", args, key=key, deadline_s=self.deadline_s)
         groups = seen.get("groups")
         if not isinstance(groups, int) or (groups > 0) is (args.get("lift") is True):
@@ -90,7 +91,8 @@ class HoldRate(Action):
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
-        limit = None if check.args.get("lift") else check.result.get("rate_limit")
+        lifted = check.args.parse(RateArgs).lift
+        limit = None if lifted else check.result.read(Outcome).rate_limit
         return None if limit is None else hold_shows(check.frame, limit)
 
     def undo(self) -> Action | None:

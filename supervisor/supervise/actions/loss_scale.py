@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+from msgspec import Struct
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..errors import ActionError
 
 TOLERANCE = 0.01
 LARGEST = 2.0**24  # scales above it overflow FP16 for any gradient that matters
+
+
+class ScaleOutcome(Struct, frozen=True):
+    """The scale that was set, and by what an overflow multiplies it."""
+
+    loss_scale: float
+    backoff: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,10 @@ class LossScale(Action):
             return [("set", f"must be above 0 and at most {LARGEST:g}, not {self.set:g}")]
         return []
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"scale": None if self.set == "default" else self.set}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"scale": None if self.set == "default" else self.set})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("loss_scale", args, key=key, deadline_s=self.deadline_s)
         scale, asked = seen.get("loss_scale"), args["scale"]
         if not isinstance(scale, int | float) or (asked is not None and scale != asked):
@@ -50,8 +60,9 @@ class LossScale(Action):
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
-        shown, scale = check.frame.get("loss_scale"), check.result["loss_scale"]
-        least = scale * check.result.get("backoff", 1.0)  # the step before it may have overflowed
+        shown, outcome = check.frame.get("loss_scale"), check.result.parse(ScaleOutcome)
+        scale = outcome.loss_scale
+        least = scale * outcome.backoff  # the step before it may have overflowed
         if shown is None or least * (1.0 - TOLERANCE) <= shown <= scale * (1.0 + TOLERANCE):
             return None
         return f"the loss scale is {shown:g}, not {scale:g}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext
+from ..core.model.payload import Json, Payload, RateArgs
 from ..core.model.values import Steps
 from ..errors import ActionError
 from ._rate import scale_shows
@@ -47,19 +48,19 @@ class LrScale(Action):
             wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"value": self.set, "rewarm_steps": self.rewarm}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"value": self.set, "rewarm_steps": self.rewarm})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("lr_scale", args, key=key, deadline_s=self.deadline_s)
-        scale = seen.get("lr_scale")
-        asked = args["value"]
+        scale, asked = seen.get("lr_scale"), args.parse(RateArgs).value
         if not isinstance(scale, int | float) or not math.isclose(scale, asked, rel_tol=1e-9):
             raise ActionError(f"asked for a learning rate scale of {asked:g}, the job has {scale}")
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
-        return scale_shows(check.frame, check.args["value"], check.args["rewarm_steps"])
+        order = check.args.parse(RateArgs)
+        return scale_shows(check.frame, order.value, order.rewarm_steps)
 
     def undo(self) -> Action | None:
         return None if self.set == 1.0 else LrScale(set=1.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Seconds
 from ..errors import ActionError
 from .resume import Resume
@@ -38,10 +39,10 @@ class Pause(Action):
             return [("lease", f"must be between 10s and 24h, not {self.lease:g}s")]
         return []
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"lease_s": self.lease}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"lease_s": self.lease})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("pause", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("paused_step"), int):
             raise ActionError(f"the probe answered pause without the step it holds at: {seen}")

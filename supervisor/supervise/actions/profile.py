@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Steps
 from ..errors import ActionError
 
@@ -40,10 +41,10 @@ class Profile(Action):
             return [("steps", f"must be between 1 and {LONGEST}, not {self.steps}")]
         return []
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"incident": context.incident, "steps": self.steps}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"incident": context.incident, "steps": self.steps})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("profile", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("path"), str):
             raise ActionError(f"the probe did not say where it writes the trace: {seen}")

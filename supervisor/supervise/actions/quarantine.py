@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, Job, PlanContext, Refused
+from ..core.model.payload import Json, Payload
 from ..errors import ActionError
-from .unquarantine import Unquarantine
+from .unquarantine import Unquarantine, quarantine_order
 
 LARGEST = 0.5  # fraction of the shards
 SHARDS_AT_ONCE = 64  # in one action; the list goes into the audit log
@@ -67,20 +68,13 @@ class Quarantine(Action):
             )
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         shards, most = self._shards(context)
-        entries = [{"kind": "shard", "name": name} for name in shards]
+        entries: list[Json] = [{"kind": "shard", "name": name} for name in shards]
         if self.positions == "breach":
-            entries += [{"kind": "batch", "name": str(each)} for each in _batches(context)]
-        return {
-            "add": entries,
-            "most": most,
-            "step": context.breach_step,
-            "attempt": context.attempt,
-            "incident": context.incident,
-            "by": context.operator or "policy",
-            "why": "incidents keep starting in it" if self.shards == "suspects" else "by name",
-        }
+            entries += [{"kind": "batch", "name": str(batch)} for batch in _batches(context)]
+        reason = "incidents keep starting in it" if self.shards == "suspects" else "by name"
+        return quarantine_order(context, context.breach_step, reason, add=entries, most=most)
 
     def _shards(self, context: PlanContext) -> tuple[tuple[str, ...], int | None]:
         """Return the names, and how many shards may be in quarantine at once."""
@@ -112,11 +106,14 @@ class Quarantine(Action):
             raise Refused(f"{len(names)} shards are more than {bound}, which allows {most}")
         return names, most
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.quarantine(args, key=key, deadline_s=self.deadline_s)
-        held, wanted = seen.get("held"), seen["generation"]
-        if not isinstance(held, int) or held < wanted:
-            raise ActionError(f"the job holds generation {held} of the quarantine, not {wanted}")
+        current, written = seen.get("held"), seen["generation"]
+        stale = not isinstance(current, int) or not isinstance(written, int) or current < written
+        if stale:
+            raise ActionError(
+                f"the job holds generation {current} of the quarantine, not {written}"
+            )
         return seen
 
     def undo(self) -> Action | None:

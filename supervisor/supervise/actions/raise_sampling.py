@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Steps
 from ..errors import ActionError
 
@@ -45,12 +46,12 @@ class RaiseSampling(Action):
             wrong.append(("for", f"must be between 1 and 10000 steps, not {self.for_}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if self.lift:
-            return {"lift": True}
-        return {"every": self.every, "steps": self.for_, "sets": list(self.sets) or None}
+            return Payload({"lift": True})
+        return Payload({"every": self.every, "steps": self.for_, "sets": list(self.sets) or None})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("raise_sampling", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("sampling"), Mapping):
             raise ActionError(f"the probe did not say how often it samples now: {seen}")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY, newest_before
+from ..core.model.payload import Continuity, Json, Outcome, Payload, RelaunchArgs
 from ..core.model.values import Seconds, Steps
 from ..errors import ActionError
 from ._rate import rewarm_due, rewarm_shows
@@ -78,14 +79,15 @@ class Relaunch(Action):
             wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
         return wrong
 
-    def limit_s(self, args: Mapping[str, Any]) -> float:
-        return self.deadline_s + float(args["bytes"]) / SLOWEST + float(args.get("if_idle_s", 0.0))
+    def limit_s(self, args: Payload) -> float:
+        order = args.parse(RelaunchArgs)
+        return self.deadline_s + order.bytes / SLOWEST + order.if_idle_s
 
     def before(self, breach_step: int) -> int:
         """Return the step before which a checkpoint must have been saved."""
         return breach_step - self.at_least
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if "relaunch" in context.unavailable:
             raise Refused(context.unavailable["relaunch"])
         found = newest_before(context.good, self.before(context.breach_step))
@@ -98,37 +100,42 @@ class Relaunch(Action):
                 f"({len(context.good)} good in all){why}"
             )
         first = max(found.step + 1, context.breach_step - self.skip + 1)
-        return {
-            "checkpoint": found.id,
-            "path": found.path,
-            "step": found.step,
-            "bytes": found.bytes,
-            "attempt": context.attempt + 1,
-            "rewarm": rewarm_due(context, self.start, self.rewarm),
-            "skip": [[first, context.breach_step]] if self.skip else None,
-            **({"if_idle_s": self.if_idle} if self.if_idle else {}),
-            **({"resumable": WEIGHTS_ONLY} if found.resumable == WEIGHTS_ONLY else {}),
-        }
+        args = Payload(
+            {
+                "checkpoint": found.id,
+                "path": found.path,
+                "step": found.step,
+                "bytes": found.bytes,
+                "attempt": context.attempt + 1,
+                "rewarm": rewarm_due(context, self.start, self.rewarm),
+                "skip": [[first, context.breach_step]] if self.skip else None,
+            }
+        )
+        args = args.extended(if_idle_s=self.if_idle) if self.if_idle else args
+        weights_only = found.resumable == WEIGHTS_ONLY
+        return args.extended(resumable=WEIGHTS_ONLY) if weights_only else args
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.relaunch(args, key=key, deadline_s=self.limit_s(args))
-        if not isinstance(seen.get("pid"), int) or seen.get("attempt") != args["attempt"]:
+        attempt = args.parse(RelaunchArgs).attempt
+        if not isinstance(seen.get("pid"), int) or seen.get("attempt") != attempt:
             raise ActionError(f"the job was not restarted: {seen}")
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
         # Perhaps not what was ordered was put back.
-        first = check.result.get("step", check.args["step"]) + 1
+        order, outcome = check.args.parse(RelaunchArgs), check.result.parse(Outcome)
+        first = (order.step if outcome.step is None else outcome.step) + 1
         step, attempt = check.step, check.attempt
-        if attempt != check.result["attempt"] or not first <= step <= first + NEAR:
+        if attempt != outcome.attempt or not first <= step <= first + NEAR:
             return f"the job is at step {step} of attempt {attempt}, not at step {first}"
-        return rewarm_shows(check.frame, check.args["rewarm"])
+        return rewarm_shows(check.frame, order.rewarm)
 
-    def tolerates(self, told: Mapping[str, Any]) -> bool:
+    def tolerates(self, continuity: Continuity) -> bool:
         if self.continuity != "weights":
             return self.continuity == "any"
-        if (told.get("probe_batch") or {}).get("verdict") == "differs":
+        batch, loss = continuity.probe_batch, continuity.loss
+        if batch is not None and batch.verdict == "differs":
             return False
-        loss = told.get("loss") or {}
-        limit, first = loss.get("limit"), loss.get("is")
+        limit, first = continuity.limit, None if loss is None else loss.now
         return limit is None or first is None or first <= limit

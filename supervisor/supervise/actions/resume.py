@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job
+from ..core.model.payload import Json, Payload
 from ..errors import ActionError
 
 
@@ -26,7 +27,7 @@ class Resume(Action):
 
     deadline_s: ClassVar[float] = 30.0  # a paused job polls its mailbox, so the answer is quick
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("resume", args, key=key, deadline_s=self.deadline_s)
         if seen.get("resumed") is not True:
             raise ActionError(f"the job did not go on: {seen}", retryable=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, EffectCheck, Job, PlanContext, Refused
+from ..core.model.payload import Continuity, Json, Outcome, Payload, RollbackArgs
 from ..core.model.values import Steps
 from ..errors import ActionError
 from ._rate import rewarm_due, rewarm_shows
@@ -62,7 +63,7 @@ class Rollback(Action):
             wrong.append(("rewarm", f"must not be negative, not {self.rewarm}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if "rollback" in context.unavailable:
             raise Refused(context.unavailable["rollback"])
         before = context.breach_step - self.at_least
@@ -72,20 +73,20 @@ class Rollback(Action):
                 f"{self.at_least} steps older"
             )
         rewarm = rewarm_due(context, self.start, self.rewarm)
-        args: dict[str, Any] = {"before_step": before, "rewarm": rewarm}
+        args = Payload({"before_step": before, "rewarm": rewarm})
         if self.moments == "zero":
-            args["moments"] = self.moments
-        elif self.moments == "suspect":
-            args["sign"] = context.breach_step
-            if context.sound:
-                args["sound"] = True
+            return args.extended(moments=self.moments)
+        if self.moments == "suspect":
+            args = args.extended(sign=context.breach_step)
+            return args.extended(sound=True) if context.sound else args
         return args
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("rollback", args, key=key, deadline_s=self.deadline_s)
-        step, before = seen.get("step"), args["before_step"]
-        if seen.get("older_moments"):
-            before = args.get("sign", before)
+        order = args.parse(RollbackArgs)
+        step, before = seen.get("step"), order.before_step
+        if seen.get("older_moments") and order.sign is not None:
+            before = order.sign
         if not isinstance(step, int) or step >= before:
             raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
         if not isinstance(seen.get("attempt"), int):
@@ -93,9 +94,11 @@ class Rollback(Action):
         return seen
 
     def effect(self, check: EffectCheck) -> str | None:
-        if check.attempt != check.result["attempt"] or check.step <= check.result["step"]:
+        outcome = check.result.parse(Outcome)
+        if check.attempt != outcome.attempt or check.step <= (outcome.step or 0):
             return f"the job is at step {check.step} of attempt {check.attempt}"
-        return rewarm_shows(check.frame, check.args["rewarm"], check.result.get("rate_limit"))
+        rewarm = check.args.parse(RollbackArgs).rewarm
+        return rewarm_shows(check.frame, rewarm, outcome.rate_limit)
 
-    def tolerates(self, told: Mapping[str, Any]) -> bool:
+    def tolerates(self, continuity: Continuity) -> bool:
         return False  # the probe batch has the loss that it had, or the weights are others

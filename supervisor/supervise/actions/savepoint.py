@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..core.model.action import Action, Job, PlanContext
+from ..core.model.action import Action, Job
+from ..core.model.payload import Json, Payload
 from ..errors import ActionError
 
 
@@ -28,10 +29,7 @@ class Savepoint(Action):
     changes_training: ClassVar[bool] = True  # of one rank alone it is a state that never was
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {}
-
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("savepoint", args, key=key, deadline_s=self.deadline_s)
         if not isinstance(seen.get("step"), int) or not seen.get("bytes"):
             raise ActionError(f"the probe saved no state: {seen}")

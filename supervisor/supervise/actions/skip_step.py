@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Steps
 from ..errors import ActionError
 
@@ -46,10 +47,10 @@ class SkipStep(Action):
             wrong.append(("count", f"must be between 1 and most, {self.most}, not {self.count}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"count": self.count, "most": self.most}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"count": self.count, "most": self.most})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("skip_step", args, key=key, deadline_s=self.deadline_s)
         if seen.get("will_skip") != args["count"]:
             raise ActionError(f"asked to skip {args['count']} steps, the probe answered {seen}")

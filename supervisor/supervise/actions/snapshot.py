@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..errors import ActionError
 
 
@@ -29,11 +30,11 @@ class Snapshot(Action):
     touches_job: ClassVar[bool] = False
     deadline_s: ClassVar[float] = 60.0
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
-        return {"incident": context.incident}
+    def plan(self, context: PlanContext) -> Payload:
+        return Payload({"incident": context.incident})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-        seen = job.snapshot(args["incident"], key=key, deadline_s=self.deadline_s)
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
+        seen = job.snapshot(str(args["incident"]), key=key, deadline_s=self.deadline_s)
         if not seen.get("bytes") or not seen.get("sha256"):
             raise ActionError(f"the evidence bundle is empty: {seen}", retryable=True)
         return seen

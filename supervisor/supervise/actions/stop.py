@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext, busy, usage
+from ..core.model.payload import EndArgs, Json, Payload
 from ..core.model.values import Seconds
 from ..errors import ActionError
 
@@ -50,23 +51,21 @@ class Stop(Action):
             if not 0.0 <= (value := getattr(self, name)) <= 300.0
         ]
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
+        times = {"grace_s": self.grace, "term_s": self.term}
         code = REQUEUE if self.requeue else HUMAN
-        return {
-            "grace_s": self.grace,
-            "term_s": self.term,
-            "exit_code": code,
-            "if_idle_s": self.if_idle,
-        }
+        return Payload({**times, "exit_code": code, "if_idle_s": self.if_idle})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-        watched_s = args["if_idle_s"]
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
+        order = args.parse(EndArgs)
+        watched_s = order.if_idle_s
         if watched_s:
             work = job.work(watched_s)
             if busy(work, watched_s):
                 works = usage(work, watched_s)
                 raise ActionError(f"the job makes no steps but works ({works}): not stopped")
-        seen = job.stop(grace_s=args["grace_s"], term_s=args["term_s"], exit_code=args["exit_code"])
+        times = {"grace_s": order.grace_s, "term_s": order.term_s}
+        seen = job.stop(**times, exit_code=order.exit_code)
         if seen.get("returncode") is None or seen.get("survivors"):
             raise ActionError(f"processes of the job are still alive after KILL: {seen}")
         return seen

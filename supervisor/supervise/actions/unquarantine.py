@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
+
+
+def quarantine_order(context: PlanContext, step: int, reason: str, **change: Json) -> Payload:
+    """Return a change of the quarantine with what is on record about it."""
+    return Payload(
+        {
+            **change,
+            "step": step,
+            "attempt": context.attempt,
+            "incident": context.incident,
+            "by": context.operator or "policy",
+            "why": reason,
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -33,16 +48,10 @@ class Unquarantine(Action):
             return [("shards", "must name at least one shard, none of them empty")]
         return []
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         named = None if isinstance(self.shards, str) else list(self.shards)
-        return {
-            "release": named or {"incident": context.incident},
-            "step": context.step,
-            "attempt": context.attempt,
-            "incident": context.incident,
-            "by": context.operator or "policy",
-            "why": "released",
-        }
+        release: Json = named or {"incident": context.incident}
+        return quarantine_order(context, context.step, "released", release=release)
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         return job.quarantine(args, key=key, deadline_s=self.deadline_s)

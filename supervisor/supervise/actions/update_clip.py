@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..core.model.action import Action, Job, PlanContext
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Steps
 from ..errors import ActionError
 
@@ -53,17 +54,13 @@ class UpdateClip(Action):
             wrong.append(("max_gb", f"must be above 0 and at most 10000, not {self.max_gb:g}"))
         return wrong
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         if self.lift:
-            return {"lift": True}
-        return {
-            "window": self.window,
-            "sigma": self.sigma,
-            "steps": self.for_,
-            "max_gb": self.max_gb,
-        }
+            return Payload({"lift": True})
+        numbers = {"window": self.window, "sigma": self.sigma, "steps": self.for_}
+        return Payload({**numbers, "max_gb": self.max_gb})
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         seen = job.command("update_clip", args, key=key, deadline_s=self.deadline_s)
         rule = {"window": args.get("window"), "sigma": args.get("sigma")}
         wanted = None if args.get("lift") else rule

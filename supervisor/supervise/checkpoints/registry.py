@@ -20,6 +20,7 @@ from typing import Any
 from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
 from ..core.model.events import Event, Notice
+from ..core.model.payload import CheckpointState, Json, Payload
 from ..errors import StoreError
 from ..store import files
 
@@ -352,7 +353,7 @@ class CheckpointNotifications:
             event = self._events.popleft()
             events.append(event)
             if event.kind == "checkpoint":
-                self.delivered.add(event.data["id"])
+                self.delivered.add(event.data.parse(CheckpointState).id)
         return events
 
     def frame(self) -> dict[str, float]:
@@ -368,7 +369,7 @@ class CheckpointNotifications:
             if ok:
                 values.append(float(entry.tensor_bytes or entry.bytes))
             self._frames.append(dict(zip(METRICS, values, strict=False)))
-        data = {
+        data: dict[str, Json] = {
             "id": entry.id,
             "step": entry.step,
             "attempt": entry.attempt,
@@ -384,4 +385,4 @@ class CheckpointNotifications:
         of = "" if step is None else f" of step {step}"
         message = f"checkpoint {entry.id}{of} {what}"
         now_ns = system.monotonic_ns()
-        self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=data))
+        self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=Payload(data)))

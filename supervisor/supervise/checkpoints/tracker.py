@@ -79,7 +79,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
 
     The notice has the step under way; the save contains the one before.
     """
-    data = event.data
+    data: Mapping[str, Any] = dict(event.data)
     path, file, seconds = data.get("path"), data.get("file"), data.get("seconds")
     if not isinstance(path, str):
         return None

@@ -59,7 +59,7 @@ from .model.events import (
     Reloaded,
     Tick,
 )
-from .model.interfaces import WATCHER
+from .model.interfaces import REBASELINE, WATCHER
 from .model.policy import HOLD, Policy, Rule
 from .model.verdicts import Verdict
 from .runbooks import (
@@ -325,13 +325,12 @@ def _record_notes(ctx: StepContext, monitor: RankMonitor) -> None:
     state, incident = ctx.state, ctx.state.incident
     noted = state.rules.noted
     for name, note in monitor.notes:
-        kind, text = str(note.get("kind")), f"{name}: {note.get('reason', '')}"
-        data = {key: value for key, value in note.items() if key not in ("kind", "reason")}
-        if state.frame_count >= noted.get((name, kind), 0):
-            noted[name, kind] = state.frame_count + NOTE_STEPS
-            form = Rebaselined if kind == "rebaseline" else NearMiss
-            ctx.record(form(reason=text, detector=name, details=data))
-        if kind == "rebaseline" and incident is not None:
+        if state.frame_count >= noted.get((name, note.kind), 0):
+            noted[name, note.kind] = state.frame_count + NOTE_STEPS
+            form = Rebaselined if note.kind == REBASELINE else NearMiss
+            text = f"{name}: {note.text}"
+            ctx.record(form(reason=text, detector=name, details=note.details))
+        if note.kind == REBASELINE and incident is not None:
             rules = (rule for rule in ctx.policy.rules if rule.id in incident.rules)
             incident.ending.rebaselined |= any(
                 name in ctx.policy.detectors_of(rule) for rule in rules

@@ -16,6 +16,8 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from ..core.model.decisions import UNKNOWN
+from ..core.model.interfaces import REBASELINE, Note, Reading
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
 from ._watch import LEAST, NEVER, Debounced, needs
 
@@ -156,19 +158,14 @@ class Baseline:
         for step, value in newest:
             self.accept(step, value)
 
-    def refitted(self, metric: str, level: float, before: dict[str, Any]) -> dict[str, Any]:
+    def refitted(self, metric: str, level: float, before: Reading) -> Note:
         """Return the note of a `refit`. `level`: of the new window; `before`: the old numbers."""
         count = len(self.ordered)
-        return {
-            "kind": "rebaseline",
-            "reason": f"{metric}: {count} samples were flagged; "
-            f"the new baseline is the level of the newest {count}, {level:.6g}",
-            "metric": metric,
-            "median": level,
-            "samples": count,
-            "steps": list(self.steps() or ()),
-            "before": before,
-        }
+        text = f"{metric}: {count} samples were flagged; "
+        text += f"the new baseline is the level of the newest {count}, {level:.6g}"
+        details: dict[str, Json] = {"metric": metric, "median": level, "samples": count}
+        details |= {"steps": list(self.steps() or ()), "before": before}
+        return Note(REBASELINE, text, Payload(details))
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""
@@ -229,7 +226,7 @@ class BaselineWatch(Debounced):
 
     def forget_last(self) -> None:
         super().forget_last()
-        self.numbers_before_refit: dict[str, Any] = {}  # of the sample that replaced the baseline
+        self.numbers_before_refit: Reading = {}  # of the sample that replaced the baseline
 
     def scale_of(self, middle: float) -> float:
         """Return the scale of the window around its median."""
@@ -260,7 +257,7 @@ class BaselineWatch(Debounced):
             return needs(count, self.least + 1, f"samples of {metric}")
         return needs(self.base.covers(), self.min_, f"steps of {metric}") * self.by_steps
 
-    def baseline_numbers(self, z: float, middle: float, scale: float) -> dict[str, Any]:
+    def baseline_numbers(self, z: float, middle: float, scale: float) -> Reading:
         """Return the numbers that all watches with a baseline have."""
         return {
             "z": z if self.raw != UNKNOWN else None,

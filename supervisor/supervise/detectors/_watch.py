@@ -21,7 +21,7 @@ import math
 from typing import Any, Self
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector, Watch
+from ..core.model.interfaces import Detector, Note, Watch
 from ..core.model.values import Unit
 
 LEAST = 12  # samples that have a spread, whatever their spacing; project default
@@ -80,10 +80,10 @@ class Memory(Watch):
         """Forget the last sample and its verdict; subclasses add their own."""
         self.raw = UNKNOWN
         self.value: Any = None
-        self.pending_note: dict[str, Any] = {}
+        self.pending_note = Note()
 
-    def note(self) -> dict[str, Any]:
-        note, self.pending_note = self.pending_note, {}
+    def note(self) -> Note:
+        note, self.pending_note = self.pending_note, Note()
         return note
 
 

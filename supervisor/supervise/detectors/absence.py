@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK
 from ..core.model.events import DEAD, LOADING, SUSPENDED
-from ..core.model.interfaces import Clockwork, Detector
+from ..core.model.interfaces import Clockwork, Detector, Reading
 from ..core.model.values import Parsed, Seconds, duration, seconds
 from ._watch import NEVER, Memory
 
@@ -211,7 +211,7 @@ class AbsenceWatch(Memory, Clockwork):
         self.last = min(self.last, step)
         self.stepping = False  # the rollback itself is not a step
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         p99_ns = self.p99_ns()
         return {
             "step": self.last,

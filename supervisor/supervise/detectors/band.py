@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
 from ._curve import Curve, check_knots, cut, trim
 from ._theil_sen import HUGE
@@ -164,7 +165,7 @@ class BandWatch(Debounced):
         cut(step, self.steps, self.away)
         self.since = min(self.since, step)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         known = self.raw != UNKNOWN
         reach = self.spec.width * self._floored(self.level, self.spread)
         low, high = self.level - reach, self.level + reach

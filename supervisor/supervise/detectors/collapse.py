@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Reading
 from ._baseline import median
 from ._curve import Curve, check_knots, cut, trim
 from ._theil_sen import HUGE
@@ -176,7 +177,7 @@ class CollapseWatch(Memory):
             if (step + 1) / self.spec.total_steps < first + width * (part + 1):
                 self.sums[part], self.counts[part] = 0.0, 0
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         aligned = self.scale > 0.0
         return {
             "step": self.last,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, Reading
 from ..core.model.values import Unit
 from ._baseline import BaselineWatch, median
 from ._theil_sen import HUGE
@@ -196,7 +196,7 @@ class CusumWatch(BaselineWatch):
         r = min(r, MOST_CORRELATED) if r > CORRELATED else 0.0
         self.per_independent = (1.0 + r) / (1.0 - r)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         if self.numbers_before_refit:
             return self.numbers_before_refit
         down = self.low > self.high

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Unit
 from ._curve import cut
 from ._watch import Debounced, check_quota
@@ -172,7 +172,7 @@ class EqualWatch(Debounced):
     def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         known = self.value is not None and self.reference is not None
         return {
             "step": self.last,

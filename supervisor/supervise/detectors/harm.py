@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, REBASELINE, Note, Reading
+from ..core.model.payload import Json, Payload
 from ._excess import ESTABLISHED, LASTED, LASTING, LEARNING, SUSPECTED, Excess
 from ._theil_sen import HUGE
 from ._watch import NEVER, Memory, MetricDetector, needs
@@ -120,17 +121,12 @@ class HarmWatch(Memory):
         if len(self.states) > KEPT:
             del self.states[0], self.rows[: self.spec.window]
 
-    def _lasted(self, lost: float, level: float) -> dict[str, Any]:
+    def _lasted(self, lost: float, level: float) -> Note:
         metric, now = self.spec.metric, self.excess.level
-        return {
-            "kind": "rebaseline",
-            "reason": f"{metric}: worse by {now - level:.4g} for {LASTING} rows, {lost:.4g} lost; "
-            f"{now:.6g} is its level now",
-            "metric": metric,
-            "median": now,
-            "lost": lost,
-            "before": {"median": level},
-        }
+        text = f"{metric}: worse by {now - level:.4g} for {LASTING} rows, {lost:.4g} lost; "
+        text += f"{now:.6g} is its level now"
+        details: dict[str, Json] = {"metric": metric, "median": now, "lost": lost}
+        return Note(REBASELINE, text, Payload({**details, "before": {"median": level}}))
 
     def drop_after(self, step: int) -> None:
         """Go back to the last state of before, and take the rows between again."""
@@ -149,7 +145,7 @@ class HarmWatch(Memory):
     def lacks(self, spacing: int) -> str:
         return needs(len(self.rows), self.excess.least + 1, f"samples of {self.spec.metric}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         excess = self.excess
         suspected = self.least == SUSPECTED
         return {

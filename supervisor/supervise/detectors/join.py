@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading
 from ._watch import NEVER, Memory
 
 
@@ -98,7 +98,7 @@ class JoinWatch(Memory):
     def drop_after(self, step: int) -> None:
         self.reset()
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         names = self.spec.detectors
         last = {n: s for n, s in zip(names, self.breached, strict=True) if s != NEVER}
         return {

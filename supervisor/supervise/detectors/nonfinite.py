@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Steps
 from ._curve import cut, trim
 from ._watch import NEVER, Debounced, Memory, check_quota
@@ -126,7 +126,7 @@ class NonfiniteWatch(Debounced):
             return code
         return self.debounce(code == BREACH, False)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         values = dict(zip(self.spec.metrics_, self.sample, strict=False))
         bad = [name for name, value in values.items() if value is not None and value - value != 0.0]
         counts = self.counts() if self.counted else {}
@@ -172,7 +172,7 @@ class GapWatch(Memory):
                 self.raw = BREACH
         return self.raw
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         return {
             "step": self.last,
             "signal": self.spec.metrics_[0],

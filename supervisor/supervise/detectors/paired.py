@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading
 from ._curve import cut
 from ._watch import NEVER, Debounced, check_quota, needs
 
@@ -163,7 +163,7 @@ class PairedWatch(Debounced):
     def lacks(self, spacing: int) -> str:
         return needs(len(self.steps), self.spec.settle + 2, f"evaluations of {self.spec.metric}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         spec, value, before = self.spec, self.value, self.before
         rise = None if value is None or before is None else value - before
         bounds = {"gt": spec.gt, "rel_gt": spec.rel_gt, "lt": spec.lt}

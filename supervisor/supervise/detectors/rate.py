@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import Detector
+from ..core.model.interfaces import Detector, Reading
 from ._watch import Memory
 
 
@@ -134,7 +134,7 @@ class RateWatch(Memory):
         del self.events[bisect_right(self.events, step) :]
         del self.missing[bisect_right(self.missing, step) :]
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         came = self._within(self.events, self.last)
         return {
             "step": self.last,

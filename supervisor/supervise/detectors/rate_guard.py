@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
+from ..core.model.interfaces import NOTE, REBASELINE, Detector, Note, Reading
+from ..core.model.payload import Json, Payload
 from ._baseline import median
 from ._watch import Memory, needs
 
@@ -182,17 +183,12 @@ class RateGuardWatch(Memory):
         recent = list(islice((one for one in known if one is not None and one >= 0.0), RECENT))
         return moved > self.spec.over * median(sorted(recent)) if recent else None
 
-    def _note(self, place: int, group: Group, value: float) -> dict[str, Any]:
-        metric = self.spec.metrics_[place]
-        return {
-            "kind": "rebaseline",
-            "reason": f"{metric}: {self.spec.freeze} samples above {self.spec.over:g} times "
-            f"{group[1]:.6g}; {value:.6g} is its level now",
-            "metric": metric,
-            "reference": value,
-            "samples": self.spec.freeze,
-            "before": {"reference": group[1]},
-        }
+    def _note(self, place: int, group: Group, value: float) -> Note:
+        metric, count = self.spec.metrics_[place], self.spec.freeze
+        text = f"{metric}: {count} samples above {self.spec.over:g} times "
+        text += f"{group[1]:.6g}; {value:.6g} is its level now"
+        details: dict[str, Json] = {"metric": metric, "reference": value, "samples": count}
+        return Note(REBASELINE, text, Payload({**details, "before": {"reference": group[1]}}))
 
     def drop_after(self, step: int) -> None:
         while self.past and self.past[-1][0] > step:
@@ -208,7 +204,7 @@ class RateGuardWatch(Memory):
         most = max(group[0] for group in self.groups)
         return needs(most, self.spec.min_ + 1, f"samples of {self.spec.metrics_[0]}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         samples, top, since, _, _, beyond, _ = self.groups[self.worst]
         known = self.raw != UNKNOWN and self.value is not None and top > 0.0
         return {

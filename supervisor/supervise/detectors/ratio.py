@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, REBASELINE, Note, Reading
+from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
 from ._baseline import Baseline, Freeze, median
 from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, needs
@@ -176,15 +177,11 @@ class RatioWatch(Memory):
                 self.slow_n = 1.0 + self.slow_keep * self.slow_n
                 self.slow += (value - self.slow) / self.slow_n
             level = self.slow
-        self.pending_note = {
-            "kind": "rebaseline",
-            "reason": f"{self.spec.metric}: {self.spec.freeze} samples were flagged; "
-            f"the new reference is the level of the newest, {level:.6g}",
-            "metric": self.spec.metric,
-            "reference": level,
-            "samples": self.spec.freeze,
-            "before": self.numbers(),
-        }
+        metric, count = self.spec.metric, self.spec.freeze
+        text = f"{metric}: {count} samples were flagged; "
+        text += f"the new reference is the level of the newest, {level:.6g}"
+        details: dict[str, Json] = {"metric": metric, "reference": level, "samples": count}
+        self.pending_note = Note(REBASELINE, text, Payload({**details, "before": self.numbers()}))
         return NOTE
 
     def _mark(self, step: int) -> None:
@@ -206,7 +203,7 @@ class RatioWatch(Memory):
             return few
         return needs(self.known - self.since, self.min_ + 1, f"steps of {self.spec.metric}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         return {
             "step": self.last,
             "value": self.value,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Reading
 from ._baseline import median
 from ._watch import Memory, MetricDetector, needs
 
@@ -168,7 +169,7 @@ class RecordWatch(Memory):
     def lacks(self, spacing: int) -> str:
         return needs(len(self.values), self.spec.min_ + 1, f"samples of {self.spec.metric}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         known = self.raw != UNKNOWN
         return {
             "step": self.last,

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE
+from ..core.model.interfaces import NOTE, Reading
 from ..core.model.values import Unit
 from ._baseline import NORMAL, BaselineWatch, median
 from ._watch import NEVER, MetricDetector, check_clear, check_quota, check_window
@@ -164,7 +164,7 @@ class RobustZWatch(BaselineWatch):
             self.base.accept(self.pending_step, self.x)
         super().drop_after(step)
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         if self.numbers_before_refit:
             return self.numbers_before_refit
         ordered = self.base.ordered

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
-from ..core.model.interfaces import NOTE, Detector
+from ..core.model.interfaces import NEAR_MISS, NOTE, Detector, Note, Reading
+from ..core.model.payload import Payload
 from ._watch import NEVER, Memory
 
 ATTEMPT_CHANGE = "attempt_change"
@@ -92,7 +93,7 @@ class SequenceWatch(Memory):
         super().reset()
         self._drop()
         self.seen = [NEVER] * len(self.spec.steps)
-        self.last_match: dict[str, Any] = {}
+        self.last_match: dict[str, int | dict[str, int]] = {}
 
     def _drop(self) -> None:
         self.sure = [NEVER] * len(self.spec.steps)
@@ -135,13 +136,9 @@ class SequenceWatch(Memory):
         if NEVER < missed < oldest:
             steps = {n: s for n, s in zip(self.spec.steps, self.seen, strict=True) if s >= missed}
             lacking = self.spec.steps[-1]
-            self.pending_note = {
-                "kind": "near_miss",
-                "reason": f"{', '.join(steps)} breached from step {missed}, "
-                f"but {lacking} did not within {self.within} steps",
-                "steps": steps,
-                "lacking": lacking,
-            }
+            text = f"{', '.join(steps)} breached from step {missed}, "
+            text += f"but {lacking} did not within {self.within} steps"
+            self.pending_note = Note(NEAR_MISS, text, Payload({"steps": steps, "lacking": lacking}))
             note = NOTE
         for row in (self.sure, self.maybe):
             for stage, start in enumerate(row):
@@ -174,7 +171,7 @@ class SequenceWatch(Memory):
             return ""
         return f"rows are {spacing} steps apart, {stages} of them never within {self.within}"
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         names = self.spec.steps
         return {
             "step": self.last,

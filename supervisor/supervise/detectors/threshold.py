@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
 from ._watch import Debounced, MetricDetector, check_bounds, check_quota
 
@@ -90,7 +91,7 @@ class ThresholdWatch(Debounced):
             return self.debounce(False, value > self.release)
         return OK
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         name, bound = self.spec.bound
         return {
             "step": self.last,

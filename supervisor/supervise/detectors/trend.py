@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
+from ..core.model.interfaces import Reading
 from ..core.model.values import Unit
 from ._theil_sen import HUGE, lower_rank, mean, slopes
 from ._watch import UNBEGUN, Memory, MetricDetector, check_bounds, needs
@@ -147,7 +148,7 @@ class TrendWatch(Memory):
     def lacks(self, spacing: int) -> str:
         return needs(len(self.at), BLOCKS, f"blocks of {self.spec.metric}")
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         blocks = min(len(self.at), BLOCKS)
         slope = bound = math.nan
         if blocks == BLOCKS:

@@ -30,6 +30,7 @@ from ..core.model.events import (
     OperatorCommand,
     Tick,
 )
+from ..core.model.payload import Json, Payload
 from ..core.model.policy import Policy
 from ..core.runbooks import steps
 from ..core.state.run_state import State
@@ -131,7 +132,7 @@ def run(policy: Policy, form: Scenario) -> ScenarioResult:
 
 def delivered(at_ns: int, name: str) -> Notice:
     """Return that a request has reached people."""
-    return Notice(at_ns, approvals.DELIVERED, f"{name} was delivered", data={"id": name})
+    return Notice(at_ns, approvals.DELIVERED, f"{name} was delivered", data=Payload({"id": name}))
 
 
 class ScenarioRunner:
@@ -310,21 +311,25 @@ class ScenarioRunner:
             return
         if self.takes_failure(verb, lost=False):
             self.send(
-                Finished(self.now_ns, ident, False, {"retryable": False}, "failed on purpose")
+                Finished(
+                    self.now_ns, ident, False, Payload({"retryable": False}), "failed on purpose"
+                )
             )
             return
         try:
             result = action.perform(self.job, order.args, key=ident)
         except ActionError as error:
             self.send(
-                Finished(self.now_ns, ident, False, {"retryable": error.retryable}, str(error))
+                Finished(
+                    self.now_ns, ident, False, Payload({"retryable": error.retryable}), str(error)
+                )
             )
             return
         except (
             Exception
         ) as error:  # a bug in an action; the live performer handles it in the same way
             text = f"internal error: {type(error).__name__}: {error}"
-            self.send(Finished(self.now_ns, ident, False, {"retryable": False}, text))
+            self.send(Finished(self.now_ns, ident, False, Payload({"retryable": False}), text))
             return
         if self.job.rollbacks > self.rollbacks:
             self.rollbacks = self.job.rollbacks
@@ -334,7 +339,7 @@ class ScenarioRunner:
             self.send(Launched(self.now_ns, self.pid, self.job.attempt))
             self.announce()
         ended = self.job.returncode
-        self.send(Finished(self.now_ns, ident, True, result))
+        self.send(Finished(self.now_ns, ident, True, Payload(result)))
         if ended is not None:
             self.send(Exited(self.now_ns, ended))
 
@@ -399,7 +404,7 @@ def inject(runner: ScenarioRunner, injection: Injection) -> None:
         runner.announce()
     if injection.command is not None:
         runner.send(
-            OperatorCommand(runner.now_ns, "operator", injection.command, injection.args or {})
+            OperatorCommand(runner.now_ns, "operator", injection.command, Payload(injection.args))
         )
     if injection.notice is not None:
         runner.send(Notice(runner.now_ns, injection.notice, f"{injection.notice}, on purpose"))
@@ -411,5 +416,6 @@ def inject(runner: ScenarioRunner, injection: Injection) -> None:
 def _checkpoint(runner: ScenarioRunner, step: int) -> None:
     """Send the notice that a checkpoint of this step was verified."""
     name = f"ckpt-{step}"
-    data = {"id": name, "step": step, "attempt": runner.job.attempt, "path": name, "ok": True}
-    runner.send(Notice(runner.now_ns, "checkpoint", f"{name} was verified", data=data))
+    data: dict[str, Json] = {"id": name, "step": step, "attempt": runner.job.attempt}
+    data |= {"path": name, "ok": True}
+    runner.send(Notice(runner.now_ns, "checkpoint", f"{name} was verified", data=Payload(data)))

@@ -63,7 +63,7 @@ def describe(
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
     place, spec = monitor.index[name], policy.detectors[name]
     code, watch = monitor.codes[place], monitor.watches[place]
-    numbers = watch.numbers()
+    numbers = dict(watch.numbers())
     if len(spec.metrics) == 1:
         numbers["metric"] = spec.metrics[0]
     found: dict[str, Any] = {

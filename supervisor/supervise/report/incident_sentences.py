@@ -14,6 +14,7 @@ from typing import Any
 from ..core.model import format_actions, format_readings
 from ..core.model.decisions import IncidentOpened
 from ..core.model.failure import Failure
+from ..core.model.payload import Payload
 from ..core.model.verdicts import NO, YES, Verdict
 from ..core.state.rule_scope import INPUTS
 from .incident_report import (
@@ -346,7 +347,9 @@ def _failed(action: Action) -> str:
 
 def _succeeded(action: Action) -> str:
     form = ACTION_TEXTS.get(action.verb)
-    return format_actions.describe(action.verb, action.args) if form is None else form(action)
+    return (
+        format_actions.describe(action.verb, Payload(action.args)) if form is None else form(action)
+    )
 
 
 def _snapshot(action: Action) -> str:

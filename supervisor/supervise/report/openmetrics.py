@@ -34,6 +34,7 @@ from ..core.model.decisions import (
     RunbookWithdrawn,
 )
 from ..core.model.events import Event, Frame, Gap, Notice
+from ..core.model.payload import NOTHING, Outcome, Safeguard
 from ..core.model.policy import Policy
 from ..core.model.state_machine import STATES
 from ..core.state import rule_scope
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 POLL_S = 0.25  # between two looks for connections that are open for too long
 RULE_STATES = (*CODE_NAMES, "firing", "flapping", "inactive", "blind")
-Outcome = ActionFinished | ActionFailed | ActionInDoubt | RunbookWithdrawn
+Ended = ActionFinished | ActionFailed | ActionInDoubt | RunbookWithdrawn
 OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in_doubt"}
 # Unit of a metric -> suffix of its name, and the factor to the base unit.
 SUFFIXES: Mapping[str, tuple[str, float]] = {
@@ -114,7 +115,7 @@ class RunMetrics:
             elif isinstance(event, Gap):
                 self._counts["supervise_frames_lost", ()] += event.count
             elif isinstance(event, Notice) and event.kind == "safeguard":
-                order = str(event.data.get("order", "safeguard"))[:40]
+                order = event.data.read(Safeguard).order[:40]
                 self._counts["supervise_safeguards", (order,)] += 1
             for decision in decisions:
                 self._decision(decision)
@@ -164,12 +165,13 @@ class RunMetrics:
             self._counts["supervise_incidents", (str(decision.severity),)] += 1
         elif isinstance(decision, ActionPlanned):
             self._verbs[decision.action.id] = decision.action.verb
-        elif isinstance(decision, Outcome) and decision.action is not None:
+        elif isinstance(decision, Ended) and decision.action is not None:
             verb = self._verbs.pop(decision.action.id, "unknown")
             self._counts["supervise_actions", (verb, OUTCOMES[decision.kind])] += 1
-            result = {} if isinstance(decision, ActionInDoubt) else decision.result or {}
-            if "from_step" in result:
-                lost = int(result["from_step"]) - int(result["step"])
+            result = None if isinstance(decision, ActionInDoubt) else decision.result
+            outcome = (result or NOTHING).read(Outcome)
+            if outcome.from_step is not None and outcome.step is not None:
+                lost = outcome.from_step - outcome.step
                 self._counts["supervise_steps_lost", ()] += max(0, lost)
 
     def _is_new_trouble(self, decision: Decision) -> bool:

@@ -211,7 +211,7 @@ def failures(records: Iterable[Record]) -> list[Failure]:
         if isinstance(record.decision, JobLaunched):
             ended.clear()
         elif isinstance(record.decision, NoticeTaken) and record.decision.what == KIND:
-            ended.append(Failure.of(record.decision.details))
+            ended.append(record.decision.details.read(Failure))
     return by_cause(ended)
 
 

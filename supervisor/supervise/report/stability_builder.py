@@ -210,7 +210,8 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
     """Return each fault that was injected, and how many steps later what followed."""
     faults = []
     for record, notice in notices(records, "drill"):
-        if notice.details.get("fault") is None or "refused" in notice.details:
+        fault, params = notice.details.get("fault"), notice.details.get("params")
+        if not isinstance(fault, str) or "refused" in notice.details:
             continue
         step = record.step if notice.at_step is None else notice.at_step
         later = [r.decision for r in records if r.seq > record.seq]
@@ -220,10 +221,10 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
         )
         faults.append(
             InjectedFault(
-                fault=notice.details["fault"],
+                fault=fault,
                 step=step,
                 record=record.seq,
-                params=notice.details.get("params", {}),
+                params=params if isinstance(params, Mapping) else {},
                 rule=Unknown("no rule fired") if alarm is None else str(alarm.rule),
                 reported_after=_steps_after(alarm, step, "no rule fired"),
                 acted_after=_steps_after(action, step, "no action on the job"),

@@ -37,6 +37,7 @@ from ..actions.stop import HUMAN
 from ..core.incidents import withdrawal
 from ..core.model.decisions import Notified, decision_from_record
 from ..core.model.events import Adopted, Event, Finished, Notice
+from ..core.model.payload import EndArgs, Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..core.runbooks.steps import awaited_action
 from ..core.state.incident import verb_of
@@ -153,11 +154,11 @@ class Orphans:
     def _report(
         self, kind: str, message: str, trains: Mapping[int, int | None] | None = None, **more: str
     ) -> None:
-        data: dict[str, object] = dict(more)
+        data: dict[str, Json] = dict(more)
         if trains:
             data["processes"] = {str(pid): rank for pid, rank in trains.items()}
             data["end"] = " ".join(["kill", *map(str, sorted(trains))])
-        self._processor.process(Notice(system.monotonic_ns(), kind, message, data=data))
+        self._processor.process(Notice(system.monotonic_ns(), kind, message, data=Payload(data)))
 
 
 def _watch_s(policy: Policy) -> float:
@@ -234,7 +235,7 @@ class Adoption:
         order, launched = self._past.relaunch, self._past.launched
         if order is None:
             return False
-        if launched is not None and launched.attempt >= order.args["attempt"]:
+        if launched is not None and launched.attempt >= order.args.parse(RelaunchArgs).attempt:
             return False
         try:
             return stopped_for(self._run, self._processor.action_key(order.id))
@@ -270,7 +271,7 @@ class Adoption:
         if gone and not answered:
             lost = f"{gone}, and so is who asked for it"
             self._processor.process(
-                Finished(system.monotonic_ns(), run.intent.action_id, False, {}, lost)
+                Finished(system.monotonic_ns(), run.intent.action_id, False, error=lost)
             )
             return
         why = f"{run.intent.action_id} was under way: performed again under its key"
@@ -278,7 +279,7 @@ class Adoption:
         self._recorder.note("recovered", self._processor.state.step, why, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
-            self._control.exit_code = run.intent.args["exit_code"]
+            self._control.exit_code = run.intent.args.parse(EndArgs).exit_code
         self._processor.resume_action()
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.

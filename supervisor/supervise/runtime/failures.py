@@ -32,6 +32,7 @@ from ..core.model.failure import (
     FailureClass,
     classify,
 )
+from ..core.model.payload import Payload
 from ..store import files
 from .host import OomCounters
 from .watches import DirectoryChange
@@ -207,7 +208,7 @@ class FailureRecords:
         failure = replace(failure, leading=leading, world_size=world_size)
         failure = classify(failure, self._classes())
         data = {**asdict(failure), "record": name}
-        return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=data)]
+        return [Notice(now_ns, KIND, failure.text, rank=failure.rank, data=Payload(data))]
 
 
 def _last_message(rank: int, pid: int, code: int, text: str) -> Failure:

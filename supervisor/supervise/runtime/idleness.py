@@ -24,6 +24,7 @@ import psutil
 
 from ..core.model.action import busy, usage
 from ..core.model.events import DEAD, LOADING, SUSPENDED, Beat, Notice
+from ..core.model.payload import Payload
 from .process import Process
 from .process_tree import suspended
 
@@ -174,7 +175,7 @@ class Phases:
             return []
         self._report_s = 2.0 * took_s
         text = f"no step after {took_s / 60.0:.0f} min of start-up; the job reads or computes"
-        return [Notice(0, "slow-start", text, data={"seconds": round(took_s)})]
+        return [Notice(0, "slow-start", text, data=Payload({"seconds": round(took_s)}))]
 
 
 def _stopped(rank: int, pid: int) -> str:

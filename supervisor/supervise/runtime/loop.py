@@ -31,6 +31,7 @@ from ..core.handlers.job_lifecycle import ASKED, MEANT, is_crash
 from ..core.incidents import action_planning, withdrawal
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Exited, Frame, Launched, Notice, Tick
+from ..core.model.payload import Payload, SaveCounters
 from ..core.model.policy import Policy
 from ..core.runbooks import checkpoint_choice
 from ..core.state import rule_scope
@@ -113,8 +114,12 @@ def _with_counters(event: Notice, window: Window) -> Notice:
     The rank that saved reports its own counters. Another one's are those of its newest frame by
     then, plus what the rank that saved has counted since that step.
     """
-    reported = event.data.get("counters", {})
-    saver = {name: count for name, count in reported.items() if type(count) in (int, float)}
+    reported = event.data.read(SaveCounters).counters
+    saver = {
+        name: count
+        for name, count in reported.items()
+        if isinstance(count, int | float) and not isinstance(count, bool)
+    }
     counted = {
         (frame.rank, frame.step): dict(zip(names, frame.values, strict=False))
         for names, frame in (window if saver else ())
@@ -132,7 +137,7 @@ def _with_counters(event: Notice, window: Window) -> Notice:
             by_rank[str(rank)] = {n: count + ahead.get(n, 0.0) for n, count in saver.items()}
     last = counted.get((event.rank or 0, (event.step or 0) - 1), {})
     values = {name: value for name, value in last.items() if value is not None}
-    return replace(event, data={**event.data, "counters": by_rank, "values": values})
+    return replace(event, data=event.data.extended(counters=by_rank, values=values))
 
 
 def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) -> None:
@@ -150,7 +155,7 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
         return
     if left is not None and left != awaited.candidates:
         text = f"{left} checkpoints from before step {before} are to be verified"
-        data = {"candidates": left}
+        data = Payload({"candidates": left})
         processor.process(Notice(system.monotonic_ns(), "checkpoint-search", text, data=data))
     checkpoints.verify_awaited(before)
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from .. import system
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Notice, OperatorCommand
+from ..core.model.payload import NOTHING, Json, Payload
 from ..core.model.policy import Policy, Preempt
 from ..core.model.preemption import HOLDABLE, Settled
 from ..core.state.run_state import State
@@ -231,16 +232,17 @@ class Preemptor:
             tried = "" if settled.signals else self._answer  # says more than that time is up
             self._report_failure(settled.cause, tried or settled.refusal)
             return
-        saved = next(
-            (each.data for each in reversed(self._reports) if each.kind == "checkpoint-saved"), {}
+        saved: Payload = next(
+            (each.data for each in reversed(self._reports) if each.kind == "checkpoint-saved"),
+            NOTHING,
         )
         text = f"{settled.cause}: the job wrote a checkpoint in {settled.waited_s:.1f} s"
         path, step = saved.get("path"), saved.get("step")
         more = {"path": path, "step": step, "signals": list(settled.signals)}
         self._notice(text, "saved", settled.cause, **more)
         if not settled.signals:
-            args = {"requeue": True, "key": f"{KIND}-{settled.cause}"}
-            stop = OperatorCommand(system.monotonic_ns(), settled.cause, "stop", args)
+            args: dict[str, Json] = {"requeue": True, "key": f"{KIND}-{settled.cause}"}
+            stop = OperatorCommand(system.monotonic_ns(), settled.cause, "stop", Payload(args))
             self._processor.process(stop)
 
     # ── notices ───────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +260,7 @@ class Preemptor:
 
     def _notice(self, message: str, phase: str, cause: str, **more: Any) -> None:
         data = {"phase": phase, "cause": cause, **more}
-        self._processor.process(Notice(system.monotonic_ns(), KIND, message, data=data))
+        self._processor.process(Notice(system.monotonic_ns(), KIND, message, data=Payload(data)))
 
     # ── causes without a signal ───────────────────────────────────────────────────────────────────
 

@@ -37,6 +37,7 @@ from ..core.model.action import Action, Job
 from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, Notified
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
+from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..core.runbooks import steps
 from ..core.state.incident import verb_of
@@ -73,7 +74,7 @@ class Performer:
         """Id of the action under way, None if there is none."""
         return self._running
 
-    def start(self, action_id: str, action: Action, args: Mapping[str, Any], *, key: str) -> None:
+    def start(self, action_id: str, action: Action, args: Payload, *, key: str) -> None:
         """Start `action.perform(job, args, key=key)` on a thread of its own.
 
         Raises:
@@ -88,15 +89,15 @@ class Performer:
         self._done = SimpleQueue()
         thread = Thread(
             target=_perform,
-            args=(self._job, action_id, action, dict(args), key, self._done, self._wake),
+            args=(self._job, action_id, action, args, key, self._done, self._wake),
             name=f"action {action_id}",
             daemon=True,
         )
         try:
             thread.start()
         except RuntimeError as error:  # at the limit of processes and threads
-            text, facts = f"no thread for the action: {error}", {"retryable": True}
-            self._done.put(Finished(time.monotonic_ns(), action_id, False, facts, text))
+            text, retry = f"no thread for the action: {error}", Payload({"retryable": True})
+            self._done.put(Finished(time.monotonic_ns(), action_id, False, retry, text))
 
     def poll(self) -> Finished | None:
         """Return the result of the action once it has finished or overrun its deadline."""
@@ -118,7 +119,7 @@ def _perform(
     job: Job,
     action_id: str,
     action: Action,
-    args: Mapping[str, Any],
+    args: Payload,
     key: str,
     done: SimpleQueue[Finished],
     wake: Callable[[], None],
@@ -126,7 +127,7 @@ def _perform(
     try:
         result = action.perform(job, args, key=key)
     except ActionError as error:
-        facts: dict[str, Any] = {"retryable": error.retryable}
+        facts: dict[str, Json] = {"retryable": error.retryable}
         if error.refused:
             facts["refused"] = True
         if error.inconsistent:
@@ -137,14 +138,14 @@ def _perform(
             facts["no_space"] = True
         if error.hint:
             facts["hint"] = error.hint
-        finished = Finished(time.monotonic_ns(), action_id, False, facts, str(error))
+        finished = Finished(time.monotonic_ns(), action_id, False, Payload(facts), str(error))
     except Exception as error:  # a bug of ours must not leave the incident without an outcome
         _log.exception("action %s failed with an internal error", action_id)
         facts = {"retryable": False, "traceback": traceback.format_exc()}
         text = f"internal error: {type(error).__name__}: {error}"
-        finished = Finished(time.monotonic_ns(), action_id, False, facts, text)
+        finished = Finished(time.monotonic_ns(), action_id, False, Payload(facts), text)
     else:
-        finished = Finished(time.monotonic_ns(), action_id, True, result)
+        finished = Finished(time.monotonic_ns(), action_id, True, Payload(result))
     done.put(finished)
     wake()
 
@@ -284,7 +285,7 @@ class EventProcessor:
         text = f"the disk of {self._run.path}: {why or 'it has space again'}"
         acts = {"acts": self.policy.mode in ACTING_MODES}
         data = self.recorder.shortage(self._run.path) | acts
-        self.process(Notice(system.monotonic_ns(), kind, text, data=data))
+        self.process(Notice(system.monotonic_ns(), kind, text, data=Payload(data)))
 
     def mark_progress(self) -> None:
         """Something was begun or done, so nothing hangs."""
@@ -373,7 +374,7 @@ class EventProcessor:
         if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
             return None
         breach_step = incident.breach_step if run.requested.before is None else run.requested.before
-        return run.intent.args["step"], action.before(breach_step)
+        return run.intent.args.parse(RelaunchArgs).step, action.before(breach_step)
 
     def choose_checkpoint(self) -> Mapping[str, Any]:
         """Let the engine aim the relaunch under way again; return its arguments.
@@ -439,12 +440,12 @@ class EventProcessor:
         """Return the key under which the job knows an action, whoever performs it."""
         return f"{self._run.id}:{action_id}"
 
-    def _perform(self, action_id: str, verb: str, args: Mapping[str, Any]) -> None:
+    def _perform(self, action_id: str, verb: str, args: Payload) -> None:
         trouble = self.recorder.trouble
         if trouble is not None and verb != "resume":
             # Law 2: a decision that is not on disk must not be acted on. But nothing of ours may
             # keep the job from going on because a disk is full: that law comes first.
-            self.process(Finished(system.monotonic_ns(), action_id, False, {}, trouble))
+            self.process(Finished(system.monotonic_ns(), action_id, False, error=trouble))
             return
         self.performing = verb
         action_awaited, key = steps.awaited_action(self.state), self.action_key(action_id)
@@ -463,4 +464,4 @@ class EventProcessor:
         if pending is not None and pending.id == request and not pending.delivered:
             text = f"{request} was delivered {how}; it waits for {pending.timeout_s:.0f} s from now"
             at_ns = system.monotonic_ns()
-            self.process(Notice(at_ns, approvals.DELIVERED, text, data={"id": request}))
+            self.process(Notice(at_ns, approvals.DELIVERED, text, data=Payload({"id": request})))

@@ -205,7 +205,8 @@ class Relauncher:
             path, size, python = self._guard.origin(checkpoint)
             start = Start(Path(path).parent, size, python)
             found = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
-            told = Notice(time.monotonic_ns(), host_health.KIND, *host_health.summary(found))
+            text, data = host_health.summary(found)
+            told = Notice(time.monotonic_ns(), host_health.KIND, text, data=data)
             job.on_loop(lambda: self._process(told), LOOP_S)
         except Exception:
             _log.exception("the health of this host is not known")

@@ -26,6 +26,7 @@ from supervise_probe import wire
 
 from ..core.model.events import Announced, Event, Frame, Gap, Notice
 from ..core.model.failure import KIND as FAILURE
+from ..core.model.payload import Payload
 from ..errors import SegmentError
 from ..store import files
 from .segment_reader import Segment
@@ -72,7 +73,7 @@ class ReadCursor:
         elif event.kind == FAILURE:
             self.failures.add(str(event.data.get("record")))
         elif event.kind == "probe-off" and "pid" in event.data:
-            self.silent.add(int(event.data["pid"]))
+            self.silent.add(int(str(event.data["pid"])))
 
 
 _SEGMENT_NAME = re.compile(r"rank-(\d+)\.(\d+)(?:\.\d+)?\.seg")
@@ -312,7 +313,13 @@ class Segments:
             "until it ends"
         )
         events.append(
-            Notice(self._clock(), "note", message, rank=segment.rank, data={"pid": segment.pid})
+            Notice(
+                self._clock(),
+                "note",
+                message,
+                rank=segment.rank,
+                data=Payload({"pid": segment.pid}),
+            )
         )
 
     def _read(self, segment: Segment, events: list[Event]) -> bool:
@@ -347,11 +354,13 @@ class Segments:
             self._known.add(name)
             self._empty_since.pop(name, None)
             message = " ".join(text.split())
-            events.append(Notice(now, "probe-off", message, data={"pid": int(match[1])}))
+            events.append(Notice(now, "probe-off", message, data=Payload({"pid": int(match[1])})))
 
     def _report(self, error: SegmentError, rank: int, pid: int, events: list[Event]) -> None:
         message = f"{error} ({error.hint})" if error.hint else str(error)
-        events.append(Notice(self._clock(), "segment-fault", message, rank=rank, data={"pid": pid}))
+        events.append(
+            Notice(self._clock(), "segment-fault", message, rank=rank, data=Payload({"pid": pid}))
+        )
 
     def _next_interval_s(self, *, found: bool) -> float:
         now_ns = self._clock()

@@ -30,6 +30,7 @@ from ..core.model.events import (
     OperatorCommand,
     Reloaded,
 )
+from ..core.model.payload import EndArgs, Outcome
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
 from ..core.state.run_state import State
@@ -170,12 +171,12 @@ class RecoveredRun:
         action = self._asked.get(event.action_id)
         verb = "" if action is None else action.verb
         if action is not None and verb == "pause" and event.ok:
-            lease_s = float(action.args["lease_s"])
+            lease_s = action.args.parse(EndArgs).lease_s or 0.0
             self.paused_until_ns = event.at_ns + int(lease_s * 1e9)
         elif verb == "resume":
             self.paused_until_ns = None
         elif verb == "stop" and event.ok:
-            self.exit_code = event.result.get("exit_code")
+            self.exit_code = event.result.read(Outcome).exit_code
 
 
 def _apart(run: RunDir, record: dict[str, Any], end: int | None = None) -> StoreError:

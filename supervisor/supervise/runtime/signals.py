@@ -32,6 +32,7 @@ from types import FrameType
 from typing import Any
 
 from ..core.model.events import Notice
+from ..core.model.payload import Json, Payload
 from ..core.model.preemption import HOLDABLE, Preemption, Settled
 from .process import Process
 from .process_tree import Terminal, is_handled
@@ -120,8 +121,8 @@ _SILENT = (signal.SIGWINCH, signal.SIGCONT, signal.SIGTSTP)  # of the terminal: 
 
 def typed(at_ns: int) -> Notice:
     """Return the notice of a Ctrl-C that went from the terminal straight to the job."""
-    data = {"signal": "SIGINT", "final": True, "killed": False, "typed": True}
-    return Notice(at_ns, "signal", "SIGINT was typed at the terminal", data=data)
+    data: dict[str, Json] = {"signal": "SIGINT", "final": True, "killed": False, "typed": True}
+    return Notice(at_ns, "signal", "SIGINT was typed at the terminal", data=Payload(data))
 
 
 class Forwarder:
@@ -357,7 +358,12 @@ class Forwarder:
     def _notice(self, signum: int, *, kill: bool, handled: bool | None, held: bool) -> Notice:
         name = signal.Signals(signum).name
         here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
-        data = {"signal": name, "final": signum in FINAL, "killed": kill, "typed": here}
+        data: dict[str, Json] = {
+            "signal": name,
+            "final": signum in FINAL,
+            "killed": kill,
+            "typed": here,
+        }
         how = f"was passed on{' from the terminal' if here else ''}"
         if handled is not None:
             data["handled"] = handled
@@ -369,7 +375,7 @@ class Forwarder:
         elif held:
             data["held"] = True
             how = "waits for a checkpoint of the job"
-        return Notice(time.monotonic_ns(), "signal", f"{name} {how}", data=data)
+        return Notice(time.monotonic_ns(), "signal", f"{name} {how}", data=Payload(data))
 
     def _forward(self, process: Process, signum: int, *, kill: bool) -> None:
         if signum == signal.SIGCONT:

@@ -13,6 +13,7 @@ from .. import system
 from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
 from ..core.model.failure import FailureClass
+from ..core.model.payload import Json, Payload
 from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError, no_space
 from ..notifiers.heartbeat import Vitals
@@ -110,7 +111,7 @@ class Status:
     def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
         for found in self._logs.poll(now_ns, last=last):
             data = {**asdict(found), "record": found.kind}
-            self._processor.process(Notice(now_ns, FAILURE, found.text, data=data))
+            self._processor.process(Notice(now_ns, FAILURE, found.text, data=Payload(data)))
 
     def _failure_classes(self) -> tuple[FailureClass, ...]:
         from ..catalog.loader import failure_classes  # most jobs end well
@@ -247,8 +248,8 @@ class _LaunchIdentity:
         with suppress(StoreError):  # a cache: the audit log has it
             run.write_json(IDENTITY, self._before)
         if changed:
-            about = {"differs": changed[:MAX_DIFFERENCES], "number": len(changed)}
-            self._processor.process(Notice(now_ns, "identity-changed", text, data=about))
+            about: dict[str, Json] = {"differs": changed[:MAX_DIFFERENCES], "number": len(changed)}
+            self._processor.process(Notice(now_ns, "identity-changed", text, data=Payload(about)))
 
 
 def _pattern(path: Path) -> str:

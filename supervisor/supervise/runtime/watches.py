@@ -43,6 +43,7 @@ from .. import system
 from ..catalog import shipped
 from ..core.model.decisions import MODES
 from ..core.model.events import OperatorCommand
+from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..errors import InputError, SuperviseError
 from ..store import files
@@ -126,7 +127,10 @@ class ControlInbox:
                 if args.get("key") not in self._received:
                     found.append(
                         OperatorCommand(
-                            self._clock(), str(content["operator"]), str(content["command"]), args
+                            self._clock(),
+                            str(content["operator"]),
+                            str(content["command"]),
+                            Payload(args),
                         )
                     )
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from ..core.model.events import (
     Adopted,
@@ -27,6 +28,8 @@ from ..core.model.events import (
     Reloaded,
     Tick,
 )
+from ..core.model.payload import Payload
+from ..core.model.policy_changes import PolicyChanges
 from .files import shallow
 
 FRAME = 1
@@ -48,33 +51,20 @@ TYPES: dict[int, type[Any]] = {kind: cls for cls, kind in KINDS.items()}
 _HEAD = struct.Struct("<qqIIH")  # at_ns, step, rank, attempt, number of values
 _MAX = 1 << 63
 
-# Type of each field; an integer has 64 bits and is not a boolean.
-_INT, _TEXT, _FLAG, _OBJECT = "an integer", "a text", "a boolean", "an object"
-_FIELDS: dict[str, str] = {
-    **dict.fromkeys(("at_ns", "rank", "world_size", "pid", "attempt", "segment", "letter"), _INT),
-    **dict.fromkeys(("first_seq", "count", "step", "seen_ns", "unwatched_ns", "returncode"), _INT),
-    **dict.fromkeys(
-        ("kind", "message", "action_id", "error", "operator", "command", "phase"), _TEXT
-    ),
-    **dict.fromkeys(("digest", "name", "mode", "before", "refused"), _TEXT),
-    **dict.fromkeys(("again", "ok", "alive"), _FLAG),
-    **dict.fromkeys(("data", "result", "args", "changes"), _OBJECT),
-}
-_OPTIONAL = {
-    Notice: ("rank", "step", "segment", "letter"),
-    Finished: ("error",),
-    Reloaded: ("refused",),
-}
-
 
 def pack(event: Event) -> tuple[int, bytes]:
     """Return the kind number and the payload of `event`."""
     if isinstance(event, Frame):
         return FRAME, _pack_frame(event)
-    fields: dict[str, Any] = {name: getattr(event, name) for name in event.__slots__}
+    fields: dict[str, object] = {name: getattr(event, name) for name in event.__slots__}
     if isinstance(event, Tick):
         fields["beats"] = [(beat.rank, beat.seen_ns, beat.phase) for beat in event.beats]
-    return KINDS[type(event)], json.dumps(fields, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":"), default=_builtins)
+    return KINDS[type(event)], text.encode()
+
+
+def _builtins(value: Payload | PolicyChanges) -> object:
+    return dict(value) if isinstance(value, Payload) else msgspec.to_builtins(value)
 
 
 def unpack(kind: int, payload: bytes) -> Event:
@@ -88,44 +78,20 @@ def unpack(kind: int, payload: bytes) -> Event:
     cls, fields = TYPES[kind], json.loads(payload)
     if not isinstance(fields, dict) or not shallow(fields):
         raise ValueError("it is not an object, or nested too deep")
-    if cls is Announced:
-        fields["names"] = _names(fields["names"])
-    elif cls is Tick:
-        fields["beats"] = tuple([_beat(beat) for beat in fields["beats"]])
-    event: Event = cls(**fields)
-    for name, value in fields.items():
-        if name in _FIELDS and not (value is None and name in _OPTIONAL.get(cls, ())):
-            _check(name, value)
+    if not fields.keys() <= set(cls.__slots__):
+        raise ValueError(f"{sorted(fields.keys() - set(cls.__slots__))} are no fields of it")
+    if cls is Tick:
+        names = Beat.__slots__
+        fields["beats"] = [dict(zip(names, row, strict=True)) for row in fields["beats"]]
+    event: Event = msgspec.convert(fields, cls, dec_hook=lambda form, value: form(value))
+    rows = fields["beats"] if isinstance(event, Tick) else [fields]
+    for number in (value for row in (fields, *rows) for value in row.values()):
+        if type(number) is int and not -_MAX <= number < _MAX:
+            raise ValueError(f"{number} has more than 64 bits")
+    if isinstance(event, Announced):
+        for name in event.names:
+            name.encode()  # JSON may contain half of a surrogate pair, a table may not
     return event
-
-
-def _names(names: Any) -> tuple[str, ...]:
-    if not isinstance(names, list):
-        raise ValueError("names is not a list")
-    for name in names:
-        _check("name", name)
-        name.encode()  # JSON may contain half of a surrogate pair, a table may not
-    return tuple(names)
-
-
-def _beat(fields: Any) -> Beat:
-    beat = Beat(*fields)
-    for name in Beat.__slots__:
-        _check(name, getattr(beat, name))
-    return beat
-
-
-def _check(name: str, value: Any) -> None:
-    """Raise ValueError if a field has the wrong type."""
-    wanted = _FIELDS[name]
-    if wanted is _INT:
-        fits = type(value) is int and -_MAX <= value < _MAX
-    elif wanted is _FLAG:
-        fits = isinstance(value, bool)
-    else:
-        fits = isinstance(value, str if wanted is _TEXT else Mapping)
-    if not fits:
-        raise ValueError(f"{name} is not {wanted}: {str(value)[:40]!r}")
 
 
 def _pack_frame(frame: Frame) -> bytes:

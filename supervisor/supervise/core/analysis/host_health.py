@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.failure import Failure, FailureClass, classify
+from ..model.payload import Payload
 
 KIND = "host-health"  # of the notice
 GOOD, BAD, UNDECIDED, SKIPPED = "good", "bad", "undecided", "skipped"
@@ -40,8 +41,8 @@ def doubts(findings: Iterable[Finding]) -> str:
     return _of(findings, UNDECIDED)
 
 
-def summary(findings: Sequence[Finding]) -> tuple[str, None, None, dict[str, Any]]:
-    """Return what a notice has behind its kind: message, no rank, no step, and its data."""
+def summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
+    """Return the message of a notice about the host, and its data."""
     unfit, unclear = refusal(findings), doubts(findings)
     if unfit:
         message = f"this host is not fit to start the job on: {unfit}"
@@ -50,7 +51,7 @@ def summary(findings: Sequence[Finding]) -> tuple[str, None, None, dict[str, Any
     else:
         message = "this host is fit to start the job on" if findings else "not looked at"
     checks = {each.check: {"verdict": each.verdict, "text": each.text} for each in findings}
-    return message, None, None, {"unfit": unfit, "doubts": unclear, "checks": checks}
+    return message, Payload({"unfit": unfit, "doubts": unclear, "checks": checks})
 
 
 def _of(findings: Iterable[Finding], verdict: str) -> str:

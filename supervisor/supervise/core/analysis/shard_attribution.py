@@ -25,7 +25,6 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from ..model.events import Frame
 from ..model.verdicts import ShardAccount
@@ -175,11 +174,11 @@ class ShardAttribution:
         loss = names.index(LOSS) if LOSS in names else -1
         self.columns[rank] = names.index("batch_shard"), loss
 
-    def named(self, rank: int | None, shards: Any) -> None:
+    def named(self, rank: int | None, shards: Mapping[str, str]) -> None:
         """A notice of kind `shard` told names: `{"17": "data/00017.tar"}`."""
         life = self._life(rank or 0)
-        for number, name in shards.items() if isinstance(shards, Mapping) else ():
-            if isinstance(name, str) and str(number).isdecimal():
+        for number, name in shards.items():
+            if number.isdecimal():
                 self._names[rank or 0, life, int(number)] = name
 
     def feed(self, frame: Frame, *, calm: bool) -> None:

@@ -16,7 +16,7 @@ from ..analysis.frame_history import History
 from ..model import format_readings
 from ..model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from ..model.events import Beat, Frame
-from ..model.interfaces import NOTE, Clockwork, Watch
+from ..model.interfaces import NOTE, Clockwork, Note, Reading, Watch
 from ..model.policy import Policy, Rule
 from .job_frames import JOB
 
@@ -81,7 +81,7 @@ class RankMonitor:
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
-        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.notes: list[tuple[str, Note]] = []
         self._plan()
 
     def copy(self) -> RankMonitor:
@@ -355,18 +355,19 @@ class RankMonitor:
 
     # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
 
-    def numbers(self, rule: Rule) -> dict[str, Any]:
+    def numbers(self, rule: Rule) -> dict[str, Reading]:
         """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
-        found: dict[str, Any] = {}
+        readings: dict[str, Reading] = {}
         for name in self.policy.detectors_of(rule):
             i, detector = self.index[name], self.policy.detectors[name]
-            found[name] = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
+            reading = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
-                found[name]["metric"] = detector.metrics[0]
+                reading["metric"] = detector.metrics[0]
                 where = format_readings.where(detector.metrics[0], self.value)
                 if where:
-                    found[name]["where"] = where
-        return found
+                    reading["where"] = where
+            readings[name] = reading
+        return readings
 
     def value(self, metric: str) -> float | None:
         """Return the newest value of a metric, None when absent."""

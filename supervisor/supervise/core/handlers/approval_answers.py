@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..incidents import approvals, closing
 from ..model.action import Refused
 from ..model.events import OperatorCommand
+from ..model.payload import CommandArgs
 from ..runbooks import runner
 from ..state.incident import Incident
 from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
@@ -41,7 +42,7 @@ def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
     if pending.granted:
         raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
     text = f"{pending.id} denied: {pending.runbook} does not run; automatic actions are off"
-    return Answer(text, then=lambda: _denied(ctx, incident, f"by {event.operator}"))
+    return Answer(text, then=lambda: _denied(ctx, incident, event.operator))
 
 
 def on_tick(ctx: StepContext) -> None:
@@ -55,7 +56,7 @@ def on_tick(ctx: StepContext) -> None:
         pending.granted = "timeout: no answer in time"
         runner.start_waiting(ctx)
     else:
-        _denied(ctx, incident, "no answer in time")
+        _denied(ctx, incident)
 
 
 def renew_request(ctx: StepContext, why: str) -> None:
@@ -72,21 +73,23 @@ def _request(
 ) -> tuple[ApprovalRequest | None, Incident | None]:
     """Return the request that is meant, and its incident; None when it does not wait."""
     pending = state.approvals.pending
-    if pending is None or event.args.get("id") != pending.id:
+    args = event.args.parse(CommandArgs)
+    if pending is None or args.id != pending.id:
         return None, None
-    sha = str(event.args.get("sha") or "")
+    sha = str(args.sha or "")
     if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
         raise Refused(f"{pending.id} has other arguments: {pending.sha}")
     return pending, state.incident
 
 
 def _late(requests: ApprovalLog, event: OperatorCommand, what: str) -> Answer:
-    text, well = approvals.late_answer(requests, str(event.args.get("id")), what)
+    text, well = approvals.late_answer(requests, str(event.args.parse(CommandArgs).id), what)
     return Answer(text, ok=well)
 
 
-def _denied(ctx: StepContext, incident: Incident, why: str) -> None:
-    pending = approvals.settle(ctx, "denied", why)
+def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
+    """An operator denies the request, or nobody has answered it in time."""
+    pending = approvals.settle(ctx, "denied", f"by {operator}" if operator else "no answer in time")
     if pending is not None:
-        why = why if why.startswith("no ") else f"denied {why}"
-        closing.hold(ctx, incident, f"{pending.runbook} does not run: {pending.id}: {why}")
+        reason = f"denied by {operator}" if operator else "no answer in time"
+        closing.hold(ctx, incident, f"{pending.runbook} does not run: {pending.id}: {reason}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ..model.events import Notice
 from ..model.interfaces import FINISHED
+from ..model.payload import TrainingEnd
 from ..state.incident import Incident
 from ..state.run_state import StepContext
 
@@ -18,11 +19,11 @@ NEXT = "read the end of the job's output, then its data and its stop condition"
 
 def on_training_ended(ctx: StepContext, event: Notice) -> None:
     """Keep what a library made of its plan; the last training of a process counts."""
-    done, total = event.data.get("done"), event.data.get("total")
-    if not isinstance(done, int) or not isinstance(total, int):
+    end = event.data.read(TrainingEnd)
+    if end.done is None or end.total is None:
         return
-    is_early = done < total and not event.data.get("stopped")
-    ctx.state.job.shortfall = f"{done} of {total} steps" if is_early else ""
+    is_early = end.done < end.total and not end.stopped
+    ctx.state.job.shortfall = f"{end.done} of {end.total} steps" if is_early else ""
 
 
 def notify(ctx: StepContext, incident: Incident | None) -> bool:

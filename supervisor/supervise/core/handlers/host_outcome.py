@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..model.events import Notice
 from ..model.interfaces import WATCHER
+from ..model.payload import HostHealth
 from ..state.run_state import StepContext
 
 NEXT = (
@@ -18,10 +19,10 @@ NEXT = (
 
 def on_health(ctx: StepContext, event: Notice) -> None:
     """Keep why the host is not fit; notify people of what could not be decided."""
-    job, doubts = ctx.state.job, str(event.data.get("doubts", ""))
-    job.unfit_host = str(event.data.get("unfit", ""))
-    if doubts and not job.unfit_host and doubts != job.host_doubts:
-        job.host_doubts = doubts
+    job, health = ctx.state.job, event.data.read(HostHealth)
+    job.unfit_host = health.unfit
+    if health.doubts and not job.unfit_host and health.doubts != job.host_doubts:
+        job.host_doubts = health.doubts
         ctx.notify(
             "SEV2",
             event.message,

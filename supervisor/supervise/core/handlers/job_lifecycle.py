@@ -25,6 +25,16 @@ from ..model.events import Adopted, Exited, Launched, Notice
 from ..model.failure import ASKED_TYPE, LOG, SIGNAL, SIGNALS, THREAD, Failure, exit_text
 from ..model.failure import KIND as FAILURE
 from ..model.interfaces import ACTION, WATCHER
+from ..model.payload import (
+    ChangedMetrics,
+    CheckpointState,
+    Drill,
+    Orphans,
+    RelaunchArgs,
+    Shards,
+    SignalSent,
+    WeightsOrigin,
+)
 from ..model.policy import HOLD, Runbook
 from ..runbooks import checkpoint_choice, effect_verification, runner, steps
 from ..state.incident import ACTING, HELD, OPEN, QUIET_STEPS, Incident
@@ -92,10 +102,10 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
         job.unavailable.pop(verb, None)
     if event.attempt:
         run, settings = state.run(), ctx.policy.job.relaunch
-        order = run.intent.args if run is not None and run.intent.verb == "relaunch" else {}
-        job.restarted_with = recipes.command(
-            settings, str(order.get("path", recipes.CHECKPOINT)), int(order.get("step", -1))
-        )
+        order = RelaunchArgs()
+        if run is not None and run.intent.verb == "relaunch":
+            order = run.intent.args.parse(RelaunchArgs)
+        job.restarted_with = recipes.command(settings, order.path or recipes.CHECKPOINT, order.step)
         text = f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}"
         ctx.record(JobLaunched(reason=text, pid=event.pid))
 
@@ -104,33 +114,33 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     """Take what was noticed about the watching, or about the job's checkpoints."""
     state, job = ctx.state, ctx.state.job
     if event.kind == FAILURE and _is_by_drill(job, event):
-        event = replace(event, data={**event.data, **DRILL})
+        event = replace(event, data=event.data.extended(**DRILL))
     ctx.record(
         NoticeTaken(
             reason=event.message,
             what=event.kind,
             rank=event.rank,
             at_step=event.step,
-            details=dict(event.data),
+            details=event.data,
         )
     )
     for rank, monitor in state.monitors.items():
         _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
-    if event.kind == "drill" and event.data.get("fault") == "crash":
-        number = (event.data.get("params") or {}).get("signal")
-        job.drill_signal = SIGNALS.get(int(number or 0), "")
+    if event.kind == "drill" and (drill := event.data.read(Drill)).fault == "crash":
+        number = None if drill.params is None else drill.params.signal
+        job.drill_signal = SIGNALS.get(number or 0, "")
     if event.kind == FAILURE:
-        _on_failure(ctx, Failure.of(event.data))
+        _on_failure(ctx, event.data.read(Failure))
     if event.kind == "shard":
-        state.context.attribution.named(event.rank, event.data.get("shards"))
-    if event.kind == "signal" and event.data.get("final"):
+        state.context.attribution.named(event.rank, event.data.read(Shards).shards or {})
+    if event.kind == "signal" and (signal := event.data.read(SignalSent)).final:
         job.end_requested = True
-        job.interrupted |= bool(event.data.get("typed"))
+        job.interrupted |= signal.typed
         job.unavailable["relaunch"] = END_REQUESTED
         if job.returncode is not None and _relaunch_id(state) is not None:
             _on_job_ended(ctx)
     if event.kind == "checkpoint":
-        opening.on_checkpoint(state, event.data)
+        opening.on_checkpoint(state, event.data.parse(CheckpointState))
         runner.start_waiting(ctx)  # perhaps what lacked one
     if event.kind == "checkpoint-search":
         checkpoint_choice.on_search(state, event)
@@ -150,7 +160,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
 
 def _is_by_drill(job: JobLife, event: Notice) -> bool:
     """Return whether a process was ended by the signal that a drill sends."""
-    return event.data.get("kind") == SIGNAL and event.data.get("type") == job.drill_signal
+    failure = event.data.read(Failure)
+    return failure.kind == SIGNAL and failure.type == job.drill_signal
 
 
 def _on_failure(ctx: StepContext, failure: Failure) -> None:
@@ -193,9 +204,10 @@ def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> No
     if event.kind == "suspended":  # silence meanwhile means nothing
         monitor.reset_deadlines(event.at_ns)
     elif event.kind in ("measurement-changed", "collector-off") and of_rank:
-        monitor.forget(event.data.get("metrics", ()))
+        monitor.forget(event.data.read(ChangedMetrics).metrics)
     elif event.kind == "weights-restored" and of_rank:
-        monitor.weights_of = event.data.get("attempt", 0), event.data.get("to", -1)
+        origin = event.data.read(WeightsOrigin)
+        monitor.weights_of = origin.attempt, origin.to
     elif event.kind in ("probe-off", "segment-fault"):
         monitor.probe_off |= of_rank
 
@@ -222,14 +234,14 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             kind=WATCHER,
         )
     if event.kind in ("orphans", "orphans-left"):
-        gone = event.kind == "orphans-left"
+        gone, orphans = event.kind == "orphans-left", event.data.read(Orphans)
         if gone:  # a start would end them first
             job.unavailable["relaunch"] = event.message
         ctx.notify(
             "SEV1" if gone else "SEV2",
             event.message,
-            verdict=str(event.data.get("verdict", "")),
-            then=f"to end them: {event.data['end']}" if event.data.get("end") else "",
+            verdict=orphans.verdict,
+            then=f"to end them: {orphans.end}" if orphans.end else "",
             kind=WATCHER,
         )
     if event.kind in UNMONITORED:
@@ -261,7 +273,8 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     if incident is not None:
         incident.recovery.undos.clear()  # it ended with the process
     run = state.run()
-    started = run is not None and run.intent.args.get("attempt") == state.job.launched
+    order = None if run is None else run.intent.args.read(RelaunchArgs)
+    started = order is not None and order.attempt == state.job.launched > 0
     if _relaunch_id(state) is not None and not (state.job.end_requested or started):
         text = f"the job {exit_text(state.job.returncode)}, to be restarted"
         ctx.record(JobRelaunching(reason=text))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from ..analysis.shard_attribution import ShardAttribution
 from ..incidents import action_planning, opening
 from ..model.action import Action, Refused
 from ..model.decisions import RunbookPreempted
 from ..model.events import OperatorCommand
+from ..model.payload import CommandArgs, Json
 from ..model.policy import Policy, Runbook
 from ..runbooks import runner
 from ..state.incident import Incident
@@ -29,6 +30,9 @@ TOLD_WHOLE = 90  # characters of a shard's name; the job tells a longer one cut 
 LONGEST_S = 86400.0  # a person's pause; as long as `pause` allows
 NAMED = 3  # shards that nobody has seen, in an answer
 TYPO = 2  # characters that a near miss may differ in
+
+
+Keys: TypeAlias = dict[str, float | bool | tuple[str, ...]]  # of an action, as in YAML
 
 
 def _nothing() -> None:
@@ -60,7 +64,7 @@ def busy(incident: Incident) -> str:
 def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = ctx.state, ctx.state.incident
-    verb, keys = VERBS[event.command](event)
+    verb, keys = VERBS[event.command](event, event.args.parse(CommandArgs))
     if verb == "rollback":
         keys |= action_planning.OPERATOR_ROLLBACK
     action = _made(ctx.policy, verb, keys)
@@ -77,7 +81,8 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     remark = _unseen(state.context.attribution, event) if verb == "quarantine" else ""
     first = [_made(ctx.policy, "snapshot", {})] if verb == "rollback" else []
     book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
-    before = count(event, "before", state.step + 1) if verb == "rollback" else None
+    asked = event.args.parse(CommandArgs).before
+    before = count(event, "before", asked, state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
     why = action_planning.refusal(state, about, book, before, event.operator)
     if why:
@@ -105,7 +110,7 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | 
     runner.start_requested(ctx, incident, book, event.operator, before)
 
 
-def _made(policy: Policy, verb: str, keys: Mapping[str, Any]) -> Action:
+def _made(policy: Policy, verb: str, keys: Keys) -> Action:
     form = policy.verbs.get(verb)
     if form is None:
         raise Refused(f"there is no action {verb!r} here")
@@ -134,7 +139,8 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
             "left out; if its loader workers call is_quarantined, write quarantine.json into the "
             "run directory by hand (probes/README.md)"
         )
-    names = [name for name in _names(event, "shards") if len(name) <= TOLD_WHOLE]
+    shards = event.args.parse(CommandArgs).shards
+    names = [name for name in _names(event, "shards", shards) if len(name) <= TOLD_WHOLE]
     strange = [name for name in names if name not in known] if known else []
     if not strange:
         return ""
@@ -161,49 +167,53 @@ def _near(name: str, other: str) -> bool:
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────
 
 
-def count(event: OperatorCommand, key: str, default: int | None = None) -> int:
+def count(event: OperatorCommand, key: str, value: Json, default: int | None = None) -> int:
     """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
-    value = event.args.get(key, default)
+    value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
         raise Refused(f"{event.command} needs `{key}`, a whole number, not {value!r:.60}")
     return value
 
 
-def _number(event: OperatorCommand, key: str) -> float:
-    value = event.args.get(key)
+def _number(event: OperatorCommand, key: str, value: Json) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise Refused(f"{event.command} needs `{key}`, a number, not {value!r:.60}")
     return float(value)
 
 
-def _names(event: OperatorCommand, key: str) -> tuple[str, ...]:
-    value = event.args.get(key)
+def _names(event: OperatorCommand, key: str, value: Json) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names:
         raise Refused(f"{event.command} needs `{key}`, at least one name")
-    if not all(isinstance(name, str) and 0 < len(name) <= KEY_TEXT for name in names):
+    texts = tuple(name for name in names if isinstance(name, str) and 0 < len(name) <= KEY_TEXT)
+    if len(texts) < len(names):
         raise Refused(f"{event.command}: a name in `{key}` is empty, too long, or no text")
-    return tuple(names)
+    return texts
 
 
-def _lr(event: OperatorCommand) -> tuple[str, dict[str, Any]]:
-    return "lr_scale", {"set": _number(event, "value"), "rewarm": count(event, "rewarm", 0)}
+def _lr(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    scale = _number(event, "value", args.value)
+    return "lr_scale", {"set": scale, "rewarm": count(event, "rewarm", args.rewarm, 0)}
 
 
-VERBS: Mapping[str, Callable[[OperatorCommand], tuple[str, dict[str, Any]]]] = {
-    "pause": lambda event: ("pause", {"lease": LONGEST_S}),
-    "resume": lambda event: ("resume", {}),
-    "savepoint": lambda event: ("savepoint", {}),
-    "skip": lambda event: ("skip_step", {"count": count(event, "steps", 1)}),
-    "stop": lambda event: ("stop", {"requeue": event.args.get("requeue") is True}),
+def _rollback(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    if args.rewarm is None:
+        return "rollback", {}
+    return "rollback", {"rewarm": count(event, "rewarm", args.rewarm)}
+
+
+def _quarantine(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    return "quarantine", {"shards": _names(event, "shards", args.shards), "max_fraction": 0.5}
+
+
+VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] = {
+    "pause": lambda event, args: ("pause", {"lease": LONGEST_S}),
+    "resume": lambda event, args: ("resume", {}),
+    "savepoint": lambda event, args: ("savepoint", {}),
+    "skip": lambda event, args: ("skip_step", {"count": count(event, "steps", args.steps, 1)}),
+    "stop": lambda event, args: ("stop", {"requeue": args.requeue is True}),
     "lr": _lr,
-    "rollback": lambda event: (
-        "rollback",
-        {"rewarm": count(event, "rewarm")} if "rewarm" in event.args else {},
-    ),
-    "quarantine": lambda event: (
-        "quarantine",
-        {"shards": _names(event, "shards"), "max_fraction": 0.5},
-    ),
-    "release": lambda event: ("unquarantine", {"shards": _names(event, "shard")}),
+    "rollback": _rollback,
+    "quarantine": _quarantine,
+    "release": lambda event, args: ("unquarantine", {"shards": _names(event, "shard", args.shard)}),
 }

@@ -12,6 +12,7 @@ from ..model.action import Refused
 from ..model.decisions import RELEASED, CommandAnswered, LaunchAccepted, ReloadRequested
 from ..model.events import OperatorCommand
 from ..model.interfaces import UPDATED
+from ..model.payload import CommandArgs, Payload
 from ..state.incident import brief
 from ..state.message_draft import MessageDraft
 from ..state.run_state import StepContext
@@ -25,19 +26,20 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     """Answer a word, then do what it says."""
     if event.command == "reload":  # its answer is the policy that follows
         text = f"{event.operator}: {event.command}"
-        ctx.record(ReloadRequested(reason=text, args=dict(event.args)))
+        ctx.record(ReloadRequested(reason=text, args=event.args))
         return
     try:
         answer = _answer(ctx, event)
     except Refused as no:
         answer = Answer(str(no), ok=False)
-    said = brief({key: value for key, value in event.args.items() if key != "key"})
+    args = event.args.parse(CommandArgs)
+    said = brief(Payload({name: arg for name, arg in event.args.items() if name != "key"}))
     ctx.record(
         CommandAnswered(
             reason=f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
-            args=dict(event.args),
+            args=event.args,
             command=event.command,
-            command_id=event.args.get("key"),
+            command_id=args.key,
             answer=answer.text,
             ok=answer.ok,
             action=answer.action,
@@ -58,7 +60,7 @@ def run_deferred(ctx: StepContext) -> None:
 
 
 def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
-    if event.command == "release" and "shard" not in event.args:
+    if event.command == "release" and event.args.parse(CommandArgs).shard is None:
         return _release(ctx, event)
     if event.command in operator_actions.VERBS:
         return operator_actions.order(ctx, event)
@@ -101,7 +103,7 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
     incident = ctx.state.incident
     if incident is None:
         raise Refused("no incident is open")
-    name = event.args.get("incident") or incident.id
+    name = event.args.parse(CommandArgs).incident or incident.id
     if name != incident.id:
         raise Refused(f"{name} is not open; {incident.id} is")
 
@@ -116,7 +118,8 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
 
 
 def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
-    state, name = ctx.state, str(event.args.get("rule"))
+    state, args = ctx.state, event.args.parse(CommandArgs)
+    name = str(args.rule)
     rule = next((rule for rule in ctx.policy.rules if rule.id == name), None)
     if rule is None:
         pack = name.partition(".")[0] + "."
@@ -125,7 +128,7 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"there is no rule {name!r}{hint}")
     if "SEV0" in (rule.severity, *rule.phases.values()):
         raise Refused(f"{name} is SEV0 and cannot be silenced")
-    steps = operator_actions.count(event, "for", SILENT_STEPS)
+    steps = operator_actions.count(event, "for", args.period, SILENT_STEPS)
 
     def then() -> None:
         state.rules.silenced.pop(name, None)

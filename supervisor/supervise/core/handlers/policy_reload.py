@@ -10,18 +10,21 @@ So a reload of the same policy changes no decision, and no reload refunds a budg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TypeVar
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from ..model.events import Reloaded
 from ..model.interfaces import WATCHER
 from ..model.policy import HOLD, Ladder, Policy, Rule
+from ..model.policy_changes import NO_CHANGES, PartChanges, PolicyChanges
 from ..state.incident import Incident
 from ..state.run_state import END_REQUESTED, State, StepContext
 from . import approval_answers
+
+T = TypeVar("T")
 
 # Of a monitor: what follows from the policy. All else was learnt from the job, and is kept.
 DERIVED = frozenset({"policy", "detectors", "index", "watches", "codes", "rules"})
@@ -34,34 +37,27 @@ NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
 AT_START = ("savepoints", "safeguards", "notify")
 
 
-def differences(old: Policy, new: Policy, started: Policy) -> dict[str, Any]:
-    """Return what is different between two policies, JSON-ready; empty when nothing is.
-
-    Returns:
-        `{"rules": {"added": [...], "removed": [...], "changed": [...]}, ...}` for detectors, rules,
-        runbooks and budgets, `mode` as `[old, new]`, `settings` with the names of other keys, and
-        `restart`: keys in which `new` differs from what the job was `started` with.
-    """
-    found: dict[str, Any] = {}
-    for part in PARTS:
-        before, after = _named(getattr(old, part)), _named(getattr(new, part))
-        moves = {
-            "added": [name for name in after if name not in before],
-            "removed": [name for name in before if name not in after],
-            "changed": [n for n in after if n in before and not _same(before[n], after[n])],
-        }
-        if any(moves.values()):
-            found[part] = {how: names for how, names in moves.items() if names}
-    if old.mode != new.mode:
-        found["mode"] = [old.mode, new.mode]
+def differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
+    """Return what is different between two policies, and from what the job was `started` with."""
     others = [f.name for f in fields(Policy) if f.name not in NAMES]
-    settings = [n for n in others if getattr(old, n) != getattr(new, n)]
-    if settings:
-        found["settings"] = settings
-    restart = [name for name in AT_START if getattr(started, name) != getattr(new, name)]
-    if restart:
-        found["restart"] = restart
-    return found
+    return PolicyChanges(
+        detectors=_moves(old.detectors, new.detectors),
+        rules=_moves({r.id: r for r in old.rules}, {r.id: r for r in new.rules}),
+        runbooks=_moves(old.runbooks, new.runbooks),
+        budgets=_moves(old.budgets, new.budgets),
+        mode=[old.mode, new.mode] if old.mode != new.mode else (),
+        settings=[n for n in others if getattr(old, n) != getattr(new, n)] or (),
+        restart=[n for n in AT_START if getattr(started, n) != getattr(new, n)] or (),
+    )
+
+
+def _moves(before: Mapping[str, T], after: Mapping[str, T]) -> PartChanges:
+    changes = PartChanges(
+        added=[name for name in after if name not in before] or (),
+        removed=[name for name in before if name not in after] or (),
+        changed=[n for n in after if n in before and not _same(before[n], after[n])] or (),
+    )
+    return changes if changes else NO_CHANGES
 
 
 def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
@@ -87,7 +83,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
         for part in ("detectors", "rules")
     }
     text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
-    if restart := event.changes.get("restart"):
+    if restart := event.changes.restart:
         text += f"; {', '.join(restart)}: unchanged until the job is restarted"
     ctx.record(
         PolicyReloaded(
@@ -97,7 +93,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
             mode=event.mode,
             before=event.before,
             after=event.digest,
-            changes=dict(event.changes),
+            changes=event.changes,
             reset=anew,
             budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
         )
@@ -199,11 +195,7 @@ def _firing(monitors: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
     }
 
 
-def _named(part: Mapping[str, Any] | Sequence[Rule]) -> dict[str, Any]:
-    return dict(part) if isinstance(part, Mapping) else {rule.id: rule for rule in part}
-
-
-def _same(old: Any, new: Any) -> bool:
+def _same(old: object, new: object) -> bool:
     """Compare two parts of policies; of rules, what decides (a function equals only itself)."""
     if not isinstance(old, Rule):
         return bool(old == new)
@@ -217,18 +209,18 @@ def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) ->
     return same and all(name in kept for name in new.detectors_of(rule))
 
 
-def _brief(changes: Mapping[str, Any]) -> str:
+def _brief(changes: PolicyChanges) -> str:
     """Return the changes in one line: "rules +new -old ~other; mode shadow -> enforce"."""
     parts = []
-    for part in PARTS:
-        moves: Mapping[str, Sequence[str]] = changes.get(part) or {}
-        signs = (("+", "added"), ("-", "removed"), ("~", "changed"))
-        words = [sign + name for sign, how in signs for name in moves.get(how, ())]
+    for name in PARTS:
+        moves: PartChanges = getattr(changes, name)
+        words = [f"+{entry}" for entry in moves.added] + [f"-{entry}" for entry in moves.removed]
+        words += [f"~{entry}" for entry in moves.changed]
         if words:
             more = f" and {len(words) - 6} more" if len(words) > 6 else ""
-            parts.append(f"{part} {' '.join(words[:6])}{more}")
-    if mode := changes.get("mode"):
-        parts.append(f"mode {mode[0]} -> {mode[1]}")
-    if settings := changes.get("settings"):
-        parts.append(f"other keys: {', '.join(settings)}")
+            parts.append(f"{name} {' '.join(words[:6])}{more}")
+    if changes.mode:
+        parts.append(f"mode {changes.mode[0]} -> {changes.mode[1]}")
+    if changes.settings:
+        parts.append(f"other keys: {', '.join(changes.settings)}")
     return "; ".join(parts) or "nothing is different"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..model.events import Notice
 from ..model.interfaces import WATCHER
+from ..model.payload import PreemptOutcome, SignalSent
 from ..state.run_state import State, StepContext
 
 CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
@@ -11,22 +12,21 @@ CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
 
 def on_signal(ctx: StepContext, event: Notice) -> None:
     """Remember what waits: a supervisor that takes over passes it on."""
-    job, name = ctx.state.job, str(event.data.get("signal", ""))
+    job, signal = ctx.state.job, event.data.read(SignalSent)
     job.signalled = True
-    if event.data.get("held"):
-        job.held_signals += (name,)
+    if signal.held:
+        job.held_signals += (signal.signal,)
 
 
 def on_preempt(ctx: StepContext, event: Notice) -> None:
     """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
-    job, data = ctx.state.job, event.data
-    phase, cause = data.get("phase"), str(data.get("cause", ""))
-    signals = ", ".join(data.get("signals") or ())
+    job, outcome = ctx.state.job, event.data.read(PreemptOutcome)
+    phase, cause, signals = outcome.phase, outcome.cause, ", ".join(outcome.signals or ())
     if phase in ("saved", "failed"):
         job.held_signals = ()
     if phase == "saved":
         job.preempted = f"{cause}, with a checkpoint"
-        then = f"resume from {data['path']}" if data.get("path") else CHECKPOINTS
+        then = f"resume from {outcome.path}" if outcome.path else CHECKPOINTS
         verdict = f"{signals} is passed on" if signals else "the job is ended with exit code 75"
         ctx.notify("SEV2", event.message, verdict=verdict, then=then, kind=WATCHER)
     elif phase == "failed":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..model.events import Notice
 from ..model.interfaces import WATCHER
+from ..model.payload import RecordSpace
 from ..state.message_draft import MessageDraft
 from ..state.run_state import StepContext
 
@@ -16,10 +17,10 @@ SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unpro
 
 def on_short(ctx: StepContext, event: Notice) -> None:
     """The disk is full: the reserve is in use."""
-    data, seconds = event.data, event.data.get("seconds")
-    lasts = "" if seconds is None else f", about {_duration(float(seconds))} at this rate"
-    verdict = f"it is written from a reserve of {_size(data['reserve_bytes'])}{lasts}"
-    if data["acts"]:
+    space = event.data.read(RecordSpace)
+    lasts = "" if space.seconds is None else f", about {_duration(space.seconds)} at this rate"
+    verdict = f"it is written from a reserve of {_size(space.reserve_bytes)}{lasts}"
+    if space.acts:
         verdict += ", and actions go on; when it is used up, nothing is acted on any more"
     title = "no space is left for the record of this run"
     _notify(ctx, event, "SEV1", title, verdict, _to_free(event))
@@ -33,15 +34,15 @@ def on_enough(ctx: StepContext, event: Notice) -> None:
 
 def on_unprotected(ctx: StepContext, event: Notice) -> None:
     """The record has ended before the run."""
-    data = event.data
+    space = event.data.read(RecordSpace)
     then = (
         "protection comes back with the next start of the job; to go on from: "
         "supervise checkpoints RUN"
     )
-    if "need_bytes" in data:
+    if space.need_bytes is not None:
         then = f"{_to_free(event)}; {then}"
     title = "the record of this run has ended, and nothing more of it is kept"
-    if data["acts"]:
+    if space.acts:
         title = "this run is not protected any more: nothing is acted on"
     _notify(ctx, event, "SEV1", title, "the job goes on, and what its rules find is reported", then)
 
@@ -50,17 +51,17 @@ def _notify(
     ctx: StepContext, event: Notice, severity: str, title: str, verdict: str, then: str
 ) -> None:
     """Notify all channels, where the run counts on actions."""
-    acts = bool(event.data["acts"])
+    acts = event.data.read(RecordSpace).acts
     severity = severity if acts else "SEV2"
     draft = MessageDraft(None, WATCHER, severity, title, verdict, event.message, then, to_all=acts)
     ctx.messages.add(draft, replace=False)
 
 
 def _to_free(event: Notice) -> str:
-    data = event.data
+    space = event.data.read(RecordSpace)
     return (
-        f"free {_size(data['need_bytes'])} on {data['mount']}; what fills it: du -xm "
-        f"{data['mount']} | sort -n | tail; old runs: supervise gc --older-than 1d {data['runs']}"
+        f"free {_size(space.need_bytes or 0)} on {space.mount}; what fills it: du -xm "
+        f"{space.mount} | sort -n | tail; old runs: supervise gc --older-than 1d {space.runs}"
     )
 
 

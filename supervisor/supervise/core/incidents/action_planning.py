@@ -5,14 +5,13 @@ Pure questions about the state: nothing is decided, said or done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..detection.rank_monitor import LOSS
 from ..model.action import PlanContext, Refused
 from ..model.checkpoint_registry import Checkpoint
 from ..model.decisions import ACTING_MODES, PlannedStep
+from ..model.payload import RollbackArgs
 from ..model.policy import Policy, Runbook
 from ..state.incident import Incident
 from ..state.run_state import State
@@ -155,7 +154,7 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
     return found
 
 
-OPERATOR_ROLLBACK: Mapping[str, Any] = {"at_least": 0}  # keys of a rollback that a person orders
+OPERATOR_ROLLBACK = {"at_least": 0}  # keys of a rollback that a person orders
 
 
 def _goes_before(
@@ -167,7 +166,7 @@ def _goes_before(
     for verb, action in zip(book.verbs, book.steps, strict=True):
         if verb == "rollback":
             try:
-                return int(action.plan(where)["before_step"])
+                return action.plan(where).parse(RollbackArgs).before_step
             except Refused:
                 return 0
     return 0

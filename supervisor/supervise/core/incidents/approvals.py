@@ -19,6 +19,7 @@ from ..model.budgets import ALL
 from ..model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from ..model.events import Notice
 from ..model.interfaces import APPROVAL
+from ..model.payload import Delivery
 from ..model.policy import Approval, Policy, Runbook
 from ..state.incident import HELD, Incident, brief
 from ..state.run_state import ApprovalLog, ApprovalRequest, State, StepContext
@@ -124,10 +125,10 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
 def deliver(ctx: StepContext, event: Notice) -> None:
     """Let the time to answer begin: at the first delivery, at the latest after `UNDELIVERED_S`.
 
-    A message that no channel delivers must not become an answer. `event.data`: `id`.
+    A message that no channel delivers must not become an answer.
     """
     pending = ctx.state.approvals.pending
-    if pending is None or pending.delivered or event.data.get("id") != pending.id:
+    if pending is None or pending.delivered or event.data.read(Delivery).id != pending.id:
         return
     pending.delivered = True
     since_ns = min(event.at_ns, pending.requested_ns + int(UNDELIVERED_S * 1e9))
@@ -136,7 +137,8 @@ def deliver(ctx: StepContext, event: Notice) -> None:
 
 def sha256(plan: Sequence[PlannedStep]) -> str:
     """Return the digest that an approval is bound to."""
-    text = json.dumps(msgspec.to_builtins(plan), sort_keys=True, separators=(",", ":"))
+    steps = msgspec.to_builtins(plan, enc_hook=dict)
+    text = json.dumps(steps, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 

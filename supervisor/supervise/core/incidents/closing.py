@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..model import interfaces
 from ..model.decisions import RECOVERED, IncidentClosed, IncidentHeld, RunbookRefused
+from ..model.payload import Outcome
 from ..model.policy import PAGE, STOP, Runbook
 from ..state.incident import CLOSED, HELD, QUIET_STEPS, Incident
 from ..state.run_state import StepContext
@@ -111,14 +109,14 @@ def note_ranks(
     ctx: StepContext,
     incident: Incident,
     run: RunbookExecution,
-    result: Mapping[str, Any],
+    outcome: Outcome,
     why: str,
 ) -> None:
     """Take what an action that failed says of the ranks: that some differ, or never act at once."""
-    if result.get("inconsistent") is True:
+    if outcome.inconsistent:
         run.failure.ranks_differ = True
         _report_ranks_differ(ctx, incident, run.intent.verb, why)
-    unfenceable = result.get("unfenceable")
+    unfenceable = outcome.unfenceable
     if isinstance(unfenceable, str) and unfenceable and "fence" not in ctx.state.job.unavailable:
         _report_unfenceable(ctx, unfenceable)
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from ..detection.rank_monitor import RuleWatch
 from ..model.decisions import RuleFlaps, RuleSettled
-from ..model.interfaces import WATCHER
+from ..model.interfaces import WATCHER, Reading
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
 from ..state.incident import Incident
@@ -36,7 +35,7 @@ GROWN = f"{RISES} times within {WITHIN} steps, each time further off than before
 
 
 def on_rule_changed(
-    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Mapping[str, Any]]
+    ctx: StepContext, rule: Rule, rank: int, numbers: Mapping[str, Reading]
 ) -> None:
     """The rule fired or cleared on a rank."""
     if rule.runbook is not None or rule.severity == "SEV0":
@@ -72,7 +71,7 @@ def on_rule_changed(
 
 
 def has_grown(
-    policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Mapping[str, Any]]
+    policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Reading]
 ) -> bool:
     """Take down how far off a notice is that fires; return whether it was worse each time."""
     about_spike = rule_scope.metrics(policy, rule) & rule_scope.MOVED_BY_SPIKE

@@ -8,12 +8,12 @@ of the training begins. One about silence is joined by both, and begins anew wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.checkpoint_registry import Checkpoints
 from ..model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, RuleJoined
-from ..model.interfaces import WATCHER
+from ..model.interfaces import WATCHER, Reading
+from ..model.payload import CheckpointState
 from ..model.policy import Policy, Rule, Runbook
 from ..model.verdicts import BandRange, SlowStep
 from ..state import compensation, rule_scope
@@ -29,7 +29,7 @@ def group(
     ctx: StepContext,
     monitor: RankMonitor,
     rule: Rule,
-    numbers: Mapping[str, Mapping[str, Any]],
+    numbers: Mapping[str, Reading],
     text: str,
     *,
     told: bool = False,
@@ -84,7 +84,7 @@ def group(
     return True
 
 
-def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> str:
+def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
     """Return the subject of a message about a rule: a fault of the data by title, else a number."""
     if rule.title and rule_scope.family(policy, rule) == rule_scope.DATA:
         return rule.title
@@ -92,7 +92,7 @@ def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Mapping[str, Any]
 
 
 def notify_alone(
-    ctx: StepContext, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], *, told: bool
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], *, told: bool
 ) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
 
@@ -110,7 +110,7 @@ def notify_alone(
 
 
 def notify_alongside(
-    ctx: StepContext, rule: Rule, numbers: Mapping[str, Mapping[str, Any]], text: str
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], text: str
 ) -> None:
     """Tell once of a rule that is apart from the open incident; it waits for the end of that."""
     state, incident = ctx.state, ctx.state.incident
@@ -337,13 +337,13 @@ def _since(incident: Incident) -> str:
     return f"saved after {incident.id} began"
 
 
-def on_checkpoint(state: State, data: Mapping[str, Any]) -> None:
+def on_checkpoint(state: State, checkpoint: CheckpointState) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
-    incident, saved, step = state.incident, int(data.get("attempt", 0)), int(data["step"])
+    incident, saved, step = state.incident, checkpoint.attempt, checkpoint.step
     suspect = trial = ""
     tainted = {} if incident is None else incident.recovery.suspect_from
     if incident is not None and saved in tainted:
         suspect = "" if 0 <= step < tainted[saved] else _since(incident)
     elif incident is not None and tainted and saved > min(tainted):
         trial = incident.id
-    state.checkpoints.notice(data, suspect, trial)
+    state.checkpoints.notice(checkpoint, suspect, trial)

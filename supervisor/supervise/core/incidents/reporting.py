@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ..detection.rank_monitor import RankMonitor
 from ..model.decisions import RuleGrew
+from ..model.interfaces import Reading
 from ..model.policy import Policy, Rule
 from ..state import rule_scope
 from ..state.incident import HELD, OPEN, Incident, headline
@@ -25,7 +25,7 @@ TOGETHER = 20
 AGAIN = 500  # frames until a rule that fires again and again in a hold is told again
 
 
-def remember(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+def remember(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
     """People hear of a rule now, by its own message or by that of a worse one."""
     incident = state.incident
     name = incident.id if incident is not None else ""
@@ -75,7 +75,7 @@ def _newest(state: State, incident: Incident) -> int:
     return max((one.at for one in known if one.incident == incident.id), default=-TOGETHER - 1)
 
 
-def track_growth(state: State, rule: Rule, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
     """Take down that a rule that fires has grown beyond what people were told of it.
 
     That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
@@ -140,7 +140,7 @@ def repeat(ctx: StepContext, incident: Incident) -> None:
     )
 
 
-def peaks(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
     """Return how far each metric in breach is off, larger for worse.
 
     That is its height over the baseline, without one the value; not a z, whose scale may shrink.
@@ -157,8 +157,8 @@ def peaks(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
             bases = (reading.get(key) for key in ("median", "reference", "level"))
             base = next((float(b) for b in bases if isinstance(b, int | float)), None)
             below = 0.0 < value < (limit if base is None else base)
-            if isinstance(reading.get("rise"), float):
-                height = reading["rise"]
+            if isinstance(rise := reading.get("rise"), float):
+                height = rise
             elif base is None:
                 height = 1.0 / value if below else abs(value)
             else:

@@ -27,6 +27,7 @@ from ..detection.rank_monitor import LOSS, RankMonitor
 from ..model.action import Action
 from ..model.decisions import ACTING_MODES
 from ..model.events import Notice
+from ..model.payload import PauseEnd
 from ..model.policy import STOP, STOP_SEV0, Policy, Rule
 from ..state import compensation
 from ..state.incident import Incident, Trigger
@@ -186,7 +187,7 @@ def on_pause_ended(ctx: StepContext, event: Notice) -> None:
     """Take note that the job goes on by itself, unless that was of a pause before the newest."""
     state, incident, run = ctx.state, ctx.state.incident, ctx.state.run()
     pauses = run is not None and run.intent.awaits("pause")
-    key = str(event.data.get("key", ""))
+    key = event.data.read(PauseEnd).key
     if run is not None and pauses and key and key.rpartition(":")[2] != run.intent.action_id:
         return
     if not state.job.paused:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from .checkpoint_registry import Checkpoint
+from .payload import NOTHING, Continuity, Json, Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class EffectCheck:
         frame: the metrics of the frame. step, attempt: where it is.
     """
 
-    args: Mapping[str, Any]
-    result: Mapping[str, Any]
+    args: Payload
+    result: Payload
     frame: Mapping[str, float | None]
     step: int
     attempt: int
@@ -90,8 +91,8 @@ class Job(Protocol):
     def world_size(self) -> int: ...
 
     def command(
-        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
-    ) -> dict[str, Any]:
+        self, verb: str, args: Payload, *, key: str, deadline_s: float
+    ) -> Mapping[str, Json]:
         """Send `verb` to every rank; return what rank 0 observed, plus `ranks` and `ack_step`.
 
         `ack_step` is the step at whose end the probe carried it out.
@@ -103,11 +104,11 @@ class Job(Protocol):
         """
         ...
 
-    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> Mapping[str, Json]:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
         ...
 
-    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def quarantine(self, args: Payload, *, key: str, deadline_s: float) -> Mapping[str, Json]:
         """Write the next generation of the quarantine and see that every rank's loader knows it.
 
         Args:
@@ -129,14 +130,14 @@ class Job(Protocol):
         `device`, the largest share of the time that one of its devices was in use."""
         ...
 
-    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> Mapping[str, Json]:
         """Ask at a step boundary, then TERM, then KILL the whole tree; return how it ended.
 
         `exit_code` is what the supervisor will exit with (75 requeue, 78 human needed).
         """
         ...
 
-    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def relaunch(self, args: Payload, *, key: str, deadline_s: float) -> Mapping[str, Json]:
         """Stop the gang, put a checkpoint in its place, and start the job again from it.
 
         Returns:
@@ -173,7 +174,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """Return `(field, message)` for every value that cannot work."""
         return []
 
-    def limit_s(self, args: Mapping[str, Any]) -> float:
+    def limit_s(self, args: Payload) -> float:
         """Return how long `perform` may take with these arguments, in seconds. Pure."""
         return self.deadline_s
 
@@ -191,15 +192,15 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """Whether the runbook goes on where the job refuses it."""
         return False
 
-    def plan(self, context: PlanContext) -> dict[str, Any]:
+    def plan(self, context: PlanContext) -> Payload:
         """Return the absolute, JSON-ready arguments for this incident. Pure.
 
         Raises:
             Refused: it cannot work here; the sentence says why.
         """
-        return {}
+        return NOTHING
 
-    def perform(self, job: Job, args: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
         """Do it, with the arguments that `plan` returned; return what was observed.
 
         Raises:
@@ -215,22 +216,15 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         return None
 
-    def objection(self, args: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    def objection(self, args: Payload, result: Payload) -> str:
         """Say why what it has found speaks against the rest of the runbook, "" when nothing does.
 
         Pure. `args` and `result` are what `plan` and `perform` returned.
         """
         return ""
 
-    def tolerates(self, told: Mapping[str, Any]) -> bool:
-        """Return whether a job that goes on otherwise than before may do so after this. Pure.
-
-        Args:
-            told: the first step that is made again, and how it was: `fingerprint` of its batch
-                ("same", "other", "unknown"), `loss` and `lr` (`{"was", "is"}`, None where nobody
-                knows). After a relaunch `loss` may have a `limit`: above it the weights are not
-                those of the checkpoint.
-        """
+    def tolerates(self, continuity: Continuity) -> bool:
+        """Return whether a job that goes on otherwise than before may do so after this. Pure."""
         return True
 
     def undo(self) -> Action | None:

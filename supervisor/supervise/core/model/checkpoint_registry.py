@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+
+from .payload import CheckpointState
 
 WRONG_START = "saved by a launch that did not go on from its checkpoint"
 FULL, WEIGHTS_ONLY, UNKNOWN = "full", "weights only", "unknown"
@@ -62,29 +63,29 @@ class Checkpoints:
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
         self._wrong_starts = list(wrong_starts)
 
-    def notice(self, data: Mapping[str, Any], suspect: str = "", trial: str = "") -> Checkpoint:
-        """Take a notice of kind `checkpoint`: `{"id", "step", "attempt", "path", "ok"}`.
+    def notice(self, state: CheckpointState, suspect: str = "", trial: str = "") -> Checkpoint:
+        """Take a notice of kind `checkpoint`.
 
         Args:
             suspect, trial: of a checkpoint that is new to us, see `Checkpoint`.
         """
-        before = self._known.get(str(data["id"]))
-        attempt, step = int(data.get("attempt", 0)), int(data["step"])
+        before = self._known.get(state.id)
+        attempt, step = state.attempt, state.step
         if any(
             f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._wrong_starts
         ):
             suspect, trial = suspect or WRONG_START, ""
         found = Checkpoint(
-            str(data["id"]),
+            state.id,
             step,
             attempt,
-            str(data["path"]),
-            bool(data["ok"]),
+            state.path,
+            state.ok,
             before.suspect if before is not None else suspect,
-            int(data.get("bytes") or 0),
+            state.bytes or 0,
             before.trial if before is not None else trial,
-            str(data.get("resumable", UNKNOWN)),
-            str(data.get("damage", "")),
+            state.resumable,
+            state.damage,
         )
         self._known[found.id] = found
         while len(self._known) > KEPT:

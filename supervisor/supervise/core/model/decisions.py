@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
+from .interfaces import Reading
+from .payload import Json, Payload
+from .policy_changes import PolicyChanges
 from .verdicts import BandRange, ShardAccount, SlowStep, Verdict
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,
@@ -55,7 +58,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def data(self) -> dict[str, Any]:
         """The fields of the class, as the audit record has them but for non-finite floats."""
-        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=dict)
         for name in HEAD:
             fields.pop(name, None)
         return {"what": self.WHAT, **fields} if self.WHAT else fields
@@ -79,7 +82,7 @@ class RuleFired(Decision, frozen=True, kw_only=True):
     KIND, WHAT = "rule", "fired"
     when: str
     rank: int
-    numbers: Mapping[str, Mapping[str, Any]]
+    numbers: Mapping[str, Reading]
     phase: str = ""
     alongside: str = ""
 
@@ -139,14 +142,14 @@ class PlannedStep(Struct, frozen=True):
     """A step of a runbook with the arguments that it would have now."""
 
     verb: str
-    args: Mapping[str, Any]
+    args: Payload
 
 
 class ShadowStep(Struct, frozen=True, omit_defaults=True):
     """A step that enforce would have carried out, or the reason why it could not have been."""
 
     verb: str
-    args: Mapping[str, Any] | None = None
+    args: Payload | None = None
     refused: str = ""
 
 
@@ -155,7 +158,7 @@ class NearMiss(Decision, frozen=True, kw_only=True):
 
     KIND = "near_miss"
     detector: str
-    details: Mapping[str, Any]
+    details: Payload
 
 
 class Rebaselined(Decision, frozen=True, kw_only=True):
@@ -163,7 +166,7 @@ class Rebaselined(Decision, frozen=True, kw_only=True):
 
     KIND = "rebaseline"
     detector: str
-    details: Mapping[str, Any]
+    details: Payload
 
 
 # ── incidents ─────────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +288,7 @@ class ActionOrder(Struct, frozen=True, kw_only=True):
     id: str
     verb: str
     runbook: str
-    args: Mapping[str, Any]
+    args: Payload
     destructive: bool
     touches_job: bool
 
@@ -309,7 +312,7 @@ class ActionFinished(Decision, frozen=True, kw_only=True):
 
     KIND = "commit"
     action: ActionRef
-    result: Mapping[str, Any]
+    result: Payload
 
 
 class ActionFailed(Decision, frozen=True, kw_only=True):
@@ -317,7 +320,7 @@ class ActionFailed(Decision, frozen=True, kw_only=True):
 
     KIND = "abort"
     action: ActionRef
-    result: Mapping[str, Any] | None = None
+    result: Payload | None = None
 
 
 class ActionInDoubt(Decision, frozen=True, kw_only=True):
@@ -342,7 +345,7 @@ class RunbookWithdrawn(Decision, frozen=True, kw_only=True):
     KIND, WHAT = "abort", "withdrawn"
     runbook: str
     action: ActionRef | None = None
-    result: Mapping[str, Any] | None = None
+    result: Payload | None = None
 
 
 class PauseEnded(Decision, frozen=True, kw_only=True):
@@ -363,7 +366,7 @@ class ReplannedAction(Struct, frozen=True):
 
     id: str | None
     verb: str
-    args: Mapping[str, Any]
+    args: Payload
 
 
 class LateOutcome(Decision, frozen=True, kw_only=True):
@@ -511,7 +514,7 @@ class NoticeTaken(Decision, frozen=True, kw_only=True):
     what: str
     rank: int | None
     at_step: int | None
-    details: Mapping[str, Any]
+    details: Payload
 
 
 class JobLaunched(Decision, frozen=True, kw_only=True):
@@ -564,7 +567,7 @@ class CommandAnswered(Decision, frozen=True, kw_only=True):
     """
 
     KIND, WHAT = "note", "operator"
-    args: Mapping[str, Any]
+    args: Payload
     command: str
     command_id: str | None
     answer: str
@@ -576,7 +579,7 @@ class ReloadRequested(Decision, frozen=True, kw_only=True):
     """An operator asked for another policy."""
 
     KIND, WHAT = "note", "operator"
-    args: Mapping[str, Any]
+    args: Payload
 
 
 class PolicyRefused(Decision, frozen=True, kw_only=True):
@@ -601,7 +604,7 @@ class PolicyReloaded(Decision, frozen=True, kw_only=True):
     mode: str
     before: str
     after: str
-    changes: Mapping[str, Any]
+    changes: PolicyChanges
     reset: Mapping[str, Sequence[str]]
     budget: Mapping[str, str]
 
@@ -667,9 +670,14 @@ def decision_from_record(record: Mapping[str, Any]) -> Decision:
         raise ValueError(f"no decision of the engine is of the kind {kind!r} {what!r}")
     fields = {**data, **{name: record.get(name) for name in HEAD}}
     try:
-        return msgspec.convert(fields, form)
+        return msgspec.convert(fields, form, dec_hook=_payload)
     except msgspec.ValidationError:  # a number may be in it that JSON has no form for
-        return msgspec.convert({**_revived(data), **{n: fields[n] for n in HEAD}}, form)
+        fields |= _revived(data)
+        return msgspec.convert(fields, form, dec_hook=_payload)
+
+
+def _payload(form: type[Payload], value: Mapping[str, Json]) -> Payload:
+    return form(value)
 
 
 def _revived(value: Any) -> Any:

@@ -7,9 +7,10 @@ a number; they are never the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from .payload import NOTHING, Payload
+from .policy_changes import PolicyChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,12 @@ class Notice:
     message: str
     rank: int | None = None
     step: int | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Payload = NOTHING
     segment: int | None = None
     letter: int | None = None
+
+    def __post_init__(self) -> None:
+        _keep_payload(self, "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,11 @@ class Finished:
     at_ns: int
     action_id: str
     ok: bool
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Payload = NOTHING
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        _keep_payload(self, "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,10 @@ class OperatorCommand:
     at_ns: int
     operator: str
     command: str
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Payload = NOTHING
+
+    def __post_init__(self) -> None:
+        _keep_payload(self, "args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +186,7 @@ class Reloaded:
         operator: who asked for it.
         digest, name, mode: the new policy; its text is in the run directory under its digest.
         before: digest of the policy that was in force.
-        changes: what is `added`, `removed` and `changed` per section, and under `restart` what the
-            job was told at its start and does not hear of (see `policy_reload.differences`).
+        changes: what differs.
         refused: why the old policy stays, one sentence; None when the new one took over.
     """
 
@@ -187,8 +196,15 @@ class Reloaded:
     name: str
     mode: str
     before: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: PolicyChanges = PolicyChanges()  # noqa: RUF009
     refused: str | None = None
+
+
+def _keep_payload(event: Notice | Finished | OperatorCommand, name: str) -> None:
+    """Let a plain mapping, as JSON is read, count as a payload."""
+    fields = getattr(event, name)
+    if not isinstance(fields, Payload):
+        object.__setattr__(event, name, Payload(fields))
 
 
 Event = (

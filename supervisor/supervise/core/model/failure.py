@@ -9,10 +9,10 @@ one that people should read first comes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from .values import Section, doc, named
 
@@ -90,13 +90,6 @@ class Failure:
     children: tuple[int, ...] = ()
     secondary: bool = False
     traceback: str = ""
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Failure:
-        """Return the failure that a notice reports; what is no field of it is left out."""
-        known = {field.name for field in fields(cls)}
-        found = {name: value for name, value in data.items() if name in known}
-        return cls(**found | {"children": tuple(found.get("children") or ())})
 
     @property
     def text(self) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from .checkpoint_registry import WEIGHTS_ONLY
+from .payload import EndArgs, Payload, QuarantineArgs, RateArgs, RelaunchArgs, Rewarm, RollbackArgs
 
-Args = Mapping[str, Any]
 
-
-def plan(steps: Iterable[tuple[str, Args]]) -> str:
+def plan(steps: Iterable[tuple[str, Payload]]) -> str:
     """Return `(verb, arguments)` of each step as one line."""
     return ", ".join(describe(verb, args) for verb, args in steps)
 
 
-def describe(verb: str, args: Args) -> str:
+def describe(verb: str, args: Payload) -> str:
     """Return one action in words; one that has none by its name and its arguments."""
     form = FORMS.get(verb)
     if form is not None:
@@ -24,38 +22,42 @@ def describe(verb: str, args: Args) -> str:
     return f"{verb} ({shown})"[:160] if shown else verb
 
 
-def _rollback(args: Args) -> str:
-    text = f"restore the weights from before step {args.get('before_step', '?')}"
-    return text + _ramp(args.get("rewarm"))
+def _rollback(args: Payload) -> str:
+    order = args.parse(RollbackArgs)
+    return f"restore the weights from before step {order.before_step}{_ramp(order.rewarm)}"
 
 
-def _relaunch(args: Args) -> str:
-    text = f"start the job again from the checkpoint of step {args.get('step', '?')}"
-    if args.get("resumable") == WEIGHTS_ONLY:
+def _relaunch(args: Payload) -> str:
+    order = args.parse(RelaunchArgs)
+    text = f"start the job again from the checkpoint of step {order.step}"
+    if order.resumable == WEIGHTS_ONLY:
         text += ", which holds weights only: the optimizer starts from nothing"
-    return text + _ramp(args.get("rewarm"))
+    return text + _ramp(order.rewarm)
 
 
-def _hold_rate(args: Args) -> str:
-    if args.get("lift"):
+def _hold_rate(args: Payload) -> str:
+    order = args.parse(RateArgs)
+    if order.lift:
         return "hold the learning rate no more"
-    if "limit" in args:
-        harm = f", as {args['harmful']:.3g} did the harm"
-        return f"hold the learning rate at {args['limit']:.3g} at most{harm}"
-    return f"hold the learning rate at its level from before step {args.get('before_step', '?')}"
+    if order.limit is not None:
+        harm = f", as {order.harmful:.3g} did the harm"
+        return f"hold the learning rate at {order.limit:.3g} at most{harm}"
+    return f"hold the learning rate at its level from before step {order.before_step}"
 
 
-def _ramp(rewarm: Any) -> str:
-    if not isinstance(rewarm, Mapping) or not rewarm.get("steps"):
+def _pause(args: Payload) -> str:
+    lease_s = args.parse(EndArgs).lease_s
+    return "pause" if lease_s is None else f"pause (at most {lease_s:g} s)"
+
+
+def _ramp(rewarm: Rewarm | None) -> str:
+    if rewarm is None or not rewarm.steps:
         return ""
-    start = float(rewarm.get("start", 0.0))
-    return f", raise the learning rate from {start:.0%} to 100% over {rewarm['steps']} steps"
+    return f", raise the learning rate from {rewarm.start:.0%} to 100% over {rewarm.steps} steps"
 
 
-FORMS: Mapping[str, Callable[[Args], str]] = {
-    "pause": lambda args: (
-        f"pause (at most {args['lease_s']:g} s)" if "lease_s" in args else "pause"
-    ),
+FORMS: Mapping[str, Callable[[Payload], str]] = {
+    "pause": _pause,
     "resume": lambda args: "resume",
     "rollback": _rollback,
     "relaunch": _relaunch,
@@ -64,5 +66,5 @@ FORMS: Mapping[str, Callable[[Args], str]] = {
     "hold_rate": _hold_rate,
     "check_weights": lambda args: "compare the loss of the probe batch with that before",
     "skip_step": lambda args: f"skip the next {args.get('count')} updates",
-    "quarantine": lambda args: f"leave out shards {', '.join(args.get('shards', ()))}",
+    "quarantine": lambda args: f"leave out shards {', '.join(args.read(QuarantineArgs).shards)}",
 }

@@ -7,8 +7,9 @@ the keys that detectors share (see interfaces.py) and shows the plain ones of an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+
+from .interfaces import Numbers, Reading, ReadingValue
 
 # What is compared with `threshold`, the first of these that the numbers hold, and its form.
 MEASURES = {
@@ -84,106 +85,135 @@ def where(name: str, value_of: Callable[[str], float | None]) -> str:
     return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if known else "")
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Return a number with four digits that count; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "absent" if value is None else str(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """Return a finite number as float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def measured(numbers: Mapping[str, Any]) -> tuple[str, Any]:
+def text(reading: Reading, name: str) -> str:
+    """Return a text of a reading, "" where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, str) else ""
+
+
+def integer(reading: Reading, name: str, default: int) -> int:
+    """Return a whole number of a reading, `default` where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, int) else default
+
+
+def names(reading: Reading, name: str) -> Sequence[int | str]:
+    """Return a list of a reading, () where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, list | tuple) else ()
+
+
+def table(reading: Reading, name: str) -> Numbers:
+    """Return the numbers below a name of a reading, by their own names."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def measured(numbers: Reading) -> tuple[str, float | str | None]:
     """Return `(key, number)` of what the detector compares with its threshold."""
     if "rel_gt" in numbers and "gt" not in numbers:  # of two evaluations: a share of the first
-        return "share", numbers.get("share")
-    key = next((key for key in MEASURES if key in numbers), "value")
-    return key, numbers.get(key)
+        key = "share"
+    else:
+        key = next((key for key in MEASURES if key in numbers), "value")
+    entry = numbers.get(key)
+    return key, entry if isinstance(entry, int | float | str) else None
 
 
-def limit(measure: Any, numbers: Mapping[str, Any]) -> str:
+def limit(measure: ReadingValue, numbers: Reading) -> str:
     """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
-    text = f"limit {number(numbers.get('threshold'))}"
-    found, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
-    if found is None or bound is None or clear is None or bound == clear:
-        return text
-    return f"{text}, clear {number(clear)}" if (found - bound) * (found - clear) <= 0 else text
+    line = f"limit {number(numbers.get('threshold'))}"
+    current, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
+    if current is None or bound is None or clear is None or bound == clear:
+        return line
+    lasts = (current - bound) * (current - clear) <= 0
+    return f"{line}, clear {number(clear)}" if lasts else line
 
 
-def baseline(numbers: Mapping[str, Any]) -> str:
+def baseline(numbers: Reading) -> str:
     """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
     level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
     if finite(level) is None:
         return ""
-    text = f"baseline {number(level)}"
+    line = f"baseline {number(level)}"
     spread = finite(numbers.get("scale", numbers.get("spread")))
     if spread is not None:
         if numbers.get("transform") == "log":
-            text += f" */ {number(math.exp(min(spread, 700.0)))}"
+            line += f" */ {number(math.exp(min(spread, 700.0)))}"
         else:
-            text += f" +- {number(spread)}"
-    steps = list(numbers.get("steps") or [])
+            line += f" +- {number(spread)}"
+    steps = names(numbers, "steps")
     if len(steps) == 2:
-        text += f" over steps {steps[0]}..{steps[1]}"
+        line += f" over steps {steps[0]}..{steps[1]}"
     if "samples" in numbers and "median" in numbers:  # else it counts all that was ever seen
-        text += f" ({numbers['samples']} samples)"
-    return text
+        line += f" ({numbers['samples']} samples)"
+    return line
 
 
-def reading(numbers: Mapping[str, Any]) -> str:
+def reading(numbers: Reading) -> str:
     """Return the numbers of one reading as one line, without its name and code."""
     if "nonfinite" in numbers:
-        values = numbers.get("values") or {}
-        parts = [f"{name} {number(value)}" for name, value in values.items()]
-        return ", ".join(parts + _votes(numbers))
+        values = table(numbers, "values")
+        return ", ".join(
+            [f"{name} {number(entry)}" for name, entry in values.items()] + _votes(numbers)
+        )
     if "signal" in numbers:
         return silence(numbers)
     if "last_breach" in numbers:
         return _coupled(numbers)
-    key, found = measured(numbers)
+    key, measure = measured(numbers)
     level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
     parts = [f"{numbers.get('metric', 'value')} {number(level)}"]
-    if key == "bound" and finite(found) is None:
+    if key == "bound" and finite(measure) is None:
         parts.append("no slope yet")
-    elif key != "value" and found is not None:
-        parts.append(MEASURES.get(key, "share {}").format(number(found)))
+    elif key != "value" and measure is not None:
+        parts.append(MEASURES.get(key, "share {}").format(number(measure)))
     if "threshold" in numbers:
-        parts[-1] += f" ({limit(found, numbers)})"
+        parts[-1] += f" ({limit(measure, numbers)})"
     parts += _votes(numbers)
-    rest = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _plain(v)]
-    return "; ".join([", ".join([*parts, *rest[:4]]), *filter(None, [baseline(numbers)])])
+    others = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)]
+    return "; ".join([", ".join([*parts, *others[:4]]), *filter(None, [baseline(numbers)])])
 
 
-def silence(numbers: Mapping[str, Any], *, limited: bool = True) -> str:
+def silence(numbers: Reading, *, limited: bool = True) -> str:
     """Return "no step for 120 s (limit 100 s)", or without the limit."""
     unit, value, most = numbers.get("unit", "s"), numbers.get("value"), numbers.get("threshold")
-    text = f"no {metric(numbers['signal'])} for {_whole(value)} {unit}"
-    return f"{text} (limit {_whole(most)} {unit})" if limited else text
+    line = f"no {metric(text(numbers, 'signal'))} for {_whole(value)} {unit}"
+    return f"{line} (limit {_whole(most)} {unit})" if limited else line
 
 
-def _whole(value: Any) -> str:
+def _whole(value: ReadingValue) -> str:
     return f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else number(value)
 
 
-def _votes(numbers: Mapping[str, Any]) -> list[str]:
-    of = numbers.get("of", 1)
+def _votes(numbers: Reading) -> list[str]:
+    of = integer(numbers, "of", 1)
     return [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
 
 
-def _coupled(numbers: Mapping[str, Any]) -> str:
-    match = numbers.get("match") or {}
-    at: Mapping[str, Any] = match.get("steps") or numbers.get("last_breach") or {}
-    seen = ", ".join(f"{name} at step {step}" for name, step in at.items())
+def _coupled(numbers: Reading) -> str:
+    match = table(numbers, "match")
+    steps = match.get("steps") or table(numbers, "last_breach")
+    breaches = steps.items() if isinstance(steps, Mapping) else ()
+    line = ", ".join(f"{name} at step {step}" for name, step in breaches)
     within = f"within {number(numbers.get('within'))} steps"
     if match:
-        return f"last match {within}: {seen}"
-    return f"{within}; breaches so far: {seen or 'none'}"
+        return f"last match {within}: {line}"
+    return f"{within}; breaches so far: {line or 'none'}"
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: ReadingValue) -> bool:
     return value is not None and not isinstance(value, (Mapping, list, tuple))

@@ -8,13 +8,32 @@ loads, `Blind to:` for detectors, `Undo:` for actions, and `Source:`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+
+from .payload import NOTHING, Payload
+
+# The numbers behind a code, by their names; each kind of detector has its own. `match` of a
+# coupling holds names and steps, `values` the value of each metric.
+Numbers: TypeAlias = Mapping[str, int | float | Mapping[str, int] | None]
+ReadingValue: TypeAlias = bool | int | float | str | Sequence[int | str] | Numbers | None
+Reading: TypeAlias = Mapping[str, ReadingValue]
 
 NOTE = (
     4  # or-ed onto the code that `feed` returns: this watch has a note to take (see `Watch.note`)
 )
+
+
+class Note(NamedTuple):
+    """A remark of a watch: `kind` is REBASELINE or NEAR_MISS, `details` are its numbers."""
+
+    kind: str = ""
+    text: str = ""
+    details: Payload = NOTHING
+
+
+REBASELINE, NEAR_MISS = "rebaseline", "near_miss"
 
 
 class Watch(ABC):
@@ -37,7 +56,7 @@ class Watch(ABC):
         """
 
     @abstractmethod
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Reading:
         """Return the numbers behind the last reading: value, threshold, baseline, z, ... (JSON)."""
 
     @abstractmethod
@@ -59,9 +78,9 @@ class Watch(ABC):
         """
         return ""
 
-    def note(self) -> dict[str, Any]:
-        """Take the pending note, `{"kind": "rebaseline" | "near_miss", "reason": str, ...}`."""
-        return {}
+    def note(self) -> Note:
+        """Take the pending note."""
+        return Note()
 
 
 class Clockwork(Watch):

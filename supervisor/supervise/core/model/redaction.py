@@ -19,6 +19,7 @@ from typing import Any
 
 from .events import Event, Finished, Notice
 from .interfaces import Message
+from .payload import Payload
 
 REDACTED = "<redacted>"
 
@@ -196,10 +197,12 @@ class Redactor:
     def event(self, event: Event) -> Event:
         """Return an event with what the job, or an exception, said in it cleaned."""
         if isinstance(event, Notice):
-            return replace(event, message=self.text(event.message), data=self.tree(event.data))
+            return replace(
+                event, message=self.text(event.message), data=Payload(self.tree(event.data))
+            )
         if isinstance(event, Finished):
             error = None if event.error is None else self.text(event.error)
-            return replace(event, error=error, result=self.tree(event.result))
+            return replace(event, error=error, result=Payload(self.tree(event.result)))
         return event
 
     def message(self, message: Message) -> Message:

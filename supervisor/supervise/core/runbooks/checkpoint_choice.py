@@ -9,13 +9,12 @@ that the verifier needs, and perhaps overwrite the very checkpoint.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..incidents import action_planning, approvals, closing, withdrawal
 from ..model.action import Refused
 from ..model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
 from ..model.events import Notice
 from ..model.interfaces import ACTION
+from ..model.payload import CheckpointSearch, RelaunchArgs
 from ..model.policy import Policy, Runbook
 from ..state.incident import OPEN, AwaitedCheckpoint, Incident
 from ..state.run_state import State, StepContext
@@ -42,23 +41,26 @@ def replan_relaunch(ctx: StepContext) -> None:
         args = action.plan(action_planning.plan_context(ctx.state, incident, run.requested.before))
     except Refused:
         return
-    before, args["attempt"] = intent.args, intent.args["attempt"]
-    if args["checkpoint"] == before["checkpoint"]:
+    old = intent.args.parse(RelaunchArgs)
+    args = args.extended(attempt=old.attempt)
+    new = args.parse(RelaunchArgs)
+    if new.checkpoint == old.checkpoint:
         return
     intent.args = args
     intent.deadline_ns = ctx.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
-    text = f"relaunch goes back to {args['checkpoint']} of step {args['step']}, not to "
-    text += f"{before['checkpoint']} of step {before['step']}"
+    text = f"relaunch goes back to {new.checkpoint} of step {new.step}, not to "
+    text += f"{old.checkpoint} of step {old.step}"
     order = ReplannedAction(intent.action_id, intent.verb, args)
     ctx.record(ActionReplanned(reason=text, action=order))
 
 
-def relaunch_order(state: State, incident: Incident, book: Runbook) -> dict[str, Any] | None:
+def relaunch_order(state: State, incident: Incident, book: Runbook) -> RelaunchArgs | None:
     """Return the arguments of the relaunch that a runbook would order now, None for none."""
     for verb, step in zip(book.verbs, book.steps, strict=True):
         if verb == "relaunch":
             try:
-                return step.plan(action_planning.basic_context(state, incident))
+                args = step.plan(action_planning.basic_context(state, incident))
+                return args.parse(RelaunchArgs)
             except Refused:
                 return None
     return None
@@ -126,7 +128,8 @@ def on_search(state: State, event: Notice) -> None:
     """Take how many checkpoints without a verdict may be what a relaunch waits for."""
     incident = state.incident
     if incident is not None and incident.deferred.awaiting_checkpoint is not None:
-        incident.deferred.awaiting_checkpoint.candidates = int(event.data["candidates"])
+        search = event.data.read(CheckpointSearch)
+        incident.deferred.awaiting_checkpoint.candidates = search.candidates
 
 
 def start_pause(ctx: StepContext, incident: Incident) -> bool:

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
+
+from msgspec import structs
 
 from ..analysis.loss_band import Band, median
 from ..analysis.spike_classifier import NORM_RATIO
@@ -44,6 +45,7 @@ from ..model.decisions import (
     WeightsRestored,
 )
 from ..model.events import Frame, Notice
+from ..model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from ..model.policy import Policy, Rule
 from ..state.compensation import GOES_BACK
 from ..state.incident import Incident
@@ -67,63 +69,67 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     if one of its actions does not tolerate the difference. A launch whose first loss is above what
     the run had there did not take its checkpoint either, unless the policy lets that be.
     """
-    refused, told, text = event.kind == "resume-refused", dict(event.data), event.message
-    if not refused and told.get("ok") is not False:
+    refused, text = event.kind == "resume-refused", event.message
+    continuity = event.data.read(Continuity)
+    if not refused and continuity.ok is not False:
         return
     incident, run = ctx.state.incident, ctx.state.run()
     broken, anew = False, refused
     if incident is not None and run is not None:
         end = run.index + 1
         started = "relaunch" in run.runbook.verbs[:end]
-        limit = _first_limit(incident.case.band, told) if started and not refused else None
-        if limit is not None:
-            told["loss"] = {**told["loss"], "limit": limit}
+        limit = _first_limit(incident.case.band, continuity) if started and not refused else None
+        continuity = structs.replace(continuity, limit=limit)
         steps = run.runbook.steps[:end]
-        broken = started if refused else not all(action.tolerates(told) for action in steps)
-        if broken and limit is not None and told["loss"]["is"] > limit:
+        broken = started if refused else not all(step.tolerates(continuity) for step in steps)
+        loss = continuity.loss.now if continuity.loss is not None else None
+        if broken and limit is not None and loss is not None and loss > limit:
             anew = True
             text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
     if anew and ctx.state.job.launched:
         ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
     holds = not (refused or anew or broken)
-    if not (holds and _is_of_rate(told)):
-        reshuffled = holds and _is_reshuffled(told)
+    if not (holds and _is_of_rate(continuity)):
+        reshuffled = holds and _is_reshuffled(continuity)
         ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
     if run is not None and broken:
         run.verification.rejected = text
 
 
-def _is_of_rate(told: Mapping[str, Any]) -> bool:
+def _is_of_rate(continuity: Continuity) -> bool:
     """Return whether only the rate is another one."""
-    rate, loss = told.get("lr") or {}, told.get("loss") or {}
-    was, now = loss.get("was"), loss.get("is")
+    rate, loss = continuity.lr or Comparison(), continuity.loss or Comparison()
+    was, now = loss.was, loss.now
     same = was is None or now is None or abs(now - was) <= CLOSE * abs(was)
-    same = same and (told.get("probe_batch") or {}).get("verdict") != "differs"
-    return same and rate.get("was") != rate.get("is") and told.get("fingerprint") != "other"
+    same = same and _verdict(continuity) != "differs"
+    return same and rate.was != rate.now and continuity.fingerprint != "other"
 
 
-def _is_reshuffled(told: Mapping[str, Any]) -> bool:
+def _is_reshuffled(continuity: Continuity) -> bool:
     """Return whether, but for the rate, only the batch is or may be another, and so the loss."""
-    loss = (told.get("loss") or {}).get("is")
-    same = (told.get("probe_batch") or {}).get("verdict") != "differs"
-    return same and told.get("fingerprint") != "same" and (loss is None or isfinite(loss))
+    loss = (continuity.loss or Comparison()).now
+    same = _verdict(continuity) != "differs" and continuity.fingerprint != "same"
+    return same and (loss is None or isfinite(loss))
 
 
-def _first_limit(band: Band | None, told: Mapping[str, Any]) -> float | None:
+def _verdict(continuity: Continuity) -> str:
+    return "" if continuity.probe_batch is None else continuity.probe_batch.verdict
+
+
+def _first_limit(band: Band | None, continuity: Continuity) -> float | None:
     """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
 
     Only where nothing better tells: a probe batch with the loss that it had says that they are. One
     batch is little evidence when it is another one, so that may be twice as far from the trend. The
     steps just before a trouble may already have had a loss of their own, so `was` counts too.
     """
-    loss = told.get("loss") or {}
-    was, now = loss.get("was"), loss.get("is")
-    proved = (told.get("probe_batch") or {}).get("verdict") == "equal"
-    if band is None or proved or now is None or not isfinite(now):
+    loss = continuity.loss or Comparison()
+    was, now = loss.was, loss.now
+    if band is None or _verdict(continuity) == "equal" or now is None or not isfinite(now):
         return None
-    trend = band.forecast(told["step"])
-    away = band.limit_at(told["step"]) - trend
-    away *= 1.0 if told.get("fingerprint") == "same" else OTHER_BATCH
+    trend = band.forecast(continuity.step)
+    away = band.limit_at(continuity.step) - trend
+    away *= 1.0 if continuity.fingerprint == "same" else OTHER_BATCH
     return away + (max(trend, was) if was is not None and isfinite(was) else trend)
 
 
@@ -200,21 +206,23 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str |
     assert run is not None
     values = dict(zip(monitor.names, monitor.latest, strict=False))
     waiting = []
-    for index, args, result in run.verification.effects:
-        if "attempt" in result:  # a rollback: its first frame is the first of the new attempt
-            early = frame.attempt < result["attempt"]
+    for effect in run.verification.effects:
+        outcome = effect.result.read(Outcome)
+        if outcome.attempt is not None:  # its first frame is the first of the new attempt
+            early = frame.attempt < outcome.attempt
         else:
-            later = frame.attempt > result.get("seen_attempt", frame.attempt)
-            early = not later and frame.step <= result.get("ack_step", -1)
+            ack_step = -1 if outcome.ack_step is None else outcome.ack_step
+            early = frame.attempt <= effect.seen_attempt and frame.step <= ack_step
         if early:
-            waiting.append((index, args, result))
+            waiting.append(effect)
             continue
-        check = EffectCheck(args, result, values, frame.step, frame.attempt)
-        found = run.runbook.steps[index].effect(check)
-        if found is not None:
-            return f"{run.runbook.verbs[index]} had no effect: {found}"
+        check = EffectCheck(effect.args, effect.result, values, frame.step, frame.attempt)
+        missing, verb = run.runbook.steps[effect.place].effect(check), effect.verb
+        if missing is not None:
+            return f"{verb} had no effect: {missing}"
         moved, usual = values.get(UPDATE), incident.case.norms.get(UPDATE)
-        if run.runbook.verbs[index] == "rollback" and usual and moved and "moments" not in args:
+        zeroed = verb == "rollback" and effect.args.read(RollbackArgs).moments
+        if verb == "rollback" and usual and moved and not zeroed:
             if moved > FIRST_UPDATE * usual:
                 return (
                     f"the rollback did not hold: the first update was {moved / usual:.3g} times "

@@ -7,7 +7,7 @@ what it can, then follows `if_it_fails`; one that did not help is taken back bef
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
 
 from ..incidents import action_planning, approvals, closing, opening, withdrawal
 from ..model import escalation, recipes, state_machine
@@ -25,11 +25,18 @@ from ..model.decisions import (
 )
 from ..model.events import Finished
 from ..model.interfaces import ACTION
+from ..model.payload import Outcome, Payload
 from ..model.policy import HOLD, Runbook
 from ..state import compensation
 from ..state.incident import ACTING, HELD, OPEN, PROBATION, Incident, brief
 from ..state.run_state import ApprovalRequest, State, StepContext
-from ..state.runbook_execution import OperatorRequest, RunbookExecution, RunbookFailure, StartTerms
+from ..state.runbook_execution import (
+    AwaitedEffect,
+    OperatorRequest,
+    RunbookExecution,
+    RunbookFailure,
+    StartTerms,
+)
 from . import checkpoint_choice, lower_rate, steps, weights_check
 
 
@@ -94,10 +101,10 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: 
     title = f"{incident.id}: automatic action started: {name}"
     then = f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
-        step = int(order.get("step", -1))
-        given = recipes.command(ctx.policy.job.relaunch, str(order.get("path", "")), step)
-        then = f"nothing to do; the job is started again from {order['checkpoint']} of step {step}"
-        idle = f", if nothing moves for {order['if_idle_s']:g} s" if "if_idle_s" in order else ""
+        given = recipes.command(ctx.policy.job.relaunch, order.path, order.step)
+        name = order.checkpoint
+        then = f"nothing to do; the job is started again from {name} of step {order.step}"
+        idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {given}{idle}"
     if lower_rate.holds(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
@@ -250,10 +257,10 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     if incident is None or run is None or run.intent.action_id != event.action_id:
         ctx.record(LateOutcome(reason=f"late outcome of {event.action_id}", ok=event.ok))
         return
-    run.intent.action_id, result = None, dict(event.result)
-    job = ctx.state.job
+    run.intent.action_id, result = None, event.result
+    job, outcome = ctx.state.job, event.result.read(Outcome)
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
-        job.stopping = event.ok and result.get("exit_code") is not None
+        job.stopping = event.ok and outcome.exit_code is not None
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
         gone = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
         if gone:
@@ -261,32 +268,33 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
             return
     if not event.ok:
         why = f"{event.action_id} failed: {event.error}"
-        failure, refused = run.failure, result.get("refused") is True
+        failure, refused = run.failure, outcome.refused
         failure.refused = failure.reason is None and refused and not failure.pause_ended
         ctx.record(ActionFailed(reason=why, action=ActionRef(event.action_id), result=result))
         dispensable = run.intent.action is not None and run.intent.action.is_dispensable
-        no_space = result.get("no_space") and run.intent.verb == "snapshot"
+        no_space = outcome.no_space and run.intent.verb == "snapshot"
         if no_space or (failure.refused and dispensable):  # the remedy goes on without it
             failure.refused, run.index = False, run.index + 1
             proceed(ctx, incident)
             return
-        closing.note_ranks(ctx, incident, run, result, event.error or "")
+        closing.note_ranks(ctx, incident, run, outcome, event.error or "")
         fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
         return
     done = f"{event.action_id} done {brief(result)}".rstrip()
     ctx.record(ActionFinished(reason=done, action=ActionRef(event.action_id), result=result))
-    _record_committed(ctx.state, incident, run, result)
+    _record_committed(ctx.state, incident, run, result, outcome)
     if run.intent.verb == weights_check.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)
     proceed(ctx, incident)
 
 
 def _on_weights_checked(
-    ctx: StepContext, incident: Incident, run: RunbookExecution, result: dict[str, Any]
+    ctx: StepContext, incident: Incident, run: RunbookExecution, result: Payload
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
     if why := weights_check.objection(ctx.state, incident, run, result):
-        weights_check.reduce(ctx, incident, run, why, float(result.get("loss", "inf")))
+        loss = result.read(Outcome).loss
+        weights_check.reduce(ctx, incident, run, why, inf if loss is None else loss)
         _untry(ctx, incident, why)
         return
     new = weights_check.evidence(ctx.state, incident, result)
@@ -296,13 +304,13 @@ def _on_weights_checked(
 
 
 def _record_committed(
-    state: State, incident: Incident, run: RunbookExecution, result: dict[str, Any]
+    state: State, incident: Incident, run: RunbookExecution, result: Payload, outcome: Outcome
 ) -> None:
     intent, job = run.intent, state.job
     assert intent.action is not None
     if intent.verb in ("resume", "relaunch"):
         job.paused = False
-    if intent.verb == "relaunch" and result.get("attempt") != job.launched:
+    if intent.verb == "relaunch" and outcome.attempt != job.launched:
         # Another process runs that nobody has told of; one that was may have ended since.
         job.returncode, job.ended = None, False
     if run.failure.reason is not None:
@@ -310,12 +318,13 @@ def _record_committed(
     elif run.runbook.verbs[run.index] == "undo":
         compensation.remove(incident.recovery, intent.action)
     else:
-        compensation.record_committed(incident, run, intent.action, intent.verb, result)
+        compensation.record_committed(incident, run, intent.action, intent.verb, outcome)
         run.done.append(run.index)
-        run.standstill = str(result.get("standstill", run.standstill))
+        run.standstill = outcome.standstill or run.standstill
         # The attempt tells a frame after a rollback from one before the action.
-        shown = {"seen_attempt": state.attempt, **result}
-        run.verification.effects.append((run.index, intent.args, shown))
+        attempt = state.attempt if outcome.seen_attempt is None else outcome.seen_attempt
+        effect = AwaitedEffect(run.index, intent.verb, intent.args, result, attempt)
+        run.verification.effects.append(effect)
         run.index += 1
 
 
@@ -324,7 +333,7 @@ def withdraw(
     incident: Incident,
     why: str,
     action: ActionRef | None = None,
-    result: dict[str, Any] | None = None,
+    result: Payload | None = None,
 ) -> None:
     """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
 
@@ -339,7 +348,7 @@ def _untry(
     incident: Incident,
     why: str,
     action: ActionRef | None = None,
-    result: dict[str, Any] | None = None,
+    result: Payload | None = None,
 ) -> None:
     run, state = incident.run, ctx.state
     assert run is not None

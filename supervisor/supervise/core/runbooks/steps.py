@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..incidents import action_planning
 from ..model.action import Action, Refused
 from ..model.decisions import (
@@ -14,6 +12,7 @@ from ..model.decisions import (
     RunbookRefused,
     Suppressed,
 )
+from ..model.payload import NOTHING, Payload
 from ..state.incident import Incident, brief, verb_of
 from ..state.run_state import IncidentHistory, State, StepContext
 from ..state.runbook_execution import Intent, RunbookExecution
@@ -83,7 +82,7 @@ def undo(
     try:
         args = action.plan(action_planning.plan_context(ctx.state, incident))
     except Refused:
-        args = {}  # it is tried all the same: what it cannot do must be heard of
+        args = NOTHING  # it is tried all the same: what it cannot do must be heard of
     verb = verb_of(action)
     _intend(ctx, incident, run, action, verb, f"{label}-{verb}", args)
 
@@ -126,7 +125,7 @@ def _intend(
     action: Action,
     verb: str,
     label: str,
-    args: dict[str, Any],
+    args: Payload,
 ) -> None:
     state, action_id = ctx.state, f"{incident.id}/{run.number}/{label}"
     overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)

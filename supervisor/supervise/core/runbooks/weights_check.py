@@ -16,10 +16,9 @@ told, nothing is taken back for it, and the probe takes another batch, of the ne
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ..incidents import diagnosis, weight_evidence
+from ..model.payload import Outcome, Payload, WeightsArgs
 from ..model.policy import Policy
 from ..state.incident import Incident, WithdrawnRunbook
 from ..state.run_state import Happened, State, StepContext
@@ -46,30 +45,29 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
     return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
 
 
-def objection(
-    state: State, incident: Incident, run: RunbookExecution, result: Mapping[str, Any]
-) -> str:
+def objection(state: State, incident: Incident, run: RunbookExecution, result: Payload) -> str:
     """Return why the weights are not taken back now, "" where they are."""
     old, action, args = incident.deferred.weights_check, run.intent.action, run.intent.args
     assert action is not None
-    event = args.get("data_event", "")
+    order, outcome = args.parse(WeightsArgs), result.read(Outcome)
+    event = order.data_event
     if why := action.objection(args, result):
         return f"{why}; {event}" if event else why
     change = weight_evidence.input_change(state, incident)
     if event:
-        return str(event)
+        return event
     if old is None and change is not None and not change.degenerate:
         return f"the data changed at step {incident.breach_step}: {change.text}"
     if old is not None and not weight_evidence.new_evidence(state, incident, old):
         return f"nothing new speaks against the weights since step {old.step}"
-    loss = result.get("loss")
+    loss = outcome.loss
     if old is not None and loss is not None:
-        return weight_evidence.better_on_new_data(state, incident, old, float(loss))
+        return weight_evidence.better_on_new_data(state, incident, old, loss)
     # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
-    if loss is not None or not args.get("waits") or old is not None:
+    if loss is not None or not order.waits or old is not None:
         return ""
-    return f"whether the weights are good is not known ({result.get('why', 'no answer')})"
+    return f"whether the weights are good is not known ({outcome.why})"
 
 
 def reduce(
@@ -81,11 +79,11 @@ def reduce(
         loss: of the probe batch, with weights that are good; infinite where that is not known.
     """
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
-    waits = int(run.intent.args["again"])
+    order = run.intent.args.parse(WeightsArgs)
+    waits, event = order.again, order.data_event
     known = loss < math.inf
     if not known:
         waits = max(1, waits // SOONER)
-    event = run.intent.args.get("data_event", "")
     if old is not None:
         waits, event = 2 * old.waits, event or old.data_event
     incident.deferred.weights_check = WithdrawnRunbook(
@@ -118,13 +116,13 @@ def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None
     return None
 
 
-def evidence(state: State, incident: Incident, result: Mapping[str, Any]) -> str:
+def evidence(state: State, incident: Incident, result: Payload) -> str:
     """Return why weights that were found good are taken back after all, "" where they were not."""
     old = incident.deferred.weights_check
     if old is None:
         return ""
     new = weight_evidence.new_evidence(state, incident, old)
-    loss = result.get("loss")
+    loss = result.read(Outcome).loss
     probe = (
         "" if loss is None else f"; the probe batch has a loss of {loss:.4g}, {old.loss:.4g} then"
     )

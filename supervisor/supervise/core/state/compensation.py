@@ -7,10 +7,8 @@ What did not help is taken back before anything else is tried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..model.action import Action
+from ..model.payload import Outcome, RateArgs, RelaunchArgs
 from .incident import Incident, Recovery, verb_of
 from .runbook_execution import RunbookExecution
 
@@ -23,17 +21,18 @@ CLEAR = 20  # steps behind the first breach, for a runbook that does not verify;
 
 
 def record_committed(
-    incident: Incident, run: RunbookExecution, action: Action, verb: str, result: Mapping[str, Any]
+    incident: Incident, run: RunbookExecution, action: Action, verb: str, outcome: Outcome
 ) -> None:
     """Take note of an action that was done. What a person asked for is not ours to take back."""
     recovery = incident.recovery
-    recovery.rolled_back_to = max(recovery.rolled_back_to, int(result.get("attempt", 0)))
+    recovery.rolled_back_to = max(recovery.rolled_back_to, outcome.attempt or 0)
     if verb in GOES_BACK:
-        step = result.get("step", run.intent.args.get("step"))
-        recovery.restored_step = step if isinstance(step, int) else None
+        recovery.restored_step = outcome.step
+        if verb == "relaunch" and outcome.step is None:
+            recovery.restored_step = run.intent.args.parse(RelaunchArgs).step
         recovery.loop_kept = verb == "rollback"
-    if verb == "hold_rate" and "limit" in run.intent.args:
-        recovery.rate_limits.append(run.intent.args["limit"])
+    if verb == "hold_rate" and (limit := run.intent.args.parse(RateArgs).limit) is not None:
+        recovery.rate_limits.append(limit)
     forget(recovery, verb)
     opposite = action.undo()
     if opposite is not None and not run.requested.operator:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..analysis.loss_band import Band
 from ..analysis.rate_cause import RateCause
@@ -16,6 +15,8 @@ from ..model import format_readings
 from ..model.action import Action
 from ..model.decisions import SEVERITIES
 from ..model.events import OperatorCommand
+from ..model.interfaces import Reading
+from ..model.payload import Payload
 from ..model.verdicts import ContextEvent, Verdict
 from .runbook_execution import RunbookExecution
 
@@ -291,19 +292,20 @@ class Incident:
         self.phase, self.ending.quiet_since = OPEN, None
 
 
-def first_breach(numbers: Mapping[str, Mapping[str, Any]], step: int) -> int:
+def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
     """Return the earliest step at which any detector behind a rule may have been in breach.
 
     A coupling tells the first step of its match; one that needs m of n samples in breach may have
     met the first of them n - 1 steps ago.
     """
-    found = [step]
+    steps = [step]
     for reading in numbers.values():
         if reading.get("code") != "BREACH":
             continue
-        found.append(step - max(0, reading.get("of", 1) - 1))
-        found.append((reading.get("match") or {}).get("first_step", step))
-    return min(found)
+        steps.append(step - max(0, format_readings.integer(reading, "of", 1) - 1))
+        first = format_readings.table(reading, "match").get("first_step", step)
+        steps.append(first if isinstance(first, int) else step)
+    return min(steps)
 
 
 # What is compared with the limit: the first of these that a reading holds (see wording.MEASURES).
@@ -318,7 +320,7 @@ HEADLINES = {
 }
 
 
-def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
+def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
     """Return the breaching metrics behind a rule in one line, each with its number and limit.
 
     Where none has numbers: the detectors in breach, or else `otherwise`.
@@ -345,24 +347,26 @@ def headline(numbers: Mapping[str, Mapping[str, Any]], otherwise: str) -> str:
         shown = ", ".join(filter(None, texts))
         alone = shown.startswith("limit ")  # of the value itself
         parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
-    nonfinite = [name for reading in numbers.values() for name in reading.get("nonfinite", ())]
-    parts += [f"{name} is NaN or Inf" for name in nonfinite]
+    for reading in numbers.values():
+        names = format_readings.names(reading, "nonfinite")
+        parts += [f"{name} is NaN or Inf" for name in names]
     breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
     return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
 
 
-def symptom(numbers: Mapping[str, Mapping[str, Any]]) -> str:
+def symptom(numbers: Mapping[str, Reading]) -> str:
     """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
     for reading in numbers.values():
-        for name in reading.get("nonfinite", ()):
-            return f"{format_readings.metric(name)} is NaN or Inf"
+        for name in format_readings.names(reading, "nonfinite"):
+            return f"{format_readings.metric(str(name))} is NaN or Inf"
         if reading.get("code") != "BREACH":
             continue
         if "signal" in reading:
             return format_readings.silence(reading, limited=False)
         value = reading.get("last_block", reading.get("value"))
-        if reading.get("metric") is not None and isinstance(value, (int, float)):
-            return f"{format_readings.metric(reading['metric'])} {value:.4g}"
+        metric = format_readings.text(reading, "metric")
+        if metric and isinstance(value, (int, float)):
+            return f"{format_readings.metric(metric)} {value:.4g}"
     return ""
 
 
@@ -371,7 +375,7 @@ def verb_of(action: Action) -> str:
     return type(action).__module__.rpartition(".")[2]
 
 
-def brief(args: Mapping[str, Any]) -> str:
+def brief(args: Payload) -> str:
     """Return arguments, or observed effects, in one line."""
     parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
     return ", ".join(parts)[:160]

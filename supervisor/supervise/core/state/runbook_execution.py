@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from ..model.action import Action
 from ..model.decisions import PlannedStep
+from ..model.payload import NOTHING, Payload
 from ..model.policy import Runbook
 
 
@@ -23,7 +24,7 @@ class Intent:
     action_id: str | None = None
     action: Action | None = None
     verb: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Payload = NOTHING
     deadline_ns: int = 0
 
     def awaits(self, verb: str) -> bool:
@@ -108,6 +109,20 @@ class StartTerms:
     waits: bool = False
 
 
+class AwaitedEffect(NamedTuple):
+    """An action that was done, whose effect no frame has shown yet.
+
+    Attributes:
+        place: of its step in the runbook. seen_attempt: attempt of the frames before it.
+    """
+
+    place: int
+    verb: str
+    args: Payload
+    result: Payload
+    seen_attempt: int
+
+
 @dataclass(slots=True)
 class VerificationProgress:
     """What the frames after a runbook have shown.
@@ -115,7 +130,7 @@ class VerificationProgress:
     Attributes:
         deadline_frame: frame count at which it has failed, None before it is verified.
         frame_ns: when the newest frame to verify by came.
-        effects: (index of the step, arguments, result) of actions that have shown none so far.
+        effects: actions that have shown none so far.
         clear_steps: frames in a row without trouble. last_trouble: what stood against it.
         seen_clear: (rule of SEV0, rank) that was clear meanwhile.
         rejected: what the job says against it: it does not go on as it should.
@@ -123,7 +138,7 @@ class VerificationProgress:
 
     deadline_frame: int | None = None
     frame_ns: int = 0
-    effects: list[tuple[int, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    effects: list[AwaitedEffect] = field(default_factory=list)
     clear_steps: int = 0
     last_trouble: str = ""
     seen_clear: set[tuple[str, int]] = field(default_factory=set)
