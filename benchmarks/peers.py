@@ -83,7 +83,7 @@ def faults(data: Path, jobs: int) -> Iterator[str]:
 
 
 def _steps(outcome: Outcome) -> list[int]:
-    return [alarm.step for alarm in outcome.alarms if alarm.what != "joined"]
+    return [alarm.step for alarm in outcome.alarms if alarm.fault != "joined"]
 
 
 def _first(outcome: Outcome, start: int) -> str:

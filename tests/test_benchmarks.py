@@ -213,7 +213,7 @@ def test_the_ordered_coupling_tells_a_rate_times_thirty_and_no_healthy_run(score
         some = tmp_path / path.name
         parquet.write_table(parquet.read_table(path, filters=[("run", "in", wanted)]), some)
         for outcomes in backtest.run([some], [str(policy)], {}, 1, []):
-            runs = {each.run for each in outcomes if each.fired.get("loss_spike.ordered")}
+            runs = {each.run for each in outcomes if each.firings.get("loss_spike.ordered")}
             assert not any(run.startswith(scorer.HEALTHY) for run in runs), (path.stem, runs)
             told |= {path.stem} if runs else set()
     assert len(told) >= 8, told

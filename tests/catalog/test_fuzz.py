@@ -71,7 +71,7 @@ def judged(path: Path) -> bool:
     except PolicyErrors as error:
         assert error.problems
         for problem in error.problems:
-            assert WHERE.fullmatch(problem.where)
+            assert WHERE.fullmatch(problem.location)
             assert "\n" not in str(problem)
         assert WHERE.match(str(error))
         error.render()

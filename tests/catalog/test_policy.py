@@ -171,7 +171,7 @@ hold_reminder: 2h
     assert policy.name == "whole"
     assert (rule.for_steps, rule.keep_steps, rule.cooldown_steps) == (3, 4, 5)
     assert (rule.unknown, rule.mode, rule.runbook) == ("breach", "shadow", "calm")
-    assert rule.where.endswith("p.yaml:6:5")
+    assert rule.location.endswith("p.yaml:6:5")
     assert policy.inhibit[0].by_state == ("acting", "probation")
     assert (policy.budgets["all"].per_steps, policy.budgets["all"].per_s) == (None, None)
     assert policy.budgets["lr_scale"].per_s == 1800.0
@@ -242,7 +242,7 @@ def test_the_same_text_comes_out_under_any_hash_seed() -> None:
 
 def test_a_policy_knows_how_rarely_its_costly_metrics_may_come():
     """As the collectors declare it: a rule that reads one is not blind in between."""
-    known = metrics.known()
+    known = metrics.measured()
     costly = {name: spec.sparsest for name, spec in known.items() if spec.sparsest}
 
     assert "update_norm" in costly

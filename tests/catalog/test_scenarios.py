@@ -50,7 +50,7 @@ def test_a_mistake_is_told_where_it_stands(
     (problem,) = check_file(str(tmp_path / "t.yaml")).errors
 
     assert said in str(problem)
-    assert problem.where.endswith(f"t.yaml:{where}")
+    assert problem.location.endswith(f"t.yaml:{where}")
 
 
 def test_what_is_right_is_right(tmp_path: Path) -> None:

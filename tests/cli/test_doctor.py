@@ -120,7 +120,7 @@ def test_what_it_promises_is_what_arrived(doctor, tmp_path):
     assert float(checks["cost"][1].split()[0]) == pytest.approx(1e6 * found["probe_s"], abs=1)
     certain = {name for name, answer in answers.items() if answer.startswith("yes")}
     assert {"train_loss_raw", "grad_global_norm", "learning_rate", "update_to_weight"} <= certain
-    assert certain & set(metrics.known()) <= seen
+    assert certain & set(metrics.measured()) <= seen
     assert {"mfu", "input_time", "max_attn_logit", "moe_util_entropy", "residual_rms"} <= seen
     assert answers["loss_scale"] == "only under a torch.amp.GradScaler"
     assert answers["max_attn_logit"].startswith("every 50 steps, only where attention is")

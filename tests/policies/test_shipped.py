@@ -136,7 +136,7 @@ def test_what_is_sampled_is_counted_in_steps() -> None:
     in_rows = set()
     for name in POLICIES:
         for key, detector in policy(name).detectors.items():
-            specs = [metrics.known().get(metric) for metric in detector.metrics]
+            specs = [metrics.measured().get(metric) for metric in detector.metrics]
             counts = [getattr(detector, k, 1) or 1 for k in ("window", "ref", "for_")]
             if max(counts) > 1 and any(spec and spec.every > 1 for spec in specs):
                 in_rows |= {key} if detector.unit == "rows" else set()

@@ -68,20 +68,20 @@ class Problem:
     hint: str | None = None
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.path}:{self.line}:{self.col}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+        return f"{self.location}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
     def render(self) -> str:
         """Return the sentence, the source line and a caret under the place."""
         text = self.source.line(self.line)
         start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
-        shown = text[start : start + SHOWN_WIDTH].replace("\t", " ")
-        shown = "".join(c if c.isprintable() else "\ufffd" for c in shown)  # control characters
+        excerpt = text[start : start + SHOWN_WIDTH].replace("\t", " ")
+        excerpt = "".join(c if c.isprintable() else "\ufffd" for c in excerpt)  # control characters
         caret = " " * max(0, self.col - 1 - start) + "^"
-        return f"{self}\n    {shown}\n    {caret}" if shown.strip() else str(self)
+        return f"{self}\n    {excerpt}\n    {caret}" if excerpt.strip() else str(self)
 
 
 class PolicyErrors(PolicyError):  # noqa: N818, it holds several
@@ -92,9 +92,9 @@ class PolicyErrors(PolicyError):  # noqa: N818, it holds several
     """
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        first, others = problems[0], len(problems) - 1
-        more = f" (and {others} more)" if others else ""
-        super().__init__(first.message + more, where=first.where, hint=first.hint)
+        problem, count = problems[0], len(problems) - 1
+        tail = f" (and {count} more)" if count else ""
+        super().__init__(problem.message + tail, where=problem.location, hint=problem.hint)
         self.problems = problems
 
     def render(self) -> str:
@@ -110,25 +110,25 @@ class Problems:
         self._warned: list[Problem] = []
         self._order: dict[str, int] = {}
 
-    def add(self, place: Place, message: str, hint: str | None = None) -> None:
+    def add(self, location: Place, message: str, hint: str | None = None) -> None:
         """Note a mistake; reading continues.
 
         Raises:
             PolicyErrors: `MAX_PROBLEMS` were found; the rest is not read.
         """
-        self._found.append(self._problem(place, message, hint))
+        self._found.append(self._problem(location, message, hint))
         if len(self._found) >= MAX_PROBLEMS:
             text = f"{MAX_PROBLEMS} mistakes were found; the rest of the file was not read"
-            self._found.append(self._problem(place, text, "is this a policy?"))
+            self._found.append(self._problem(location, text, "is this a policy?"))
             self.stop()
 
-    def warn(self, place: Place, message: str, hint: str | None = None) -> None:
+    def warn(self, location: Place, message: str, hint: str | None = None) -> None:
         """Note a warning."""
-        self._warned.append(self._problem(place, message, hint))
+        self._warned.append(self._problem(location, message, hint))
 
-    def take(self, others: Iterable[Problem]) -> None:
+    def take(self, problems: Iterable[Problem]) -> None:
         """Note mistakes that were found elsewhere."""
-        for problem in others:
+        for problem in problems:
             self._order.setdefault(problem.path, len(self._order))
             self._found.append(problem)
 
@@ -149,10 +149,10 @@ class Problems:
         if self._found:
             raise PolicyErrors(tuple(self._sorted(self._found)))
 
-    def _problem(self, place: Place, message: str, hint: str | None) -> Problem:
-        source = place.source
+    def _problem(self, location: Place, message: str, hint: str | None) -> Problem:
+        source = location.source
         self._order.setdefault(source.label, len(self._order))
-        return Problem(source, source.label, place.line, place.col, message, hint)
+        return Problem(source, source.label, location.line, location.col, message, hint)
 
     def _sorted(self, problems: list[Problem]) -> list[Problem]:
         unique = list(dict.fromkeys(problems))
@@ -161,26 +161,26 @@ class Problems:
 
 def quoted(names: Iterable[str], limit: int = 12) -> str:
     """Return "'a', 'b', 'c'" for a message, cut short when there are many."""
-    known = list(names)
-    tail = ", ..." if len(known) > limit else ""
-    return ", ".join(repr(name) for name in known[:limit]) + tail
+    listed = list(names)
+    tail = ", ..." if len(listed) > limit else ""
+    return ", ".join(repr(name) for name in listed[:limit]) + tail
 
 
-def did_you_mean(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+def did_you_mean(wrong: str, candidates: Iterable[str], alike: float = 0.6) -> str | None:
     """Return "did you mean 'x'?" for a near miss, else the list of known names, else None.
 
     `alike`: the minimum similarity, 0 to 1, of a near miss.
     """
-    names = sorted(known)  # the order of a set is arbitrary
+    names = sorted(candidates)  # the order of a set is arbitrary
     near = near_miss(wrong, names, alike)
     if near is not None:
         return f"did you mean {near!r}?"
     return f"known: {quoted(names, MAX_NAMES)}" if names else None
 
 
-def near_miss(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+def near_miss(wrong: str, candidates: Iterable[str], alike: float = 0.6) -> str | None:
     """Return the name that was probably meant: a similar one, or one with a similar part."""
-    names = sorted(known)
+    names = sorted(candidates)
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=alike)
     if not near:  # without the name of the pack
         tails = {name.rsplit(".", 1)[-1]: name for name in names}

@@ -33,7 +33,7 @@ def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
     Raises:
         TypeError: a module defines none, or more than one.
     """
-    found: dict[str, type[T]] = {}
+    parts: dict[str, type[T]] = {}
     for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
         if name.startswith("_"):
             continue
@@ -49,8 +49,8 @@ def discover(package: ModuleType, base: type[T]) -> dict[str, type[T]]:
             raise TypeError(
                 f"{module.__name__} must define one {base.__name__}, not {len(classes)}"
             )
-        found[name] = classes[0]
-    return found
+        parts[name] = classes[0]
+    return parts
 
 
 @cache
@@ -86,22 +86,22 @@ def parse_drill(text: str) -> dict[str, Any]:
     Raises:
         UsageError: no such fault or parameter, or not of this form.
     """
-    head, at, step = text.rpartition("@")
-    if not at or not step.isdecimal():
+    head, separator, step = text.rpartition("@")
+    if not separator or not step.isdecimal():
         raise UsageError(f"--drill {text!r}: no step", hint=f"write {FORM}, e.g. lr_spike@150")
-    name, _, given = head.partition(":")
-    known = faults.catalog()
-    if name not in known:
-        raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, known))
+    name, _, settings = head.partition(":")
+    catalog = faults.catalog()
+    if name not in catalog:
+        raise UsageError(f"--drill {text!r}: no fault {name!r}", hint=did_you_mean(name, catalog))
     params: dict[str, str] = {}
     rank = None
-    for pair in filter(None, given.split(",")):
+    for pair in filter(None, settings.split(",")):
         key, equals, value = pair.partition("=")
         if key == RANK and value.isdecimal():
             rank = int(value)
             continue
-        if key not in known[name].PARAMS or not equals:
-            hint = did_you_mean(key, known[name].PARAMS) or f"{name} has no parameters"
+        if key not in catalog[name].PARAMS or not equals:
+            hint = did_you_mean(key, catalog[name].PARAMS) or f"{name} has no parameters"
             raise UsageError(f"--drill {text!r}: {name} has no parameter {key!r}", hint=hint)
         params[key] = value
     try:

@@ -131,15 +131,15 @@ def _keys(form: type) -> str:
 
 
 def _files(kind: str) -> list[dict[str, Any]]:
-    found = []
+    documents = []
     for name in shipped.names(kind):
         problems = Problems()
         path = shipped.folder(kind) / f"{name}.yaml"
         root = yaml_document.read(path, shipped.label(path), problems)
         problems.stop()
         assert root is not None
-        found.append({"file": name, **plain(root)})
-    return found
+        documents.append({"file": name, **plain(root)})
+    return documents
 
 
 def policies() -> str:
@@ -179,7 +179,7 @@ def measured() -> str:
     """Return the metrics of the probe."""
     rows = [
         (f"`{spec.id}`", spec.unit, spec.meaning, spec.source, spec.cost or "–")
-        for spec in metrics.known().values()
+        for spec in metrics.measured().values()
     ]
     return table(("id", "unit", "meaning", "source", "cost"), rows)
 
@@ -302,13 +302,13 @@ def _replace(value: Any, part: dict[str, Any], reference: dict[str, Any]) -> Any
         return dict(reference)
     if isinstance(value, dict):
         return {key: _replace(inner, part, reference) for key, inner in value.items()}
-    return [_replace(each, part, reference) for each in value] if isinstance(value, list) else value
+    return [_replace(item, part, reference) for item in value] if isinstance(value, list) else value
 
 
 def text(file: str) -> str:
     """Return what a schema file should hold."""
-    made = DOCUMENTS[file]() if file in DOCUMENTS else schema(*FILES[file])
-    return json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    document = DOCUMENTS[file]() if file in DOCUMENTS else schema(*FILES[file])
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def path_of(file: str) -> Path:
@@ -318,8 +318,8 @@ def path_of(file: str) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (*FILES, *DOCUMENTS):
-        path_of(each).write_text(text(each), "utf-8")
+    for file in (*FILES, *DOCUMENTS):
+        path_of(file).write_text(text(file), "utf-8")
 
 PROBE, SUPERVISOR, JOB = "probe", "supervisor", "job"
 BY = {
@@ -329,22 +329,22 @@ BY = {
 }
 
 
-def place(at: Place) -> str:
+def position(node: Place) -> str:
     """Return `file:line:col`."""
-    return f"{at.source.label}:{at.line}:{at.col}"
+    return f"{node.source.label}:{node.line}:{node.col}"
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    changed = {key: place(at) for key, at in entry.overridden.items()}
-    return {"defined": place(entry.node), "overridden": changed}
+    changed = {key: position(node) for key, node in entry.overridden.items()}
+    return {"defined": position(entry.node), "overridden": changed}
 
 
 def detector(draft: Draft, name: str) -> dict[str, Any]:
     """Return where a detector was defined, what was overridden, what it has from the baseline."""
     entry, built = draft.parts.detectors[name], draft.detectors[name]
-    given = entry.node.pairs if isinstance(entry.node, MapNode) else {}
+    pairs = entry.node.pairs if isinstance(entry.node, MapNode) else {}
     keeps = all(key in keys_of(type(built)) for key in BASELINE_KEYS)
-    filled = [key for key in BASELINE_KEYS if keeps and key not in given]
+    filled = [key for key in BASELINE_KEYS if keeps and key not in pairs]
     return {
         **_entry(entry),
         "metrics": list(built.metrics),
@@ -353,13 +353,13 @@ def detector(draft: Draft, name: str) -> dict[str, Any]:
     }
 
 
-def rule(draft: Draft, made: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
+def rule(draft: Draft, built: BuiltRule, beside: Collection[str]) -> dict[str, Any]:
     """Return what a rule reads, directly and through detectors, and what can mute it."""
-    behind = list(detectors_behind(draft.detectors, made.rule.uses))
+    behind = list(detectors_behind(draft.detectors, built.rule.uses))
     needed = dict.fromkeys(m for name in behind for m in draft.detectors[name].metrics)
-    mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if made.rule.id in i.mute]
+    mutes = [i.by_rule or ", ".join(i.by_state) for i in draft.inhibit if built.rule.id in i.mute]
     return {
-        **_entry(made.entry),
+        **_entry(built.entry),
         "detectors": behind,
         "metrics": list(needed),
         "to_report": [name for name in needed if measured_by(name, beside) == JOB],
@@ -374,7 +374,7 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
         beside: the ids of what the supervisor measures beside the job.
     """
     spec = metrics.spec_of(metric)
-    if spec is not None and spec.id in metrics.known():
+    if spec is not None and spec.id in metrics.measured():
         return PROBE
     return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
 
@@ -382,22 +382,22 @@ def measured_by(metric: str, beside: Collection[str]) -> str:
 def metric(name: str, beside: Collection[str]) -> dict[str, Any]:
     """Return a metric's source, unit and meaning."""
     spec = metrics.spec_of(name)
-    known = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
-    return {"measured_by": measured_by(name, beside), **known}
+    about = {} if spec is None else {"unit": spec.unit, "meaning": spec.meaning}
+    return {"measured_by": measured_by(name, beside), **about}
 
 
 def sections(draft: Draft) -> dict[str, str]:
     """Return where the sections of a policy that extends another one were written, by key."""
-    root, found = draft.root, dict[str, str]()
+    root, positions = draft.root, dict[str, str]()
     if not isinstance(root, MapNode) or "extends" not in root.pairs:
-        return found
-    for key, (at, value) in root.pairs.items():
+        return positions
+    for key, (key_node, value) in root.pairs.items():
         keys = value.pairs if isinstance(value, MapNode) else {}
-        from_base = [name for name, (own, _) in keys.items() if own.source is not at.source]
+        from_base = [name for name, (own, _) in keys.items() if own.source is not key_node.source]
         places = dict.fromkeys(keys[name][0].source.label for name in from_base)
-        rest = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
-        found[key] = f"{place(at)}{rest}"
-    return found
+        tail = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
+        positions[key] = f"{position(key_node)}{tail}"
+    return positions
 
 
 def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
@@ -406,8 +406,8 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
     Args:
         beside: the ids of what the supervisor measures beside the job.
     """
-    rules = {made.rule.id: rule(draft, made, beside) for made in draft.rules}
-    used = dict.fromkeys(m for found in draft.detectors.values() for m in found.metrics)
+    rules = {built.rule.id: rule(draft, built, beside) for built in draft.rules}
+    used = dict.fromkeys(m for detector in draft.detectors.values() for m in detector.metrics)
     return {
         "sections": sections(draft),
         "detectors": {name: detector(draft, name) for name in draft.detectors},
@@ -451,7 +451,7 @@ class _Pack(NamedTuple):
 
 @cache
 def _packs() -> list[_Pack]:
-    found = []
+    lines = []
     for name in shipped.names(PACKS):
         path = shipped.folder(PACKS) / f"{name}.yaml"
         root = yaml_document.read(path, shipped.label(path), problems := Problems())
@@ -467,15 +467,15 @@ def _packs() -> list[_Pack]:
         }
         detectors = {key: read_detector(node, problems, key) for key, node in pairs.items()}
         rules = {rule["id"]: parse(rule["when"]).names for rule in plain(written_rules)}
-        found.append(_Pack(name, written, detectors, rules))
-    return found
+        lines.append(_Pack(name, written, detectors, rules))
+    return lines
 
 
 def github(problem: Problem, level: str) -> str:
     """Return a workflow command that marks the place in a pull request."""
     text = problem.message + (f" ({problem.hint})" if problem.hint else "")
-    where = {"file": problem.path, "line": str(problem.line), "col": str(problem.col)}
-    marks = ",".join(f"{key}={_property(value)}" for key, value in where.items())
+    fields = {"file": problem.path, "line": str(problem.line), "col": str(problem.col)}
+    marks = ",".join(f"{key}={_property(value)}" for key, value in fields.items())
     return f"::{level} {marks}::{_data(text)}"
 
 

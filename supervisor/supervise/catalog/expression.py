@@ -28,9 +28,9 @@ Tree = tuple["str | Tree", ...]  # ("name", n) | ("not", tree) | ("and", tree, .
 class ExpressionError(Exception):
     """The text is no expression; `at` is the zero-based position of the mistake."""
 
-    def __init__(self, message: str, at: int) -> None:
+    def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.at = at
+        self.at = position
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Expression:
 
     def renamed(self, names: Mapping[str, str]) -> Expression:
         """Return it with other names: a pack's own `jump` becomes `loss_spike.jump`."""
-        parts, done = [], 0
-        for name, at in self.places:
-            parts += [self.text[done:at], names.get(name, name)]
-            done = at + len(name)
-        text = "".join(parts) + self.text[done:]
+        parts, end = [], 0
+        for name, position in self.places:
+            parts += [self.text[end:position], names.get(name, name)]
+            end = position + len(name)
+        text = "".join(parts) + self.text[end:]
         return parse(text, limit=len(text))
 
     def compile(self, index: Mapping[str, int]) -> When:
@@ -104,9 +104,9 @@ class _Parser:
             )
 
     def either(self, depth: int) -> Tree:
-        return self._chain("or", self.both, depth)
+        return self._chain("or", self.conjunction, depth)
 
-    def both(self, depth: int) -> Tree:
+    def conjunction(self, depth: int) -> Tree:
         return self._chain("and", self.factor, depth)
 
     def _chain(self, word: str, part: Callable[[int], Tree], depth: int) -> Tree:
@@ -119,7 +119,7 @@ class _Parser:
     def factor(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise ExpressionError(f"nested deeper than {MAX_DEPTH} levels", self.at)
-        word, at = self.word, self.at
+        word, position = self.word, self.at
         if word == "not":
             self._advance()
             return ("not", self.factor(depth + 1))
@@ -127,14 +127,14 @@ class _Parser:
             self._advance()
             tree = self.either(depth + 1)
             if self.word != ")":
-                raise ExpressionError("this parenthesis is never closed", at)
+                raise ExpressionError("this parenthesis is never closed", position)
             self._advance()
             return tree
         if not word:
-            raise ExpressionError("a detector name is missing here", at)
+            raise ExpressionError("a detector name is missing here", position)
         if word == ")" or word in WORDS:
-            raise ExpressionError(f"a detector name is missing before {word!r}", at)
-        self.places.append((word, at))
+            raise ExpressionError(f"a detector name is missing before {word!r}", position)
+        self.places.append((word, position))
         self._advance()
         return ("name", word)
 

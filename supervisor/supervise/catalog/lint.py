@@ -35,25 +35,26 @@ def budgets(
     each runbook.
     """
     classes = [action.budget for action in discover.actions().values()]
-    known = [ALL, *sorted({name for name in classes if name is not None})]
+    budget_classes = [ALL, *sorted({name for name in classes if name is not None})]
     section = root.get("budgets")
     pairs = section.pairs if isinstance(section, MapNode) else {}
-    given = {*pairs, *(near_miss(name, known) for name in pairs if name not in known)}
-    for name, (at, _) in pairs.items():
-        if name not in known:
-            problems.add(at, f"no class of actions {name!r}", did_you_mean(name, known))
+    unknown = [name for name in pairs if name not in budget_classes]
+    configured = {*pairs, *(near_miss(name, budget_classes) for name in unknown)}
+    for name, (key, _) in pairs.items():
+        if name not in budget_classes:
+            problems.add(key, f"no class of actions {name!r}", did_you_mean(name, budget_classes))
     missing: dict[str, tuple[str, str]] = {}
     for runbook in opened:
         for step in runbook.form.steps:
             if discover.name_of(step) == "relaunch" and form.job.relaunch is None:
                 continue
             for name in (step.budget_class, ALL) if step.budget_class is not None else ():
-                if name not in given:
+                if name not in configured:
                     missing.setdefault(name, (discover.name_of(step), runbook.name))
     for name, (verb, user) in missing.items():
         hint = f"add {name}: {{max: 2, per: 5000}} to budgets"
-        place, way = _way(user, "budgets", root, ways)
-        problems.add(place, f"no budget {name!r}, which {verb} in {user} needs{way}", hint)
+        location, way = _way(user, "budgets", root, ways)
+        problems.add(location, f"no budget {name!r}, which {verb} in {user} needs{way}", hint)
 
 
 def _way(runbook: str, section: str, root: MapNode, ways: Ways) -> tuple[Place, str]:
@@ -62,25 +63,25 @@ def _way(runbook: str, section: str, root: MapNode, ways: Ways) -> tuple[Place, 
     Where a pack uses the runbook it is the pack's name under `use`; without the section it is the
     line in this file that uses the runbook.
     """
-    at, way = ways.get(runbook, (root, ""))
-    used = _use_of(at, root)
+    use, way = ways.get(runbook, (root, ""))
+    used = _use_of(use, root)
     if used is not None:
         return used, f"; {way}" if way else ""
-    here = section not in root.pairs and at.source is root.source
-    place = root.place(section)
-    if place.source is not root.source:  # nothing is wrong with the base
-        place = root.place("extends")
-    return at if here else place, f"; {way}" if way else ""
+    here = section not in root.pairs and use.source is root.source
+    location = root.locate(section)
+    if location.source is not root.source:  # nothing is wrong with the base
+        location = root.locate("extends")
+    return use if here else location, f"; {way}" if way else ""
 
 
-def _use_of(at: Place, root: MapNode) -> Place | None:
+def _use_of(use: Place, root: MapNode) -> Place | None:
     """Return where this file uses the pack that a place is in, None where it does not."""
     section = root.get("use")
-    pack = at.source.label.rpartition("/")[2].removesuffix(".yaml")
+    pack = use.source.label.rpartition("/")[2].removesuffix(".yaml")
     for item in section.items if isinstance(section, ListNode) else ():
         if not isinstance(item, Scalar) or item.source is not root.source:
             continue
-        if item.text == pack and at.source is not root.source:
+        if item.text == pack and use.source is not root.source:
             return item
     return None
 
@@ -89,14 +90,14 @@ def instead(library: RunbookCatalog, problems: Problems) -> None:
     """`if_refused` must not lead back to the same runbook."""
     books = library.resolved()
     for name, opened in books.items():
-        seen, at = [name], opened.form.if_refused
-        while at in books and at not in seen:
-            seen.append(at)
-            at = books[at].form.if_refused
-        if at == name:
-            place = opened.node.place("if_refused")
-            chain = " -> ".join((*seen, name))
-            problems.add(place, f"runbook {name}: if_refused leads back to it: {chain}")
+        path, following = [name], opened.form.if_refused
+        while following in books and following not in path:
+            path.append(following)
+            following = books[following].form.if_refused
+        if following == name:
+            location = opened.node.locate("if_refused")
+            chain = " -> ".join((*path, name))
+            problems.add(location, f"runbook {name}: if_refused leads back to it: {chain}")
 
 
 def approvals(root: MapNode, library: RunbookCatalog, parts: Parts, problems: Problems) -> None:
@@ -104,13 +105,13 @@ def approvals(root: MapNode, library: RunbookCatalog, parts: Parts, problems: Pr
     section = root.get("approvals")
     pairs = section.pairs if isinstance(section, MapNode) else {}
     verbs = [verb for verb, action in discover.actions().items() if action.touches_job]
-    known = [ALL, *verbs, *library.opened]
-    for name, (at, _) in pairs.items():
-        if name not in known and not (parts.incomplete and name in library.names()):
+    names = [ALL, *verbs, *library.opened]
+    for name, (key, _) in pairs.items():
+        if name not in names and not (parts.incomplete and name in library.names()):
             problems.add(
-                at,
+                key,
                 f"approvals: no action and no runbook {name!r} that touches the job",
-                did_you_mean(name, known),
+                did_you_mean(name, names),
             )
 
 
@@ -121,20 +122,24 @@ def short_approvals(root: MapNode, form: PolicyFile, problems: Problems) -> None
         keys = section.get(name) if isinstance(section, MapNode) else None
         if terms.timeout_s >= SHORT_S or not isinstance(keys, MapNode):
             continue
-        why = f"approvals.{name}: {terms.timeout_s:g} s to answer is less than {SHORT_S / 60:g} min"
-        problems.warn(keys.place("timeout"), why, "timeout: 15m")
+        message = (
+            f"approvals.{name}: {terms.timeout_s:g} s to answer is less than {SHORT_S / 60:g} min"
+        )
+        problems.warn(keys.locate("timeout"), message, "timeout: 15m")
 
 
 def savepoints(root: MapNode, opened: Iterable[Opened], ways: Ways, problems: Problems) -> None:
     """A rollback in process needs savepoints."""
-    given = root.get("savepoints")
-    if given is not None and not (isinstance(given, Scalar) and given.value is None):
+    section = root.get("savepoints")
+    if section is not None and not (isinstance(section, Scalar) and section.value is None):
         return
     for runbook in opened:
         if any(discover.name_of(step) == "rollback" for step in runbook.form.steps):
             hint = "add savepoints: {every: 25, keep: 4}"
-            at, way = _way(runbook.name, "savepoints", root, ways)
-            problems.add(at, f"{runbook.name} rolls back, but no savepoints are kept{way}", hint)
+            location, way = _way(runbook.name, "savepoints", root, ways)
+            problems.add(
+                location, f"{runbook.name} rolls back, but no savepoints are kept{way}", hint
+            )
 
 
 def unused(root: MapNode, form: PolicyFile, used: Container[str], problems: Problems) -> None:
@@ -152,7 +157,7 @@ def unread(
     root: MapNode,
     parts: Parts,
     detectors: Mapping[str, Detector],
-    written: Iterable[Written],
+    drafts: Iterable[Written],
     problems: Problems,
 ) -> None:
     """Warn of detectors in this file that no rule and no other detector reads.
@@ -162,11 +167,11 @@ def unread(
     if any((root.source.label, key) in parts.unreadable for key in ("detectors", "rules")):
         return
     read: set[str] = set()
-    rules = {id(rule.entry): rule for rule in written}
+    rules = {id(rule.entry): rule for rule in drafts}
     for entry in (*parts.rules, *parts.detectors.values()):
         rule, detector = rules.get(id(entry)), detectors.get(entry.name)
-        if rule is not None and rule.when is not None:
-            read.update(rule.when.names)
+        if rule is not None and rule.condition is not None:
+            read.update(rule.condition.names)
         elif rule is None and detector is not None and entry is parts.detectors.get(entry.name):
             read.update(detector.detectors)
         else:
@@ -185,10 +190,10 @@ def unmeasured(
     """Warn of metrics that no collector measures; a job may report its own."""
     for name, detector in detectors.items():
         for metric in detector.metrics:
-            if metrics.known() and not metrics.is_known(metric):
-                place: Place = first_text(entries[name].node, metric)
-                hint = metrics.meant(metric) or "the job must report it itself"
-                problems.warn(place, f"{name}: no collector measures {metric!r}", hint)
+            if metrics.measured() and not metrics.is_known(metric):
+                location: Place = first_text(entries[name].node, metric)
+                hint = metrics.suggestion(metric) or "the job must report it itself"
+                problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
 
 
 def heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
@@ -196,12 +201,12 @@ def heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     if HEARTBEAT not in form.notify:
         return
     settings = form.notify[HEARTBEAT]
-    why = settings.warning() if isinstance(settings, Heartbeat) else None
+    warning = settings.warning() if isinstance(settings, Heartbeat) else None
     section = root.get("notify")
     keys = section.get(HEARTBEAT) if isinstance(section, MapNode) else None
-    if why is not None:
-        place = keys.place("every") if isinstance(keys, MapNode) else root.place("notify")
-        problems.warn(place, f"notify.heartbeat: {why}", f"every: {EVERY_S:g}s")
+    if warning is not None:
+        location = keys.locate("every") if isinstance(keys, MapNode) else root.locate("notify")
+        problems.warn(location, f"notify.heartbeat: {warning}", f"every: {EVERY_S:g}s")
 
 
 def idle(parts: Parts, root: MapNode, problems: Problems) -> None:
@@ -230,16 +235,16 @@ def on_crash(root: MapNode) -> tuple[str, Node] | None:
 
 def ladder(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
     """Escalation levels exist, none twice; `hold` is the last one."""
-    found = levels(root)
-    seen: set[str] = set()
-    for level, at in found:
-        library.open(level, at, "ladder")
-        if level in seen:
-            problems.add(at, f"{level!r} is in the ladder twice")
-        seen.add(level)
-        if library.holds(level) and at is not found[-1][1]:
+    rungs = levels(root)
+    earlier_levels: set[str] = set()
+    for level, node in rungs:
+        library.open(level, node, "ladder")
+        if level in earlier_levels:
+            problems.add(node, f"{level!r} is in the ladder twice")
+        earlier_levels.add(level)
+        if library.holds(level) and node is not rungs[-1][1]:
             which = "" if level == HOLD else f", which {level} ends in"
-            problems.add(at, f"no level can follow hold{which}", "make it the last level")
+            problems.add(node, f"no level can follow hold{which}", "make it the last level")
 
 
 def crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
@@ -247,27 +252,27 @@ def crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> None:
     named = on_crash(root)
     if named is None:
         return
-    name, at = named
-    library.open(name, at, "job.on_crash")
+    name, node = named
+    library.open(name, node, "job.on_crash")
     if library.holds(name):
-        problems.add(at, "a job that has ended cannot be held", "leave on_crash out")
+        problems.add(node, "a job that has ended cannot be held", "leave on_crash out")
     opened = library.opened.get(name)
     configured = _get(root, "job", "relaunch") is not None
     if opened is None or configured or opened.form.if_refused:
         return
     if "relaunch" in verbs_of(opened.form):
         message = f"{name} starts the job again, but the policy does not say how"
-        problems.add(at, message, "add relaunch: {args: [...]} to job")
+        problems.add(node, message, "add relaunch: {args: [...]} to job")
 
 
 def relaunch(root: MapNode, problems: Problems) -> None:
     """The placeholders in `job.relaunch` are known."""
-    known = [f"{{{name}}}" for name in PLACEHOLDERS]
-    for what, node in _templates(root):
+    placeholders = [f"{{{name}}}" for name in PLACEHOLDERS]
+    for option, node in _templates(root):
         for match in _PLACEHOLDER.finditer(node.text):
             if match[1] not in PLACEHOLDERS:
-                message = f"job.relaunch.{what}: no placeholder {match[0]!r}"
-                hint = did_you_mean(match[0], known)
+                message = f"job.relaunch.{option}: no placeholder {match[0]!r}"
+                hint = did_you_mean(match[0], placeholders)
                 problems.add(inside(node, match.start()), message, hint)
 
 
@@ -291,9 +296,11 @@ def phases(
         for phase in getattr(detector, "grace", ()):
             if phase not in wire.PHASES:
                 grace = entries[name].node
-                place = _get(grace, "grace") if isinstance(grace, MapNode) else None
-                at = place.pairs[phase][0] if isinstance(place, MapNode) else grace
-                problems.add(at, f"{name}: no phase {phase!r}", did_you_mean(phase, wire.PHASES))
+                section = _get(grace, "grace") if isinstance(grace, MapNode) else None
+                location = section.pairs[phase][0] if isinstance(section, MapNode) else grace
+                problems.add(
+                    location, f"{name}: no phase {phase!r}", did_you_mean(phase, wire.PHASES)
+                )
 
 
 def table(root: MapNode, form: PolicyFile, problems: Problems) -> None:
@@ -304,15 +311,15 @@ def table(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     flaws = state_machine.flaws(form.machine)
     for state, event, sentence in flaws:
         row = section.get(state)
-        at: Node = section.pairs[state][0] if state in section.pairs else section
+        location: Node = section.pairs[state][0] if state in section.pairs else section
         hint = None
         if isinstance(row, MapNode) and event in row.pairs:
             key, value = row.pairs[event]
             target = isinstance(value, Scalar) and event in state_machine.EVENTS
-            at = value if target else key
+            location = value if target else key
             wrong = form.machine[state][event] if target else event
             hint = did_you_mean(wrong, state_machine.STATES if target else state_machine.EVENTS)
-        problems.add(at, f"machine: {sentence}", hint)
+        problems.add(location, f"machine: {sentence}", hint)
     living = [state for state in state_machine.STATES if state != state_machine.HALTED]
     if not flaws and not any(
         state_machine.move(form.machine, state, "session_started") for state in living

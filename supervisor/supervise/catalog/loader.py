@@ -24,7 +24,7 @@ from .diagnostics import Place, Problem, Problems, did_you_mean, near_miss
 from .pack import Parts
 from .rules import BuiltRule, Written
 from .runbook_library import Opened, RunbookCatalog
-from .schema import keys_of, read_section, written, written_value
+from .schema import keys_of, plain_section, read_section, written_value
 from .sections import VERSION, FailuresFile, PolicyFile, write_detector
 from .yaml_document import ListNode, MapNode, Node, Scalar, entries
 
@@ -52,7 +52,7 @@ class Draft:
 def document(draft: Draft) -> dict[str, Any]:
     """Return the whole policy as plain data, in the form of a policy file."""
     keys = keys_of(PolicyFile)
-    rest = {
+    sections = {
         name: written_value(value, keys[name].hint)
         for name in keys
         if name not in _ASSEMBLED and (value := getattr(draft.form, name)) is not None
@@ -61,22 +61,22 @@ def document(draft: Draft) -> dict[str, Any]:
         "version": VERSION,
         "policy": draft.name,
         "mode": draft.mode,
-        **rest,
+        **sections,
         "detectors": {n: write_detector(d) for n, d in draft.detectors.items()},
         "rules": [
             {
                 name: value
                 for name, value in (
-                    written(made.form) | {"id": made.rule.id, "when": made.rule.text}
+                    plain_section(built.form) | {"id": built.rule.id, "when": built.rule.text}
                 ).items()
                 if (name, value) != ("title", "")  # the digest of a policy without titles stays
             }
-            for made in draft.rules
+            for built in draft.rules
         ],
         "inhibit": [
-            written(Inhibit(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
+            plain_section(Inhibit(rule.mute, rule.by_rule, rule.by_state)) for rule in draft.inhibit
         ],
-        "runbooks": {name: written(opened.form) for name, opened in draft.runbooks.items()},
+        "runbooks": {name: plain_section(opened.form) for name, opened in draft.runbooks.items()},
     }
 
 
@@ -90,7 +90,7 @@ def policy(draft: Draft) -> Policy:
         digest=yaml_document.digest(text),
         mode=draft.mode,
         detectors=draft.detectors,
-        rules=tuple(made.rule for made in draft.rules),
+        rules=tuple(built.rule for built in draft.rules),
         runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
         inhibit=draft.inhibit,
         planned=form.planned,
@@ -134,13 +134,13 @@ def _sparsest(detectors: Mapping[str, Detector]) -> dict[str, int]:
 FOLDER, NAME = "policies/failures", "classes"
 
 
-def failure_classes(own: Iterable[FailureClass] = ()) -> tuple[FailureClass, ...]:
+def failure_classes(classes: Iterable[FailureClass] = ()) -> tuple[FailureClass, ...]:
     """Return the classes in the order in which they are tried.
 
     Args:
         own: `job.failures` of the policy.
     """
-    return (*own, *_shipped_failure_classes())
+    return (*classes, *_shipped_failure_classes())
 
 
 @cache
@@ -157,13 +157,13 @@ def _shipped_failure_classes() -> tuple[FailureClass, ...]:
 
 def _check_failures(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """Every pattern of `job.failures` is a regular expression."""
-    for each in form.job.failures:
-        for pattern in (*each.match, *each.logs):
+    for failure in form.job.failures:
+        for pattern in (*failure.match, *failure.logs):
             try:
                 re.compile(pattern)
             except re.error as error:
-                what = f"job.failures: {each.id}: {pattern!r} is no regular expression"
-                problems.add(root.place("job"), f"{what}: {error}")
+                label = f"job.failures: {failure.id}: {pattern!r} is no regular expression"
+                problems.add(root.locate("job"), f"{label}: {error}")
 
 
 Channels = Mapping[str, Mapping[str, str]]
@@ -224,13 +224,13 @@ def from_root(
     if root is None:
         problems.stop()
     assert root is not None
-    before = problems.count
+    count = problems.count
     files = pack.chain(root, path, problems)
-    for each, _ in files:
-        _check_sort(each, problems)
-    if problems.count > before:
+    for file_root, _ in files:
+        _check_sort(file_root, problems)
+    if problems.count > count:
         problems.stop()
-    root, removed = pack.fold([each for each, _ in files], problems)
+    root, removed = pack.fold([file_root for file_root, _ in files], problems)
     if notify:
         root = pack.with_channels(root, notify, problems)
     form: PolicyFile = read_section(PolicyFile, root, problems, "", lenient=True)
@@ -261,7 +261,7 @@ def check_version(root: MapNode, problems: Problems) -> None:
         required = text.removeprefix(f"{name}/v")
         if len(required) > 6 or int(required) > int(number):
             problems.add(
-                root.place("version"),
+                root.locate("version"),
                 f"{text} is newer than this program, which knows {VERSION}",
                 "upgrade supervise-train",
             )
@@ -275,11 +275,11 @@ def assemble(
     A part with a mistake is left out, and so are mistakes that only follow from that.
     """
     detectors, broken = rules.detectors(parts, form.baseline, problems)
-    written = rules.read(parts, detectors, broken, problems)
-    inhibited = rules.inhibitions(parts, written, problems)
+    drafts = rules.read(parts, detectors, broken, problems)
+    inhibited = rules.inhibitions(parts, drafts, problems)
     inline = entries(root, "runbooks") if form.runbooks else {}
     library = RunbookCatalog(inline, parts.folders, problems)
-    named = _open_runbooks(written, library, problems)
+    named = _open_runbooks(drafts, library, problems)
     lint.ladder(root, library, problems)
     lint.crash(root, library, problems)
     lint.relaunch(root, problems)
@@ -289,10 +289,10 @@ def assemble(
         library.open(name, node, "runbooks")
     crash = lint.on_crash(root)
     if crash is not None:
-        named.append((crash[0], root.place("job"), "job.on_crash"))
-    named += [(level, root.place("escalate"), "the ladder") for level, _ in lint.levels(root)]
+        named.append((crash[0], root.locate("job"), "job.on_crash"))
+    named += [(level, root.locate("escalate"), "the ladder") for level, _ in lint.levels(root)]
     ways = library.ways(named)
-    only_read = library.reach(rule.form.see or "" for rule in written) - {*ways}
+    only_read = library.reach(rule.form.see or "" for rule in drafts) - {*ways}
     # Mode observe runs nothing, so it needs neither budgets nor savepoints.
     acting = (mode or _mode(root, form)) != "observe"
     books = library.resolved().items()
@@ -304,7 +304,7 @@ def assemble(
     lint.instead(library, problems)
     lint.approvals(root, library, parts, problems)
     lint.unused(root, form, used, problems)
-    lint.unread(root, parts, detectors, written, problems)
+    lint.unread(root, parts, detectors, drafts, problems)
     lint.unmeasured(detectors, parts.detectors, problems)
     lint.short_approvals(root, form, problems)
     lint.heartbeat(root, form, problems)
@@ -315,7 +315,7 @@ def assemble(
         mode=mode or form.mode,
         form=form,
         detectors=detectors,
-        rules=tuple(rules.bind(written, detectors, form.objective)),
+        rules=tuple(rules.bind(drafts, detectors, form.objective)),
         inhibit=tuple(inhibited),
         runbooks=library.resolved(),
         root=root,
@@ -331,22 +331,22 @@ def _mode(root: MapNode, form: PolicyFile) -> str:
 
 
 def _open_runbooks(
-    written: list[Written], library: RunbookCatalog, problems: Problems
+    drafts: list[Written], library: RunbookCatalog, problems: Problems
 ) -> list[tuple[str, Place, str]]:
     """Open the runbooks of all rules; return those that run, with their place and rule."""
     named = []
-    for form, entry, *_ in written:
+    for form, entry, *_ in drafts:
         assert isinstance(entry.node, MapNode)
-        what = f"rule {entry.name}".rstrip()
+        label = f"rule {entry.name}".rstrip()
         for key, name in (("run", form.run), ("see", form.see)):
             if name is None:
                 continue
-            place = entry.overridden.get(key) or entry.node.place(key)
+            location = entry.overridden.get(key) or entry.node.locate(key)
             if key == "run":
-                named.append((name, place, what))
+                named.append((name, location, label))
             elif name == HOLD:
-                problems.add(place, f"{what}: there is nothing to read about hold")
-            library.open(name, place, what)
+                problems.add(location, f"{label}: there is nothing to read about hold")
+            library.open(name, location, label)
     return named
 
 
@@ -387,10 +387,10 @@ def isolated(name_or_path: str) -> Isolated:
         PolicyErrors, InputError: as `load_policy`.
     """
     draft = compose(name_or_path)
-    whole = document(draft)
-    console = whole.get("notify", {}).keys() <= {"console"}
-    left_out = [name for name in LEFT_OUT if whole.pop(name, None)]
+    resolved = document(draft)
+    console = resolved.get("notify", {}).keys() <= {"console"}
+    left_out = [name for name in LEFT_OUT if resolved.pop(name, None)]
     if console and "notify" in left_out:
         left_out.remove("notify")
-    left_out += [f"job.{name}" for name in LEFT_OUT_OF_JOB if whole["job"].pop(name, None)]
-    return Isolated(policy(draft), yaml_document.dump(whole), tuple(left_out))
+    left_out += [f"job.{name}" for name in LEFT_OUT_OF_JOB if resolved["job"].pop(name, None)]
+    return Isolated(policy(draft), yaml_document.dump(resolved), tuple(left_out))

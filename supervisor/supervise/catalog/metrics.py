@@ -204,20 +204,20 @@ METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
 
 @cache
-def known() -> Mapping[str, MetricSpec]:
+def measured() -> Mapping[str, MetricSpec]:
     """Return what the collectors measure, by id, in the order of their files."""
-    found: dict[str, MetricSpec] = {}
+    specs: dict[str, MetricSpec] = {}
     for name in sorted(info.name for info in pkgutil.iter_modules(collectors.__path__)):
         module = import_module(f"{collectors.__name__}.{name}")
         for spec in getattr(module, "METRICS", ()):
-            found[spec.id] = spec
-    return found
+            specs[spec.id] = spec
+    return specs
 
 
 @cache
 def everything() -> Mapping[str, MetricSpec]:
     """Return every metric that has a standard id: measured ones first."""
-    return {**known(), **{spec.id: spec for spec in METRICS}}
+    return {**measured(), **{spec.id: spec for spec in METRICS}}
 
 
 def is_known(metric: str) -> bool:
@@ -231,17 +231,17 @@ def spec_of(metric: str) -> MetricSpec | None:
     A metric of the probe has the members that its spec lists. One that a job reports may have
     others: `spectral_radius.head`.
     """
-    base, found = metric, everything().get(metric)
-    while found is None and "." in base:
+    base, spec = metric, everything().get(metric)
+    while spec is None and "." in base:
         base = base.rpartition(".")[0]
         family = everything().get(f"{base}.<i>")
-        found = family or everything().get(base)
+        spec = family or everything().get(base)
         member = metric[len(base) + 1 :]
         if family is not None and not (member.isdecimal() or f"`.{member}`" in family.meaning):
             return None
-    if found is None or metric in everything() or found.id.endswith(".<i>"):
-        return found
-    return found if found.id not in known() or "append" in found.meaning else None
+    if spec is None or metric in everything() or spec.id.endswith(".<i>"):
+        return spec
+    return spec if spec.id not in measured() or "append" in spec.meaning else None
 
 
 def near(metric: str) -> list[str]:
@@ -249,7 +249,7 @@ def near(metric: str) -> list[str]:
     return [name for name in everything() if metric in name] or list(everything())
 
 
-def meant(metric: str, known: Collection[str] | None = None) -> str | None:
+def suggestion(metric: str, known: Collection[str] | None = None) -> str | None:
     """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
 
     Names of other programs come first (`recordings.aliases`), then misspellings.
@@ -258,11 +258,11 @@ def meant(metric: str, known: Collection[str] | None = None) -> str | None:
         known: the ids to choose from; None for all standard ones.
     """
     ids = everything() if known is None else known
-    found = [name for name in _of_others(table.plain(metric)) if name in ids]
-    if not found:
+    matches = [name for name in _of_others(table.plain(metric)) if name in ids]
+    if not matches:
         candidates = near(metric) if known is None else [*known]
-        found = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else None
+        matches = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
+    return f"did you mean {' or '.join(map(repr, matches))}?" if matches else None
 
 
 def _of_others(name: str) -> tuple[str, ...]:
@@ -354,6 +354,6 @@ _GROUPS = (
     ("Needs a profiler of the device; gpu_util is measured.", "compute_time_frac"),
 )
 
-REASONS = {metric: f"Judged as {other}." for metric, other in _JUDGED_AS.items()} | {
+REASONS = {metric: f"Judged as {metric_ids}." for metric, metric_ids in _JUDGED_AS.items()} | {
     metric: reason for reason, ids in _GROUPS for metric in ids.split()
 }

@@ -100,39 +100,39 @@ def id_of(node: Node) -> str:
 
 def find(name: str, folders: Iterable[Path]) -> Path | None:
     """Return the file of a pack: beside the policy and its bases first, else a shipped one."""
-    own = (folder / "packs" / f"{name}.yaml" for folder in folders)
-    return next(filter(shipped.is_file, own), None) or shipped.find(PACKS, name)
+    paths = (folder / "packs" / f"{name}.yaml" for folder in folders)
+    return next(filter(shipped.is_file, paths), None) or shipped.find(PACKS, name)
 
 
 def available(folders: Iterable[Path]) -> list[str]:
     """Return the names of all packs that `find` would find."""
-    own = [path.stem for folder in folders for path in (folder / "packs").glob("*.yaml")]
-    return sorted({*own, *shipped.names(PACKS)})
+    stems = [path.stem for folder in folders for path in (folder / "packs").glob("*.yaml")]
+    return sorted({*stems, *shipped.names(PACKS)})
 
 
 def use(names: Collection[Node], parts: Parts, problems: Problems) -> None:
     """Add the named packs to `parts`; for a misspelt name, the pack that was meant."""
     listed = [node.text for node in names if isinstance(node, Scalar)]
-    seen: set[str] = set()
+    used: set[str] = set()
     for node in names:
         name = node.value if isinstance(node, Scalar) else None
         if not isinstance(name, str) or not re.fullmatch(WORD, name):
             parts.incomplete = True  # the problem is noted
             continue
-        if name in seen:
+        if name in used:
             problems.add(node, f"the pack {name!r} is used twice")
             continue
-        seen.add(name)
+        used.add(name)
         path = find(name, parts.folders)
         if path is None:
             parts.incomplete = True
-            known = available(parts.folders)
-            problems.add(node, f"no pack {name!r}", did_you_mean(name, known))
-            meant = near_miss(name, known)
-            if meant is None or meant in seen or meant in listed:
+            packs = available(parts.folders)
+            problems.add(node, f"no pack {name!r}", did_you_mean(name, packs))
+            suggestion = near_miss(name, packs)
+            if suggestion is None or suggestion in used or suggestion in listed:
                 continue
-            seen.add(meant)
-            name, path = meant, find(meant, parts.folders)
+            used.add(suggestion)
+            name, path = suggestion, find(suggestion, parts.folders)
             assert path is not None
         root = yaml_document.read(path, shipped.label(path), problems)
         if root is None:
@@ -145,7 +145,7 @@ def add(root: MapNode, name: str, parts: Parts, problems: Problems) -> PackFile:
     """Add the pack that a file of this name (without `.yaml`) holds; return its form."""
     form: PackFile = read_section(PackFile, root, problems, "", lenient=True)
     if form.pack not in (name, None):
-        problems.add(root.place("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
+        problems.add(root.locate("pack"), f"pack {form.pack!r} is in a file named {name}.yaml")
     detectors = form.detectors or {}
     rules = items(root, "rules") if form.rules else []
     ids = [id_of(node) for node in rules]
@@ -170,8 +170,11 @@ def override(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) 
     section = root.get("override")
     keys = section.pairs if isinstance(section, MapNode) else {}
     for name in form.override:
-        change, own = keys[name][1], keys[name][0].source  # what a file itself has is changed there
-        packed = {name: e for name, e in entries.items() if e.node.source is not own}
+        change, source = (
+            keys[name][1],
+            keys[name][0].source,
+        )  # what a file itself has is changed there
+        packed = {name: e for name, e in entries.items() if e.node.source is not source}
         entry = packed.get(name)
         if entry is None:
             if parts.may_exist(name, ""):
@@ -192,11 +195,11 @@ def override(root: MapNode, form: PolicyFile, parts: Parts, problems: Problems) 
 def merged(base: MapNode, change: MapNode) -> MapNode:
     """Return `base` with the keys of `change`; mappings inside are merged, lists replaced."""
     pairs = dict(base.pairs)
-    for key, (at, value) in change.pairs.items():
+    for key, (key_node, value) in change.pairs.items():
         old = base.get(key)
         if isinstance(old, MapNode) and isinstance(value, MapNode):
             value = merged(old, value)
-        pairs[key] = (at, value)
+        pairs[key] = (key_node, value)
     return MapNode(base.source, base.line, base.col, pairs)
 
 
@@ -210,14 +213,14 @@ def chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, 
     Raises:
         PolicyErrors: a base is missing, cannot be read, or extends the policy itself.
     """
-    found = [(root, path)]
-    seen = [path.resolve()]
+    files = [(root, path)]
+    paths = [path.resolve()]
     while isinstance(named := root.get("extends"), Scalar) and isinstance(named.value, str):
         base = None
         try:
             path = shipped.locate_base(path, named.text)
-            if path.resolve() in seen:
-                names = [each.name for each in (*seen[seen.index(path.resolve()) :], path)]
+            if path.resolve() in paths:
+                names = [base.name for base in (*paths[paths.index(path.resolve()) :], path)]
                 problems.add(named, f"policies extend each other: {' -> '.join(names)}")
             else:
                 base = yaml_document.read(path, shipped.label(path), problems)
@@ -226,18 +229,18 @@ def chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapNode, 
         if base is None:
             problems.stop()
         assert base is not None
-        seen.append(path.resolve())
+        paths.append(path.resolve())
         root = base
-        found.append((root, path))
-    return found
+        files.append((root, path))
+    return files
 
 
 def fold(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode, set[str]]:
     """Return one policy from a chain, and the names that were removed from a base."""
-    base, *others = reversed([*roots])
+    base, *extensions = reversed([*roots])
     removed: set[str] = set()
-    for own in others:
-        base = _extended(_without(base, _removed(own), removed), own, problems)
+    for extension in extensions:
+        base = _extended(_without(base, _removed(extension), removed), extension, problems)
     return base, removed
 
 
@@ -265,13 +268,11 @@ def remove(root: MapNode, parts: Parts, removed: Collection[str], problems: Prob
         if name in rules:
             dropped.add(name)
         elif name not in removed and not parts.may_exist(name, "rules"):
-            known = did_you_mean(name, rules | packs)
-            problems.add(
-                node, f"remove: no rule and no pack of a base has the name {name!r}", known
-            )
+            hint = did_you_mean(name, rules | packs)
+            problems.add(node, f"remove: no rule and no pack of a base has the name {name!r}", hint)
     parts.rules = [entry for entry in parts.rules if entry.name not in dropped]
     lost = (dropped | {*removed}) - {entry.name for entry in parts.rules}
-    parts.inhibit = [kept for entry in parts.inhibit if (kept := _muting(entry, lost))]
+    parts.inhibit = [remaining for entry in parts.inhibit if (remaining := _muting(entry, lost))]
 
 
 def _muting(entry: Entry, lost: Collection[str]) -> Entry | None:
@@ -284,11 +285,11 @@ def _muting(entry: Entry, lost: Collection[str]) -> Entry | None:
     node = entry.node
     if not isinstance(node, MapNode) or not isinstance(mute := node.get("mute"), ListNode):
         return entry
-    kept = [each for each in mute.items if not is_lost(each)]
-    if is_lost(node.get("by_rule")) or (mute.items and not kept):
+    muted = [item for item in mute.items if not is_lost(item)]
+    if is_lost(node.get("by_rule")) or (mute.items and not muted):
         return None
     pairs = node.pairs | {
-        "mute": (node.pairs["mute"][0], ListNode(mute.source, mute.line, mute.col, kept))
+        "mute": (node.pairs["mute"][0], ListNode(mute.source, mute.line, mute.col, muted))
     }
     return replace(entry, node=MapNode(node.source, node.line, node.col, pairs))
 
@@ -306,15 +307,15 @@ def _without(base: MapNode, names: Collection[str], removed: set[str]) -> MapNod
         section = base.get(key)
         if isinstance(section, ListNode):
             removed.update(name for node in section.items if (name := name_of(node)) in names)
-            kept = [node for node in section.items if name_of(node) not in names]
-            place = section.source, section.line, section.col
-            pairs[key] = (pairs[key][0], ListNode(*place, kept))
+            nodes = [node for node in section.items if name_of(node) not in names]
+            position = section.source, section.line, section.col
+            pairs[key] = (pairs[key][0], ListNode(*position, nodes))
     for key in ("detectors", "override"):
         section = base.get(key)
         if isinstance(section, MapNode):
-            found = {n for n in section.pairs if n in names or n.rpartition(".")[0] in names}
-            removed.update(found if key == "detectors" else ())
-            pairs[key] = (pairs[key][0], section.without(*found))
+            dropped = {n for n in section.pairs if n in names or n.rpartition(".")[0] in names}
+            removed.update(dropped if key == "detectors" else ())
+            pairs[key] = (pairs[key][0], section.without(*dropped))
     return MapNode(base.source, base.line, base.col, pairs)
 
 
@@ -322,18 +323,18 @@ def _text(node: Node | None) -> str:
     return node.text if isinstance(node, Scalar) else ""
 
 
-def _extended(base: MapNode, own: MapNode, problems: Problems) -> MapNode:
+def _extended(base: MapNode, extension: MapNode, problems: Problems) -> MapNode:
     pairs = {key: pair for key, pair in base.pairs.items() if key not in OWN}
-    for key, (at, value) in own.pairs.items():
+    for key, (key_node, value) in extension.pairs.items():
         old = base.get(key) if key in pairs else None
-        place = value.source, value.line, value.col
+        position = value.source, value.line, value.col
         if key in ADDED and isinstance(old, ListNode):
             if not isinstance(value, ListNode):
                 problems.add(value, f"{key} should be a list, not {value.shape}")
                 continue
             had = {_text(node) for node in old.items} if key == "use" else ()
             new = [node for node in value.items if not had or _text(node) not in had]
-            value = ListNode(*place, [*old.items, *new])
+            value = ListNode(*position, [*old.items, *new])
         elif isinstance(old, MapNode) and isinstance(value, MapNode):
             if key == "detectors":
                 twice = [name for name in value.pairs if name in old.pairs]
@@ -344,6 +345,6 @@ def _extended(base: MapNode, own: MapNode, problems: Problems) -> MapNode:
                         f"override: {{{name}: ...}} changes it",
                     )
                 value = value.without(*twice)
-            value = MapNode(*place, merged(old, value).pairs)
-        pairs[key] = (at, value)
-    return MapNode(own.source, own.line, own.col, pairs)
+            value = MapNode(*position, merged(old, value).pairs)
+        pairs[key] = (key_node, value)
+    return MapNode(extension.source, extension.line, extension.col, pairs)

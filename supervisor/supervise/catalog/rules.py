@@ -28,7 +28,7 @@ def without_descent(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
     if not any(LOSSES.intersection(d.metrics) and not isinstance(d, kinds) for d in behind):
         return rule
-    phases = {phase: given for phase, given in rule.phases.items() if given == OFF}
+    phases = {phase: severity for phase, severity in rule.phases.items() if severity == OFF}
     return replace(rule, severity="SEV2", runbook=None, phases=phases)
 
 
@@ -117,8 +117,8 @@ class Written(NamedTuple):
 
     form: WrittenRule
     entry: Entry
-    when: Expression | None
-    whole: bool
+    condition: Expression | None
+    is_whole: bool
 
 
 def read(
@@ -129,49 +129,49 @@ def read(
     Args:
         broken: names that exist but could not be built; a rule that uses one is not `whole`.
     """
-    found: list[Written] = []
-    seen: dict[str, Node] = {}
+    drafts: list[Written] = []
+    previous: dict[str, Node] = {}
     absent = set(broken)
-    known = {*detectors, *absent}
+    names = {*detectors, *absent}
     for entry in parts.rules:
-        what = f"rule {entry.name}".rstrip()
-        before = problems.count
+        label = f"rule {entry.name}".rstrip()
+        count = problems.count
         form: WrittenRule = read_section(
-            WrittenRule, entry.node, problems, what, overridden=entry.overridden, lenient=True
+            WrittenRule, entry.node, problems, label, overridden=entry.overridden, lenient=True
         )
         if form is BAD:
             continue
-        whole = problems.count == before
+        is_whole = problems.count == count
         assert isinstance(entry.node, MapNode)
-        if entry.name in seen and entry.name:
-            first = seen[entry.name]
+        if entry.name in previous and entry.name:
+            earlier = previous[entry.name]
             problems.add(
-                entry.node.place("id"),
+                entry.node.locate("id"),
                 f"there is a rule {entry.name!r} already",
-                f"first in {first.source.label}:{first.line}",
+                f"first in {earlier.source.label}:{earlier.line}",
             )
-        seen.setdefault(entry.name, entry.node)
-        when = None
+        previous.setdefault(entry.name, entry.node)
+        condition = None
         if form.when is not None:
-            when = _expression(form.when, entry, known, parts, problems)
-        whole = whole and when is not None and not absent.intersection(when.names)
-        found.append(Written(form, entry, when, whole))
-    return found
+            condition = _expression(form.when, entry, names, parts, problems)
+        is_whole = is_whole and condition is not None and not absent.intersection(condition.names)
+        drafts.append(Written(form, entry, condition, is_whole))
+    return drafts
 
 
 def bind(
-    written: Iterable[Written], detectors: Mapping[str, Detector], objective: str
+    drafts: Iterable[Written], detectors: Mapping[str, Detector], objective: str
 ) -> list[BuiltRule]:
     """Make the rules that are whole, with `when` compiled for codes in the order of `detectors`."""
     index = {name: i for i, name in enumerate(detectors)}
-    found = [
-        BuiltRule(_rule(form, when, index, entry), form, entry)
-        for form, entry, when, whole in written
-        if whole and when is not None
+    built_rules = [
+        BuiltRule(_rule(form, condition, index, entry), form, entry)
+        for form, entry, condition, is_whole in drafts
+        if is_whole and condition is not None
     ]
     if objective != "none":
-        return found
-    return [made._replace(rule=without_descent(made.rule, detectors)) for made in found]
+        return built_rules
+    return [built._replace(rule=without_descent(built.rule, detectors)) for built in built_rules]
 
 
 def _rule(
@@ -192,14 +192,14 @@ def _rule(
         unknown=form.unknown,
         mode=form.mode,
         phases={name: sev for name in RUN_PHASES if (sev := getattr(form.phases, name, None))},
-        where=f"{node.source.label}:{node.line}:{node.col}",
+        location=f"{node.source.label}:{node.line}:{node.col}",
         see=form.see or (form.run if form.run not in (None, HOLD) else None) or form.sev.lower(),
         title=form.title,
     )
 
 
 def _expression(
-    text: str, entry: Entry, known: set[str], parts: Parts, problems: Problems
+    text: str, entry: Entry, names: set[str], parts: Parts, problems: Problems
 ) -> Expression | None:
     assert isinstance(entry.node, MapNode)
     node = entry.node.get("when")
@@ -207,45 +207,45 @@ def _expression(
     try:
         expression = parse(text)
         unknown = False
-        for name, at in expression.places:
-            if entry.scope.get(name, name) not in known:
+        for name, position in expression.places:
+            if entry.scope.get(name, name) not in names:
                 unknown = True
                 if parts.may_exist(name, "detectors", entry.node, node):
                     continue
-                hint = did_you_mean(name, _usable(entry.scope, known))
-                problems.add(inside(node, at), f"unknown detector {name!r}", hint)
+                hint = did_you_mean(name, _usable(entry.scope, names))
+                problems.add(inside(node, position), f"unknown detector {name!r}", hint)
         return None if unknown else expression.renamed(entry.scope)
     except ExpressionError as error:
         problems.add(inside(node, error.at), f"rule {entry.name}: {error}")
         return None
 
 
-def _usable(scope: Mapping[str, str], known: Iterable[str]) -> list[str]:
+def _usable(scope: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Return the names of detectors that a file with this scope may write."""
     short = {long: name for name, long in scope.items()}
-    return [short.get(name, name) for name in known]
+    return [short.get(name, name) for name in names]
 
 
 def _weight(form: WrittenRule, phase: str) -> int:
     """Return how little a rule counts in a phase: 0 is SEV0, 3 is off."""
-    given = None if form.phases is None else getattr(form.phases, phase)
-    return (*SEVERITIES, OFF).index(given or form.sev)
+    severity = None if form.phases is None else getattr(form.phases, phase)
+    return (*SEVERITIES, OFF).index(severity or form.sev)
 
 
 def _weights(form: WrittenRule) -> list[int]:
     return [_weight(form, phase) for phase in RUN_PHASES]
 
 
-def _refusal(by: Written | None, muted: Written | None) -> str:
+def _refusal(muting: Written | None, muted: Written | None) -> str:
     """Say why a rule cannot mute another one, "" when it can."""
-    if by is None or muted is None or not (by.form.sev and muted.form.sev):
+    if muting is None or muted is None or not (muting.form.sev and muted.form.sev):
         return ""
     for phase in RUN_PHASES:
-        first, second = _weight(by.form, phase), _weight(muted.form, phase)
-        if first > second:
-            same = not (by.form.phases or muted.form.phases)
-            return "which is more severe" if same else f"which is more severe in phase {phase}"
-    return "which has a runbook" if muted.form.run and not by.form.run else ""
+        severity, second = _weight(muting.form, phase), _weight(muted.form, phase)
+        if severity > second:
+            is_fixed = not (muting.form.phases or muted.form.phases)
+            return "which is more severe" if is_fixed else f"which is more severe in phase {phase}"
+    return "which has a runbook" if muted.form.run and not muting.form.run else ""
 
 
 def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> list[Inhibit]:
@@ -253,50 +253,52 @@ def inhibitions(parts: Parts, rules: Iterable[Written], problems: Problems) -> l
 
     What an override made void is none of the file's mistakes, and is left out.
     """
-    known = {rule.entry.name: rule for rule in rules}
+    drafts = {rule.entry.name: rule for rule in rules}
     names = {entry.name for entry in parts.rules}  # also those with mistakes
-    made: list[Inhibit] = []
+    inhibits: list[Inhibit] = []
     edges: dict[str, dict[str, Node]] = {}
     for entry in parts.inhibit:
-        before = problems.count
+        count = problems.count
         form: Inhibit = read_section(Inhibit, entry.node, problems, "inhibit", lenient=True)
         if form is BAD:
             continue
-        whole, muted = problems.count == before, form.mute or ()
+        is_whole, muted = problems.count == count, form.mute or ()
         assert isinstance(entry.node, MapNode)
-        if whole and (form.by_rule is None) == (not form.by_state):
+        if is_whole and (form.by_rule is None) == (not form.by_state):
             problems.add(entry.node, "inhibit needs one of 'by_rule' and 'by_state'")
-        if whole and not muted:
+        if is_whole and not muted:
             problems.add(entry.node, "inhibit mutes nothing")
-        by = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
+        muting = entry.scope.get(form.by_rule, form.by_rule) if form.by_rule else None
         mute = tuple(entry.scope.get(name, name) for name in muted)
-        for name, written in [(by, form.by_rule), *zip(mute, muted, strict=True)]:
+        for name, short in [(muting, form.by_rule), *zip(mute, muted, strict=True)]:
             if name is None or name in names or parts.may_exist(name, "rules", entry.node):
                 continue
-            place = first_text(entry.node, written or "")
-            problems.add(place, f"inhibit: unknown rule {written!r}", did_you_mean(name, names))
+            location = first_text(entry.node, short or "")
+            problems.add(location, f"inhibit: unknown rule {short!r}", did_you_mean(name, names))
         void = set()
-        for name, written in zip(mute, muted, strict=True):
-            place = first_text(entry.node.place("mute"), written)
-            one, source = known.get(name), known.get(by or "")
-            why = _refusal(source, one)
-            if one is not None and one.form.sev and not min(_weights(one.form)):
-                problems.add(place, f"{name} is SEV0, which cannot be muted")
-            elif why and ((one and one.entry.overridden) or (source and source.entry.overridden)):
+        for name, short in zip(mute, muted, strict=True):
+            location = first_text(entry.node.locate("mute"), short)
+            target, source = drafts.get(name), drafts.get(muting or "")
+            refusal = _refusal(source, target)
+            if target is not None and target.form.sev and not min(_weights(target.form)):
+                problems.add(location, f"{name} is SEV0, which cannot be muted")
+            elif refusal and (
+                (target and target.entry.overridden) or (source and source.entry.overridden)
+            ):
                 void.add(name)
-            elif why:
-                problems.add(place, f"{by} cannot mute {name}, {why}")
-            if name == by:
-                problems.add(place, f"{name} would mute itself")
-            elif by is not None:
-                edges.setdefault(by, {})[name] = place
-        if left := tuple(name for name in mute if name not in void):
-            made.append(Inhibit(left, by, form.by_state))
+            elif refusal:
+                problems.add(location, f"{muting} cannot mute {name}, {refusal}")
+            if name == muting:
+                problems.add(location, f"{name} would mute itself")
+            elif muting is not None:
+                edges.setdefault(muting, {})[name] = location
+        if muted_names := tuple(name for name in mute if name not in void):
+            inhibits.append(Inhibit(muted_names, muting, form.by_state))
     graph = {name: list(targets) for name, targets in edges.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         cycle: list[str] = error.args[1]
-        place = edges[cycle[1]][cycle[0]]
-        problems.add(place, f"rules mute each other: {' -> '.join(reversed(cycle))}")
-    return made
+        location = edges[cycle[1]][cycle[0]]
+        problems.add(location, f"rules mute each other: {' -> '.join(reversed(cycle))}")
+    return inhibits

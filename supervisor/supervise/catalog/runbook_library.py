@@ -34,12 +34,12 @@ class Opened:
     form: WrittenRunbook
     node: MapNode
 
-    def place(self, step: int) -> Node:
+    def step_node(self, step: int) -> Node:
         """Return the node of a step."""
         steps = self.node.get("steps")
         if isinstance(steps, ListNode) and step < len(steps.items):
             return steps.items[step]
-        return self.node.place("verify")
+        return self.node.locate("verify")
 
     def follow(self) -> list[tuple[str, str]]:
         """Return `(key, runbook)` of each runbook that may follow it."""
@@ -83,10 +83,12 @@ class RunbookCatalog:
 
     def names(self) -> list[str]:
         """Return every name that `open` would find, and `hold`."""
-        own = [path.stem for each in self.folders for path in (each / RUNBOOKS).glob("*.yaml")]
-        return sorted({*self.inline, *own, *shipped.names(RUNBOOKS), HOLD})
+        stems = [
+            path.stem for folder in self.folders for path in (folder / RUNBOOKS).glob("*.yaml")
+        ]
+        return sorted({*self.inline, *stems, *shipped.names(RUNBOOKS), HOLD})
 
-    def open(self, name: str, named_at: Place, what: str) -> None:
+    def open(self, name: str, named_at: Place, user: str) -> None:
         """Read a runbook and those it falls back to; an unknown name is noted at `named_at`."""
         if name == HOLD or name in self.opened:
             return
@@ -96,13 +98,13 @@ class RunbookCatalog:
             path = self._find(name)
             if path is None:
                 hint = did_you_mean(name, self.names())
-                self.problems.add(named_at, f"{what}: no runbook {name!r}", hint)
+                self.problems.add(named_at, f"{user}: no runbook {name!r}", hint)
                 return
             opened = self._file(name, path)
         self.opened[name] = opened
         if opened is not None:
-            for key, after in opened.follow():
-                self.open(after, opened.node.place(key), f"runbook {name}.{key}")
+            for key, following in opened.follow():
+                self.open(following, opened.node.locate(key), f"runbook {name}.{key}")
 
     def resolved(self) -> dict[str, Opened]:
         """Return the runbooks that could be read, by name."""
@@ -115,42 +117,44 @@ class RunbookCatalog:
 
     def reach(self, names: Iterable[str]) -> set[str]:
         """Return these runbooks and all that they fall back to."""
-        found: set[str] = set()
+        reached: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
             opened = self.opened.get(name)
-            if name not in found and opened is not None:
-                found.add(name)
-                todo += [after for _, after in opened.follow()]
-        return found
+            if name not in reached and opened is not None:
+                reached.add(name)
+                todo += [following for _, following in opened.follow()]
+        return reached
 
     def ways(self, named: Iterable[tuple[str, Place, str]]) -> Ways:
         """Return how each runbook is reached, from `(name, place, what runs it)` on."""
-        found: dict[str, tuple[Place, str]] = {}
-        todo = [(name, place, f"{user} runs {name}") for name, place, user in named]
+        ways: dict[str, tuple[Place, str]] = {}
+        todo = [(name, location, f"{user} runs {name}") for name, location, user in named]
         while todo:
-            name, place, way = todo.pop(0)
+            name, location, way = todo.pop(0)
             opened = self.opened.get(name)
-            if name not in found and opened is not None:
-                found[name] = place, way
-                todo += [(n, place, f"{way}, {key}: {n}") for key, n in opened.follow()]
-        return found
+            if name not in ways and opened is not None:
+                ways[name] = location, way
+                todo += [(n, location, f"{way}, {key}: {n}") for key, n in opened.follow()]
+        return ways
 
     def _find(self, name: str) -> Path | None:
-        own = (folder / RUNBOOKS / f"{name}.yaml" for folder in self.folders)
-        return next(filter(shipped.is_file, own), None) or shipped.find(RUNBOOKS, name)
+        paths = (folder / RUNBOOKS / f"{name}.yaml" for folder in self.folders)
+        return next(filter(shipped.is_file, paths), None) or shipped.find(RUNBOOKS, name)
 
     def _inline(self, name: str, node: Node) -> Opened | None:
         if isinstance(node, ListNode):  # the short form: nothing but steps
             key = Scalar(node.source, node.line, node.col, "steps", True)
             node = MapNode(node.source, node.line, node.col, {"steps": (key, node)})
-        before = self.problems.count
-        what = f"runbook {name}"
-        form: WrittenRunbook = read_section(WrittenRunbook, node, self.problems, what, lenient=True)
+        count = self.problems.count
+        label = f"runbook {name}"
+        form: WrittenRunbook = read_section(
+            WrittenRunbook, node, self.problems, label, lenient=True
+        )
         if form is BAD or not isinstance(node, MapNode):
             return None
-        if self.problems.count > before:
+        if self.problems.count > count:
             self._broken(name, form, node)
             return None
         return self._checked(name, form, node)
@@ -161,12 +165,12 @@ class RunbookCatalog:
 
     def file(self, name: str, root: MapNode) -> Opened | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
-        before = self.problems.count
+        count = self.problems.count
         form: RunbookFile = read_section(RunbookFile, root, self.problems, "", lenient=True)
-        broken = self.problems.count > before
+        broken = self.problems.count > count
         if form.runbook not in (name, None):
             self.problems.add(
-                root.place("runbook"),
+                root.locate("runbook"),
                 f"runbook {form.runbook!r} is in a file named {name}.yaml",
             )
         if broken:
@@ -178,14 +182,14 @@ class RunbookCatalog:
     def _broken(self, name: str, form: WrittenRunbook | RunbookFile, node: MapNode) -> None:
         """Open the runbooks that follow one with mistakes."""
         self.opened[name] = None  # it may lead back to itself
-        for key, after in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
-            if after is not None:
-                self.open(after, node.place(key), f"runbook {name}.{key}")
+        for key, following in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
+            if following is not None:
+                self.open(following, node.locate(key), f"runbook {name}.{key}")
 
     def _checked(self, name: str, form: WrittenRunbook, node: MapNode) -> Opened:
         if form.verify is not None:
             if "verify" in verbs_of(form):
-                self.problems.add(node.place("verify"), f"runbook {name} verifies twice")
+                self.problems.add(node.locate("verify"), f"runbook {name} verifies twice")
             form = msgspec.structs.replace(form, steps=(*form.steps, form.verify), verify=None)
         opened = Opened(name, form, node)
         for place, message, hint in flaws(opened):
@@ -206,22 +210,22 @@ def flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
         yield opened.node, "has no steps", None
         return
     for i, step in enumerate(steps):
-        before, after = verbs[:i], verbs[i + 1 :]
-        if step.destructive and "snapshot" not in before:
-            yield opened.place(i), f"{verbs[i]} without evidence", "put snapshot before it"
-        if verbs[i] == "pause" and not {"resume", "stop"}.intersection(after):
-            yield opened.place(i), "pause without resume", "put resume behind it"
-        if verbs[i] == "resume" and "pause" not in before:
-            yield opened.place(i), "resume without pause", None
-        if verbs[i] == "verify" and after:
-            yield opened.place(i), "verify is the last step of a runbook", None
-        if verbs[i] == "stop" and set(after) - {"notify"}:
-            yield opened.place(i + 1), "nothing can be done after stop", None
-        if verbs[i] == HOLD and after:
-            yield opened.place(i), "hold is the last step of a runbook", None
+        earlier, later = verbs[:i], verbs[i + 1 :]
+        if step.destructive and "snapshot" not in earlier:
+            yield opened.step_node(i), f"{verbs[i]} without evidence", "put snapshot before it"
+        if verbs[i] == "pause" and not {"resume", "stop"}.intersection(later):
+            yield opened.step_node(i), "pause without resume", "put resume behind it"
+        if verbs[i] == "resume" and "pause" not in earlier:
+            yield opened.step_node(i), "resume without pause", None
+        if verbs[i] == "verify" and later:
+            yield opened.step_node(i), "verify is the last step of a runbook", None
+        if verbs[i] == "stop" and set(later) - {"notify"}:
+            yield opened.step_node(i + 1), "nothing can be done after stop", None
+        if verbs[i] == HOLD and later:
+            yield opened.step_node(i), "hold is the last step of a runbook", None
     if HOLD in verbs and opened.form.if_it_fails != HOLD:
-        at = opened.node.place("if_it_fails")
-        yield at, "it holds, whatever fails before that", "leave if_it_fails out"
+        node = opened.node.locate("if_it_fails")
+        yield node, "it holds, whatever fails before that", "leave if_it_fails out"
     if verbs[-1] != "verify" and "stop" not in verbs and any(step.touches_job for step in steps):
         hint = "end with verify, which checks the effect"
-        yield opened.place(len(steps) - 1), "touches the job and does not verify", hint
+        yield opened.step_node(len(steps) - 1), "touches the job and does not verify", hint

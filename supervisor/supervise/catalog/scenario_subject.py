@@ -51,7 +51,7 @@ class Subject:
     policy: Policy
     scenarios: Scenarios
     names: Names
-    own: Source
+    source: Source
 
 
 def locate(name: str) -> Path:
@@ -66,10 +66,10 @@ def locate(name: str) -> Path:
     try:
         return shipped.locate(name)
     except InputError:
-        found = shipped.find(pack.PACKS, name) if path.parent == Path() else None
-        if found is None:
+        pack_path = shipped.find(pack.PACKS, name) if path.parent == Path() else None
+        if pack_path is None:
             raise
-        return found
+        return pack_path
 
 
 def sort_of(root: MapNode) -> str:
@@ -109,7 +109,7 @@ def of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
             rules = [entry.name for entry in parts.rules]
             _check(scenarios, _names(rules, (), None, path.stem), problems)
         raise
-    rules = [made.rule.id for made in draft.rules]
+    rules = [built.rule.id for built in draft.rules]
     names = _names(rules, (), draft.detectors, path.stem)
     _check(scenarios, names, problems)
     return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, root.source)
@@ -129,25 +129,25 @@ def of_tests(
     scenarios = _listed(root, TESTS, problems)
     scenarios += _used(root, form.use, path, {path.resolve()}, problems)
     if form.tests == () and not scenarios:
-        problems.add(root.place(TESTS), "there are no scenarios", "see policies/README.md")
+        problems.add(root.locate(TESTS), "there are no scenarios", "see policies/README.md")
     if form.policy is None:
         problems.stop()
     named = path.parent / form.policy
     try:
-        found = shipped.locate(named if shipped.is_file(named) else form.policy)
+        policy_path = shipped.locate(named if shipped.is_file(named) else form.policy)
     except InputError as error:
-        problems.add(root.place("policy"), str(error), error.hint)
+        problems.add(root.locate("policy"), str(error), error.hint)
         problems.stop()
     try:
-        draft = loader.compose(found, mode=form.mode, warnings=warnings)
+        draft = loader.compose(policy_path, mode=form.mode, warnings=warnings)
     except PolicyErrors as errors:  # which names there would be is not known then
         problems.take(errors.problems)
         problems.stop()
-    rules = [made.rule.id for made in draft.rules]
+    rules = [built.rule.id for built in draft.rules]
     names = _names(rules, draft.form.budgets, draft.detectors, "")
     _check(scenarios, names, problems)
-    own = draft.root.source
-    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, own)
+    source = draft.root.source
+    return Subject(root.source.label, draft, loader.policy(draft), scenarios, names, source)
 
 
 def files_of(name_or_path: str | Path) -> list[Path]:
@@ -165,42 +165,44 @@ def files_of(name_or_path: str | Path) -> list[Path]:
 
 def _listed(root: MapNode, key: str, problems: Problems) -> Scenarios:
     """Return the scenarios that can be read; what is wrong with the others is noted already."""
-    held = root.get(key)
-    found: list[tuple[Scenario, Node]] = []
-    seen: set[str] = set()
-    for node in held.items if isinstance(held, ListNode) else ():
+    section = root.get(key)
+    scenarios: list[tuple[Scenario, Node]] = []
+    names: set[str] = set()
+    for node in section.items if isinstance(section, ListNode) else ():
         form = read_section(Scenario, node, Problems(), "")
         if form is BAD:
             continue
         scenario_form.check(form, node, problems)
-        if form.name in seen:
+        if form.name in names:
             problems.add(node, f"there is a scenario {form.name!r} already")
-        seen.add(form.name)
-        found.append((form, node))
-    return tuple(found)
+        names.add(form.name)
+        scenarios.append((form, node))
+    return tuple(scenarios)
 
 
 def _used(
-    root: MapNode, names: Iterable[str], path: Path, seen: set[Path], problems: Problems
+    root: MapNode, names: Iterable[str], path: Path, files: set[Path], problems: Problems
 ) -> Scenarios:
     """Return the scenarios of the files of tests that one uses, each file once."""
-    found: Scenarios = ()
+    scenarios: Scenarios = ()
     for name in names:
-        file, place = path.parent / name, first_text(root.place("use"), name)
+        file, location = path.parent / name, first_text(root.locate("use"), name)
         if not file.is_file():
-            problems.add(place, f"there is no file {name!r}", "write its path, from this file on")
-        elif file.resolve() not in seen:
-            seen.add(file.resolve())
-            other = read(file, problems)
-            if other is None:
+            problems.add(
+                location, f"there is no file {name!r}", "write its path, from this file on"
+            )
+        elif file.resolve() not in files:
+            files.add(file.resolve())
+            included = read(file, problems)
+            if included is None:
                 continue
-            if sort_of(other) != TESTS:
-                problems.add(place, f"{name} is no file of tests")
+            if sort_of(included) != TESTS:
+                problems.add(location, f"{name} is no file of tests")
                 continue
-            form: ScenarioFile = read_section(ScenarioFile, other, problems, "", lenient=True)
-            found += _listed(other, TESTS, problems)
-            found += _used(other, form.use, file, seen, problems)
-    return found
+            form: ScenarioFile = read_section(ScenarioFile, included, problems, "", lenient=True)
+            scenarios += _listed(included, TESTS, problems)
+            scenarios += _used(included, form.use, file, files, problems)
+    return scenarios
 
 
 def _names(
@@ -210,13 +212,13 @@ def _names(
     scope: str,
 ) -> Names:
     read = (detectors or {}).values()
-    metrics = {LR_PHASE, *(metric for each in read for metric in each.metrics)}
+    metrics = {LR_PHASE, *(metric for detector in read for metric in detector.metrics)}
     return Names(
         rules=rules,
         verbs=list(discover.actions()),
         budgets=list(dict.fromkeys((*budgets, ALL))),
         metrics=None if detectors is None else metrics,
-        clock=any(each.reads == "clock" for each in read),
+        clock=any(detector.reads == "clock" for detector in read),
         scope=scope,
     )
 
@@ -230,16 +232,16 @@ def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
 
 
 def _unread(
-    form: Scenario, node: Node, known: Collection[str], clock: bool, problems: Problems
+    form: Scenario, node: Node, metrics: Collection[str], clock: bool, problems: Problems
 ) -> None:
     """Warn of series that no detector reads. With a `clock` every frame counts."""
     assert isinstance(node, MapNode)
-    for _, at, series in scenario_form.every(form, node):
+    for _, series_node, series in scenario_form.every(form, node):
         for name in series:
-            if name not in known and not (clock and is_known(name)):
+            if name not in metrics and not (clock and is_known(name)):
                 message = f"no detector reads the series {name!r}"
-                place = scenario_form.key_of(at, name)
-                problems.warn(place, message, did_you_mean(name, known))
+                location = scenario_form.key_of(series_node, name)
+                problems.warn(location, message, did_you_mean(name, metrics))
 
 
 STDIN = "-"
@@ -294,20 +296,20 @@ def _judge(
         library = RunbookCatalog({}, (beside,), problems)
         opened = library.file(path.stem, root)
         if opened is not None:
-            at = opened.node.place("if_it_fails")
-            library.open(opened.form.if_it_fails, at, f"runbook {path.stem}.if_it_fails")
+            node = opened.node.locate("if_it_fails")
+            library.open(opened.form.if_it_fails, node, f"runbook {path.stem}.if_it_fails")
     else:
         loader.from_root(root, path, None, problems)
     problems.stop()
 
 
-def merged(found: Iterable[Checked]) -> tuple[list[Problem], list[Problem]]:
+def merged(results: Iterable[Checked]) -> tuple[list[Problem], list[Problem]]:
     """Return all errors and all warnings, each once, by file, line and column."""
     errors: dict[tuple[str, str], Problem] = {}
     warnings: dict[tuple[str, str], Problem] = {}
-    for checked in found:
-        errors |= {(p.where, p.message): p for p in checked.errors}
-        warnings |= {(p.where, p.message): p for p in checked.warnings}
+    for checked in results:
+        errors |= {(p.location, p.message): p for p in checked.errors}
+        warnings |= {(p.location, p.message): p for p in checked.warnings}
     return _sorted(errors.values()), _sorted(warnings.values())
 
 

@@ -105,23 +105,31 @@ class Expectation(Section, frozen=True, kw_only=True):
         """Return the key of what is expected."""
         return next((name for name in SUBJECTS if getattr(self, name) is not None), "")
 
-    def window(self, last: int) -> tuple[int, int]:
+    def window(self, last_frame: int) -> tuple[int, int]:
         """Return the first and the last frame of it."""
         if self.at is not None:
             return self.at, self.at
         if self.between is not None:
             return self.between
-        return (last, last) if self.end else (0, last if self.by is None else self.by)
+        return (
+            (last_frame, last_frame)
+            if self.end
+            else (0, last_frame if self.by is None else self.by)
+        )
 
     def check(self) -> list[tuple[str, str]]:
-        given = [name for name in SUBJECTS if getattr(self, name) is not None]
+        options = [name for name in SUBJECTS if getattr(self, name) is not None]
         times = [name for name in WINDOWS if getattr(self, name) is not None]
         if self.end is False:
             return [("end", "is true or left out")]
-        if len(given) != 1:
-            return [(given[1] if given else "rule", f"give exactly one of {', '.join(SUBJECTS)}")]
+        if len(options) != 1:
+            return [
+                (options[1] if options else "rule", f"give exactly one of {', '.join(SUBJECTS)}")
+            ]
         if len(times) > 1 or (not times and self.never is None and self.count is None):
-            return [(times[1] if times else given[0], f"needs a time: one of {', '.join(WINDOWS)}")]
+            return [
+                (times[1] if times else options[0], f"needs a time: one of {', '.join(WINDOWS)}")
+            ]
         wrong = []
         if self.between is not None and self.between[0] > self.between[1]:
             wrong.append(("between", "ends before it begins"))
@@ -129,8 +137,8 @@ class Expectation(Section, frozen=True, kw_only=True):
             wrong.append(("is_", "belongs to a rule"))
         if self.budget is not None and not (self.end or self.at is not None):
             wrong.append(("budget", "needs a time: at or end"))
-        if self.count is not None and given[0] in ("state", "budget", "never"):
-            wrong.append(("count", f"means nothing with {given[0]}"))
+        if self.count is not None and options[0] in ("state", "budget", "never"):
+            wrong.append(("count", f"means nothing with {options[0]}"))
         if self.count is not None and self.is_ in ("on", "quiet"):
             wrong.append(("count", f"means nothing with is: {self.is_}"))
         return wrong
@@ -183,17 +191,19 @@ class Injection(Section, frozen=True, kw_only=True):
     count: Annotated[Some, doc("how many actions fail")] = 1
 
     def check(self) -> list[tuple[str, str]]:
-        given = [name for name in INJECTIONS if getattr(self, name) is not None]
+        options = [name for name in INJECTIONS if getattr(self, name) is not None]
         if self.probe_restart is False:
             return [("probe_restart", "is true or left out")]
-        if len(given) != 1:
-            return [(given[1] if given else "at", f"give exactly one of {', '.join(INJECTIONS)}")]
-        if self.for_ is not None and given[0] not in ("nan", "phase", "silent_rank"):
-            return [("for_", f"means nothing with {given[0]}")]
+        if len(options) != 1:
+            return [
+                (options[1] if options else "at", f"give exactly one of {', '.join(INJECTIONS)}")
+            ]
+        if self.for_ is not None and options[0] not in ("nan", "phase", "silent_rank"):
+            return [("for_", f"means nothing with {options[0]}")]
         if self.args is not None and self.command is None:
             return [("args", "belongs to a command")]
-        if self.count != 1 and given[0] not in ("fail_action", "lose_action"):
-            return [("count", f"means nothing with {given[0]}")]
+        if self.count != 1 and options[0] not in ("fail_action", "lose_action"):
+            return [("count", f"means nothing with {options[0]}")]
         return []
 
 
@@ -231,8 +241,8 @@ class Scenario(Section, frozen=True):
     @property
     def sequels(self) -> tuple[Mapping[str, str], ...]:
         """The series after the first rollback, the second, ...; the last one is used again."""
-        after = self.after_rollback
-        return after if isinstance(after, tuple) else (after,)
+        series = self.after_rollback
+        return series if isinstance(series, tuple) else (series,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,23 +268,25 @@ class Names:
 def check(form: Scenario, node: Node, problems: Problems) -> None:
     """Note what is wrong with a scenario beyond its schema, whatever the policy."""
     assert isinstance(node, MapNode)
-    for key, at, series in every(form, node):
-        _lengths(series, at, f"{form.name!r}: {key}", problems)
+    for key, series_node, series in every(form, node):
+        _lengths(series, series_node, f"{form.name!r}: {key}", problems)
     for key, names in (("noise", form.noise), ("sampled", form.sampled)):
         for name in names:
             if name not in form.series:
-                at = key_of(node.place(key), name)
+                series_node = key_of(node.locate(key), name)
                 problems.add(
-                    at, f"{key} for {name!r}, which has no series", did_you_mean(name, form.series)
+                    series_node,
+                    f"{key} for {name!r}, which has no series",
+                    did_you_mean(name, form.series),
                 )
     for i, inject in enumerate(form.inject):
-        at = _item(node, "inject", i)
+        series_node = _item(node, "inject", i)
         for name in inject.nan or ():
             if name not in form.series:
                 hint = did_you_mean(name, form.series)
-                problems.add(first_text(at, name), f"there is no series {name!r}", hint)
+                problems.add(first_text(series_node, name), f"there is no series {name!r}", hint)
         if inject.silent_rank is not None and not 0 <= inject.silent_rank < form.ranks:
-            problems.add(at, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
+            problems.add(series_node, f"there is no rank {inject.silent_rank}; ranks: {form.ranks}")
 
 
 def check_names(form: Scenario, node: Node, names: Names, problems: Problems) -> None:
@@ -282,11 +294,11 @@ def check_names(form: Scenario, node: Node, names: Names, problems: Problems) ->
     assert isinstance(node, MapNode)
     for i, expect in enumerate(form.expect):
         at = _item(node, "expect", i)
-        for name, known, what in _unknown_names(expect, names):
-            place = first_text(at, name)
-            if place is at and isinstance(at, MapNode):  # it is a key
-                place = key_of(at.place("budget"), name)
-            problems.add(place, f"no {what} {name!r}", did_you_mean(name, known))
+        for name, valid_names, kind in _unknown_names(expect, names):
+            location = first_text(at, name)
+            if location is at and isinstance(at, MapNode):  # it is a key
+                location = key_of(at.locate("budget"), name)
+            problems.add(location, f"no {kind} {name!r}", did_you_mean(name, valid_names))
     for i, inject in enumerate(form.inject):
         at = _item(node, "inject", i)
         verb = inject.fail_action or inject.lose_action
@@ -298,18 +310,18 @@ def check_names(form: Scenario, node: Node, names: Names, problems: Problems) ->
 def every(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:
     """Yield `(key, its node, series)` for the first series and for all that come later."""
     for key, several in (("series", (form.series,)), ("after_rollback", form.sequels)):
-        place = node.place(key)
+        section = node.locate(key)
         for i, series in enumerate(several):
-            yield key, place.items[i] if isinstance(place, ListNode) else place, series
+            yield key, section.items[i] if isinstance(section, ListNode) else section, series
 
 
-def _lengths(series: Mapping[str, str], at: Node, what: str, problems: Problems) -> None:
+def _lengths(series: Mapping[str, str], node: Node, label: str, problems: Problems) -> None:
     lengths = {name: count(text) for name, text in series.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        problems.add(at, f"{what} has series of different lengths: {listed}")
+        problems.add(node, f"{label} has series of different lengths: {listed}")
     if max(lengths.values(), default=0) > MAX_SAMPLES:
-        problems.add(at, f"{what} is longer than {MAX_SAMPLES} steps")
+        problems.add(node, f"{label} is longer than {MAX_SAMPLES} steps")
 
 
 def _unknown_names(form: Expectation, names: Names) -> Iterator[tuple[str, Collection[str], str]]:
@@ -322,15 +334,15 @@ def _unknown_names(form: Expectation, names: Names) -> Iterator[tuple[str, Colle
     for name in form.budget or ():
         if name not in names.budgets:
             yield name, names.budgets, "budget"
-    others = (*names.verbs, *SEVERITIES, *STATES)
+    keywords = (*names.verbs, *SEVERITIES, *STATES)
     for name in form.never or ():
-        if name not in others and names.rule(name) is None:
-            yield name, [*names.short(), *others], "rule, verb, severity or state"
+        if name not in keywords and names.rule(name) is None:
+            yield name, [*names.short(), *keywords], "rule, verb, severity or state"
 
 
 def _item(node: MapNode, key: str, i: int) -> Node:
-    held = node.place(key)
-    return held.items[i] if isinstance(held, ListNode) else held
+    section = node.locate(key)
+    return section.items[i] if isinstance(section, ListNode) else section
 
 
 def key_of(node: Node, name: str) -> Node:

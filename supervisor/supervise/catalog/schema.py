@@ -115,7 +115,7 @@ def read_section(
     form: type,
     node: Node,
     problems: Problems,
-    what: str,
+    label: str,
     *,
     defaults: Mapping[str, Any] | None = None,
     overridden: Mapping[str, Place] | None = None,
@@ -132,7 +132,7 @@ def read_section(
             without one that is missing or wrong is None then. A misspelt key is read as the
             one that was probably meant, and added to the node as that.
     """
-    before, wrong = problems.count, set[str]()
+    count, wrong = problems.count, set[str]()
     section: Any = None
     if isinstance(node, MapNode):
         try:
@@ -140,62 +140,67 @@ def read_section(
         except ValidationError:
             section = None
     if section is None:
-        wrong = mistakes(form, node, problems, what, overridden=overridden, rename=lenient)
-        if not isinstance(node, MapNode) or (problems.count > before and not lenient):
+        wrong = mistakes(form, node, problems, label, overridden=overridden, rename=lenient)
+        if not isinstance(node, MapNode) or (problems.count > count and not lenient):
             return BAD
-        section = _filled(form, node, problems, what, defaults or {}, wrong)
-    for place, message in _flaws(section, node, what, overridden, wrong=wrong):
-        problems.add(place, message)
-    return BAD if problems.count > before and not lenient else section
+        section = _filled(form, node, problems, label, defaults or {}, wrong)
+    for location, message in _flaws(section, node, label, overridden, wrong=wrong):
+        problems.add(location, message)
+    return BAD if problems.count > count and not lenient else section
 
 
 def mistakes(
     form: type,
     node: Node,
     problems: Problems,
-    what: str,
+    label: str,
     *,
     overridden: Mapping[str, Place] | None = None,
     rename: bool = False,
 ) -> set[str]:
     """Note what is wrong with a node, and return the keys in which it is; see `read_section`."""
     if not isinstance(node, MapNode):
-        return validation.check(json_schema(form), node, problems, what)
+        return validation.check(json_schema(form), node, problems, label)
     keys = keys_of(form)
     # Over what a pack has written, a policy may have meant a key that is there already.
     changed = list(overridden) if overridden else None
-    meant = validation.unknown_keys(node, keys, problems, what, taken=changed)
-    taken = changed or list(node.pairs)
+    suggestions = validation.unknown_keys(node, keys, problems, label, used=changed)
+    used = changed or list(node.pairs)
     unknown = [key for key in node.pairs if key not in keys]
     for key in unknown if rename else ():
-        free = [name for name in keys if name not in taken]
+        free = [name for name in keys if name not in used]
         sure = near_miss(validation.ALIASES.get(key, key), free, SURE)
         if sure is not None:
             node.pairs[sure] = node.pairs[key]  # other checks look for it there
     valid = node.without(*unknown)
-    return {*unknown, *validation.check(json_schema(form), valid, problems, what, excused=meant)}
+    return {
+        *unknown,
+        *validation.check(json_schema(form), valid, problems, label, excused=suggestions),
+    }
 
 
 def _filled(
     form: type,
     node: MapNode,
     problems: Problems,
-    what: str,
+    label: str,
     defaults: Mapping[str, Any],
     wrong: set[str],
 ) -> Any:
     """Return the section with the right values of a node, then `defaults`, then its own."""
     values: dict[str, Any] = {}
     for key in keys_of(form).values():
-        held = node.get(key.name)
-        if held is None or key.name in wrong:
+        value_node = node.get(key.name)
+        if value_node is None or key.name in wrong:
             if key.name in defaults or key.required:
                 values[key.attribute] = defaults.get(key.name)
             continue
         try:
-            values[key.attribute] = _value(_integral(plain(held)), key.hint)
+            values[key.attribute] = _value(_integral(plain(value_node)), key.hint)
         except ValidationError as error:  # msgspec and the schema disagree
-            problems.add(held, f"{what}.{key.name}: {error}" if what else f"{key.name}: {error}")
+            problems.add(
+                value_node, f"{label}.{key.name}: {error}" if label else f"{key.name}: {error}"
+            )
             values[key.attribute] = key.default
     return form(**values)
 
@@ -212,7 +217,7 @@ def _integral(data: Any) -> Any:
 def _flaws(
     section: Any,
     node: Node,
-    what: str,
+    label: str,
     overridden: Mapping[str, Place] | None = None,
     *,
     wrong: Collection[str] = (),
@@ -225,34 +230,34 @@ def _flaws(
     is_whole = hasattr(section, "check") and not wrong
     for attribute, message in section.check() if is_whole else ():
         name = attribute.rstrip("_")
-        place: Place = node.place(name) if isinstance(node, MapNode) else node
+        location: Place = node.locate(name) if isinstance(node, MapNode) else node
         if overridden:
-            place = overridden.get(name) or next(iter(overridden.values()))
-        yield place, f"{what}.{name}: {message}" if what else f"{name}: {message}"
+            location = overridden.get(name) or next(iter(overridden.values()))
+        yield location, f"{label}.{name}: {message}" if label else f"{name}: {message}"
     form: type = type(section)
     for key in keys_of(form).values():
-        held = node.get(key.name) if isinstance(node, MapNode) else None
-        if held is not None and key.name not in wrong:
-            name = f"{what}.{key.name}" if what else key.name
-            yield from _inner_flaws(getattr(section, key.attribute), held, name)
+        value_node = node.get(key.name) if isinstance(node, MapNode) else None
+        if value_node is not None and key.name not in wrong:
+            name = f"{label}.{key.name}" if label else key.name
+            yield from _inner_flaws(getattr(section, key.attribute), value_node, name)
 
 
-def _inner_flaws(value: Any, node: Node, what: str) -> Iterator[tuple[Place, str]]:
+def _inner_flaws(value: Any, node: Node, label: str) -> Iterator[tuple[Place, str]]:
     if isinstance(value, tuple) and isinstance(node, ListNode):
-        for i, (item, place) in enumerate(zip(value, node.items, strict=True)):
-            yield from _inner_flaws(item, place, f"{what}[{i}]")
+        for i, (item, item_node) in enumerate(zip(value, node.items, strict=True)):
+            yield from _inner_flaws(item, item_node, f"{label}[{i}]")
     elif isinstance(value, dict) and isinstance(node, MapNode):
         for name, item in value.items():
-            yield from _inner_flaws(item, node.place(name), f"{what}.{name}")
+            yield from _inner_flaws(item, node.locate(name), f"{label}.{name}")
     elif isinstance(value, Action) and isinstance(node, MapNode) and len(node.pairs) == 1:
         ((verb, (_, keys)),) = node.pairs.items()
         is_step = verb not in keys_of(type(value))
-        yield from _flaws(value, keys if is_step else node, f"{what}.{verb}" if is_step else what)
+        yield from _flaws(value, keys if is_step else node, f"{label}.{verb}" if is_step else label)
     elif isinstance(value, Struct) or dataclasses.is_dataclass(value):
-        yield from _flaws(value, node, what)
+        yield from _flaws(value, node, label)
 
 
-def written(section: Any) -> dict[str, Any]:
+def plain_section(section: Any) -> dict[str, Any]:
     """Return a section as plain data; keys that are None by default are left out when None."""
     form: type = type(section)
     values = ((key, getattr(section, key.attribute)) for key in keys_of(form).values())
@@ -268,7 +273,7 @@ def written_value(value: Any, hint: Any) -> Any:
     if isinstance(hint, Parsed):
         return hint.encode(value)  # type: ignore[attr-defined]
     if isinstance(value, Struct) or dataclasses.is_dataclass(value):
-        return written(value)
+        return plain_section(value)
     arguments = [hint for hint in typing.get_args(hint) if hint is not type(None)]
     if value is None or not arguments or _origin(hint) is Literal:
         return value
@@ -337,35 +342,41 @@ def _written_out(
         part = {k: v for k, v in parts[schema["$ref"]].items() if k not in ("title", "description")}
         schema = {**schema, **part}
         del schema["$ref"]
-    found = {key: inner(value) for key, value in schema.items() if key != "default"}
+    result_schema = {key: inner(value) for key, value in schema.items() if key != "default"}
     if "properties" in schema:
-        found["properties"] = {name: inner(each) for name, each in schema["properties"].items()}
-    if found.get("required") == []:
-        del found["required"]
-    if "prefixItems" in found:
-        found["items"] = inner(found.pop("prefixItems")[0])
-    if found.get("type") == "integer":
-        found.setdefault("maximum", MAX_INTEGER)
-    if "propertyNames" in found:
-        found["propertyNames"]["type"] = "string"
-    if found.get("type") == "object":
-        found.setdefault("additionalProperties", {})
-    if "pattern" in found:
-        found["pattern"] = found["pattern"].removesuffix("(?!\n)")
-    if "enum" in found:
-        found["enum"] = list(orders.get(frozenset(found["enum"]), found["enum"]))
-    options = [inner(option) for option in found.pop("anyOf", ())]
-    about = {"description": found.pop("description")} if "description" in found else {}
-    return {**about, **found, **(_joined(options) if options else {})}
+        result_schema["properties"] = {
+            name: inner(option_schema) for name, option_schema in schema["properties"].items()
+        }
+    if result_schema.get("required") == []:
+        del result_schema["required"]
+    if "prefixItems" in result_schema:
+        result_schema["items"] = inner(result_schema.pop("prefixItems")[0])
+    if result_schema.get("type") == "integer":
+        result_schema.setdefault("maximum", MAX_INTEGER)
+    if "propertyNames" in result_schema:
+        result_schema["propertyNames"]["type"] = "string"
+    if result_schema.get("type") == "object":
+        result_schema.setdefault("additionalProperties", {})
+    if "pattern" in result_schema:
+        result_schema["pattern"] = result_schema["pattern"].removesuffix("(?!\n)")
+    if "enum" in result_schema:
+        result_schema["enum"] = list(
+            orders.get(frozenset(result_schema["enum"]), result_schema["enum"])
+        )
+    options = [inner(option) for option in result_schema.pop("anyOf", ())]
+    about = (
+        {"description": result_schema.pop("description")} if "description" in result_schema else {}
+    )
+    return {**about, **result_schema, **(_joined(options) if options else {})}
 
 
 def _joined(options: list[dict[str, Any]]) -> dict[str, Any]:
     """Return alternatives as one schema where that is possible: it says more of a wrong value."""
-    flat = [each for option in options for each in option.get("anyOf", [option])]
-    rest = [each for each in flat if each != {"type": "null"}]
-    if len(rest) == 1 and len(flat) > 1:
-        if isinstance(rest[0].get("type"), str):
-            return {**rest[0], "type": [rest[0]["type"], "null"]}
-        if "enum" in rest[0]:
-            return {**rest[0], "enum": [*rest[0]["enum"], None]}
-    return {"anyOf": [*rest, {"type": "null"}] if len(rest) < len(flat) else rest}
+    flat = [inner_option for option in options for inner_option in option.get("anyOf", [option])]
+    non_null = [option for option in flat if option != {"type": "null"}]
+    if len(non_null) == 1 and len(flat) > 1:
+        if isinstance(non_null[0].get("type"), str):
+            return {**non_null[0], "type": [non_null[0]["type"], "null"]}
+        if "enum" in non_null[0]:
+            return {**non_null[0], "enum": [*non_null[0]["enum"], None]}
+    return {"anyOf": [*non_null, {"type": "null"}] if len(non_null) < len(flat) else non_null}

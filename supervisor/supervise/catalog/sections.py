@@ -45,7 +45,7 @@ from ..notifiers import Settings
 from . import discover, validation
 from .diagnostics import Place, Problems
 from .scenarios import Scenario
-from .schema import BAD, convert, json_schema, keys_of, mistakes, read_section, written
+from .schema import BAD, convert, json_schema, keys_of, mistakes, plain_section, read_section
 from .yaml_document import MapNode, Node, Scalar, first_text
 
 VERSION = "supervise/v1"
@@ -58,7 +58,7 @@ WINDOWS = ("window", "slow", "ref")  # samples that a detector looks back on; `f
 def read_detector(
     node: Node,
     problems: Problems,
-    what: str,
+    label: str,
     *,
     baseline: Mapping[str, int] | None = None,
     overridden: Mapping[str, Place] | None = None,
@@ -71,16 +71,16 @@ def read_detector(
     """
     form = _form(node)
     if form is None:
-        validation.check(_kind_schema(), node, problems, what)
+        validation.check(_kind_schema(), node, problems, label)
         return BAD
     assert isinstance(node, MapNode)
     keys = node.without("kind")
     defaults = _defaults(form, node, baseline or {})
-    detector = read_section(form, keys, problems, what, defaults=defaults, overridden=overridden)
+    detector = read_section(form, keys, problems, label, defaults=defaults, overridden=overridden)
     wrong = [] if detector is BAD else [m for m in detector.metrics if not METRIC.fullmatch(m)]
     for metric in wrong:
-        place = first_text(node, metric) if metric else node.place("metric")
-        problems.add(place, f"{what}: {metric!r} is no name of a metric", METRIC_WORDS)
+        location = first_text(node, metric) if metric else node.locate("metric")
+        problems.add(location, f"{label}: {metric!r} is no name of a metric", METRIC_WORDS)
     return BAD if wrong else detector
 
 
@@ -95,7 +95,7 @@ def read_valid_keys(node: Node) -> Any:
 
 def write_detector(detector: Detector) -> dict[str, Any]:
     """Return a detector as plain data."""
-    return {"kind": discover.name_of(detector), **written(detector)}
+    return {"kind": discover.name_of(detector), **plain_section(detector)}
 
 
 def _form(node: Node) -> type[Detector] | None:
@@ -115,8 +115,8 @@ def _defaults(form: type, node: MapNode, baseline: Mapping[str, int]) -> dict[st
     keys = keys_of(form)
     defaults = dict(baseline) if all(key in keys for key in BASELINE_KEYS) else {}
     sizes = [node.get(key) for key in WINDOWS if key in keys]
-    values = [each.value for each in sizes if isinstance(each, Scalar)]
-    window = next((each for each in values if type(each) is int), defaults.get("window"))
+    values = [size.value for size in sizes if isinstance(size, Scalar)]
+    window = next((value for value in values if type(value) is int), defaults.get("window"))
     for key in ("min", "freeze") if window is not None else ():
         if key in keys and window is not None:
             defaults[key] = max(1, min(window, defaults.get(key, keys[key].default)))
@@ -161,7 +161,7 @@ else:
 
         @staticmethod
         def encode(value):
-            keys = written(value)
+            keys = plain_section(value)
             return {discover.name_of(value): keys} if keys else discover.name_of(value)
 
         @staticmethod
@@ -186,7 +186,7 @@ else:
         def decode(value):
             return convert(value, discover.actions()["verify"])
 
-        encode = staticmethod(written)
+        encode = staticmethod(plain_section)
 
         @staticmethod
         def schema():
@@ -203,7 +203,7 @@ else:
 
         @staticmethod
         def encode(value):
-            return {name: written(settings) for name, settings in value.items()}
+            return {name: plain_section(settings) for name, settings in value.items()}
 
         @staticmethod
         def schema():

@@ -46,8 +46,8 @@ def locate(name_or_path: str | Path) -> Path:
     if is_file(path):
         return path
     name = path.name.removesuffix(".yaml")
-    if path.parent in (Path(), Path("policies")) and (found := find("policies", name)):
-        return found  # also beside a directory of that name
+    if path.parent in (Path(), Path("policies")) and (shipped_path := find("policies", name)):
+        return shipped_path  # also beside a directory of that name
     from .diagnostics import did_you_mean  # the launch of a job needs no hint
 
     if not str(name_or_path):
@@ -56,8 +56,8 @@ def locate(name_or_path: str | Path) -> Path:
         raise InputError(f"{path}: is a directory", hint="give a policy file or a name")
     if path.parent not in (Path(), Path("policies")):
         raise InputError(f"no policy {str(name_or_path)!r}", hint="there is no such file")
-    what = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
-    raise InputError(what, hint=did_you_mean(name, names("policies")))
+    message = f"no policy {str(name_or_path)!r}" + (": no such file" if path.suffix else "")
+    raise InputError(message, hint=did_you_mean(name, names("policies")))
 
 
 def is_file(path: Path) -> bool:
@@ -78,10 +78,10 @@ def label(path: Path) -> str:
 
 
 @cache
-def shown() -> Mapping[str, Any]:
+def benchmark_results() -> Mapping[str, Any]:
     """Return the content of `policies/shown.json`."""
-    found: dict[str, Any] = json.loads((folder("policies") / "shown.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((folder("policies") / "shown.json").read_text())
+    return results
 
 
 SUFFIX = ".yaml"
@@ -101,14 +101,14 @@ def locate_base(path: Path, base: str) -> Path:
         if is_file(named):
             return named
         raise InputError(f"no policy {base!r}: no such file", hint="a path begins at this file")
-    found = find("policies", base)
-    if found is None:
-        own = is_file(named.with_name(f"{base}{SUFFIX}"))
+    shipped_path = find("policies", base)
+    if shipped_path is None:
+        is_beside = is_file(named.with_name(f"{base}{SUFFIX}"))
         hint = did_you_mean(base, names("policies"))
         raise InputError(
-            f"no shipped policy {base!r}", hint=f"write {base}{SUFFIX}" if own else hint
+            f"no shipped policy {base!r}", hint=f"write {base}{SUFFIX}" if is_beside else hint
         )
-    return found
+    return shipped_path
 
 
 def chain(path: Path) -> list[Path]:
@@ -121,9 +121,9 @@ def chain(path: Path) -> list[Path]:
         ValueError: `extends` is written so that only a YAML reader finds it.
         OSError: a file cannot be read.
     """
-    found: list[Path] = []
-    while path not in found:
-        found.append(path)
+    paths: list[Path] = []
+    while path not in paths:
+        paths.append(path)
         text = path.read_bytes().decode("utf-8", "replace")
         named = _EXTENDS.search(text)
         if named is None:
@@ -131,4 +131,4 @@ def chain(path: Path) -> list[Path]:
                 raise ValueError("extends is written in another style")
             break
         path = locate_base(path, next(filter(None, named.groups())))
-    return found
+    return paths

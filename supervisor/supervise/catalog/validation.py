@@ -34,7 +34,7 @@ def check(
     schema: Mapping[str, Any],
     node: Node,
     problems: Problems,
-    what: str,
+    label: str,
     *,
     excused: Collection[str] = (),
 ) -> set[str]:
@@ -49,7 +49,7 @@ def check(
     """
     value = plain(node)
     wrong: set[str] = set()
-    reporter = _Reporter(node, problems, what, excused)
+    reporter = _Reporter(node, problems, label, excused)
     for error in _validator()(schema).iter_errors(value):
         wrong.add(str(error.path[0]) if error.path else "")
         reporter.report(error)
@@ -58,11 +58,11 @@ def check(
 
 def unknown_keys(
     node: MapNode,
-    known: Collection[str],
+    names: Collection[str],
     problems: Problems,
-    what: str,
+    label: str,
     *,
-    taken: Collection[str] | None = None,
+    used: Collection[str] | None = None,
 ) -> set[str]:
     """Note the keys of a mapping that it cannot have.
 
@@ -73,18 +73,22 @@ def unknown_keys(
     Returns:
         The keys that were probably meant.
     """
-    meant: set[str] = set()
-    for key, (at, _) in node.pairs.items():
-        if key not in known:
+    suggestions: set[str] = set()
+    for key, (key_node, _) in node.pairs.items():
+        if key not in names:
             # A key that a base has may be meant by the file that extends it.
-            own = [name for name, (other, _) in node.pairs.items() if other.source is at.source]
-            there = own if taken is None else taken
+            written_keys = [
+                name
+                for name, (other_node, _) in node.pairs.items()
+                if other_node.source is key_node.source
+            ]
+            used_keys = written_keys if used is None else used
             hint = did_you_mean(
-                ALIASES.get(key, key), [name for name in known if name not in there]
+                ALIASES.get(key, key), [name for name in names if name not in used_keys]
             )
-            problems.add(at, f"{what or 'the file'} has no key {key!r}", hint)
-            meant.update(name for name in known if hint == f"did you mean {name!r}?")
-    return meant
+            problems.add(key_node, f"{label or 'the file'} has no key {key!r}", hint)
+            suggestions.update(name for name in names if hint == f"did you mean {name!r}?")
+    return suggestions
 
 
 def describe(schema: Mapping[str, Any]) -> str:
@@ -92,9 +96,13 @@ def describe(schema: Mapping[str, Any]) -> str:
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"]).removeprefix("should be ")
     if "anyOf" in schema:
-        return " or ".join(describe(each) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(
+            describe(option) for option in schema["anyOf"] if option.get("type") != "null"
+        )
     if "enum" in schema or "const" in schema:
-        options = [each for each in schema.get("enum", [schema.get("const")]) if each is not None]
+        options = [
+            option for option in schema.get("enum", [schema.get("const")]) if option is not None
+        ]
         return f"one of {quoted(options)}" if len(options) > 1 else repr(options[0])
     match _type(schema):
         case "integer":
@@ -124,10 +132,12 @@ def _type(schema: Mapping[str, Any]) -> str:
 class _Reporter:
     """Turns the errors of one validation into problems (`Any`: the stubs type them loosely)."""
 
-    def __init__(self, root: Node, problems: Problems, what: str, excused: Collection[str]) -> None:
+    def __init__(
+        self, root: Node, problems: Problems, label: str, excused: Collection[str]
+    ) -> None:
         self.root = root
         self.problems = problems
-        self.what = what
+        self.what = label
         self.excused = excused
 
     def report(self, error: Any) -> None:
@@ -138,18 +148,20 @@ class _Reporter:
                 node, name = node.items[key], f"{name}[{key}]"
             elif isinstance(node, MapNode):
                 node, name = node.pairs[str(key)][1], f"{name}.{key}" if name else str(key)
-        how = _REPORTS.get(str(error.validator), _Reporter._other)
-        how(self, error, node, name)
+        report = _REPORTS.get(str(error.validator), _Reporter._report_value)
+        report(self, error, node, name)
 
     def _keys(self, error: Any, node: Node, name: str) -> None:
         assert isinstance(node, MapNode)
-        known = error.schema["properties"]
+        properties = error.schema["properties"]
         if title := error.schema.get("title"):
-            for key, (at, _) in node.pairs.items():
-                if key not in known:
-                    self.problems.add(at, f"{name}: no {title} {key!r}", did_you_mean(key, known))
+            for key, (key_node, _) in node.pairs.items():
+                if key not in properties:
+                    self.problems.add(
+                        key_node, f"{name}: no {title} {key!r}", did_you_mean(key, properties)
+                    )
         else:
-            unknown_keys(node, known, self.problems, name)
+            unknown_keys(node, properties, self.problems, name)
 
     def _required(self, error: Any, node: Node, name: str) -> None:
         assert isinstance(node, MapNode)
@@ -180,12 +192,12 @@ class _Reporter:
         groups: dict[Any, list[Any]] = {}
         for inner in error.context or ():
             groups.setdefault(inner.schema_path[0], []).append(inner)
-        meant = [errors for errors in groups.values() if not any(map(_of_another_type, errors))]
-        if len(meant) == 1:
-            for inner in meant[0]:
+        fitting = [errors for errors in groups.values() if not any(map(_of_another_type, errors))]
+        if len(fitting) == 1:
+            for inner in fitting[0]:
                 self.report(inner)
         else:
-            self._other(error, node, name)
+            self._report_value(error, node, name)
 
     def _limit(self, error: Any, node: Node, name: str) -> None:
         if error.validator == "maximum":
@@ -195,32 +207,32 @@ class _Reporter:
         self.problems.add(node, f"{name} {text}")
 
     def _size(self, error: Any, node: Node, name: str) -> None:
-        wanted, held = error.validator_value, len(error.instance)
-        what = "key" if isinstance(node, MapNode) else "item"
-        plural = "" if wanted == 1 else "s"
-        self.problems.add(node, f"{name} should hold {wanted} {what}{plural}, not {held}")
+        expected, size = error.validator_value, len(error.instance)
+        unit = "key" if isinstance(node, MapNode) else "item"
+        plural = "" if expected == 1 else "s"
+        self.problems.add(node, f"{name} should hold {expected} {unit}{plural}, not {size}")
 
     def _pattern(self, error: Any, node: Node, name: str) -> None:
         if "propertyNames" in error.schema_path:
             self._names(error, node, name)
             return
         assert isinstance(node, Scalar)
-        token, found = error.schema.get("x-token"), False
+        token, is_reported = error.schema.get("x-token"), False
         for match in re.finditer(r"\S+", error.instance) if token else ():
             if not re.fullmatch(token, match[0]):
-                found = True
+                is_reported = True
                 text = f"should be {describe(error.schema)}; {match[0][:40]!r} is not part of one"
                 hint = "value, then perhaps +step or *factor, then perhaps xCOUNT"
                 self.problems.add(inside(node, match.start()), f"{name} {text}", hint)
-        if not found:
-            self._other(error, node, name)
+        if not is_reported:
+            self._report_value(error, node, name)
 
-    def _other(self, error: Any, node: Node, name: str) -> None:
+    def _report_value(self, error: Any, node: Node, name: str) -> None:
         schema = error.schema
         value = error.instance
         hint = None
         if error.validator == "enum" and isinstance(value, str):
-            options = [each for each in error.validator_value if each is not None]
+            options = [option for option in error.validator_value if option is not None]
             hint = did_you_mean(value, options)
             if title := schema.get("title"):
                 self.problems.add(node, f"{name}: no {title} {value!r}", hint)

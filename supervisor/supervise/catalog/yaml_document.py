@@ -109,15 +109,15 @@ class MapNode(Node):
         pair = self.pairs.get(key)
         return pair[1] if pair else None
 
-    def place(self, key: str) -> Node:
+    def locate(self, key: str) -> Node:
         """Return the place of a key: its value, or the whole mapping if the key is absent."""
         pair = self.pairs.get(key)
         return pair[1] if pair else self
 
     def without(self, *keys: str) -> MapNode:
         """Return the same mapping less some keys."""
-        kept = {key: pair for key, pair in self.pairs.items() if key not in keys}
-        return MapNode(self.source, self.line, self.col, kept)
+        pairs = {key: pair for key, pair in self.pairs.items() if key not in keys}
+        return MapNode(self.source, self.line, self.col, pairs)
 
 
 def items(root: MapNode, key: str) -> list[Node]:
@@ -135,8 +135,8 @@ def entries(root: MapNode, key: str) -> dict[str, Node]:
 
 def resolve(text: str) -> Any:
     """Return the value of plain text under the YAML 1.2 core schema."""
-    first = text[:1]
-    if first and first not in "0123456789+-.~nNtTfF":
+    initial = text[:1]
+    if initial and initial not in "0123456789+-.~nNtTfF":
         return text
     if text in _WORDS:
         return _WORDS[text]
@@ -175,7 +175,7 @@ def texts(node: Node) -> Iterator[str]:
             yield from texts(value)
 
 
-def inside(node: Scalar, at: int) -> Location:
+def inside(node: Scalar, index: int) -> Location:
     """Return the place of character `at` of a scalar's text in its file.
 
     Text may be folded over lines, so text and file are compared character by character; blanks
@@ -186,19 +186,19 @@ def inside(node: Scalar, at: int) -> Location:
         line, col = line + 1, 1
     elif not node.plain:
         col += 1
-    done = 0
-    while done < at and line <= len(source.lines):
+    matched = 0
+    while matched < index and line <= len(source.lines):
         text = source.line(line)
         if col > len(text):
             line, col = line + 1, 1
-        elif node.text[done].isspace():
-            done += 1
+        elif node.text[matched].isspace():
+            matched += 1
             col += 1 if text[col - 1].isspace() else 0
         else:
-            done += 1 if text[col - 1] == node.text[done] else 0
+            matched += 1 if text[col - 1] == node.text[matched] else 0
             col += 1
     text = source.line(line)
-    while at < len(node.text) and col <= len(text) and text[col - 1] != node.text[at]:
+    while index < len(node.text) and col <= len(text) and text[col - 1] != node.text[index]:
         col += 1
     return Location(source, line, col)
 
@@ -243,8 +243,8 @@ def read(path: Path, label: str, problems: Problems) -> MapNode | None:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = raw[: error.start].decode("utf-8-sig", "replace")
-        line, col = before.count("\n") + 1, len(before) - before.rfind("\n")
+        head = raw[: error.start].decode("utf-8-sig", "replace")
+        line, col = head.count("\n") + 1, len(head) - head.rfind("\n")
         source = Source(label, raw.decode("utf-8", "replace"))
         problems.add(
             Location(source, line, col), "this is not UTF-8 text", "save the file as UTF-8"
@@ -257,8 +257,8 @@ def parse(source: Source, problems: Problems, parser: Any = PARSER) -> MapNode |
     """Parse text whose top level must be a mapping; None when problems were noted instead."""
     bad = _FORBIDDEN.search(source.text)
     if bad:
-        before = source.text[: bad.start()]
-        spot = Location(source, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        head = source.text[: bad.start()]
+        spot = Location(source, head.count("\n") + 1, len(head) - head.rfind("\n"))
         problems.add(spot, CONTROL.format(bad.group()))
         return None
     already = problems.count
@@ -358,8 +358,8 @@ class _Builder:
             if key.text == "<<" and key.plain:
                 self.problems.add(key, "merge keys (<<) are not allowed", "write it out")
             elif key.text in parent.pairs:
-                first = parent.pairs[key.text][0]
-                self.problems.add(key, f"duplicate key {key.text!r}; first in line {first.line}")
+                earlier = parent.pairs[key.text][0]
+                self.problems.add(key, f"duplicate key {key.text!r}; first in line {earlier.line}")
             else:
                 parent.pairs[key.text] = (key, node)
 
@@ -433,8 +433,8 @@ def _item(value: Any, indent: int, lines: list[str]) -> None:
         lines.append(flow)
         return
     inner: list[str] = []
-    for key, held in value.items():
-        _block(f"{_scalar(key)}:", held, indent + 2, inner)
+    for key, item in value.items():
+        _block(f"{_scalar(key)}:", item, indent + 2, inner)
     lines.append(f"{' ' * indent}- {inner[0].lstrip()}")
     lines += inner[1:]
 

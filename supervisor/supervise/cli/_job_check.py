@@ -359,7 +359,7 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
     everything = metrics.everything()
     if check is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
-    found = {name: _of_probe(name, check, arrived(check)) for name in metrics.known()}
+    found = {name: _of_probe(name, check, arrived(check)) for name in metrics.measured()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
     found |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
     for together, own in PER_RANK.items():
@@ -384,7 +384,7 @@ def arrived(check: ProbeCheck) -> set[str]:
 
 
 def _of_probe(metric: str, check: ProbeCheck, seen: set[str]) -> str:
-    spec = metrics.known()[metric]
+    spec = metrics.measured()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
     if spec.sparsest:
         often = f"every step, up to every {spec.sparsest} where steps are short"

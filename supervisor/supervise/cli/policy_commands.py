@@ -503,7 +503,7 @@ def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
             "scenarios": [
                 {
                     "name": outcome.form.name,
-                    "where": outcome.where,
+                    "where": outcome.location,
                     "ok": not outcome.failures,
                     "frames": len(outcome.result.states),
                     "failures": [{"where": w, "message": m} for w, m in outcome.failures],

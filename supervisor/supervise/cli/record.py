@@ -268,7 +268,7 @@ def knowledge() -> Knowledge:
     from supervise_probe import faults
 
     from ..catalog import discover
-    from ..catalog.shipped import shown
+    from ..catalog.shipped import benchmark_results
     from ..runtime.identity import formulas_digest
 
     digest = formulas_digest()
@@ -282,7 +282,7 @@ def knowledge() -> Knowledge:
             )
             for name, fault in faults.catalog().items()
         },
-        shown=shown(),
+        shown=benchmark_results(),
         blind_to={
             kind: f"{kind}: {text}"
             for kind, form in discover.detectors().items()
@@ -427,9 +427,9 @@ def _columns(known: Sequence[str], wanted: str | None) -> list[str]:
         if not known:
             hint = "the probe announced none; see: supervise status RUN"
             raise UsageError(f"no metric {name!r}: this run has none", hint=hint)
-        from ..catalog.metrics import meant  # only now: it imports the collectors
+        from ..catalog.metrics import suggestion  # only now: it imports the collectors
 
-        near = meant(name, known)
+        near = suggestion(name, known)
         hint = f"{near} " if near else ""
         raise UsageError(
             f"no metric {name!r} in this run", hint=f"{hint}it has: {', '.join(known)}"

@@ -78,7 +78,7 @@ def show(metric: str, as_json: bool) -> None:
     from ..catalog.diagnostics import did_you_mean
 
     if not metrics.is_known(metric):
-        near = metrics.meant(metric) or did_you_mean(metric, metrics.near(metric))
+        near = metrics.suggestion(metric) or did_you_mean(metric, metrics.near(metric))
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
     found = describe(metric)
     if as_json:

@@ -31,9 +31,11 @@ class TransitionCoverage(dict[str, Any]):
     class Row(dict[str, str]):
         """The transitions of one state."""
 
-        def __init__(self, state: str, moves: dict[str, str], seen: set[tuple[str, str]]) -> None:
+        def __init__(
+            self, state: str, moves: dict[str, str], transitions: set[tuple[str, str]]
+        ) -> None:
             super().__init__(moves)
-            self._state, self._seen = state, seen
+            self._state, self._seen = state, transitions
 
         def get(self, event: str, default: Any = None) -> Any:
             self._seen.add((self._state, event))
@@ -66,38 +68,38 @@ class ScenarioResult:
     replay_differences: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> int:
+    def last_frame(self) -> int:
         return len(self.states) - 1
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 
-    def changes(self, rule: str, what: str) -> list[int]:
+    def changes(self, rule: str, change: str) -> list[int]:
         """Return the frames at which a rule `fired` or `cleared`, on any rank."""
-        form = RuleFired if what == "fired" else RuleCleared
-        return [at for at, d in self.log if isinstance(d, form) and d.rule == rule]
+        form = RuleFired if change == "fired" else RuleCleared
+        return [frame for frame, d in self.log if isinstance(d, form) and d.rule == rule]
 
     def on(self, rule: str) -> list[bool]:
         """Return, for each frame, whether the rule fires on some rank after it."""
         firing: set[int] = set()
-        found, done = [], 0
+        frames, restarts = [], 0
         for frame in range(len(self.states)):
-            while done < len(self.log) and self.log[done][0] <= frame:
-                decision = self.log[done][1]
-                done += 1
+            while restarts < len(self.log) and self.log[restarts][0] <= frame:
+                decision = self.log[restarts][1]
+                restarts += 1
                 if isinstance(decision, RuleFired) and decision.rule == rule:
                     firing.add(decision.rank)
                 elif isinstance(decision, RuleCleared) and decision.rule == rule:
                     firing.discard(decision.rank)
-            found.append(bool(firing))
-        return found
+            frames.append(bool(firing))
+        return frames
 
-    def suppressed(self, by: str, rule: str | None = None) -> list[int]:
+    def suppressed(self, reason_prefix: str, rule: str | None = None) -> list[int]:
         """Return the frames at which a suppression by `by` (a prefix) was recorded."""
         return [
-            at
-            for at, d in self.log
+            frame
+            for frame, d in self.log
             if isinstance(d, Suppressed)
-            and d.suppressed_by.startswith(by)
+            and d.suppressed_by.startswith(reason_prefix)
             and rule in (None, d.rule)
         ]
 
@@ -105,21 +107,21 @@ class ScenarioResult:
 
     def intents(self) -> list[tuple[int, str]]:
         """Return `(frame, verb)` of every action that was started."""
-        return [(at, d.action.verb) for at, d in self.log if isinstance(d, ActionPlanned)]
+        return [(frame, d.action.verb) for frame, d in self.log if isinstance(d, ActionPlanned)]
 
     def incidents(self) -> list[tuple[int, str]]:
         """Return `(frame, severity)` whenever an incident was opened or raised."""
         return [
-            (at, str(d.severity))
-            for at, d in self.log
+            (frame, str(d.severity))
+            for frame, d in self.log
             if isinstance(d, IncidentOpened | IncidentRaised)
         ]
 
     def messages(self, text: str) -> list[int]:
         """Return the frames of the notifications that contain this text."""
         return [
-            at
-            for at, d in self.log
+            frame
+            for frame, d in self.log
             if isinstance(d, Notified)
             and text in " ".join(str(part) for part in structs.astuple(d.message))
         ]
@@ -138,96 +140,104 @@ class Failure:
 
 def failures(form: Scenario, result: ScenarioResult, names: Names) -> list[Failure]:
     """Return the expectations that failed; empty: the scenario passes."""
-    found = [Failure(-1, f"after a restart: {message}") for message in result.replay_differences]
+    replay_failures = [
+        Failure(-1, f"after a restart: {message}") for message in result.replay_differences
+    ]
     for index, expect in enumerate(form.expect):
         message = _beyond_end(expect, result) or _check(expect, result, names)
         if message is not None:
-            found.append(Failure(index, message))
-    return found
+            replay_failures.append(Failure(index, message))
+    return replay_failures
 
 
 def node_of(node: Node, failure: Failure) -> Node:
     """Return the node of the failed expectation; `node` is that of the scenario."""
-    held = node.get("expect") if isinstance(node, MapNode) else None
-    if isinstance(held, ListNode) and 0 <= failure.index < len(held.items):
-        return held.items[failure.index]
+    section = node.get("expect") if isinstance(node, MapNode) else None
+    if isinstance(section, ListNode) and 0 <= failure.index < len(section.items):
+        return section.items[failure.index]
     return node
 
 
 def _beyond_end(expect: Expectation, result: ScenarioResult) -> str | None:
     frame = expect.at if expect.between is None else expect.between[0]
-    if frame is not None and frame > result.last:
-        return f"the scenario ends at frame {result.last}"
+    if frame is not None and frame > result.last_frame:
+        return f"the scenario ends at frame {result.last_frame}"
     return None
 
 
 def _check(expect: Expectation, result: ScenarioResult, names: Names) -> str | None:
-    first, last = expect.window(result.last)
+    start, end = expect.window(result.last_frame)
     subject = expect.subject()
     if subject == "never":
-        return _check_never(expect, result, names, first, last)
+        return _check_never(expect, result, names, start, end)
     if subject == "rule":
-        return _check_rule(expect, result, names, first, last)
+        return _check_rule(expect, result, names, start, end)
     if subject == "state":
-        return _check_state(expect, result, first, last)
+        return _check_state(expect, result, start, end)
     if subject == "actions":
-        return _check_actions(expect, result, first, last)
+        return _check_actions(expect, result, start, end)
     if subject == "budget":
-        used = result.spent[last]
+        used = result.spent[end]
         wrong = {n: used.get(n, 0) for n, c in (expect.budget or {}).items() if used.get(n, 0) != c}
         return ", ".join(f"budget {n}: {c} used" for n, c in wrong.items()) or None
     if subject == "severity":
-        at = [frame for frame, severity in result.incidents() if severity == expect.severity]
-        return _check_count(expect, at, first, last, f"an incident of {expect.severity}")
+        frames = [frame for frame, severity in result.incidents() if severity == expect.severity]
+        return _check_count(expect, frames, start, end, f"an incident of {expect.severity}")
     if subject == "message":
-        at = result.messages(expect.message or "")
-        return _check_count(expect, at, first, last, f"a message with {expect.message!r}")
-    at = result.suppressed(expect.suppressed or "")
-    return _check_count(expect, at, first, last, f"suppression by {expect.suppressed}")
+        frames = result.messages(expect.message or "")
+        return _check_count(expect, frames, start, end, f"a message with {expect.message!r}")
+    frames = result.suppressed(expect.suppressed or "")
+    return _check_count(expect, frames, start, end, f"suppression by {expect.suppressed}")
 
 
 def _check_count(
-    expect: Expectation, at: Sequence[int], first: int, last: int, what: str
+    expect: Expectation, frames: Sequence[int], start: int, end: int, subject: str
 ) -> str | None:
     """Compare how often something occurred in the window with what is expected."""
-    occurred = [frame for frame in at if first <= frame <= last]
+    occurred = [frame for frame in frames if start <= frame <= end]
     if expect.count is not None:
-        text = f"{what} {len(occurred)} times, not {expect.count}: {_frames_text(occurred)}"
+        text = f"{subject} {len(occurred)} times, not {expect.count}: {_frames_text(occurred)}"
         return None if len(occurred) == expect.count else text
-    what = what.removeprefix("an ").removeprefix("a ")
-    return None if occurred else f"no {what} {_window_text(expect)}: {_frames_text(at)}"
+    subject = subject.removeprefix("an ").removeprefix("a ")
+    return None if occurred else f"no {subject} {_window_text(expect)}: {_frames_text(frames)}"
 
 
 def _frames_text(frames: Sequence[int]) -> str:
     if not frames:
         return "it never occurred"
-    more = ", ..." if len(frames) > SHOWN else ""
-    return "it occurred at " + ", ".join(str(frame) for frame in frames[:SHOWN]) + more
+    tail = ", ..." if len(frames) > SHOWN else ""
+    return "it occurred at " + ", ".join(str(frame) for frame in frames[:SHOWN]) + tail
 
 
 def _check_rule(
-    expect: Expectation, result: ScenarioResult, names: Names, first: int, last: int
+    expect: Expectation, result: ScenarioResult, names: Names, start: int, end: int
 ) -> str | None:
     rule = names.rule(expect.rule or "") or ""
-    how = expect.is_ or "firing"
-    if how == "muted":
-        at = sorted((*result.suppressed("inhibit:", rule), *result.suppressed("phase:", rule)))
-        return _check_count(expect, at, first, last, f"muting of {rule}")
-    if how in ("on", "quiet"):
-        wanted = how == "on"
+    condition = expect.is_ or "firing"
+    if condition == "muted":
+        frames = sorted((*result.suppressed("inhibit:", rule), *result.suppressed("phase:", rule)))
+        return _check_count(expect, frames, start, end, f"muting of {rule}")
+    if condition in ("on", "quiet"):
+        expected = condition == "on"
         on = result.on(rule)
-        wrong = [frame for frame in range(first, min(last, result.last) + 1) if on[frame] != wanted]
-        verb_now = "does not fire" if wanted else "fires"
+        wrong = [
+            frame
+            for frame in range(start, min(end, result.last_frame) + 1)
+            if on[frame] != expected
+        ]
+        verb_now = "does not fire" if expected else "fires"
         return f"{rule} {verb_now} at {wrong[0]}" if wrong else None
-    at = result.changes(rule, "fired" if how == "firing" else "cleared")
-    verb = "fired" if how == "firing" else "cleared"
-    what = f"{rule} {verb}"
+    frames = result.changes(rule, "fired" if condition == "firing" else "cleared")
+    verb = "fired" if condition == "firing" else "cleared"
+    subject = f"{rule} {verb}"
     if expect.count is not None:
-        return _check_count(expect, at, first, last, what)
+        return _check_count(expect, frames, start, end, subject)
     # The first occurrence counts: earlier is a false alarm, later is too late.
-    if first in at if expect.at is not None else at and first <= at[0] <= last:
+    if start in frames if expect.at is not None else frames and start <= frames[0] <= end:
         return None
-    text = f"{what} at {', '.join(map(str, at[:SHOWN]))}" if at else f"{rule} never {verb}"
+    text = (
+        f"{subject} at {', '.join(map(str, frames[:SHOWN]))}" if frames else f"{rule} never {verb}"
+    )
     return f"{text}; expected {_window_text(expect)}"
 
 
@@ -241,47 +251,45 @@ def _window_text(expect: Expectation) -> str:
     return "once" if expect.by is None else f"by {expect.by}"
 
 
-def _check_state(expect: Expectation, result: ScenarioResult, first: int, last: int) -> str | None:
-    seen = result.states[first : last + 1]
-    if expect.state in seen:
+def _check_state(expect: Expectation, result: ScenarioResult, start: int, end: int) -> str | None:
+    states = result.states[start : end + 1]
+    if expect.state in states:
         return None
-    return f"the state is {' then '.join(dict.fromkeys(seen)) or 'none yet'}, not {expect.state}"
+    return f"the state is {' then '.join(dict.fromkeys(states)) or 'none yet'}, not {expect.state}"
 
 
-def _check_actions(
-    expect: Expectation, result: ScenarioResult, first: int, last: int
-) -> str | None:
-    verbs = [verb for at, verb in result.intents() if first <= at <= last]
-    wanted = list(expect.actions or ())
+def _check_actions(expect: Expectation, result: ScenarioResult, start: int, end: int) -> str | None:
+    verbs = [verb for frame, verb in result.intents() if start <= frame <= end]
+    expected = list(expect.actions or ())
     text = f"actions were {', '.join(verbs) or 'none'}"
-    if not wanted:
+    if not expected:
         return text if verbs else None
     if expect.count is not None:
-        wrong = [v for v in dict.fromkeys(wanted) if verbs.count(v) != expect.count]
+        wrong = [v for v in dict.fromkeys(expected) if verbs.count(v) != expect.count]
         if wrong:
             return f"{text}; {wrong[0]} {verbs.count(wrong[0])} times, not {expect.count}"
         if expect.count == 0:
             return None
-    rest = iter(verbs)
-    if all(verb in rest for verb in wanted):
+    remaining = iter(verbs)
+    if all(verb in remaining for verb in expected):
         return None
-    return f"{text}; expected {', '.join(wanted)}, in this order"
+    return f"{text}; expected {', '.join(expected)}, in this order"
 
 
 def _check_never(
-    expect: Expectation, result: ScenarioResult, names: Names, first: int, last: int
+    expect: Expectation, result: ScenarioResult, names: Names, start: int, end: int
 ) -> str | None:
     for name in expect.never or ():
         rule = names.rule(name)
         if rule is not None:
-            at = result.changes(rule, "fired")
+            frames = result.changes(rule, "fired")
         elif name in SEVERITIES:
-            at = [frame for frame, severity in result.incidents() if severity == name]
+            frames = [frame for frame, severity in result.incidents() if severity == name]
         elif name in STATES:
-            at = [frame for frame, state in enumerate(result.states) if state == name]
+            frames = [frame for frame, state in enumerate(result.states) if state == name]
         else:
-            at = [frame for frame, verb in result.intents() if verb == name]
-        occurred = [frame for frame in at if first <= frame <= last]
+            frames = [frame for frame, verb in result.intents() if verb == name]
+        occurred = [frame for frame in frames if start <= frame <= end]
         if occurred:
             return f"{rule or name} must not occur: {_frames_text(occurred)}"
     return None

@@ -95,30 +95,30 @@ def events_of(piece: Recording) -> Iterator[Event]:
     The clock is the step time where there is one, else one second per row. Rows keep their steps,
     however far apart: what counts rows counts these.
     """
-    at, pending = 1, False
+    at_ns, pending = 1, False
     world = 1 + max(row[1] for row in piece.rows)
     time_at = piece.names.index("step_time") if "step_time" in piece.names else None
     sampled: Sampled | None = None  # created at the first tick with an absent value
-    yield Launched(at, PID, piece.rows[0][2])
+    yield Launched(at_ns, PID, piece.rows[0][2])
     for rank in sorted({row[1] for row in piece.rows}):
-        yield Announced(at, rank, world, PID + rank, piece.names)
+        yield Announced(at_ns, rank, world, PID + rank, piece.names)
     for number, (step, rank, attempt, values) in enumerate(piece.rows, 1):
-        at += SECOND if time_at is None else _duration_ns(values[time_at])
-        yield Frame(at, rank, attempt, step, values)
+        at_ns += SECOND if time_at is None else _duration_ns(values[time_at])
+        yield Frame(at_ns, rank, attempt, step, values)
         if number % TICK_ROWS == 0:
             pending = True
             if sampled is None and None in values:
                 sampled = Sampled(piece, number - 1)
         if (sampled is None or sampled.is_complete(number, values)) and pending:
             pending = False
-            yield Tick(at)
-    yield Exited(at, 0)
+            yield Tick(at_ns)
+    yield Exited(at_ns, 0)
 
 
 def _duration_ns(seconds: float | None) -> int:
     """Return a step time in nanoseconds; an implausible value counts as one second."""
-    known = seconds is not None and 0.0 <= seconds <= MOST_S
-    return int(seconds * SECOND) if known and seconds is not None else SECOND
+    is_plausible = seconds is not None and 0.0 <= seconds <= MOST_S
+    return int(seconds * SECOND) if is_plausible and seconds is not None else SECOND
 
 
 class Sampled:
@@ -128,17 +128,17 @@ class Sampled:
     once it was absent for MISSING_AFTER times its longest gap so far.
     """
 
-    def __init__(self, piece: Recording, seen: int) -> None:
+    def __init__(self, piece: Recording, row_count: int) -> None:
         """Process the first `seen` rows."""
         columns = zip(*(row[3] for row in piece.rows), strict=True)
         self.gaps = {j: 0 for j, column in enumerate(columns) if None in column}
         self.seen = dict.fromkeys(self.gaps, 0)
-        for number, row in enumerate(piece.rows[:seen], 1):
+        for number, row in enumerate(piece.rows[:row_count], 1):
             self.is_complete(number, row[3])
 
     def is_complete(self, number: int, values: Sequence[float | None]) -> bool:
         """Process a row; return whether it holds all columns but the missing ones."""
-        found = True
+        is_complete_row = True
         for j, gap in self.gaps.items():
             since = number - self.seen[j]
             if values[j] is not None:
@@ -146,8 +146,8 @@ class Sampled:
                     self.gaps[j] = max(gap, since)
                 self.seen[j] = number
             elif not 0 < gap * MISSING_AFTER < since:
-                found = False
-        return found
+                is_complete_row = False
+        return is_complete_row
 
 
 def shadowed(name_or_path: str | Path) -> Policy:
@@ -189,11 +189,11 @@ def _of_pieces(name: str, pieces: Sequence[Recording], policy: Policy) -> Outcom
         name, policy.name, notes=list(dict.fromkeys(n for p in pieces for n in p.notes))
     )
     names: set[str] = set()
-    before, monitors = 0, list[RankMonitor]()
+    opened_count, monitors = 0, list[RankMonitor]()
     for piece in pieces:
         names.update(piece.names)
-        state = _fold(policy, events_of(piece), outcome, before)
-        before += state.history.opened
+        state = _fold(policy, events_of(piece), outcome, opened_count)
+        opened_count += state.history.opened
         monitors += state.monitors.values()
         leader = min(row[1] for row in piece.rows)
         steps = [row[0] for row in piece.rows if row[1] == leader]
@@ -218,8 +218,8 @@ def _of_run(source: Source, policy: Policy) -> Outcome:
             if isinstance(event, Announced):
                 names.update(event.names)
             elif isinstance(event, Frame) and event.rank == 0:
-                first = event.step if span[2] == 0 else min(span[0], event.step)
-                span[:] = first, max(span[1], event.step), span[2] + 1
+                first_step = event.step if span[2] == 0 else min(span[0], event.step)
+                span[:] = first_step, max(span[1], event.step), span[2] + 1
             yield event
 
     state = _fold(policy, observed(), outcome, 0)
@@ -232,7 +232,7 @@ def _finished(
     outcome: Outcome, policy: Policy, names: set[str], monitors: Sequence[RankMonitor]
 ) -> Outcome:
     outcome.rows = sum(count for *_, count in outcome.pieces)
-    spans = [((last - first) / (n - 1), n) for first, last, n in outcome.pieces if n > 1]
+    spans = [((end - start) / (n - 1), n) for start, end, n in outcome.pieces if n > 1]
     if spans:
         outcome.spacing = max(1.0, sorted(spans)[len(spans) // 2][0])
     outcome.probation = policy.probation_steps
@@ -243,8 +243,8 @@ def _finished(
     for rule in policy.rules:
         can_fire = rank_monitor.can_fire(policy, rule, names.__contains__, lacking)
         if not can_fire and rule.id not in outcome.inactive:
-            why = dict.fromkeys(lacking[d] for d in policy.detectors_of(rule) if d in lacking)
-            outcome.unjudged[rule.id] = "; ".join(why)
+            reasons = dict.fromkeys(lacking[d] for d in policy.detectors_of(rule) if d in lacking)
+            outcome.unjudged[rule.id] = "; ".join(reasons)
     return outcome
 
 
@@ -261,7 +261,7 @@ def _lacking(policy: Policy, monitors: Sequence[RankMonitor], spacing: int) -> d
 ALARMS = (IncidentOpened, IncidentRaised, RuleJoined, RuleGrew)
 
 
-def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int) -> State:
+def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, opened_count: int) -> State:
     """Step through all events; add to the outcome. `before`: incidents of earlier pieces."""
     state, step, ledger = engine.start(policy), engine.step, Ledger()
     passed = sum(count for *_, count in outcome.pieces)
@@ -270,13 +270,13 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
         row, before_event = passed + state.frame_count, len(outcome.alarms)
         for decision in decisions:
             if isinstance(decision, ALARMS):
-                _add_alarm(decision, outcome, before, row)
+                _add_alarm(decision, outcome, opened_count, row)
             elif isinstance(decision, Suppressed):
-                _add_action(decision, policy, outcome, before, row)
+                _add_action(decision, policy, outcome, opened_count, row)
                 _charge(decision, policy, outcome, ledger, state)
             elif isinstance(decision, RuleFired):
                 rule = str(decision.rule)
-                outcome.fired[rule] = outcome.fired.get(rule, 0) + 1
+                outcome.firings[rule] = outcome.firings.get(rule, 0) + 1
             elif isinstance(decision, Notified):  # after the others of its event
                 new = outcome.alarms[before_event:]
                 if new and decision.severity in SEVERITIES:
@@ -284,19 +284,19 @@ def _fold(policy: Policy, events: Iterable[Event], outcome: Outcome, before: int
     return state
 
 
-def _incident(decision: Decision, before: int) -> str:
+def _incident(decision: Decision, opened_count: int) -> str:
     """Return the incident's id, numbered across the pieces of a run."""
     prefix, _, number = str(decision.incident).rpartition("-")
     return (
-        f"{prefix}-{int(number) + before}"
-        if before and number.isdecimal()
+        f"{prefix}-{int(number) + opened_count}"
+        if opened_count and number.isdecimal()
         else str(decision.incident)
     )
 
 
-def _add_alarm(decision: Decision, outcome: Outcome, before: int, row: int) -> None:
+def _add_alarm(decision: Decision, outcome: Outcome, opened_count: int, row: int) -> None:
     if decision.severity is not None:
-        incident = _incident(decision, before)
+        incident = _incident(decision, opened_count)
         outcome.alarms.append(
             Alarm(
                 decision.step,
@@ -317,7 +317,7 @@ def _shadowed_runbook(decision: Suppressed) -> str | None:
 
 
 def _add_action(
-    decision: Suppressed, policy: Policy, outcome: Outcome, before: int, row: int
+    decision: Suppressed, policy: Policy, outcome: Outcome, opened_count: int, row: int
 ) -> None:
     name = _shadowed_runbook(decision)
     if name is None:
@@ -328,7 +328,7 @@ def _add_action(
             decision.step,
             str(decision.severity),
             str(decision.rule),
-            _incident(decision, before),
+            _incident(decision, opened_count),
             name,
             any(action.touches_job for action in book.steps),
             any(action.destructive for action in book.steps),
@@ -355,9 +355,9 @@ def _charge(
         else:
             outcome.budgets.setdefault(spent[0], [0, spent[1].max, 0])[2] += 1
     for kind, used in ledger.usage(policy.budgets, state.frame_count, state.at_ns).items():
-        now, most = (int(part) for part in used.split("/"))
+        now, limit = (int(part) for part in used.split("/"))
         if now:
-            entry = outcome.budgets.setdefault(kind, [0, most, 0])
+            entry = outcome.budgets.setdefault(kind, [0, limit, 0])
             entry[0] = max(entry[0], now)
 
 
@@ -375,7 +375,7 @@ def run(
     extra: Mapping[str, str],
     jobs: int,
     left_out: list[str],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda completed, total: None,
 ) -> list[list[Outcome]]:
     """Return, for every run below `paths`, the outcome of each policy, in order of the paths.
 
@@ -396,16 +396,16 @@ def run(
     jobs = min(jobs or _useful_jobs(work), len(work))
     if jobs <= 1:
         _init_worker(policies, extra, loaded)
-        found = [_work(source) for source in counted(work, len(work), progress)]
+        outcomes_by_source = [_work(source) for source in counted(work, len(work), progress)]
     else:
-        found = _spread(work, jobs, policies, extra, progress)
-    for source, several in zip(work, found, strict=True):
+        outcomes_by_source = _spread(work, jobs, policies, extra, progress)
+    for source, several in zip(work, outcomes_by_source, strict=True):
         if several is None:
             left_out.append(f"{source.path}: no column of steps")
-    kept = [each for several in found for each in several or ()]
-    if not kept:
+    outcomes_by_run = [outcome for several in outcomes_by_source for outcome in several or ()]
+    if not outcomes_by_run:
         raise InputError("no recording among these files", hint="; ".join(left_out[:3]))
-    return kept
+    return outcomes_by_run
 
 
 def _spread(
@@ -421,9 +421,9 @@ def _spread(
         jobs, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(policies, extra)
     ) as pool:
         futures = {i: pool.submit(_work, work[i]) for i in order}
-        done = count(1)
+        completed = count(1)
         for future in futures.values():
-            future.add_done_callback(lambda _: progress(next(done), len(work)))
+            future.add_done_callback(lambda _: progress(next(completed), len(work)))
         try:
             return [futures[i].result() for i in range(len(work))]
         except BaseException:
@@ -436,9 +436,9 @@ def counted(
 ) -> Iterator[Part]:
     """Yield the parts of a work, and report before each, and after the last, how many are done."""
     progress(0, total)
-    for done, part in enumerate(parts, 1):
+    for completed, part in enumerate(parts, 1):
         yield part
-        progress(done, total)
+        progress(completed, total)
 
 
 def _init_worker(
@@ -466,8 +466,8 @@ def _work(source: Source) -> list[list[Outcome]] | None:
             raise
         return None
     except OSError as error:
-        where = error.filename or source.path
-        raise InputError(f"{where}: cannot be read: {error.strerror}") from error
+        location = error.filename or source.path
+        raise InputError(f"{location}: cannot be read: {error.strerror}") from error
 
 
 def _useful_jobs(work: Sequence[Source]) -> int:

@@ -105,11 +105,13 @@ class FakeJob:
         if args.get("lift"):
             self.rate_limit = None
             return {"groups": 0}
-        before = max((step for step in self.rates if step < args["before_step"]), default=None)
+        previous_step = max(
+            (step for step in self.rates if step < args["before_step"]), default=None
+        )
         if "limit" in args:
             self.rate_limit = args["limit"]
-        elif before is not None:
-            self.rate_limit = args["within"] * self.rates[before]
+        elif previous_step is not None:
+            self.rate_limit = args["within"] * self.rates[previous_step]
         return {"rate_limit": self.rate_limit, "groups": 1}
 
     def _skip_step(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +119,8 @@ class FakeJob:
         return {"will_skip": self.skipping}
 
     def _clip(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        bound = args.get("max_norm") or USUAL_CLIP * (args.get("factor") or 0.0)
-        self.clip_bound = None if args.get("lift") else bound
+        max_norm = args.get("max_norm") or USUAL_CLIP * (args.get("factor") or 0.0)
+        self.clip_bound = None if args.get("lift") else max_norm
         self._clipped = int(args.get("steps") or 0)
         return {"clip_bound": self.clip_bound}
 
@@ -140,14 +142,14 @@ class FakeJob:
         return {"loss": 2.0, "was": [[int(args["before_step"]) - 1, 1.0]]}
 
     def _rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        before = int(args["before_step"])
-        found = [step for step in self.kept if step < before]
-        if not found:
-            raise ActionError(f"no savepoint before step {before}: there are {list(self.kept)}")
-        while self.kept[-1] > found[-1]:
+        limit = int(args["before_step"])
+        steps = [step for step in self.kept if step < limit]
+        if not steps:
+            raise ActionError(f"no savepoint before step {limit}: there are {list(self.kept)}")
+        while self.kept[-1] > steps[-1]:
             self.kept.pop()
         self._begin_attempt(self.attempt + 1, args.get("rewarm"))
-        return {"step": found[-1], "attempt": self.attempt, "from_step": self.step}
+        return {"step": steps[-1], "attempt": self.attempt, "from_step": self.step}
 
     def _begin_attempt(self, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
         self.attempt = attempt
@@ -185,8 +187,8 @@ class FakeJob:
     def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
         """Advance the generation; with several ranks it takes effect at the next launch."""
         self.generation += 1
-        when = "now" if self.world_size == 1 else "at the next launch"
-        answer = {"generation": self.generation, "held": self.generation, "takes_effect": when}
+        timing = "now" if self.world_size == 1 else "at the next launch"
+        answer = {"generation": self.generation, "held": self.generation, "takes_effect": timing}
         return {**answer, "entries": len(args.get("add", ())), "ranks": self.world_size}
 
     def work(self, within_s: float) -> dict[str, float]:

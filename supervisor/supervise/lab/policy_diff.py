@@ -67,8 +67,8 @@ class Change:
 
 def compare(old: Document, new: Document) -> list[Change]:
     """Return the differences in behaviour; names and summaries are ignored."""
-    found = list(_sections(old, new))
-    return sorted(found, key=lambda change: (ORDER.index(change.effect), change.part, change.key))
+    changes = list(_sections(old, new))
+    return sorted(changes, key=lambda change: (ORDER.index(change.effect), change.part, change.key))
 
 
 def _sections(old: Document, new: Document) -> Iterator[Change]:
@@ -79,8 +79,10 @@ def _sections(old: Document, new: Document) -> Iterator[Change]:
         if section in SECTIONS:
             yield from _parts(section, _named(section, a), _named(section, b), old, new)
         elif section == "inhibit":
-            both = {rule["id"] for rule in old["rules"]} & {rule["id"] for rule in new["rules"]}
-            yield from _inhibitions(a or [], b or [], both)
+            shared_ids = {rule["id"] for rule in old["rules"]} & {
+                rule["id"] for rule in new["rules"]
+            }
+            yield from _inhibitions(a or [], b or [], shared_ids)
         elif section == "mode" and a != b:
             yield Change("mode", "", a, b, _mode(str(a), str(b)))
         else:
@@ -88,10 +90,10 @@ def _sections(old: Document, new: Document) -> Iterator[Change]:
                 yield Change(section, key, was, now, OTHER)
 
 
-def _named(section: str, held: Any) -> dict[str, Any]:
+def _named(section: str, section_value: Any) -> dict[str, Any]:
     if section == "rules":
-        return {rule["id"]: rule for rule in held or ()}
-    return dict(held or {})
+        return {rule["id"]: rule for rule in section_value or ()}
+    return dict(section_value or {})
 
 
 def _mode(old: str, new: str) -> str:
@@ -118,15 +120,15 @@ def _acts(rule: Any, document: Document) -> bool:
     return bool(rule.get("run")) and (rule.get("mode") or document.get("mode")) in ACTING_MODES
 
 
-def _removed(section: str, held: Any, document: Document) -> str:
+def _removed(section: str, section_value: Any, document: Document) -> str:
     if section == "rules":
-        return ACTS_NOT if _acts(held, document) else BLIND
+        return ACTS_NOT if _acts(section_value, document) else BLIND
     return BLIND if section == "detectors" else OTHER
 
 
-def _added(section: str, held: Any, document: Document) -> str:
+def _added(section: str, section_value: Any, document: Document) -> str:
     if section == "rules":
-        return ACTS if _acts(held, document) else WATCHES
+        return ACTS if _acts(section_value, document) else WATCHES
     return WATCHES if section == "detectors" else OTHER
 
 
@@ -143,20 +145,20 @@ def _effect(section: str, key: str, old: Any, new: Any, a: Any, b: Any) -> str:
     if section == "rules":
         return _of_rule(key, old, new)
     if section == "budgets":
-        grown = _more(old, new)
+        grown = _is_more(old, new)
         rises = grown if key == "max" else None if grown is None else not grown
         return OTHER if rises is None else MORE if rises else LESS
     if section == "detectors":
-        last = key.rpartition(".")[2]
-        if last in (*UPPER, *LOWER, *WAITS):
+        leaf = key.rpartition(".")[2]
+        if leaf in (*UPPER, *LOWER, *WAITS):
             if (old is None) != (new is None):  # another comparator: what it watches is another
                 return OTHER
-            grown = _more(old, new)
+            grown = _is_more(old, new)
             if grown is None:
                 return OTHER
-            if last in WAITS:
+            if leaf in WAITS:
                 return LATER if grown else SOONER
-            return LOOSER if grown == (last in UPPER) else TIGHTER
+            return LOOSER if grown == (leaf in UPPER) else TIGHTER
     return OTHER
 
 
@@ -166,7 +168,7 @@ def _of_rule(key: str, old: Any, new: Any) -> str:
     if key == "sev":
         return WORSE if SEVERITIES.index(new) < SEVERITIES.index(old) else MILDER
     if key == "for":
-        return LATER if _more(old, new) else SOONER
+        return LATER if _is_more(old, new) else SOONER
     if key == "mode":
         return (
             ACTS_NOT
@@ -176,7 +178,7 @@ def _of_rule(key: str, old: Any, new: Any) -> str:
     return OTHER
 
 
-def _more(old: Any, new: Any) -> bool | None:
+def _is_more(old: Any, new: Any) -> bool | None:
     """Return whether a number, or a time, grew; None when they cannot be compared."""
     a, b = _number(old), _number(new)
     return None if a is None or b is None else b > a
@@ -193,25 +195,25 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _inhibitions(old: list[Any], new: list[Any], both: set[str]) -> Iterator[Change]:
+def _inhibitions(old: list[Any], new: list[Any], shared_ids: set[str]) -> Iterator[Change]:
     """Yield the changed (muting, muted) pairs; their grouping does not matter.
 
     Rules that only one policy has (not in `both`) are skipped: their own change covers it.
     """
     a, b = _mutes(old), _mutes(new)
-    for by, muted in dict.fromkeys((*a, *b)):
-        if muted not in both:
+    for muting, muted in dict.fromkeys((*a, *b)):
+        if muted not in shared_ids:
             continue
-        if (by, muted) not in b:
-            yield Change(f"rule {muted}", "muted by", by, None, MUTED_LESS)
-        elif (by, muted) not in a:
-            yield Change(f"rule {muted}", "muted by", None, by, MUTED_MORE)
+        if (muting, muted) not in b:
+            yield Change(f"rule {muted}", "muted by", muting, None, MUTED_LESS)
+        elif (muting, muted) not in a:
+            yield Change(f"rule {muted}", "muted by", None, muting, MUTED_MORE)
 
 
-def _mutes(held: list[Any]) -> dict[tuple[str, str], None]:
-    found: dict[tuple[str, str], None] = {}
-    for inhibit in held:
-        for by in (inhibit.get("by_rule"), *(inhibit.get("by_state") or ())):
-            if by:
-                found.update(dict.fromkeys((by, muted) for muted in inhibit["mute"]))
-    return found
+def _mutes(inhibits: list[Any]) -> dict[tuple[str, str], None]:
+    mutes: dict[tuple[str, str], None] = {}
+    for inhibit in inhibits:
+        for muting in (inhibit.get("by_rule"), *(inhibit.get("by_state") or ())):
+            if muting:
+                mutes.update(dict.fromkeys((muting, muted) for muted in inhibit["mute"]))
+    return mutes

@@ -47,23 +47,23 @@ def samples(text: str) -> list[float | None]:
     Raises:
         ValueError: a piece cannot be parsed; the loader rejects such text before.
     """
-    found: list[float | None] = []
+    samples: list[float | None] = []
     for piece in text.split():
         match = PIECE.fullmatch(piece)
         if match is None:
             raise ValueError(f"{piece!r}: invalid piece of a series")
-        literal, start, how, change, times = match.groups()
+        literal, start, operator, change, times = match.groups()
         count = int(times or 1)
         if literal == "_":
-            found += [None] * count
+            samples += [None] * count
         elif literal is not None:
-            found += [float(literal)] * count
-        elif how == "*":
-            found += [_geometric(float(start), float(change), i) for i in range(count)]
+            samples += [float(literal)] * count
+        elif operator == "*":
+            samples += [_geometric(float(start), float(change), i) for i in range(count)]
         else:
-            slope = float(change or 0.0) * (-1.0 if how == "-" else 1.0)
-            found += [float(start) + i * slope for i in range(count)]
-    return found
+            slope = float(change or 0.0) * (-1.0 if operator == "-" else 1.0)
+            samples += [float(start) + i * slope for i in range(count)]
+    return samples
 
 
 def _geometric(start: float, factor: float, times: int) -> float:
@@ -101,16 +101,16 @@ class MetricSeries:
 
         After a rollback, a metric without a sequel repeats its value of this `step`.
         """
-        at, self._at = self._at, self._at + 1
-        found = []
+        at_ns, self._at = self._at, self._at + 1
+        events = []
         for name in self.names:
             column = self._now.get(name)
             if column is None:
                 column, index = self._first.get(name, ()), step
             else:
-                index = at
-            found.append(column[index] if 0 <= index < len(column) else None)
-        return found
+                index = at_ns
+            events.append(column[index] if 0 <= index < len(column) else None)
+        return events
 
     def rolled_back(self, times: int) -> None:
         """Switch to the series after the `times`-th rollback, if there is one."""
@@ -179,7 +179,7 @@ class ScenarioRunner:
             rule.id for r, rule in rules if monitor is not None and monitor.active(r)
         }
         self.result.visited = self.table.seen
-        self.result.spent[self.result.last] = self.usage()
+        self.result.spent[self.result.last_frame] = self.usage()
         return self.result
 
     def alive(self) -> bool:
@@ -237,7 +237,7 @@ class ScenarioRunner:
         step, attempt = self.job.next_step, self.job.attempt
         base = self.track.take(step)
         rate, skipping = self.job.lr_factor(), self.job.skipping > 0
-        sent = list(self.values_of_ranks(base, rate, skipping))
+        rank_values = list(self.values_of_ranks(base, rate, skipping))
         self.job.finish_step()
         if all(value is None for value in base):
             return
@@ -246,7 +246,7 @@ class ScenarioRunner:
             self.gap += 1
             self.last_beat_ns = [self.now_ns] * self.form.ranks
             return
-        for rank, values in enumerate(sent):
+        for rank, values in enumerate(rank_values):
             if self.index < self.silent_until.get(rank, 0):
                 continue
             if self.gap:
@@ -288,15 +288,15 @@ class ScenarioRunner:
     def send(self, event: Event) -> None:
         self.events.append(event)
         self.job.now_ns = self.now_ns
-        self.state, made = engine.step(self.policy, self.state, event)
-        self.result.log += [(self.index, decision) for decision in made]
-        for decision in made:
+        self.state, decisions = engine.step(self.policy, self.state, event)
+        self.result.log += [(self.index, decision) for decision in decisions]
+        for decision in decisions:
             if isinstance(decision, ApprovalRequested):
                 self.send(delivered(self.now_ns, decision.id))
             if isinstance(decision, ActionPlanned):
                 action, order = steps.awaited_action(self.state), decision.action
                 self.pending = self.now_ns + self.delay_ns, action, order
-        if self.crash is not None and any(d.kind == self.crash for d in made):
+        if self.crash is not None and any(d.kind == self.crash for d in decisions):
             self.crash = None
             self.restart()
         self.deliver()
@@ -344,16 +344,16 @@ class ScenarioRunner:
             self.send(Exited(self.now_ns, ended))
 
     def takes_failure(self, verb: str, *, lost: bool) -> bool:
-        left = self.failing.get((verb, lost), 0)
-        self.failing[verb, lost] = max(0, left - 1)
-        return left > 0
+        remaining = self.failing.get((verb, lost), 0)
+        self.failing[verb, lost] = max(0, remaining - 1)
+        return remaining > 0
 
     def restart(self) -> None:
         """Restart the supervisor: replay the events and compare the decisions."""
         state, again = engine.start(self.policy), list[Decision]()
         for event in self.events:
-            state, made = engine.step(self.policy, state, event)
-            again += made
+            state, decisions = engine.step(self.policy, state, event)
+            again += decisions
         was = [repr(decision) for _, decision in self.result.log]
         for n, (old, new) in enumerate(zip(was, map(repr, again), strict=False)):
             if old != new:

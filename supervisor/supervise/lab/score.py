@@ -40,7 +40,7 @@ class Alarm:
     severity: str
     rule: str
     incident: str
-    what: str
+    fault: str
     reason: str
     row: int
     notified: bool = False
@@ -83,7 +83,7 @@ class Outcome:
     pieces: list[tuple[int, int, int]] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     actions: list[Act] = field(default_factory=list)
-    fired: dict[str, int] = field(default_factory=dict)
+    firings: dict[str, int] = field(default_factory=dict)
     budgets: dict[str, list[int]] = field(default_factory=dict)
     inactive: list[str] = field(default_factory=list)
     no_heartbeat: list[str] = field(default_factory=list)
@@ -98,8 +98,8 @@ class Outcome:
             "incidents": [asdict(alarm) for alarm in self.alarms],
             "actions": [asdict(act) for act in self.actions],
             "rows": self.rows,
-            "steps": [[first, last] for first, last, _ in self.pieces],
-            "fired": self.fired,
+            "steps": [[start, end] for start, end, _ in self.pieces],
+            "fired": self.firings,
             "budgets": self.budgets,
             "inactive": self.inactive,
             "no_heartbeat": self.no_heartbeat,
@@ -135,7 +135,7 @@ class Label:
     kind: str
 
     @property
-    def wanted(self) -> str:
+    def expected_kind(self) -> str:
         """The least severity that counts as found."""
         return WANTED.get(self.kind, "SEV2")
 
@@ -167,25 +167,25 @@ def read_labels(path: Path) -> list[Label]:
         raise InputError(f"{path}: is no CSV: {error}") from error
 
 
-def _label(row: Mapping[str, str | None], place: str) -> Label:
+def _label(row: Mapping[str, str | None], location: str) -> Label:
     def step(column: str) -> int:
         cell = row[column]
         if not cell:
-            raise InputError(f"{place}: {column} is missing")
+            raise InputError(f"{location}: {column} is missing")
         try:
             number = float(cell)
             if number == int(number):
                 return int(number)
         except (ValueError, OverflowError):  # a word; what is not finite
             pass
-        raise InputError(f"{place}: {column} {cell!r} is not a whole number")
+        raise InputError(f"{location}: {column} {cell!r} is not a whole number")
 
     start, end = step("step_start"), step("step_end")
     if start > end:
-        raise InputError(f"{place}: ends before it starts: step_start {start}, step_end {end}")
+        raise InputError(f"{location}: ends before it starts: step_start {start}, step_end {end}")
     for column in ("run", "kind"):
         if not row[column]:
-            raise InputError(f"{place}: {column} is missing")
+            raise InputError(f"{location}: {column} is missing")
     return Label(row["run"] or "", start, end, row["kind"] or "")
 
 
@@ -223,7 +223,7 @@ class Score:
     destructive: int = 0
     refused: int = 0
     missed: list[dict[str, Any]] = field(default_factory=list)
-    found: list[dict[str, Any]] = field(default_factory=list)
+    detections: list[dict[str, Any]] = field(default_factory=list)
     false: list[dict[str, Any]] = field(default_factory=list)
 
     def rate(self, count: int) -> tuple[float, float, float]:
@@ -235,13 +235,15 @@ class Score:
     def line(self) -> dict[str, Any]:
         """Return the score as a JSON object."""
         per, low, high = self.rate(self.false_actions)
-        shown: dict[str, Any] = {
+        summary: dict[str, Any] = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("delays",)
         }
-        shown["delay"] = {"median": quantile(self.delays, 0.5), "p90": quantile(self.delays, 0.9)}
+        summary["delay"] = {"median": quantile(self.delays, 0.5), "p90": quantile(self.delays, 0.9)}
         rates = {"per_10k": per, "low": low, "high": high}
-        shown["false_action_rate"] = {k: None if v != v else round(v, 4) for k, v in rates.items()}
-        return shown
+        summary["false_action_rate"] = {
+            k: None if v != v else round(v, 4) for k, v in rates.items()
+        }
+        return summary
 
 
 def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> Score:
@@ -256,31 +258,31 @@ def score(policy: str, outcomes: Iterable[Outcome], labels: Sequence[Label]) -> 
     return total
 
 
-def failures(total: Score, wanted: Iterable[str]) -> dict[str, str]:
+def failures(total: Score, conditions: Iterable[str]) -> dict[str, str]:
     """Return which of the wanted FAILURES have happened, each with a sentence."""
-    found: dict[str, str] = {}
-    for what in wanted:
-        if what == "action":
+    failed: dict[str, str] = {}
+    for condition in conditions:
+        if condition == "action":
             number, text = total.false_actions, "actions on the job"
-        elif what == "missed":
+        elif condition == "missed":
             number, text = len(total.missed), "labels are missed"
         else:
-            enough = SEVERITIES[: SEVERITIES.index(what) + 1]
-            false = [one for one in total.false if one["severity"] in enough]
+            enough = SEVERITIES[: SEVERITIES.index(condition) + 1]
+            false = [alarm for alarm in total.false if alarm["severity"] in enough]
             number, text = len(false), "messages"
             if false:
                 text += ", the first by {rule} at step {step} of {run}".format_map(false[0])
         if number:
-            found[what] = f"{number} {text}"
-    return found
+            failed[condition] = f"{number} {text}"
+    return failed
 
 
 def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
     total.runs += 1
     inside = [label for label in labels if _covered(outcome, label)]
     lead, slack = LEAD * outcome.spacing, SLACK * outcome.spacing
-    owners = {id(each): _owner(each.step, inside, lead, slack) for each in outcome.alarms}
-    owners |= {id(each): _owner(each.step, inside, lead, slack) for each in outcome.actions}
+    owners = {id(event): _owner(event.step, inside, lead, slack) for event in outcome.alarms}
+    owners |= {id(event): _owner(event.step, inside, lead, slack) for event in outcome.actions}
     wrong = [act for act in outcome.actions if act.touches_job and owners[id(act)] is None]
     end = min((act.row for act in wrong if act.stops), default=outcome.rows)
     _count(total, outcome, end)
@@ -308,25 +310,25 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
 
 
 def _count(total: Score, outcome: Outcome, end: int) -> None:
-    taken = [act for act in outcome.actions if act.row <= end]
-    total.actions += sum(act.touches_job for act in taken)
-    total.destructive += sum(act.destructive for act in taken)
+    acts = [act for act in outcome.actions if act.row <= end]
+    total.actions += sum(act.touches_job for act in acts)
+    total.destructive += sum(act.destructive for act in acts)
     total.refused += sum(refused for _, _, refused in outcome.budgets.values())
 
 
 def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
-    enough = SEVERITIES.index(label.wanted)
-    first = next((a for a in alarms if SEVERITIES.index(a.severity) <= enough), None)
+    enough = SEVERITIES.index(label.expected_kind)
+    earliest = next((a for a in alarms if SEVERITIES.index(a.severity) <= enough), None)
     entry = total.kinds.setdefault(label.kind, [0, 0])
-    entry[0] += first is not None
+    entry[0] += earliest is not None
     entry[1] += 1
     about = {"run": label.run, "kind": label.kind, "step": label.start}
-    if first is None:
+    if earliest is None:
         best = min((a.severity for a in alarms), default=None)
         total.missed.append({**about, "best": best})
     else:
-        total.delays.append(first.step - label.start)
-        total.found.append({**about, "at": first.step, "rule": first.rule})
+        total.delays.append(earliest.step - label.start)
+        total.detections.append({**about, "at": earliest.step, "rule": earliest.rule})
 
 
 def _plain(run: str, alarm: Alarm) -> dict[str, Any]:
@@ -335,7 +337,7 @@ def _plain(run: str, alarm: Alarm) -> dict[str, Any]:
 
 def _covered(outcome: Outcome, label: Label) -> bool:
     """Whether the recording holds any of the label's steps."""
-    return any(first <= label.end and label.start <= last for first, last, _ in outcome.pieces)
+    return any(start <= label.end and label.start <= end for start, end, _ in outcome.pieces)
 
 
 def _owner(step: int, labels: Sequence[Label], lead: float, slack: float) -> Label | None:
@@ -371,22 +373,22 @@ MOST = 40  # lines of a list in the text report; JSON has all
 Found = Sequence[Sequence[Outcome]]  # per run, one outcome per policy
 
 
-def lines(found: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, Any]]:
+def lines(results: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, Any]]:
     """Yield one JSON-ready line per run.
 
     With labels it holds the run's `score`. The outcomes of further policies are under `against`, by
     policy, each with the alarms that only one of the two raised.
     """
-    for first, *others in found:
-        line = _line(first, labels)
-        if others:
+    for primary, *rivals in results:
+        line = _line(primary, labels)
+        if rivals:
             line["against"] = {
-                other.policy: {
-                    **_line(other, labels),
-                    "only_here": [asdict(alarm) for alarm in only_in(other, first)],
-                    "not_here": [asdict(alarm) for alarm in only_in(first, other)],
+                rival.policy: {
+                    **_line(rival, labels),
+                    "only_here": [asdict(alarm) for alarm in only_in(rival, primary)],
+                    "not_here": [asdict(alarm) for alarm in only_in(primary, rival)],
                 }
-                for other in others
+                for rival in rivals
             }
         yield line
 
@@ -398,23 +400,23 @@ def _line(outcome: Outcome, labels: Sequence[Label] | None) -> dict[str, Any]:
     return line
 
 
-def scores(found: Found, labels: Sequence[Label] | None) -> list[Score]:
+def scores(results: Found, labels: Sequence[Label] | None) -> list[Score]:
     """Return the score of each policy over all runs."""
-    columns = [list(outcomes) for outcomes in zip(*found, strict=True)]
+    columns = [list(outcomes) for outcomes in zip(*results, strict=True)]
     return [score(outcomes[0].policy, outcomes, labels or ()) for outcomes in columns]
 
 
-def only_in(left: Outcome, right: Outcome) -> list[Alarm]:
+def only_in(outcome: Outcome, right: Outcome) -> list[Alarm]:
     """Return the incidents of `left` with none as severe within SLACK rows in `right`."""
-    near = SLACK * left.spacing
+    near = SLACK * outcome.spacing
     return [
         alarm
-        for alarm in left.alarms
-        if alarm.what in ("opened", "raised")
+        for alarm in outcome.alarms
+        if alarm.fault in ("opened", "raised")
         and not any(
-            abs(other.step - alarm.step) <= near
-            and SEVERITIES.index(other.severity) <= SEVERITIES.index(alarm.severity)
-            for other in right.alarms
+            abs(rival.step - alarm.step) <= near
+            and SEVERITIES.index(rival.severity) <= SEVERITIES.index(alarm.severity)
+            for rival in right.alarms
         )
     ]
 
@@ -422,45 +424,45 @@ def only_in(left: Outcome, right: Outcome) -> list[Alarm]:
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
+def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     """Yield the lines of a report."""
-    totals = scores(found, labels)
-    rows = sum(outcomes[0].rows for outcomes in found)
-    runs = f"{len(found)} run" + ("s" if len(found) != 1 else "")
+    totals = scores(results, labels)
+    rows = sum(outcomes[0].rows for outcomes in results)
+    runs = f"{len(results)} run" + ("s" if len(results) != 1 else "")
     yield f"{totals[0].policy} on {runs}, {rows} rows, in shadow"
-    yield from _limited(line for outcomes in found for line in _incident_lines(outcomes[0]))
-    quiet = sum(not outcomes[0].alarms for outcomes in found)
+    yield from _limited(line for outcomes in results for line in _incident_lines(outcomes[0]))
+    quiet = sum(not outcomes[0].alarms for outcomes in results)
     yield f"  {quiet} without an incident"
-    notes = dict.fromkeys(note for outcomes in found for note in outcomes[0].notes)
+    notes = dict.fromkeys(note for outcomes in results for note in outcomes[0].notes)
     yield from _limited(f"  note: {note}" for note in notes)
-    clock = dict.fromkeys(rule for outcomes in found for rule in outcomes[0].no_heartbeat)
+    clock = dict.fromkeys(rule for outcomes in results for rule in outcomes[0].no_heartbeat)
     if clock:
         yield f"  not evaluated, a recording has no heartbeats: {', '.join(clock)}"
-    never = set.intersection(*(set(outcomes[0].inactive) for outcomes in found))
+    never = set.intersection(*(set(outcomes[0].inactive) for outcomes in results))
     if never:
         yield f"  not evaluated, no recording has their metrics: {', '.join(sorted(never))}"
         yield "    if the column has another name: --alias COLUMN=METRIC"
-    yield from _unjudged([outcomes[0] for outcomes in found])
+    yield from _unjudged([outcomes[0] for outcomes in results])
     yield ""
     yield from table(totals, labelled=labels is not None)
     yield ""
-    used = _budget_usage([outcomes[0] for outcomes in found])
+    used = _budget_usage([outcomes[0] for outcomes in results])
     yield f"  highest budget use in one run: {used or 'none'}"
     if labels is not None:
         yield from _limited(
             f"  missed: {m['run']} {m['kind']} at {m['step']} (best: {m['best'] or 'no alarm'})"
             for m in totals[0].missed
         )
-    for i, other in enumerate(totals[1:], 1):
+    for i, rival in enumerate(totals[1:], 1):
         yield ""
         differences = [
-            f"  {left.run} {alarm.step} {alarm.severity} {alarm.rule}: {left.policy} only"
-            for outcomes in found
-            for left, right in itertools.permutations((outcomes[0], outcomes[i]))
-            for alarm in only_in(left, right)
+            f"  {outcome.run} {alarm.step} {alarm.severity} {alarm.rule}: {outcome.policy} only"
+            for outcomes in results
+            for outcome, right in itertools.permutations((outcomes[0], outcomes[i]))
+            for alarm in only_in(outcome, right)
         ]
-        both = f"{totals[0].policy} and {other.policy}"
-        yield f"{both} differ:" if differences else f"{both} raise the same alarms"
+        pair = f"{totals[0].policy} and {rival.policy}"
+        yield f"{pair} differ:" if differences else f"{pair} raise the same alarms"
         yield from _limited(iter(differences))
     yield ""
     yield CAVEAT
@@ -469,22 +471,22 @@ def report(found: Found, labels: Sequence[Label] | None) -> Iterator[str]:
 def _unjudged(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the rules that no run could judge though it has their metrics, by the reason."""
     rules: dict[str, list[str]] = {}
-    for rule, why in {
-        r: why for outcome in outcomes for r, why in outcome.unjudged.items()
+    for rule, reason in {
+        r: reason for outcome in outcomes for r, reason in outcome.unjudged.items()
     }.items():
         if all(rule in outcome.unjudged or rule in outcome.inactive for outcome in outcomes):
-            rules.setdefault(why, []).append(rule)
+            rules.setdefault(reason, []).append(rule)
     if rules:
         yield "  not judged, rows are too few or too far apart:"
-        yield from _limited(f"    {', '.join(names)}: {why}" for why, names in rules.items())
+        yield from _limited(f"    {', '.join(names)}: {reason}" for reason, names in rules.items())
 
 
 def _budget_usage(outcomes: Sequence[Outcome]) -> str:
-    most: dict[str, tuple[int, int]] = {}
+    maxima: dict[str, tuple[int, int]] = {}
     for outcome in outcomes:
         for kind, (used, allowed, _) in outcome.budgets.items():
-            most[kind] = max(most.get(kind, (0, allowed)), (used, allowed))
-    return ", ".join(f"{kind} {used}/{allowed}" for kind, (used, allowed) in sorted(most.items()))
+            maxima[kind] = max(maxima.get(kind, (0, allowed)), (used, allowed))
+    return ", ".join(f"{kind} {used}/{allowed}" for kind, (used, allowed) in sorted(maxima.items()))
 
 
 def _incident_lines(outcome: Outcome) -> Iterator[str]:
@@ -493,7 +495,7 @@ def _incident_lines(outcome: Outcome) -> Iterator[str]:
         would.setdefault(act.incident, []).append(act.runbook)
     raised: dict[str, list[Alarm]] = {}
     for alarm in outcome.alarms:
-        if alarm.what in ("opened", "raised"):
+        if alarm.fault in ("opened", "raised"):
             raised.setdefault(alarm.incident, []).append(alarm)
     for incident, alarms in raised.items():
         steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)
@@ -502,14 +504,14 @@ def _incident_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _limited(texts: Iterator[str]) -> Iterator[str]:
-    more = 0
+    hidden = 0
     for number, text in enumerate(texts):
         if number < MOST:
             yield text
         else:
-            more += 1
-    if more:
-        yield f"  … {more} more: --json prints all"
+            hidden += 1
+    if hidden:
+        yield f"  … {hidden} more: --json prints all"
 
 
 def table(totals: Sequence[Score], *, labelled: bool) -> list[str]:

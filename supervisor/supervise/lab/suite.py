@@ -22,7 +22,7 @@ class Outcome:
     """One scenario after its run."""
 
     form: Scenario
-    where: str
+    location: str
     result: ScenarioResult
     failures: tuple[tuple[str, str], ...]  # (file:line:col, sentence)
 
@@ -48,17 +48,17 @@ def load(path: Path, warnings: list[Problem] | None = None) -> Subject:
 
 def run(subject: Subject) -> list[Outcome]:
     """Run all scenarios of a file."""
-    found = []
+    outcomes = []
     for form, node in subject.scenarios:
         result = scenario_runner.run(subject.policy, form)
         failures = []
         for failure in assertions.failures(form, result, subject.names):
-            place = assertions.node_of(node, failure)
-            where = f"{place.source.label}:{place.line}:{place.col}"
-            failures.append((where, failure.message))
-        where = f"{node.source.label}:{node.line}:{node.col}"
-        found.append(Outcome(form, where, result, tuple(failures)))
-    return found
+            location = assertions.node_of(node, failure)
+            position = f"{location.source.label}:{location.line}:{location.col}"
+            failures.append((position, failure.message))
+        position = f"{node.source.label}:{node.line}:{node.col}"
+        outcomes.append(Outcome(form, position, result, tuple(failures)))
+    return outcomes
 
 
 # Transitions that need a person, a command, or a second training session: no scenario makes them.
@@ -77,19 +77,19 @@ class Coverage:
     """
 
     rules: dict[str, list[int]] = field(default_factory=dict)
-    where: dict[str, str] = field(default_factory=dict)
+    locations: dict[str, str] = field(default_factory=dict)
     moves: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
     budgets: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def require(self, policy: Policy, *, whole: bool = True) -> None:
+    def require(self, policy: Policy, *, complete: bool = True) -> None:
         """Add everything that a policy has to what should be covered.
 
         `whole`: also its transitions and budgets, which a pack alone does not have.
         """
         for rule in policy.rules:
             self.rules.setdefault(rule.id, [0, 0])
-            self.where[rule.id] = rule.where
-        if whole:
+            self.locations[rule.id] = rule.location
+        if complete:
             moves = self.moves.setdefault(policy.name, {})
             for pair in transitions(policy.machine or state_machine.DEFAULT):
                 moves.setdefault(pair, 0)
@@ -100,15 +100,15 @@ class Coverage:
     def add(self, subject: Subject, results: Iterable[ScenarioResult]) -> None:
         """Count what the scenarios of a file cover; a pack alone has rules only."""
         policy, results = subject.policy, list(results)
-        whole = not subject.names.scope
-        self.require(policy, whole=whole)
+        is_complete = not subject.names.scope
+        self.require(policy, complete=is_complete)
         for rule in policy.rules:
             counts = self.rules[rule.id]
             for result in results:
-                fired = bool(result.changes(rule.id, "fired"))
-                counts[0] += fired
-                counts[1] += not fired and rule.id in result.active
-        if not whole:
+                has_fired = bool(result.changes(rule.id, "fired"))
+                counts[0] += has_fired
+                counts[1] += not has_fired and rule.id in result.active
+        if not is_complete:
             return
         moves, budgets = self.moves[policy.name], self.budgets[policy.name]
         for pair in moves:
@@ -118,14 +118,15 @@ class Coverage:
 
     def missing(self) -> Iterator[str]:
         """Yield what no scenario covers, a sentence each."""
-        for rule, (fired, quiet) in self.rules.items():
-            if not fired:
-                yield f"{self.where[rule]}: {rule} never fires"
+        for rule, (firings, quiet) in self.rules.items():
+            if not firings:
+                yield f"{self.locations[rule]}: {rule} never fires"
             if not quiet:
-                yield f"{self.where[rule]}: {rule} never stays quiet while its metrics are present"
+                start = f"{self.locations[rule]}: {rule}"
+                yield f"{start} never stays quiet while its metrics are present"
         for policy, moves in self.moves.items():
-            for (state, event), seen in moves.items():
-                if not seen:
+            for (state, event), visits in moves.items():
+                if not visits:
                     yield f"{policy}: {event!r} never occurs in {state}"
         for policy, budgets in self.budgets.items():
             for name, hit in budgets.items():
@@ -134,15 +135,15 @@ class Coverage:
 
     def parts(self) -> dict[str, tuple[int, int]]:
         """Return, per category, how many are covered of how many."""
-        fired = sum(bool(counts[0]) for counts in self.rules.values())
+        fired_count = sum(bool(counts[0]) for counts in self.rules.values())
         quiet = sum(bool(counts[1]) for counts in self.rules.values())
-        found = {
-            "rules fire": (fired, len(self.rules)),
+        coverage = {
+            "rules fire": (fired_count, len(self.rules)),
             "rules stay quiet": (quiet, len(self.rules)),
             "moves": _covered(self.moves),
             "budgets": _covered(self.budgets),
         }
-        return {name: counts for name, counts in found.items() if counts[1]}
+        return {name: counts for name, counts in coverage.items() if counts[1]}
 
     def percent(self) -> float:
         """Return the share that is covered, 0 to 100."""
@@ -151,8 +152,8 @@ class Coverage:
         return 100.0 * covered / total if total else 100.0
 
 
-def _covered(held: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
-    counts = [count for each in held.values() for count in each.values()]
+def _covered(table: Mapping[str, Mapping[Any, int]]) -> tuple[int, int]:
+    counts = [count for row in table.values() for count in row.values()]
     return sum(map(bool, counts)), len(counts)
 
 

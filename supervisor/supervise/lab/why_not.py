@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
     """A detector that does not read as the rule needs it; `any`: one of several would do."""
 
     name: str
-    wanted: int
+    target_code: int
     any: bool
 
 
@@ -50,56 +50,56 @@ def missing(rule: Rule, policy: Policy, monitor: RankMonitor) -> list[dict[str, 
     """Return the conditions of a rule that were not met, unknown ones first."""
     codes = {name: monitor.codes[i] for name, i in monitor.index.items()}
     tree = parse(rule.text, limit=len(rule.text)).tree
-    found = [
-        describe(leaf.name, policy, monitor, wanted=leaf.wanted) | {"any": leaf.any}
+    inputs = [
+        describe(leaf.name, policy, monitor, target_code=leaf.target_code) | {"any": leaf.any}
         for leaf in dict.fromkeys(_missing_leaves(tree, BREACH, codes, several=False))
     ]
-    return sorted(found, key=lambda one: one["code"] != "UNKNOWN")
+    return sorted(inputs, key=lambda item: item["code"] != "UNKNOWN")
 
 
 def describe(
-    name: str, policy: Policy, monitor: RankMonitor, *, wanted: int = BREACH
+    name: str, policy: Policy, monitor: RankMonitor, *, target_code: int = BREACH
 ) -> dict[str, Any]:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
-    place, spec = monitor.index[name], policy.detectors[name]
-    code, watch = monitor.codes[place], monitor.watches[place]
+    position, spec = monitor.index[name], policy.detectors[name]
+    code, watch = monitor.codes[position], monitor.watches[position]
     numbers = dict(watch.numbers())
     if len(spec.metrics) == 1:
         numbers["metric"] = spec.metrics[0]
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "detector": name,
         "kind": type(spec).__module__.rpartition(".")[2],
         "code": CODE_NAMES[code],
         "raw": CODE_NAMES[watch.raw],
-        "wanted": CODE_NAMES[wanted],
+        "wanted": CODE_NAMES[target_code],
         "numbers": numbers,
         **_distance(spec, numbers),
         "inputs": [describe(inner, policy, monitor) for inner in spec.detectors],
     }
-    found["text"] = _sentence(spec, monitor, found, code, wanted)
-    return found
+    answer["text"] = _sentence(spec, monitor, answer, code, target_code)
+    return answer
 
 
 # ── the tree ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _missing_leaves(
-    tree: Tree | str, wanted: int, codes: Mapping[str, int], *, several: bool
+    tree: Tree | str, target_code: int, codes: Mapping[str, int], *, several: bool
 ) -> Iterator[Leaf]:
     """Yield the leaves that keep `tree` from being `wanted` (BREACH or OK)."""
     kind, parts = tree[0], tree[1:]
     if kind == "name":
         name = str(parts[0])
-        if codes[name] != wanted:
-            yield Leaf(name, wanted, several)
+        if codes[name] != target_code:
+            yield Leaf(name, target_code, several)
     elif kind == "not":
-        yield from _missing_leaves(parts[0], 2 - wanted, codes, several=several)
+        yield from _missing_leaves(parts[0], 2 - target_code, codes, several=several)
     else:
-        any_suffices = (kind == "or") == (wanted == BREACH)
-        if any_suffices and any(_code(part, codes) == wanted for part in parts):
+        any_suffices = (kind == "or") == (target_code == BREACH)
+        if any_suffices and any(_code(part, codes) == target_code for part in parts):
             return
         for part in parts:
-            yield from _missing_leaves(part, wanted, codes, several=several or any_suffices)
+            yield from _missing_leaves(part, target_code, codes, several=several or any_suffices)
 
 
 def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
@@ -118,27 +118,38 @@ def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was measured, the comparison it needed, and how far off it was."""
     key, value = format_readings.measured(numbers)
     limit = format_readings.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
-    found: dict[str, Any] = {"measure": key, "measured": value, "limit": limit, "short_by": None}
+    comparison: dict[str, Any] = {
+        "measure": key,
+        "measured": value,
+        "limit": limit,
+        "short_by": None,
+    }
     if "last_breach" in numbers or "nonfinite" in numbers or limit is None:
-        return found
-    lower = any(_given(spec, name) for name in ("lt", "lte", "slope_per_1k_lt"))
+        return comparison
+    lower = any(_is_configured(spec, name) for name in ("lt", "lte", "slope_per_1k_lt"))
     side = getattr(spec, "side", "high") if key in ("z", "distance") else "high"
-    both = side == "both" or numbers.get("law") == "constant"
+    is_both = side == "both" or numbers.get("law") == "constant"
     if side == "low" or numbers.get("law") in ("nondecreasing", "increasing"):
         lower, limit = True, -limit
     # A rate breaches at its bound, most others beyond it.
-    equal = "=" if any(_given(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
-    found["needs"] = f"{'<' if lower else '>'}{equal} {format_readings.number(limit)}"
-    if both:
-        found["needs"] = f"{found['needs']} either way"
-    known = format_readings.finite(value)
-    if known is not None:
-        short = known - limit if lower else limit - (abs(known) if both else known)
-        found["short_by"] = short if short > 0.0 or math.isclose(short, 0.0) else None
-    return found
+    equal = (
+        "=" if any(_is_configured(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
+    )
+    comparison["needs"] = f"{'<' if lower else '>'}{equal} {format_readings.number(limit)}"
+    if is_both:
+        comparison["needs"] = f"{comparison['needs']} either way"
+    finite_value = format_readings.finite(value)
+    if finite_value is not None:
+        short = (
+            finite_value - limit
+            if lower
+            else limit - (abs(finite_value) if is_both else finite_value)
+        )
+        comparison["short_by"] = short if short > 0.0 or math.isclose(short, 0.0) else None
+    return comparison
 
 
-def _given(spec: Detector, name: str) -> bool:
+def _is_configured(spec: Detector, name: str) -> bool:
     return getattr(spec, name, None) is not None
 
 
@@ -146,30 +157,30 @@ def _given(spec: Detector, name: str) -> bool:
 
 
 def _sentence(
-    spec: Detector, monitor: RankMonitor, found: Mapping[str, Any], code: int, wanted: int
+    spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any], code: int, target_code: int
 ) -> str:
-    numbers: Mapping[str, Any] = found["numbers"]
+    numbers: Mapping[str, Any] = answer["numbers"]
     if code == UNKNOWN:
-        return f"UNKNOWN: {_unknown(spec, monitor, found)}"
-    if wanted == OK or code == BREACH:
-        against = ", and the rule requires that it is not" if code == BREACH != wanted else ""
+        return f"UNKNOWN: {_unknown(spec, monitor, answer)}"
+    if target_code == OK or code == BREACH:
+        against = ", and the rule requires that it is not" if code == BREACH != target_code else ""
         state = "in breach" if code == BREACH else "OK"
         return f"{state}{against}: {format_readings.reading(numbers)}"
-    if found["inputs"]:
+    if answer["inputs"]:
         reading = f"no match; {format_readings.reading(numbers)}"
         return "; ".join([reading, *_unmatched(spec, numbers)])
-    if "needs" not in found:
+    if "needs" not in answer:
         return format_readings.reading(numbers)
-    form = format_readings.MEASURES.get(found["measure"], "{}")
+    form = format_readings.MEASURES.get(answer["measure"], "{}")
     named = f"{numbers.get('metric', 'value')} {format_readings.number(numbers.get('value'))}"
-    text = f"{named}: " + form.format(format_readings.number(found["measured"]))
-    if found["measure"] == "value":
+    text = f"{named}: " + form.format(format_readings.number(answer["measured"]))
+    if answer["measure"] == "value":
         text = named
     if "signal" in numbers:
         text = f"{format_readings.silence(numbers, limited=False)},"
-    text += f" {'is' if found['raw'] == 'BREACH' else 'needs'} {found['needs']}"
-    if found["short_by"] is not None:
-        text += f", short by {format_readings.number(found['short_by'])}"
+    text += f" {'is' if answer['raw'] == 'BREACH' else 'needs'} {answer['needs']}"
+    if answer["short_by"] is not None:
+        text += f", short by {format_readings.number(answer['short_by'])}"
     if numbers.get("needed", 1) > 1:
         text += (
             f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
@@ -182,62 +193,66 @@ def _unmatched(spec: Detector, numbers: Mapping[str, Any]) -> Iterator[str]:
     """Yield what came in another order, too late, or not at all, of a sequence or a join."""
     now, within = int(numbers["step"]), int(numbers["within"])
     match = numbers.get("match") or {"last_step": -1}
-    at = {name: s for name, s in numbers["last_breach"].items() if s > match["last_step"]}
-    if match["last_step"] >= 0 and not at:
+    breaches = {name: s for name, s in numbers["last_breach"].items() if s > match["last_step"]}
+    if match["last_step"] >= 0 and not breaches:
         yield f"its match ended at step {match['last_step']}, and is a breach of that step only"
     elif "match" in numbers:
-        yield from _out_of_order(spec.detectors[: len(getattr(spec, "steps", ()))], at, now, within)
+        yield from _out_of_order(
+            spec.detectors[: len(getattr(spec, "steps", ()))], breaches, now, within
+        )
     else:
         for name in spec.detectors:
-            if name not in at:
+            if name not in breaches:
                 yield f"{name} has not breached"
-            elif now - at[name] > within:
-                ago = now - at[name]
-                yield f"{name} at step {at[name]} was {ago} steps ago: {ago - within} too long"
+            elif now - breaches[name] > within:
+                ago = now - breaches[name]
+                step = breaches[name]
+                yield f"{name} at step {step} was {ago} steps ago: {ago - within} too long"
 
 
 def _out_of_order(
-    stages: Sequence[str], at: Mapping[str, int], now: int, within: int
+    stages: Sequence[str], breaches: Mapping[str, int], now: int, within: int
 ) -> Iterator[str]:
     """Yield why the newest breaches of the stages of a sequence are no match."""
-    seen = [name for name in stages if name in at]
-    wrong = [(a, b) for a, b in itertools.pairwise(seen) if at[b] < at[a]]
-    for before, name in wrong:
+    reached = [name for name in stages if name in breaches]
+    wrong = [(a, b) for a, b in itertools.pairwise(reached) if breaches[b] < breaches[a]]
+    for earlier, name in wrong:
         yield (
-            f"{name} at step {at[name]} came before {before} at step {at[before]},"
+            f"{name} at step {breaches[name]} came before {earlier} at step {breaches[earlier]},"
             " and must follow it"
         )
-    lacking = next((name for name in stages if name not in at), None)
-    if wrong or not seen:
+    lacking = next((name for name in stages if name not in breaches), None)
+    if wrong or not reached:
         return
-    first, last = seen[0], seen[-1]
-    late = at[last] - at[first] - within
+    opening, final = reached[0], reached[-1]
+    late = breaches[final] - breaches[opening] - within
     if lacking == stages[0]:
-        yield f"{lacking} did not come before {first} at step {at[first]}"
+        yield f"{lacking} did not come before {opening} at step {breaches[opening]}"
     elif late > 0:
         yield (
-            f"{last} at step {at[last]} came {late + within} steps after {first}"
-            f" at step {at[first]}: {late} too late"
+            f"{final} at step {breaches[final]} came {late + within} steps after {opening}"
+            f" at step {breaches[opening]}: {late} too late"
         )
-    elif now - at[first] >= within and lacking:
-        yield f"{lacking} did not follow {first} at step {at[first]} within {within} steps"
+    elif now - breaches[opening] >= within and lacking:
+        step = breaches[opening]
+        yield f"{lacking} did not follow {opening} at step {step} within {within} steps"
     elif lacking:
-        until = at[first] + within
-        yield f"{lacking} may still follow {first} at step {at[first]} until step {until}"
+        until = breaches[opening] + within
+        yield f"{lacking} may still follow {opening} at step {breaches[opening]} until step {until}"
 
 
-def _unknown(spec: Detector, monitor: RankMonitor, found: Mapping[str, Any]) -> str:
+def _unknown(spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any]) -> str:
     """Return why nothing could be measured."""
-    unsure = [one["detector"] for one in found["inputs"] if one["code"] == "UNKNOWN"]
+    unsure = [item["detector"] for item in answer["inputs"] if item["code"] == "UNKNOWN"]
     if unsure:
         return f"it depends on {', '.join(unsure)}"
     if spec.reads == "clock":
         return "no heartbeat of this rank's probe was received"
-    why = list(filter(None, (_metric_problem(metric, monitor) for metric in spec.metrics)))
-    if why and (spec.reads != "metrics" or len(why) == len(spec.metrics)):
-        return "; ".join(why)
-    numbers: Mapping[str, Any] = found["numbers"]
-    if few := monitor.watches[monitor.index[found["detector"]]].lacks(1):
+    problems = list(filter(None, (_metric_problem(metric, monitor) for metric in spec.metrics)))
+    if problems and (spec.reads != "metrics" or len(problems) == len(spec.metrics)):
+        return "; ".join(problems)
+    numbers: Mapping[str, Any] = answer["numbers"]
+    if few := monitor.watches[monitor.index[answer["detector"]]].lacks(1):
         return f"warming up, {few}"
     value = format_readings.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
@@ -262,9 +277,9 @@ def blocking(rule: Rule, policy: Policy, decisions: Iterable[Decision]) -> list[
     Args:
         decisions: what the engine decided when the rule fired, or would have (`if_fired`).
     """
-    found = {by: text for by, text in _decided(rule, decisions) if not by.startswith("mode:")}
-    found.update(_static(rule, policy))
-    return [{"by": by, "text": text} for by, text in found.items()]
+    gates = {gate: text for gate, text in _decided(rule, decisions) if not gate.startswith("mode:")}
+    gates.update(_static(rule, policy))
+    return [{"by": gate, "text": text} for gate, text in gates.items()]
 
 
 def if_fired(
@@ -279,9 +294,9 @@ def if_fired(
     state = state.copy()
     state.machine = machine_before
     ctx = StepContext(state.phase.of(policy), state, Tick(state.at_ns))
-    place, monitor = policy.rules.index(rule), state.monitors[rank]
-    monitor.rules[place].firing, monitor.rules[place].answered = True, False
-    rule_fired.on_rules_changed(ctx, monitor, rank, [(place, True)])
+    index, monitor = policy.rules.index(rule), state.monitors[rank]
+    monitor.rules[index].firing, monitor.rules[index].answered = True, False
+    rule_fired.on_rules_changed(ctx, monitor, rank, [(index, True)])
     return ctx.decisions
 
 
@@ -332,8 +347,10 @@ class Moment:
     policy: Policy
     state: State
     machine_before: str  # state of the machine before the frame
-    made: list[tuple[int, Decision]] = field(default_factory=list)
-    fired: tuple[int, int] | None = None  # (event, step) where the rule last fired on this rank
+    decisions: list[tuple[int, Decision]] = field(default_factory=list)
+    last_firing: tuple[int, int] | None = (
+        None  # (event, step) where the rule last fired on this rank
+    )
 
 
 def answer(
@@ -355,11 +372,11 @@ def answer(
     target, attempt, attempts = find(question, events())
     moment = _fold(question, target, policy, events(), policies)
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
-    place = _place(question.rule, policy, records)
-    rule, watch = policy.rules[place], monitor.rules[place]
-    phased = moment.state.phase.of(policy).rules[place]
-    now = next((d for _, d in moment.made if _is_fired(d, question)), None)
-    found: dict[str, Any] = {
+    index = _rule_index(question.rule, policy, records)
+    rule, watch = policy.rules[index], monitor.rules[index]
+    phased = moment.state.phase.of(policy).rules[index]
+    now = next((d for _, d in moment.decisions if _is_fired(d, question)), None)
+    answer: dict[str, Any] = {
         "rule": rule.id,
         "step": question.step,
         "rank": question.rank,
@@ -367,7 +384,7 @@ def answer(
         "attempts": attempts,
         "event": target,
         "when": rule.text,
-        "where": rule.where,
+        "where": rule.location,
         "severity": phased.severity,
         "phase": {"name": phased.phase, "off": phased.off, "else": rule.severity}
         if phased.phase
@@ -380,25 +397,25 @@ def answer(
         "firing": watch.firing,
         "record": None,
         "missing": [] if watch.code == BREACH else missing(rule, policy, monitor),
-        "inactive": inactive(monitor, place),
+        "inactive": inactive(monitor, index),
         "obstacles": blocking(rule, policy, _answered(moment, rule, question, now)),
         "then": [] if now is None else _then(moment, rule, now, records),
     }
     if now is not None:
-        found["record"] = _record(records, moment.number, now)
-    elif watch.firing and moment.fired is not None:
-        found["record"] = _fired_record(records, moment.fired[0], question)
-        found["since_step"] = moment.fired[1]
-    found["verdict"] = _verdict(found, rule, monitor, place)
-    return found
+        answer["record"] = _record(records, moment.number, now)
+    elif watch.firing and moment.last_firing is not None:
+        answer["record"] = _fired_record(records, moment.last_firing[0], question)
+        answer["since_step"] = moment.last_firing[1]
+    answer["verdict"] = _verdict(answer, rule, monitor, index)
+    return answer
 
 
 def _answered(
-    moment: Moment, rule: Rule, question: Question, fired: Decision | None
+    moment: Moment, rule: Rule, question: Question, firing: Decision | None
 ) -> list[Decision]:
     """Return what the engine decided when the rule fired; else what it would have decided."""
-    if fired is not None:
-        return [decision for _, decision in moment.made]
+    if firing is not None:
+        return [decision for _, decision in moment.decisions]
     return if_fired(rule, moment.policy, moment.state, moment.machine_before, question.rank)
 
 
@@ -409,7 +426,7 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
         UsageError: there is none; the hint lists the steps of the run.
     """
     steps: list[tuple[int, int]] = []
-    at: dict[int, int] = {}  # attempt -> event
+    events_by_attempt: dict[int, int] = {}  # attempt -> event
     ranks: set[int] = set()
     gaps = 0
     for number, event in events:
@@ -420,13 +437,15 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
             if event.rank == question.rank:
                 steps.append((event.attempt, event.step))
                 if event.step == question.step:
-                    at[event.attempt] = number
-    wanted = question.attempt if question.attempt is not None else max(at, default=-1)
-    if wanted in at:
-        return at[wanted], wanted, sorted(at)
+                    events_by_attempt[event.attempt] = number
+    attempt = (
+        question.attempt if question.attempt is not None else max(events_by_attempt, default=-1)
+    )
+    if attempt in events_by_attempt:
+        return events_by_attempt[attempt], attempt, sorted(events_by_attempt)
     if question.rank not in ranks:
-        there = ", ".join(map(str, sorted(ranks))) or "none: no frame was received"
-        raise UsageError(f"no rank {question.rank} in this run", hint=f"it has {there}")
+        rank_list = ", ".join(map(str, sorted(ranks))) or "none: no frame was received"
+        raise UsageError(f"no rank {question.rank} in this run", hint=f"it has {rank_list}")
     text = f"rank {question.rank} has no step {question.step}"
     if question.attempt is not None:
         text += f" in attempt {question.attempt}"
@@ -434,23 +453,29 @@ def find(question: Question, events: Iterable[tuple[int, Event]]) -> tuple[int, 
     raise UsageError(text, hint=f"it has {_ranges(steps)}{lost}")
 
 
-def inactive(monitor: RankMonitor, place: int) -> str | None:
+def inactive(monitor: RankMonitor, index: int) -> str | None:
     """Return why a rule is not evaluated in this job at all; None when it is."""
-    if monitor.active(place):
+    if monitor.active(index):
         return None
     if monitor.probe_off:
         return "the probe of this rank is off, or its segment cannot be read"
-    return f"the job never announced {', '.join(monitor.missing(place))}"
+    return f"the job never announced {', '.join(monitor.missing(index))}"
 
 
 def _then(
-    moment: Moment, rule: Rule, fired: Decision, records: Sequence[Mapping[str, Any]]
+    moment: Moment, rule: Rule, firing: Decision, records: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return what else the engine decided in this event, except about other rules."""
     return [
-        {"kind": made.kind, "reason": made.reason, "record": _record(records, number, made)}
-        for number, made in moment.made
-        if made is not fired and made.kind in AFTERWARDS and made.rule in (None, rule.id)
+        {
+            "kind": decision.kind,
+            "reason": decision.reason,
+            "record": _record(records, number, decision),
+        }
+        for number, decision in moment.decisions
+        if decision is not firing
+        and decision.kind in AFTERWARDS
+        and decision.rule in (None, rule.id)
     ]
 
 
@@ -463,10 +488,10 @@ def _fold(
 ) -> Moment:
     """Fold to the frame; for a rule that watches the clock on to the event before the next one."""
     moment: Moment | None = None
-    fired: tuple[int, int] | None = None
+    last_firing: tuple[int, int] | None = None
     machine_before = ""
 
-    def wanted() -> Iterator[tuple[int, Event]]:
+    def selected_events() -> Iterator[tuple[int, Event]]:
         for number, event in events:
             later = number > target and moment is not None
             framed = isinstance(event, Frame) and event.rank == question.rank
@@ -474,14 +499,14 @@ def _fold(
                 return
             yield number, event
 
-    for number, _, now, state, made in replay.fold(policy, wanted(), None, policies):
-        if any(_is_fired(decision, question) for decision in made):
-            fired = (number, state.step)
+    for number, _, now, state, decisions in replay.fold(policy, selected_events(), None, policies):
+        if any(_is_fired(decision, question) for decision in decisions):
+            last_firing = (number, state.step)
         if number == target:
             moment = Moment(number, now, state, machine_before)
         if moment is not None:
-            moment.policy, moment.state, moment.fired = now, state, fired
-            moment.made += [(number, decision) for decision in made]
+            moment.policy, moment.state, moment.last_firing = now, state, last_firing
+            moment.decisions += [(number, decision) for decision in decisions]
         machine_before = state.machine
     assert moment is not None
     return moment
@@ -496,31 +521,32 @@ def _by_clock(rule_id: str, moment: Moment | None) -> bool:
 
 
 def _is_fired(decision: Decision, question: Question) -> bool:
-    fired = isinstance(decision, RuleFired) and decision.rank == question.rank
-    return fired and decision.rule == question.rule
+    is_firing = isinstance(decision, RuleFired) and decision.rank == question.rank
+    return is_firing and decision.rule == question.rule
 
 
-def _place(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -> int:
+def _rule_index(rule_id: str, policy: Policy, records: Sequence[Mapping[str, Any]]) -> int:
     """Return the place of the rule in the policy that was in force."""
-    known = [rule.id for rule in policy.rules]
-    if rule_id in known:
-        return known.index(rule_id)
+    rule_ids = [rule.id for rule in policy.rules]
+    if rule_id in rule_ids:
+        return rule_ids.index(rule_id)
     for record in records:  # a reload may have added it later, or removed it
         rules = ((record.get("data") or {}).get("changes") or {}).get("rules") or {}
-        for how in ("added", "removed"):
-            if rule_id in rules.get(how, ()):
+        for section in ("added", "removed"):
+            if rule_id in rules.get(section, ()):
                 raise UsageError(
                     f"rule {rule_id!r} was not in force at that step",
-                    hint=f"a reload at step {record['step']} (record {record['seq']}) has {how} it",
+                    hint=f"a reload at step {record['step']} (record {record['seq']}) has "
+                    f"{section} it",
                 )
-    raise UsageError(f"no rule {rule_id!r} in the policy", hint=did_you_mean(rule_id, known))
+    raise UsageError(f"no rule {rule_id!r} in the policy", hint=did_you_mean(rule_id, rule_ids))
 
 
 def _record(records: Sequence[Mapping[str, Any]], number: int, decision: Decision) -> int | None:
     """Return the number of the audit record of a decision, None when it is not in the log."""
     for record in records:
-        same = record.get("event") == number and record["kind"] == decision.kind
-        if same and (record.get("rule"), record["reason"]) == (decision.rule, decision.reason):
+        is_same = record.get("event") == number and record["kind"] == decision.kind
+        if is_same and (record.get("rule"), record["reason"]) == (decision.rule, decision.reason):
             return int(record["seq"])
     return None
 
@@ -530,28 +556,28 @@ def _fired_record(
 ) -> int | None:
     for record in records:
         data = record.get("data") or {}
-        same = record.get("event") == number and record.get("rule") == question.rule
-        if same and data.get("what") == "fired" and data.get("rank") == question.rank:
+        is_same = record.get("event") == number and record.get("rule") == question.rule
+        if is_same and data.get("what") == "fired" and data.get("rank") == question.rank:
             return int(record["seq"])
     return None
 
 
-def _verdict(found: Mapping[str, Any], rule: Rule, monitor: RankMonitor, place: int) -> str:
-    watch = monitor.rules[place]
-    record = f"record {found['record']}" if found["record"] is not None else "it has no record"
-    if found["fired"]:
+def _verdict(answer: Mapping[str, Any], rule: Rule, monitor: RankMonitor, index: int) -> str:
+    watch = monitor.rules[index]
+    record = f"record {answer['record']}" if answer["record"] is not None else "it has no record"
+    if answer["fired"]:
         return f"it fired at this step: {record}"
-    if found["inactive"]:
-        return f"it is not evaluated in this run: {found['inactive']}"
+    if answer["inactive"]:
+        return f"it is not evaluated in this run: {answer['inactive']}"
     if watch.firing:
-        since = f" since step {found['since_step']}" if "since_step" in found else ""
+        since = f" since step {answer['since_step']}" if "since_step" in answer else ""
         return f"it was firing already{since} ({record}); it can fire again only after it cleared"
     if watch.code == BREACH or (watch.code == UNKNOWN and rule.unknown == "breach"):
         return (
             f"its condition held for {watch.held} of the {rule.for_steps} steps that `for` requires"
         )
-    first = found["missing"][0] if found["missing"] else None
-    text = f": {first['detector']}: {first['text']}" if first else ""
+    missing_key = answer["missing"][0] if answer["missing"] else None
+    text = f": {missing_key['detector']}: {missing_key['text']}" if missing_key else ""
     if watch.code == UNKNOWN:
         return f"its condition is unknown{text}"
     return f"its condition did not hold{text}"
@@ -565,6 +591,6 @@ def _ranges(steps: Sequence[tuple[int, int]]) -> str:
             spans[-1][2] = step
         elif not spans or (attempt, step) != (spans[-1][0], spans[-1][2]):
             spans.append([attempt, step, step])
-    shown = [f"{first}..{last} (attempt {attempt})" for attempt, first, last in spans[-SHOWN:]]
-    more = f", and {len(spans) - SHOWN} earlier spans" if len(spans) > SHOWN else ""
-    return f"steps {', '.join(shown)}{more}" if shown else "none"
+    spans_text = [f"{start}..{end} (attempt {attempt})" for attempt, start, end in spans[-SHOWN:]]
+    tail = f", and {len(spans) - SHOWN} earlier spans" if len(spans) > SHOWN else ""
+    return f"steps {', '.join(spans_text)}{tail}" if spans_text else "none"

@@ -66,15 +66,17 @@ def read_csv(path: Path) -> Table:
             columns = tuple(next(lines, ()))
             rows = [_csv_row(line) for line in lines if line]
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path}: cannot be read: {why}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: cannot be read: {reason}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: is no CSV: {error}") from error
-    other = next((mark for mark in SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
-    if other is not None:
+    separator = next(
+        (mark for mark in SEPARATORS if len(columns) == 1 and mark in columns[0]), None
+    )
+    if separator is not None:
         raise NoStepsError(
             f"{path}:1: one column, {columns[0][:80]!r}",
-            hint=f"separated by {SEPARATORS[other]}? Write it with commas",
+            hint=f"separated by {SEPARATORS[separator]}? Write it with commas",
         )
     for number, row in enumerate(rows, 2):
         if len(row) > len(columns):
@@ -138,7 +140,7 @@ def read_tensorboard(path: Path) -> Table:
         load = import_module(f"{EVENTS}.event_file_loader").LegacyEventFileLoader
     except ImportError as error:
         raise missing(path, "tensorboard") from error
-    found: list[dict[str, float]] = []
+    rows_found: list[dict[str, float]] = []
     columns: dict[str, None] = {}
     for file in sorted(path.glob(EVENT_FILES)):
         if not file.stat().st_size:
@@ -158,9 +160,9 @@ def read_tensorboard(path: Path) -> Table:
             raise InputError(f"{file}: is no event file: {error}") from error
         if not found_events:
             raise InputError(f"{file}: is no event file, or is cut before its first event")
-        found += [by_step[step] for step in sorted(by_step)]
+        rows_found += [by_step[step] for step in sorted(by_step)]
     names = ("step", *(name for name in columns if name != "step"))
-    rows: list[tuple[Cell, ...]] = [tuple(row.get(name) for name in names) for row in found]
+    rows: list[tuple[Cell, ...]] = [tuple(row.get(name) for name in names) for row in rows_found]
     return Table(str(path), names, rows)
 
 
@@ -195,7 +197,7 @@ def read_wandb(path: Path) -> Table:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) < HEAD.size or HEAD.unpack_from(data)[:2] != (IDENTITY, MAGIC):
         raise InputError(f"{path}: is no file of an offline run")
-    found: list[dict[str, Cell]] = []
+    rows_found: list[dict[str, Cell]] = []
     columns: dict[str, None] = {}
     for payload in _records(data, path):
         record = messages.Record()
@@ -206,9 +208,9 @@ def read_wandb(path: Path) -> Table:
         if record.HasField("history"):
             row = dict(_logged(record.history))
             columns.update(dict.fromkeys(row))
-            found.append(row)
+            rows_found.append(row)
     names = tuple(columns)
-    rows = [tuple(row.get(name) for name in names) for row in found]
+    rows = [tuple(row.get(name) for name in names) for row in rows_found]
     return Table(str(path), names, rows)
 
 
@@ -225,23 +227,23 @@ def _logged(history: Any) -> Iterator[tuple[str, Cell]]:
 
 def _records(data: bytes, path: Path) -> Iterator[bytes]:
     """Yield the payloads of whole records. Raises: InputError: chunks that do not fit together."""
-    at, part = HEAD.size, b""
-    while at + CHUNK.size <= len(data):
-        room = BLOCK - at % BLOCK
+    offset, part = HEAD.size, b""
+    while offset + CHUNK.size <= len(data):
+        room = BLOCK - offset % BLOCK
         if room < CHUNK.size:  # the rest of a block is padding
-            at += room
+            offset += room
             continue
-        _, length, kind = CHUNK.unpack_from(data, at)
+        _, length, kind = CHUNK.unpack_from(data, offset)
         if kind == 0 and length == 0:
-            at += room
+            offset += room
             continue
-        at += CHUNK.size
-        chunk = data[at : at + length]
+        offset += CHUNK.size
+        chunk = data[offset : offset + length]
         if kind not in (FULL, FIRST, MIDDLE, LAST) or length > room - CHUNK.size:
-            raise InputError(f"{path}: is damaged at byte {at}")
+            raise InputError(f"{path}: is damaged at byte {offset}")
         if len(chunk) < length:
             return
-        at += length
+        offset += length
         part = chunk if kind in (FULL, FIRST) else part + chunk
         if kind in (FULL, LAST):
             yield part
@@ -260,7 +262,7 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def sources(paths: Sequence[Path], more: Mapping[str, Reader] | None = None) -> list[Source]:
+def sources(paths: Sequence[Path], extra: Mapping[str, Reader] | None = None) -> list[Source]:
     """Return the recordings at and below `paths`, in that order, each once.
 
     A recording is called by its path below the root of its collection, without its suffix: the
@@ -273,23 +275,23 @@ def sources(paths: Sequence[Path], more: Mapping[str, Reader] | None = None) -> 
     Raises:
         InputError: a path is not there or closed, or holds nothing that a reader can read.
     """
-    readers = {**(more or {}), **READERS}
-    found: dict[Path, tuple[str, bool]] = {}
+    readers = {**(extra or {}), **READERS}
+    claims: dict[Path, tuple[str, bool]] = {}
     for path in paths:
         try:  # `exists`, `is_file` and the like raise in a folder that may not be entered
             if not path.exists():
                 raise InputError(f"{path}: no such file or directory")
             claimed = [*_walk(path, readers)]
         except OSError as error:
-            where = error.filename or path
-            raise InputError(f"{where}: cannot be read: {error.strerror}") from error
+            location = error.filename or path
+            raise InputError(f"{location}: cannot be read: {error.strerror}") from error
         if not claimed:
             kinds = "a run directory, CSV, Parquet, a TensorBoard or an offline W&B directory"
             raise InputError(f"{path}: holds no recording", hint=f"give {kinds}")
-        for each, reader in claimed:
-            found.setdefault(each, (reader, each == path))
-    names = _names(list(found))
-    return [Source(p, reader, names[p], named) for p, (reader, named) in found.items()]
+        for claimed_path, reader in claimed:
+            claims.setdefault(claimed_path, (reader, claimed_path == path))
+    names = _names(list(claims))
+    return [Source(p, reader, names[p], named) for p, (reader, named) in claims.items()]
 
 
 def _walk(path: Path, readers: dict[str, Reader]) -> Iterator[tuple[Path, str]]:
@@ -307,13 +309,13 @@ def _walk(path: Path, readers: dict[str, Reader]) -> Iterator[tuple[Path, str]]:
 
 
 def _names(paths: Iterable[Path]) -> dict[Path, str]:
-    whole = {path: path.absolute() for path in paths}
-    roots = {path: next(filter(_is_root, full.parents), None) for path, full in whole.items()}
-    alone = [str(whole[path].parent) for path, root in roots.items() if root is None]
+    absolute = {path: path.absolute() for path in paths}
+    roots = {path: next(filter(_is_root, full.parents), None) for path, full in absolute.items()}
+    alone = [str(absolute[path].parent) for path, root in roots.items() if root is None]
     common = Path(os.path.commonpath(alone)) if alone else Path()
     return {
         path: _stem(full.relative_to(roots[path] or common).as_posix(), full.is_dir())
-        for path, full in whole.items()
+        for path, full in absolute.items()
     }
 
 

@@ -86,12 +86,12 @@ def bind(
     Args:
         extra: column -> metric id given by the user; takes precedence.
     """
-    taken: dict[str, tuple[int, float]] = {}
+    columns_by_metric: dict[str, tuple[int, float]] = {}
     used: set[int] = set()
 
     def take(metric: str, index: int, factor: float = 1.0) -> None:
-        if metric not in taken and index not in used:
-            taken[metric] = (index, factor)
+        if metric not in columns_by_metric and index not in used:
+            columns_by_metric[metric] = (index, factor)
             used.add(index)
 
     for i, column in enumerate(columns):
@@ -100,21 +100,28 @@ def bind(
     for i, column in enumerate(columns):
         if column in NAMES:
             take(column, i)
-    place = {
+    index_by_name = {
         name: i for i, column in reversed([*enumerate(columns)]) for name in _spellings(column)
     }
     for metric, names in NAMES.items():
         for name in (metric, *names):
-            if name in place:
-                take(metric, place[name], FACTORS.get(name, 1.0))
-    known = {place[name] for names in NAMES.values() for name in names if name in place}
+            if name in index_by_name:
+                take(metric, index_by_name[name], FACTORS.get(name, 1.0))
+    named_columns = {
+        index_by_name[name] for names in NAMES.values() for name in names if name in index_by_name
+    }
     for i, column in enumerate(columns):
-        if i not in known and column not in ASIDE and ID.fullmatch(column):
+        if i not in named_columns and column not in ASIDE and ID.fullmatch(column):
             take(column, i)
-    if "skip_reason" not in taken and taken.keys() >= {"update_skipped", "loss_scale"}:
-        taken.setdefault("overflow", taken["update_skipped"])  # the log tells no other reason
-    left = [c for i, c in enumerate(columns) if i not in used and c not in ASIDE]
-    return taken, left
+    if "skip_reason" not in columns_by_metric and columns_by_metric.keys() >= {
+        "update_skipped",
+        "loss_scale",
+    }:
+        columns_by_metric.setdefault(
+            "overflow", columns_by_metric["update_skipped"]
+        )  # the log tells no other reason
+    unused = [c for i, c in enumerate(columns) if i not in used and c not in ASIDE]
+    return columns_by_metric, unused
 
 
 def _spellings(column: str) -> list[str]:
@@ -137,7 +144,7 @@ SHORT = 16  # rows; a piece of fewer ends before most detectors have a baseline.
 class Table:
     """Columns by the names the file has for them; `where` and `line` are for messages."""
 
-    where: str
+    location: str
     columns: tuple[str, ...]
     rows: Iterable[tuple[Cell, ...]]
     first_line: int | None = None  # of the first row, where the file has lines
@@ -189,34 +196,34 @@ def recordings(sheet: Table, extra: Mapping[str, str] | None = None) -> list[Rec
     step = next((c for c in STEPS if c in sheet.columns), None)
     if step is None:
         raise NoStepsError(
-            f"{sheet.where}: no column of steps",
+            f"{sheet.location}: no column of steps",
             hint=f"one of {', '.join(STEPS)}; it has: {', '.join(sheet.columns) or 'none'}",
         )
     missing = [c for c in extra if c not in sheet.columns]
-    bound, left = bind(sheet.columns, extra)
-    _check_twice(sheet, {sheet.columns[i] for i, _ in bound.values()})
+    columns, unused = bind(sheet.columns, extra)
+    _check_twice(sheet, {sheet.columns[i] for i, _ in columns.values()})
     by_run, skipped = _grouped(sheet, step)
-    notes = [f"columns left out: {', '.join(sorted(left))}"] if left else []
+    notes = [f"columns left out: {', '.join(sorted(unused))}"] if unused else []
     if skipped:
         notes.append(f"{skipped} rows without a step")
     if missing:
         notes.append(f"no column {', '.join(missing)}")
-    found: list[Recording] = []
+    pieces: list[Recording] = []
     for run, raw in by_run.items():
-        found += _pieces(sheet, run, raw, bound, notes)
-    if not found:
+        pieces += _pieces(sheet, run, raw, columns, notes)
+    if not pieces:
         hint = None
-        if left:
-            hint = f"map a column: --alias {shlex.quote(f'{left[0]}=train_loss_raw')}"
-        raise InputError(f"{sheet.where}: no rows with a step and a metric", hint=hint)
-    return found
+        if unused:
+            hint = f"map a column: --alias {shlex.quote(f'{unused[0]}=train_loss_raw')}"
+        raise InputError(f"{sheet.location}: no rows with a step and a metric", hint=hint)
+    return pieces
 
 
-def _check_twice(sheet: Table, bound: Collection[str]) -> None:
+def _check_twice(sheet: Table, names: Collection[str]) -> None:
     for name, times in Counter(sheet.columns).items():
-        if times > 1 and (name in bound or name in ASIDE):
-            place = _place(sheet, sheet.first_line and 1)
-            raise InputError(f"{place}: {times} columns are called {name!r}", hint="rename them")
+        if times > 1 and (name in names or name in ASIDE):
+            location = _location(sheet, sheet.first_line and 1)
+            raise InputError(f"{location}: {times} columns are called {name!r}", hint="rename them")
 
 
 @dataclass(slots=True)
@@ -225,17 +232,17 @@ class _Raw:
     rank: int
     attempt: int
     cells: tuple[Cell, ...]
-    place: int | None  # line in the file
+    line: int | None  # line in the file
 
 
 def _grouped(sheet: Table, step: str) -> tuple[dict[str, list[_Raw]], int]:
     """Read all rows; return them by run, and how many had no step."""
-    at = {name: i for i, name in enumerate(sheet.columns)}
-    run_at = next((at[c] for c in RUNS if c in at), None)
+    index_by_column = {name: i for i, name in enumerate(sheet.columns)}
+    run_at = next((index_by_column[c] for c in RUNS if c in index_by_column), None)
     mark = ":" if run_at is not None and sheet.columns[run_at] == FILE else ""
-    step_at, width = at[step], len(sheet.columns)
-    others = [(at.get(name), name) for name in (RANK, ATTEMPT)]
-    found: dict[str, list[_Raw]] = {}
+    step_at, width = index_by_column[step], len(sheet.columns)
+    counters = [(index_by_column.get(name), name) for name in (RANK, ATTEMPT)]
+    rows_by_run: dict[str, list[_Raw]] = {}
     skipped = 0
     for number, cells in enumerate(sheet.rows, sheet.first_line or 0):
         line = None if sheet.first_line is None else number
@@ -245,65 +252,67 @@ def _grouped(sheet: Table, step: str) -> tuple[dict[str, list[_Raw]], int]:
             skipped += 1
             continue
         rank, attempt = (
-            0 if i is None else _whole(cells[i], name, sheet, line) for i, name in others
+            0 if i is None else _integer(cells[i], name, sheet, line) for i, name in counters
         )
-        row = _Raw(_whole(cells[step_at], step, sheet, line), rank, attempt, cells, line)
-        found.setdefault("" if run_at is None else mark + str(cells[run_at]), []).append(row)
-    return found, skipped
+        row = _Raw(_integer(cells[step_at], step, sheet, line), rank, attempt, cells, line)
+        rows_by_run.setdefault("" if run_at is None else mark + str(cells[run_at]), []).append(row)
+    return rows_by_run, skipped
 
 
-def _place(sheet: Table, line: int | None) -> str:
-    return sheet.where if line is None else f"{sheet.where}:{line}"
+def _location(sheet: Table, line: int | None) -> str:
+    return sheet.location if line is None else f"{sheet.location}:{line}"
 
 
-def _whole(cell: Cell, what: str, sheet: Table, line: int | None) -> int:
+def _integer(cell: Cell, label: str, sheet: Table, line: int | None) -> int:
     if isinstance(cell, (int, float)) and math.isfinite(cell) and cell == int(cell):
         return int(cell)
-    raise InputError(f"{_place(sheet, line)}: {what} {cell!r} is not a whole number")
+    raise InputError(f"{_location(sheet, line)}: {label} {cell!r} is not a whole number")
 
 
 def _pieces(
     sheet: Table,
     run: str,
     raw: list[_Raw],
-    bound: Mapping[str, tuple[int, float]],
+    column_of: Mapping[str, tuple[int, float]],
     notes: list[str],
 ) -> Iterator[Recording]:
     """Work column by column: with 64 of them that is half the time of cell by cell."""
     remarks = list(notes)
     columns = list(zip(*(row.cells for row in raw), strict=True))
-    kept: dict[str, tuple[Any, ...]] = {}
+    series: dict[str, tuple[Any, ...]] = {}
     texts = []
-    for name, (i, factor) in bound.items():
+    for name, (i, factor) in column_of.items():
         kinds = set(map(type, columns[i]))
         if str in kinds:
             if name in NAMES:
                 bad = next(row for row in raw if isinstance(row.cells[i], str))
-                what = f"{sheet.columns[i]} {bad.cells[i]!r} is not a number"
-                raise InputError(f"{_place(sheet, bad.place)}: {what}")
+                message = f"{sheet.columns[i]} {bad.cells[i]!r} is not a number"
+                raise InputError(f"{_location(sheet, bad.line)}: {message}")
             texts.append(name)
         elif kinds != {NoneType}:
-            kept[name] = columns[i]
+            series[name] = columns[i]
             if factor != 1.0:
-                kept[name] = tuple(None if cell is None else cell * factor for cell in columns[i])
+                series[name] = tuple(None if cell is None else cell * factor for cell in columns[i])
     if texts:
         remarks.append(f"columns of text left out: {', '.join(sorted(texts))}")
-    if not kept:
+    if not series:
         return
-    rows = _merged(list(zip(raw, _filled(list(kept.values()), remarks), strict=True)), remarks)
+    rows = _merged(list(zip(raw, _filled(list(series.values()), remarks), strict=True)), remarks)
     pieces = list(_split(rows))
     if len(pieces) > 1:
         remarks.append(_blind(pieces))
     for piece in pieces:
-        held = [set(map(type, c)) != {NoneType} for c in zip(*(v for _, v in piece), strict=True)]
-        names = tuple(itertools.compress(kept, held))
+        has_values = [
+            set(map(type, c)) != {NoneType} for c in zip(*(v for _, v in piece), strict=True)
+        ]
+        names = tuple(itertools.compress(series, has_values))
         if names:
-            some = not all(held)
-            made: list[Row] = [
-                (r.step, r.rank, r.attempt, tuple(itertools.compress(v, held)) if some else v)
+            some = not all(has_values)
+            cut_rows: list[Row] = [
+                (r.step, r.rank, r.attempt, tuple(itertools.compress(v, has_values)) if some else v)
                 for r, v in piece
             ]
-            yield Recording(run, names, made, remarks)
+            yield Recording(run, names, cut_rows, remarks)
 
 
 Values = tuple[float | None, ...]
@@ -321,12 +330,12 @@ def _filled(columns: list[tuple[Any, ...]], remarks: list[str]) -> list[Values]:
     if any(None not in column for column in columns):
         return rows
     empty = (None,) * len(columns)
-    first = rows.index(empty) if empty in rows else 0
-    always = [None not in column[:first] for column in columns]
+    start = rows.index(empty) if empty in rows else 0
+    always = [None not in column[:start] for column in columns]
     nan = any(any(map(operator.ne, column, column)) for column in columns)
-    if first == 0 or nan or not any(always):
+    if start == 0 or nan or not any(always):
         return rows
-    fill = tuple(math.nan if there else None for there in always)
+    fill = tuple(math.nan if was_logged else None for was_logged in always)
     remarks.append(f"{rows.count(empty)} rows hold a step and nothing else: read as NaN")
     return [fill if row == empty else row for row in rows]
 
@@ -338,19 +347,22 @@ def _merged(rows: list[Read], remarks: list[str]) -> list[Read]:
     is flushed twice repeats a row. Of two values the newer one stays, unless it hides a NaN.
     """
     merged: list[Read] = []
-    last: dict[int, int] = {}  # rank -> place of its newest row
+    newest_index: dict[int, int] = {}  # rank -> place of its newest row
     differ = 0
     for row, values in rows:
-        place = last.get(row.rank)
-        before = merged[place] if place is not None else None
-        same = before and (before[0].step, before[0].attempt) == (row.step, row.attempt)
-        if not same or before is None or place is None:
-            last[row.rank] = len(merged)
+        index = newest_index.get(row.rank)
+        previous = merged[index] if index is not None else None
+        is_same_step = previous and (previous[0].step, previous[0].attempt) == (
+            row.step,
+            row.attempt,
+        )
+        if not is_same_step or previous is None or index is None:
+            newest_index[row.rank] = len(merged)
             merged.append((row, values))
             continue
-        both = [(a, b) for a, b in zip(before[1], values, strict=True) if None not in (a, b)]
-        differ += any(a != b and (a == a or b == b) for a, b in both)
-        merged[place] = (before[0], tuple(map(_newer, before[1], values)))
+        pairs = [(a, b) for a, b in zip(previous[1], values, strict=True) if None not in (a, b)]
+        differ += any(a != b and (a == a or b == b) for a, b in pairs)
+        merged[index] = (previous[0], tuple(map(_newer, previous[1], values)))
     if differ:
         remarks.append(f"{differ} rows repeat the step before with other values: the newest count")
     return merged
@@ -363,10 +375,10 @@ def _newer(old: float | None, new: float | None) -> float | None:
 def _blind(pieces: list[list[Read]]) -> str:
     """Return what the note says of a run that was cut: where nothing has a baseline yet."""
     spans = [f"{piece[0][0].step} to {piece[:SHORT][-1][0].step}" for piece in pieces[1:]]
-    more = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
+    tail = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
     text = (
         f"cut into {len(pieces)} pieces, where the step goes back or jumps far; without a baseline:"
-        f" steps {', '.join(spans[:SHOWN])}{more}"
+        f" steps {', '.join(spans[:SHOWN])}{tail}"
     )
     short = sum(len(piece) < SHORT for piece in pieces)
     return text + (f"; {short} have fewer than {SHORT} rows, too short to judge" if short else "")
@@ -375,17 +387,17 @@ def _blind(pieces: list[list[Read]]) -> str:
 def _split(rows: list[Read]) -> Iterator[list[Read]]:
     """Cut where a rank's step goes back within an attempt, or jumps far."""
     piece: list[Read] = []
-    last: dict[int, Read] = {}  # rank -> its newest row
+    newest_row: dict[int, Read] = {}  # rank -> its newest row
     far = max(FAR_STEPS, FAR_SPACINGS * _usual(rows))
     for row, values in rows:
-        before = last.get(row.rank)
-        if before is not None and before[0].attempt == row.attempt:
-            ahead = row.step - before[0].step
+        previous = newest_row.get(row.rank)
+        if previous is not None and previous[0].attempt == row.attempt:
+            ahead = row.step - previous[0].step
             if ahead <= 0 or ahead > far:
                 yield piece
-                piece, last = [], {}
+                piece, newest_row = [], {}
         piece.append((row, values))
-        last[row.rank] = piece[-1]
+        newest_row[row.rank] = piece[-1]
     if piece:
         yield piece
 
@@ -396,11 +408,11 @@ def _usual(rows: list[Read]) -> int:
     Of all rows: the first spacing of a log may be the one that is odd, and with nothing to compare
     it to, a log of every 5000th step would fall into pieces of one row.
     """
-    last: dict[int, _Raw] = {}
+    newest_row: dict[int, _Raw] = {}
     spacings = []
     for row, _ in rows:
-        before = last.get(row.rank)
-        if before is not None and before.attempt == row.attempt and row.step > before.step:
-            spacings.append(row.step - before.step)
-        last[row.rank] = row
+        previous = newest_row.get(row.rank)
+        if previous is not None and previous.attempt == row.attempt and row.step > previous.step:
+            spacings.append(row.step - previous.step)
+        newest_row[row.rank] = row
     return median_low(spacings) if spacings else 1

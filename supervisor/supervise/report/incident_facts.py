@@ -104,7 +104,7 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
                     severity=str(decision.severity),
                     rank=decision.rank,
                     expression=decision.when,
-                    location=rule.where if rule else "",
+                    location=rule.location if rule else "",
                     runbook=rule.runbook if rule else None,
                 )
             )

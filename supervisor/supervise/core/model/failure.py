@@ -94,17 +94,19 @@ class Failure:
     @property
     def text(self) -> str:
         """Return it in one line: "RuntimeError: out of range at train.py:41 (rank 1)"."""
-        first = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
-        first = first if len(first) <= SHOWN_CHARS else f"{first[: SHOWN_CHARS - 1]}…"
-        name = "" if self.kind == EXIT and first else self.type
-        what = ": ".join(filter(None, (name, first)))
-        where = f" at {self.file}:{self.line}" if self.line else f" in {self.file}"
-        where = where if self.file else ""
-        of = [self.within, f"thread {self.thread}" if self.thread else ""]
+        line_text = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
+        line_text = (
+            line_text if len(line_text) <= SHOWN_CHARS else f"{line_text[: SHOWN_CHARS - 1]}…"
+        )
+        name = "" if self.kind == EXIT and line_text else self.type
+        summary = ": ".join(filter(None, (name, line_text)))
+        origin_text = f" at {self.file}:{self.line}" if self.line else f" in {self.file}"
+        origin_text = origin_text if self.file else ""
+        details = [self.within, f"thread {self.thread}" if self.thread else ""]
         if self.rank is not None and (self.world_size > 1 or self.rank):
-            of.append(f"rank {self.rank}")
-        origin = ", ".join(filter(None, of))
-        return f"{what}{where}" + (f" ({origin})" if origin else "")
+            details.append(f"rank {self.rank}")
+        origin = ", ".join(filter(None, details))
+        return f"{summary}{origin_text}" + (f" ({origin})" if origin else "")
 
 
 def exit_text(returncode: int | None) -> str:
@@ -126,10 +128,10 @@ def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
     Args:
         ended_ns: when the job ended, 0 while it runs.
     """
-    known = list(failures)
-    newest = max((failure.at_ns for failure in known), default=0)
+    all_failures = list(failures)
+    newest = max((failure.at_ns for failure in all_failures), default=0)
     since_ns = max(newest, ended_ns) - RECENT_NS
-    listed = {pid for failure in known for pid in failure.children}
+    listed = {pid for failure in all_failures for pid in failure.children}
 
     def leads(failure: Failure) -> bool:
         return failure.kind != LAUNCHER and (failure.leading or failure.pid in listed)
@@ -141,7 +143,7 @@ def by_cause(failures: Iterable[Failure], ended_ns: int = 0) -> list[Failure]:
         kind = _RANKING.index(failure.kind)
         return not leads(failure), failure.secondary, kind, failure.at_ns
 
-    return sorted(filter(counts, known), key=key)
+    return sorted(filter(counts, all_failures), key=key)
 
 
 class FailureClass(Section, frozen=True, dict=True):
@@ -203,7 +205,9 @@ class FailureClass(Section, frozen=True, dict=True):
 
 def classify(failure: Failure, classes: Iterable[FailureClass]) -> Failure:
     """Return the failure with what the first class that matches says; as it is without one."""
-    match = next((each for each in classes if each.matches(failure)), None)
+    match = next(
+        (failure_class for failure_class in classes if failure_class.matches(failure)), None
+    )
     if match is None:
         return failure
     return replace(

@@ -85,7 +85,7 @@ class Rule:
     cooldown_steps: int = 0
     unknown: str = "hold"
     mode: str | None = None
-    where: str = ""  # file:line:col
+    location: str = ""  # file:line:col
     see: str = ""
     title: str = ""
     phases: Mapping[str, str] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class Rule:
 
     def in_phase(self, phase: str) -> Rule:
         """Return the rule as it is in a phase of the run."""
-        given = self.phases.get(phase)
-        if given is None or given == self.severity:
+        severity = self.phases.get(phase)
+        if severity is None or severity == self.severity:
             return self
-        if given == OFF:
+        if severity == OFF:
             return replace(self, phase=phase, off=True)
-        return replace(self, phase=phase, severity=given)
+        return replace(self, phase=phase, severity=severity)
 
 
 class Inhibit(Section, frozen=True):
@@ -372,9 +372,9 @@ class Preempt(Section, frozen=True):
     def check(self) -> list[tuple[str, str]]:
         limits = (("grace", self.grace_s, 300.0), ("margin", self.margin_s, 3600.0))
         return [
-            (name, f"must be between 1s and {most:g}s, not {value:g}s")
-            for name, value, most in limits
-            if not 1.0 <= value <= most
+            (name, f"must be between 1s and {limit:g}s, not {value:g}s")
+            for name, value, limit in limits
+            if not 1.0 <= value <= limit
         ]
 
 
@@ -477,8 +477,8 @@ class Policy:
     def in_phase(self, phase: str) -> Policy:
         """Return the policy as it is in a phase of the run; itself where that changes no rule."""
         rules = tuple(rule.in_phase(phase) for rule in self.rules)
-        same = all(a is b for a, b in zip(rules, self.rules, strict=True))
-        return self if same else replace(self, rules=rules)
+        unchanged = all(a is b for a, b in zip(rules, self.rules, strict=True))
+        return self if unchanged else replace(self, rules=rules)
 
     def mode_of(self, rule: Rule) -> str:
         """Return the weaker one of the policy's mode and the rule's own."""
@@ -497,8 +497,8 @@ class Policy:
         Two policies in which a rule fires alike have the same; a changed number gives another.
         """
         behind = [(name, repr(self.detectors[name])) for name in sorted(self.detectors_of(rule))]
-        whole = (rule.text, rule.for_steps, rule.keep_steps, rule.unit, rule.unknown, behind)
-        return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+        parts = (rule.text, rule.for_steps, rule.keep_steps, rule.unit, rule.unknown, behind)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def detectors_of(self, rule: Rule) -> tuple[str, ...]:
         """Return the names of a rule's detectors, those that its couplings read included."""
@@ -507,11 +507,11 @@ class Policy:
 
 def detectors_behind(detectors: Mapping[str, Detector], uses: Iterable[str]) -> tuple[str, ...]:
     """Return the names of detectors, each followed by those that it reads."""
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     todo = list(uses)
     while todo:
         name = todo.pop(0)
-        if name not in found:
-            found[name] = None
+        if name not in reached:
+            reached[name] = None
             todo += detectors[name].detectors
-    return tuple(found)
+    return tuple(reached)

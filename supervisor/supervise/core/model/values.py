@@ -45,10 +45,10 @@ def named(regex: str, description: str, *, token: str = "") -> Meta:
         token: a regular expression for each token, for text that is a list of tokens; a message
             then points at the wrong token.
     """
-    more = {"x-token": token} if token else {}
+    extra = {"x-token": token} if token else {}
     return Meta(
         pattern=f"^({regex})$(?!\n)",  # `$` alone matches before a last line break, too
-        extra_json_schema={"patternErrorMessage": f"should be {description}", **more},
+        extra_json_schema={"patternErrorMessage": f"should be {description}", **extra},
     )
 
 
