@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median, stdev, variance
 from typing import Literal
 
@@ -102,6 +103,7 @@ NAMES = (
 )
 IGNORABLE = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
 
+Series = Mapping[int, float]
 Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
 
 
@@ -121,17 +123,22 @@ def guards(
     """
     start, end = span
     arms = (baseline, candidate)
+
+    def compared(metric: str, compare: Callable[[Series, Series], Found]) -> Found:
+        a, b = (arm.series(metric, start, end) for arm in arms)
+        return _absent(a, b) or compare(a, b)
+
     checks: list[tuple[str, Callable[[], Found]]] = [
         ("crash", lambda: _crash(*arms, None if plan.steps is None else end)),
         ("interventions", lambda: _interventions(*arms)),
         ("non_finite", lambda: _non_finite(*arms, plan.metric)),
         ("loss_spikes", lambda: _spikes(differences, plan.margin)),
-        (GRADIENT, lambda: _norm(*_series(arms, GRADIENT, start, end), least=0.0)),
-        (UPDATE, lambda: _norm(*_series(arms, UPDATE, start, end), least=1.0 / NORM_RATIO)),
-        (MEMORY[0], lambda: _memory(*_series(arms, MEMORY[0], start, end))),
-        (MEMORY[1], lambda: _memory(*_series(arms, MEMORY[1], start, end))),
-        ("skipped_updates", lambda: _skips(*_series(arms, SKIPPED, start, end))),
-        (PROBE_LOSS, lambda: _probe(*_series(arms, PROBE_LOSS, start, end), plan.margin)),
+        (GRADIENT, lambda: compared(GRADIENT, partial(_norm, least=0.0))),
+        (UPDATE, lambda: compared(UPDATE, partial(_norm, least=1.0 / NORM_RATIO))),
+        (MEMORY[0], lambda: compared(MEMORY[0], _memory)),
+        (MEMORY[1], lambda: compared(MEMORY[1], _memory)),
+        ("skipped_updates", lambda: compared(SKIPPED, _skips)),
+        (PROBE_LOSS, lambda: compared(PROBE_LOSS, partial(_probe, margin=plan.margin))),
         ("throughput", lambda: _throughput(arms, start, end, plan.cpu_time)),
     ]
     for name, check in checks:
@@ -139,14 +146,6 @@ def guards(
         if name in plan.ignored and name in IGNORABLE and status != "pass":
             status, text = "ignored", f"{status}: {text}"
         yield Check("guard", name, pair, status, old, new, text)
-
-
-Series = Mapping[int, float]
-
-
-def _series(arms: Sequence[Arm], metric: str, start: int, end: int) -> tuple[Series, Series]:
-    a, b = (arm.series(metric, start, end) for arm in arms)
-    return a, b
 
 
 def _absent(baseline: Series, candidate: Series) -> Found | None:
@@ -232,25 +231,19 @@ def _bad_steps(arm: Arm, metric: str) -> list[int]:
 def _spikes(differences: Differences, margin: float) -> Found:
     if not differences.values:
         return "inconclusive", "", "", "no step has a loss in both runs"
-    away = [
-        _deviations(differences.values, index, margin) for index in range(len(differences.values))
-    ]
+    values = differences.values
+    away = [_deviations(values, index, margin) for index in range(len(values))]
     high = [value > SPIKE for value in away]
     need, window = SPIKE_OF
-    spikes = [
-        n for n in range(len(high)) if high[n] and sum(high[max(0, n + 1 - window) : n + 1]) >= need
-    ]
+    recent = [sum(high[max(0, n + 1 - window) : n + 1]) for n in range(len(high))]
+    spikes = [n for n in range(len(high)) if high[n] and recent[n] >= need]
     worst = number_text(max(away))
     if spikes:
         step = differences.steps[spikes[0]]
         text = f"{need} of {window} steps up to step {step} are {SPIKE:g} deviations high"
         return "fail", "", worst, text
-    return (
-        "pass",
-        "",
-        worst,
-        f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {window}",
-    )
+    text = f"{worst} robust deviations at most; limit {SPIKE:g}, {need} of {window}"
+    return "pass", "", worst, text
 
 
 def _deviations(values: Sequence[float], index: int, margin: float) -> float:
@@ -261,14 +254,12 @@ def _deviations(values: Sequence[float], index: int, margin: float) -> float:
     return (values[index] - middle) / max(spread, margin / SPIKE_FLOOR, 1e-12)
 
 
-def _norm(baseline: Series, candidate: Series, least: float) -> Found:
+def _norm(baseline: Series, candidate: Series, *, least: float) -> Found:
     """Compare the 99th percentile of blocks, block by block; the median of the ratios counts.
 
     One heavy batch is no regression, and neither is the end of a run that has learned its data by
     heart: there two runs of one program have norms that differ by factors.
     """
-    if (absent := _absent(baseline, candidate)) is not None:
-        return absent
     first_step = min([*baseline, *candidate])
     ours, theirs = (_blocks(series, first_step) for series in (baseline, candidate))
     old, new = (median(blocks.values()) if blocks else math.nan for blocks in (ours, theirs))
@@ -292,48 +283,39 @@ def _blocks(series: Series, first_step: int) -> dict[int, float]:
     return {n: sorted(block)[int(PERCENTILE * (len(block) - 1))] for n, block in blocks.items()}
 
 
-def _memory(baseline: Series, candidate: Series) -> Found:
-    if (absent := _absent(baseline, candidate)) is not None:
-        return absent
-    old, new = max(baseline.values()), max(candidate.values())
-    text = f"{new - old:+.3g} points; limit {MEMORY_POINTS:+g}"
+def _limited(old: float, new: float, text: str, *, is_worse: bool) -> Found:
+    """Return the outcome for two numbers; inconclusive where one is not finite."""
+    status: Status = "fail" if is_worse else "pass"
     if not (math.isfinite(old) and math.isfinite(new)):
-        return "inconclusive", number_text(old), number_text(new), "not finite"
-    status: Status = "fail" if new - old > MEMORY_POINTS else "pass"
+        status, text = "inconclusive", "not finite"
     return status, number_text(old), number_text(new), text
 
 
+def _memory(baseline: Series, candidate: Series) -> Found:
+    old, new = max(baseline.values()), max(candidate.values())
+    text = f"{new - old:+.3g} points; limit {MEMORY_POINTS:+g}"
+    return _limited(old, new, text, is_worse=new - old > MEMORY_POINTS)
+
+
 def _skips(baseline: Series, candidate: Series) -> Found:
-    if (absent := _absent(baseline, candidate)) is not None:
-        return absent
     old, new = (fmean(series.values()) for series in (baseline, candidate))
     text = f"{new:.2%} of the updates against {old:.2%}; limit {SKIP_SHARE:+.0%}"
-    if not (math.isfinite(old) and math.isfinite(new)):
-        return "inconclusive", number_text(old), number_text(new), "not finite"
-    return (
-        "fail" if new - old > SKIP_SHARE else "pass",
-        number_text(old),
-        number_text(new),
-        text,
-    )
+    return _limited(old, new, text, is_worse=new - old > SKIP_SHARE)
 
 
-def _probe(baseline: Series, candidate: Series, margin: float) -> Found:
+def _probe(baseline: Series, candidate: Series, *, margin: float) -> Found:
     """Compare the loss of the pinned batch at the samples of the second half."""
-    if (absent := _absent(baseline, candidate)) is not None:
-        return absent
     common = [step for step in baseline if step in candidate]
     common = common[len(common) // 2 :]
     if not common:
         return "inconclusive", "", "", "no step has it in both runs"
     old, new = (fmean(arm[step] for step in common) for arm in (baseline, candidate))
-    if not (math.isfinite(old) and math.isfinite(new)):
-        status: Status = "fail" if math.isfinite(old) else "inconclusive"
-        return status, number_text(old), number_text(new), "not finite"
+    if math.isfinite(old) and not math.isfinite(new):
+        return "fail", number_text(old), number_text(new), "not finite"
     losses = [candidate[step] - baseline[step] for step in common]
     limit = max(margin, PROBE_DEVIATIONS * stdev(losses) if len(losses) > 1 else 0.0)
     text = f"{new - old:+.4g} on the pinned batch; limit {limit:+.4g}"
-    return "fail" if new - old > limit else "pass", number_text(old), number_text(new), text
+    return _limited(old, new, text, is_worse=new - old > limit)
 
 
 def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found:
@@ -344,7 +326,7 @@ def _throughput(arms: Sequence[Arm], start: int, end: int, metric: str) -> Found
     if not metric:
         text = "inconclusive: no CPU time per step (--cpu-time METRIC); time of day is not judged"
         return "not measured", "", "", text
-    a, b = _series(arms, metric, start, end)
+    a, b = (arm.series(metric, start, end) for arm in arms)
     if not (a and b):
         return "inconclusive", "", "", f"{metric} is not in both runs"
     return _cpu_time(*(median(series.values()) for series in (a, b)))
@@ -354,7 +336,7 @@ def _cpu_time(old: float, new: float) -> Found:
     if not (math.isfinite(old) and math.isfinite(new) and old > 0.0):
         return "inconclusive", number_text(old), number_text(new), "not positive and finite"
     text = f"{new / old:.3g} times the baseline's; limit {CPU_RATIO:g}"
-    return "fail" if new > CPU_RATIO * old else "pass", number_text(old), number_text(new), text
+    return _limited(old, new, text, is_worse=new > CPU_RATIO * old)
 
 
 ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
@@ -423,8 +405,8 @@ def _files(
     differ = [file for file in files if baseline.get(file) != candidate.get(file)]
     counts = [f"{len(inputs)} files" for inputs in (baseline, candidate)]
     if differ:
-        others = f" and {len(differ) - MAX_NAMED} more" * (len(differ) > MAX_NAMED)
-        text = f"differs: {', '.join(differ[:MAX_NAMED])}{others}"
+        further = f" and {len(differ) - MAX_NAMED} more" * (len(differ) > MAX_NAMED)
+        text = f"differs: {', '.join(differ[:MAX_NAMED])}{further}"
         return _check(name, pair, "void", counts, text)
     unknown = [file for file in files if not baseline[file].startswith(HASHED)]
     if unknown:
