@@ -15,10 +15,11 @@ from supervise.report.incident_builder import build
 from supervise.report.incident_files import IncidentFiles, describe, read_tapes
 from supervise.report.incident_report import RunOrigin, schema
 from supervise.report.records import read_records
+from supervise.store import audit
 from tests.support import recorded_run
 
 SPIKE = (*[2.0 + 0.01 * (i % 5) for i in range(40)], 8.0, 7.0, *[2.0] * 40)
-SECOND = recorded_run.SECOND
+SECOND, WALL = recorded_run.SECOND, "2026-01-05T10:11:12.345Z"
 
 
 @pytest.fixture
@@ -100,6 +101,21 @@ def test_another_supervisor_goes_on_with_them(watched):
     second.resume()
 
     assert before is not None and second.report("inc-1") == before
+
+
+def test_records_of_another_version_cost_only_the_files(watched, caplog):
+    """A supervisor that takes the run over goes on without the files of the open incident."""
+    run, _, _ = watched(*SPIKE[:42], ended=False)
+    log = audit.Audit.open(run.audit_path, run.id, at_ns=0, wall=WALL)
+    body = {"reason": "", "data": {}}
+    log.append("unheard-of", actor="engine", at_ns=0, wall=WALL, step=41, body=body, sync=True)
+    log.close()
+    policy = load_policy(run.policy_path)
+    files = IncidentFiles(run, lambda: policy, tuple)
+    files.resume()
+    files.flush(10 * SECOND)
+
+    assert "cannot be made" in caplog.text and files.report("inc-1") is None
 
 
 def test_a_full_disk_costs_only_the_files(watched, monkeypatch, caplog):

@@ -124,7 +124,11 @@ class IncidentFiles:
 
     def resume(self) -> None:
         """Go on with the incident that the records of the run leave open."""
-        records = read_records(self._run)
+        try:
+            records = read_records(self._run)
+        except StoreError:
+            self._log_broken()
+            return
         incidents = incident_ids(records)
         self._in_force = [record for record in records if is_policy(record)]
         self._records = [record for record in records if not is_policy(record)]
