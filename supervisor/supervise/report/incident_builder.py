@@ -13,20 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ..core.model.decisions import (
-    JOB_ENDED,
-    ActionPlanned,
-    Decision,
-    IncidentClosed,
-    IncidentHeld,
-    IncidentOpened,
-    IncidentRaised,
-    PolicyReloaded,
-    RuleBlind,
-    RuleFired,
-    RunAdopted,
-    ShardsSuspected,
-)
+from ..core.model import decisions
 from ..core.model.failure import EXIT, Failure
 from ..core.model.failure import KIND as FAILURE
 from ..core.model.policy import Policy, Rule
@@ -66,7 +53,7 @@ from .records import (
     records_of,
 )
 
-D = TypeVar("D", bound=Decision)
+D = TypeVar("D", bound=decisions.Decision)
 Policies = Mapping[str, Policy]
 
 MAX_FAILURES = 8
@@ -133,7 +120,7 @@ def build(
     )
 
 
-def _replay(opened: IncidentOpened, directory: str) -> Replay:
+def _replay(opened: decisions.IncidentOpened, directory: str) -> Replay:
     why_not = f"supervise why-not {directory} --rule {opened.rule} --step {opened.step}"
     return Replay(f"supervise replay {directory}", why_not if opened.rule else "")
 
@@ -152,8 +139,8 @@ class _Case:
         self.records = records
         self.incident = records_of(records, incident)
         self.opening, self.opened = _opening(self.incident)
-        self.closed = _newest(self.incident, IncidentClosed)
-        self.held = _newest(self.incident, IncidentHeld)
+        self.closed = _newest(self.incident, decisions.IncidentClosed)
+        self.held = _newest(self.incident, decisions.IncidentHeld)
         self.end = "" if self.closed is None else self.closed.cause
         self.mode, self.digest, self.rule_of = _policy_at(
             records, self.opening.seq, run.mode, policies
@@ -190,7 +177,7 @@ class _Case:
         if match := re.match(r"rank (\d+)\b", self.standstill):
             rank = int(match[1])
         shards = [str(shard.get("name")) for a in self.actions for shard in a.args.get("add") or ()]
-        suspected = _newest(self.incident[::-1], ShardsSuspected)
+        suspected = _newest(self.incident[::-1], decisions.ShardsSuspected)
         shards += () if suspected is None else suspected.suspects
         readings = facts.readings(self.incident)
         modules = (name for _, _, numbers in readings if (name := numbers.get("where")))
@@ -227,7 +214,7 @@ class _Case:
 
     def cost(self) -> Cost:
         by_it = self.status in (Status.JOB_ENDED, Status.STOPPED)
-        intent = _newest(self.incident, ActionPlanned)
+        intent = _newest(self.incident, decisions.ActionPlanned)
         return sentences.cost(
             self.actions,
             status=self.status,
@@ -269,15 +256,15 @@ def summarize(records: Sequence[Record], incident: str, policies: Policies) -> I
 
 def _newest(incident: Iterable[Record], kind: type[D]) -> D | None:
     """Return the newest decision of a class."""
-    decisions = [r.decision for r in incident if isinstance(r.decision, kind)]
-    return decisions[-1] if decisions else None
+    matching = [r.decision for r in incident if isinstance(r.decision, kind)]
+    return matching[-1] if matching else None
 
 
-def _opening(incident: Iterable[Record]) -> tuple[Record, IncidentOpened]:
+def _opening(incident: Iterable[Record]) -> tuple[Record, decisions.IncidentOpened]:
     return next(
         (record, record.decision)
         for record in incident
-        if isinstance(record.decision, IncidentOpened)
+        if isinstance(record.decision, decisions.IncidentOpened)
     )
 
 
@@ -292,7 +279,7 @@ def _policy_at(
         if record.kind == "run_start":
             mode = str(record.data.get("mode", mode))
             digest = str(record.data.get("policy_digest", ""))
-        elif isinstance(record.decision, PolicyReloaded):
+        elif isinstance(record.decision, decisions.PolicyReloaded):
             mode, digest = record.decision.mode, record.decision.after
     policy = policies.get(digest)
     rules: dict[str, Rule] = {} if policy is None else {rule.id: rule for rule in policy.rules}
@@ -306,7 +293,7 @@ def _is_unprotected(records: Sequence[Record], until: int) -> bool:
         if record.seq > until:
             break
         ended |= record.data.get("what") == INCOMPLETE
-        ended &= not isinstance(record.decision, RunAdopted)
+        ended &= not isinstance(record.decision, decisions.RunAdopted)
     return ended
 
 
@@ -314,8 +301,8 @@ def _failures(records: Sequence[Record], incident: Sequence[Record]) -> list[Fai
     """Return how processes ended, where that is what the incident is about, or what ended it."""
     opening, opened = _opening(incident)
     closing = next((r for r in reversed(incident) if is_closing(r)), None)
-    closed = _newest(incident, IncidentClosed)
-    by_end = closed is not None and closed.outcome == JOB_ENDED
+    closed = _newest(incident, decisions.IncidentClosed)
+    by_end = closed is not None and closed.outcome == decisions.JOB_ENDED
     crash = not opened.rule or any(notices(incident, FAILURE))
     if not (crash or by_end) or opened.requested_by:
         return []
@@ -344,7 +331,7 @@ def _diagnosis(incident: Sequence[Record]) -> Verdict | None:
 
 def _rank(incident: Sequence[Record]) -> int | None:
     """Return the rank on which the first rule fired."""
-    ranks = (r.decision.rank for r in incident if isinstance(r.decision, RuleFired))
+    ranks = (r.decision.rank for r in incident if isinstance(r.decision, decisions.RuleFired))
     return next(ranks, None)
 
 
@@ -375,11 +362,11 @@ def _title(
     chief = next(
         record.decision
         for record in reversed(incident)
-        if isinstance(record.decision, IncidentOpened | IncidentRaised)
+        if isinstance(record.decision, decisions.IncidentOpened | decisions.IncidentRaised)
     )
     if not chief.rule:
         return _clip(_title_without_rule(chief, failure))
-    blind = (r.decision for r in incident if isinstance(r.decision, RuleBlind))
+    blind = (r.decision for r in incident if isinstance(r.decision, decisions.RuleBlind))
     if any(decision.rule == chief.rule for decision in blind):
         return _clip(f"Rule {chief.rule} cannot be evaluated")
     rule = rule_of(chief.rule)
@@ -396,15 +383,17 @@ def _title_of_loss(incident: Sequence[Record], rule_of: facts.RuleOf, severity: 
     """Return the title of the first rule about the loss that is as severe as that."""
     for record in incident:
         decision = record.decision
-        if isinstance(decision, RuleFired) and str(decision.severity) <= severity:
+        if isinstance(decision, decisions.RuleFired) and str(decision.severity) <= severity:
             rule = rule_of(str(decision.rule))
             if rule is not None and rule.title.startswith("Loss"):
                 return rule.title
     return ""
 
 
-def _title_without_rule(chief: IncidentOpened | IncidentRaised, failure: Failure | None) -> str:
-    if isinstance(chief, IncidentOpened) and chief.requested_by:
+def _title_without_rule(
+    chief: decisions.IncidentOpened | decisions.IncidentRaised, failure: Failure | None
+) -> str:
+    if isinstance(chief, decisions.IncidentOpened) and chief.requested_by:
         return f"Order of {chief.requested_by}: {chief.verb}"
     if failure is None:
         return f"Crash: {chief.headline}"

@@ -13,29 +13,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..core.model import decisions, format_readings
-from ..core.model.decisions import (
-    ActionFinished,
-    ActionOrder,
-    ActionPlanned,
-    ApprovalRequested,
-    ApprovalSettled,
-    IncidentClosed,
-    IncidentHeld,
-    NoticeTaken,
-    Notified,
-    RateBlamed,
-    RuleFired,
-    RunbookPreempted,
-    RunbookRefused,
-    RunbookWithdrawn,
-    StateChanged,
-    StepDiffers,
-    Suppressed,
-    VerificationFailed,
-    VerificationPassed,
-    VerificationStarted,
-    WeightsRestored,
-)
 from ..core.model.policy import Rule
 from ..store.audit import decode
 from .incident_report import (
@@ -68,10 +45,8 @@ ENDS = {
     decisions.SESSION_ENDED: Status.SESSION_ENDED,
     decisions.JOB_ENDED: Status.JOB_ENDED,
 }
-VERIFICATION = (
-    *(VerificationStarted, VerificationPassed, VerificationFailed, RunbookPreempted),
-    *(WeightsRestored, RateBlamed, StepDiffers, RunbookRefused, RunbookWithdrawn),
-)
+VERIFY = decisions.VerificationPassed.KIND
+REFUSALS = (decisions.RunbookRefused, decisions.RunbookWithdrawn)
 NEAR = 50  # steps before the first breach at which a drill counts as its cause
 
 
@@ -94,7 +69,7 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
     rows = []
     for record in incident:
         decision = record.decision
-        if isinstance(decision, RuleFired):
+        if isinstance(decision, decisions.RuleFired):
             rule = rule_of(str(decision.rule))
             rows.append(
                 FiredRule(
@@ -111,10 +86,12 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
     return rows
 
 
-def readings(incident: Iterable[Record]) -> Iterator[tuple[RuleFired, str, Mapping[str, Any]]]:
+def readings(
+    incident: Iterable[Record],
+) -> Iterator[tuple[decisions.RuleFired, str, Mapping[str, Any]]]:
     """Yield `(rule, detector, numbers)` of each reading of a rule that fired."""
     for record in incident:
-        if isinstance(record.decision, RuleFired):
+        if isinstance(record.decision, decisions.RuleFired):
             for name, numbers in record.decision.numbers.items():
                 yield record.decision, name, numbers
 
@@ -143,7 +120,7 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
 
 
 def _condition(
-    name: str, rule: RuleFired, numbers: Mapping[str, Any], series: Series | None
+    name: str, rule: decisions.RuleFired, numbers: Mapping[str, Any], series: Series | None
 ) -> Condition:
     key, measured = format_readings.measured(numbers)
     levels = (format_readings.finite(numbers.get(k)) for k in ("median", "reference", "level"))
@@ -217,11 +194,11 @@ def actions(incident: Iterable[Record]) -> list[Action]:
     started: dict[str, int] = {}
     for record in incident:
         decision = record.decision
-        if isinstance(decision, NoticeTaken) and decision.what == "resume-refused":
+        if isinstance(decision, decisions.NoticeTaken) and decision.what == "resume-refused":
             starts = [row for row in rows.values() if row.verb == "relaunch" and row.ok]
             for row in starts[-1:]:
                 rows[row.id] = replace(row, result={**row.result, "resumed": False})
-        elif isinstance(decision, ActionPlanned):
+        elif isinstance(decision, decisions.ActionPlanned):
             order = decision.action
             started[order.id] = record.mono_ns
             rows[order.id] = Action(
@@ -268,9 +245,9 @@ def bundles(actions: Iterable[Action]) -> list[Bundle]:
 def verification(incident: Iterable[Record]) -> list[Check]:
     """Return what was verified, refused and withdrawn, in order."""
     return [
-        Check(**_moment(record), kind=detail_of(decision), text=record.reason)
+        Check(**_moment(record), kind=detail_of(record.decision), text=record.reason)
         for record in incident
-        if isinstance(decision := record.decision, VERIFICATION)
+        if record.kind == VERIFY or isinstance(record.decision, REFUSALS)
     ]
 
 
@@ -279,7 +256,7 @@ def refusals(incident: Iterable[Record]) -> list[str]:
     texts: dict[tuple[str, str], str] = {}
     for record in incident:
         decision = record.decision
-        if isinstance(decision, RunbookRefused | RunbookWithdrawn):
+        if isinstance(decision, REFUSALS):
             texts[decision.WHAT, decision.runbook] = record.reason
     return list(texts.values())
 
@@ -296,7 +273,7 @@ def suppressed(incident: Iterable[Record]) -> list[Suppression]:
             plan=list(decision.would or ()),
         )
         for record in incident
-        if isinstance(decision := record.decision, Suppressed)
+        if isinstance(decision := record.decision, decisions.Suppressed)
     ]
 
 
@@ -305,7 +282,7 @@ def approval(incident: Iterable[Record]) -> Approval | None:
     request: Approval | None = None
     for record in incident:
         decision = record.decision
-        if isinstance(decision, ApprovalRequested):
+        if isinstance(decision, decisions.ApprovalRequested):
             request = Approval(
                 **_moment(record),
                 id=decision.id,
@@ -316,7 +293,11 @@ def approval(incident: Iterable[Record]) -> Approval | None:
                 answer=None,
                 answer_text="",
             )
-        elif isinstance(decision, ApprovalSettled) and request and decision.id == request.id:
+        elif (
+            isinstance(decision, decisions.ApprovalSettled)
+            and request
+            and decision.id == request.id
+        ):
             request = replace(request, answer=decision.what, answer_text=record.reason)
     return request
 
@@ -338,7 +319,7 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
             delivered=results.get(str(record.seq), []),
         )
         for record in incident
-        if isinstance(decision := record.decision, Notified)
+        if isinstance(decision := record.decision, decisions.Notified)
     ]
 
 
@@ -391,28 +372,28 @@ def status_of(incident: Sequence[Record]) -> Status:
     """Return the status of an incident from its records."""
     status, acted, stopped, withdrawn = Status.OPEN, False, False, False
     verified = False
-    orders: dict[str, ActionOrder] = {}
+    orders: dict[str, decisions.ActionOrder] = {}
     for record in incident:
         decision = record.decision
-        if isinstance(decision, ActionPlanned):
+        if isinstance(decision, decisions.ActionPlanned):
             orders[decision.action.id] = decision.action
             status = status if status in (Status.HELD, Status.WAITING) else Status.ACTING
-        elif isinstance(decision, ActionFinished) and decision.action.id in orders:
+        elif isinstance(decision, decisions.ActionFinished) and decision.action.id in orders:
             order = orders[decision.action.id]
             acted, stopped = acted or order.touches_job, stopped or order.verb == "stop"
-        elif isinstance(decision, VerificationPassed):
+        elif isinstance(decision, decisions.VerificationPassed):
             verified, status = True, Status.WATCHING
-        elif isinstance(decision, ApprovalRequested):
+        elif isinstance(decision, decisions.ApprovalRequested):
             status = Status.WAITING
-        elif isinstance(decision, ApprovalSettled) and status == Status.WAITING:
+        elif isinstance(decision, decisions.ApprovalSettled) and status == Status.WAITING:
             status = Status.OPEN
-        elif isinstance(decision, StateChanged) and status == Status.ACTING:
+        elif isinstance(decision, decisions.StateChanged) and status == Status.ACTING:
             status = Status.OPEN if decision.after == "suspect" else status
-        elif isinstance(decision, RunbookWithdrawn):
+        elif isinstance(decision, decisions.RunbookWithdrawn):
             withdrawn, status = True, Status.OPEN
-        elif isinstance(decision, IncidentHeld):
+        elif isinstance(decision, decisions.IncidentHeld):
             status = Status.HELD
-        elif isinstance(decision, IncidentClosed):
+        elif isinstance(decision, decisions.IncidentClosed):
             status = ENDS[decision.outcome]
             if stopped and status == Status.JOB_ENDED:
                 status = Status.STOPPED

@@ -13,28 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..core.model.decisions import (
-    ActionFailed,
-    ActionFinished,
-    ActionInDoubt,
-    ActionPlanned,
-    Decision,
-    IncidentClosed,
-    IncidentOpened,
-    IncidentRaised,
-    JobLaunched,
-    NearMiss,
-    NoticeTaken,
-    Notified,
-    Rebaselined,
-    RuleCleared,
-    RuleFired,
-    RuleJoined,
-    RunbookWithdrawn,
-    StateChanged,
-    Suppressed,
-    decision_from_record,
-)
+from ..core.model import decisions
 from ..core.model.failure import KIND, Failure, by_cause
 from ..errors import understood
 from ..store import audit
@@ -44,7 +23,17 @@ HINT = "supervise audit show RUN prints them; another version may have written t
 MAX_FAILURES = 8  # in full; the rest follows from one of them as a rule
 DONE, FAILED, DOUBT = "done", "failed", "in doubt"
 # Decisions without an incident that belong to one if they come from its first or last event.
-ATTACHED = (*(RuleFired, RuleCleared, Suppressed, StateChanged, Notified, Rebaselined, NearMiss),)
+ATTACHED = (
+    *(
+        decisions.RuleFired,
+        decisions.RuleCleared,
+        decisions.Suppressed,
+        decisions.StateChanged,
+        decisions.Notified,
+        decisions.Rebaselined,
+        decisions.NearMiss,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +54,7 @@ class Record:
     mono_ns: int
     event: int
     reason: str
-    decision: Decision | None
+    decision: decisions.Decision | None
     data: Mapping[str, Any]
 
     @classmethod
@@ -81,7 +70,7 @@ class Record:
             mono_ns=record["mono_ns"],
             event=record.get("event", -1),
             reason=record.get("reason", ""),
-            decision=decision_from_record(record) if is_decision else None,
+            decision=decisions.decision_from_record(record) if is_decision else None,
             data={} if is_decision else record.get("data") or {},
         )
 
@@ -108,7 +97,7 @@ def parse(run: RunDir, log: Iterable[Mapping[str, Any]]) -> list[Record]:
 
 def incident_ids(records: Iterable[Record]) -> list[str]:
     """Return the ids of all incidents, oldest first."""
-    opened = (r for r in records if isinstance(r.decision, IncidentOpened))
+    opened = (r for r in records if isinstance(r.decision, decisions.IncidentOpened))
     return list(dict.fromkeys(str(record.incident) for record in opened))
 
 
@@ -117,27 +106,32 @@ def troubles(records: Iterable[Record]) -> list[str]:
     incidents: dict[str, None] = {}
     for record in records:
         decision = record.decision
-        is_order = isinstance(decision, IncidentOpened) and decision.requested_by
-        if isinstance(decision, IncidentOpened | RuleJoined | IncidentRaised) and not is_order:
+        is_order = isinstance(decision, decisions.IncidentOpened) and decision.requested_by
+        if (
+            isinstance(
+                decision, decisions.IncidentOpened | decisions.RuleJoined | decisions.IncidentRaised
+            )
+            and not is_order
+        ):
             incidents.setdefault(str(record.incident))
     return list(incidents)
 
 
-def detail_of(decision: Decision | None) -> str:
+def detail_of(decision: decisions.Decision | None) -> str:
     """Return what tells a decision from others of its kind, "" for nothing."""
     return "" if decision is None else decision.WHAT or str(getattr(decision, "what", ""))
 
 
-def ending_of(decision: Decision | None) -> tuple[str, str] | None:
+def ending_of(decision: decisions.Decision | None) -> tuple[str, str] | None:
     """Return `(action, DONE | FAILED | DOUBT)` of a decision that ends an action, else None."""
     match decision:
-        case ActionFinished():
+        case decisions.ActionFinished():
             return decision.action.id, DONE
-        case ActionFailed():
+        case decisions.ActionFailed():
             return decision.action.id, FAILED
-        case ActionInDoubt():
+        case decisions.ActionInDoubt():
             return decision.action.id, DOUBT
-        case RunbookWithdrawn() if decision.action is not None:
+        case decisions.RunbookWithdrawn() if decision.action is not None:
             return decision.action.id, FAILED
     return None
 
@@ -150,7 +144,7 @@ def outcomes(records: Iterable[Record]) -> list[str]:
     by_action: dict[str, str] = {}
     for record in records:
         decision = record.decision
-        if isinstance(decision, ActionPlanned) and decision.action.touches_job:
+        if isinstance(decision, decisions.ActionPlanned) and decision.action.touches_job:
             by_action[decision.action.id] = DOUBT
         elif (ending := ending_of(decision)) is not None and ending[0] in by_action:
             by_action[ending[0]] = ending[1]
@@ -194,13 +188,13 @@ def records_of(records: Sequence[Record], incident: str) -> list[Record]:
 
 def is_closing(record: Record) -> bool:
     """Return whether an incident ends with a record."""
-    return isinstance(record.decision, IncidentClosed)
+    return isinstance(record.decision, decisions.IncidentClosed)
 
 
-def notices(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, NoticeTaken]]:
+def notices(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, decisions.NoticeTaken]]:
     """Yield the notices of a kind, each with its record."""
     for record in records:
-        if isinstance(record.decision, NoticeTaken) and record.decision.what == kind:
+        if isinstance(record.decision, decisions.NoticeTaken) and record.decision.what == kind:
             yield record, record.decision
 
 
@@ -208,9 +202,9 @@ def failures(records: Iterable[Record]) -> list[Failure]:
     """Return how the processes of the newest launch ended, the one that explains the rest first."""
     ended: list[Failure] = []
     for record in records:
-        if isinstance(record.decision, JobLaunched):
+        if isinstance(record.decision, decisions.JobLaunched):
             ended.clear()
-        elif isinstance(record.decision, NoticeTaken) and record.decision.what == KIND:
+        elif isinstance(record.decision, decisions.NoticeTaken) and record.decision.what == KIND:
             ended.append(record.decision.details.read(Failure))
     return by_cause(ended)
 

@@ -12,21 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..core.model.decisions import (
-    ActionPlanned,
-    CommandAnswered,
-    Decision,
-    IncidentClosed,
-    IncidentHeld,
-    IncidentOpened,
-    IncidentRaised,
-    PolicyReloaded,
-    ReloadRequested,
-    RuleBlind,
-    RuleFired,
-    VerificationFailed,
-    VerificationPassed,
-)
+from ..core.model import decisions
 from ..core.model.policy import Policy
 from ..store import audit, run_records
 from ..store.recorder import incomplete
@@ -79,7 +65,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
     reloads = [
         Reload(record.step, record.seq, record.decision.after, record.reason)
         for record in records
-        if isinstance(record.decision, PolicyReloaded)
+        if isinstance(record.decision, decisions.PolicyReloaded)
     ]
     digest = str(reloads[-1].digest if reloads else start.get("policy_digest", ""))
     policy = policies.get(digest)
@@ -131,9 +117,9 @@ def _incidents(records: Sequence[Record]) -> list[RecordedIncident]:
             end_step=Unknown("it is open"),
         )
         row = replace(row, severity=min(row.severity, decision.severity or row.severity))
-        if isinstance(decision, IncidentRaised):
+        if isinstance(decision, decisions.IncidentRaised):
             row = replace(row, rule=str(decision.rule), headline=record.reason)
-        elif isinstance(decision, IncidentClosed | IncidentHeld):
+        elif isinstance(decision, decisions.IncidentClosed | decisions.IncidentHeld):
             row = replace(row, end=record.reason, end_step=record.step)
         rows[name] = row
     return list(rows.values())
@@ -159,7 +145,7 @@ def _open_intervals(records: Sequence[Record]) -> list[Interval]:
     opened: dict[str, int] = {}
     intervals: list[Interval] = []
     for record in records:
-        if isinstance(record.decision, IncidentOpened):
+        if isinstance(record.decision, decisions.IncidentOpened):
             opened[str(record.incident)] = record.mono_ns
         elif is_closing(record):
             since = opened.pop(str(record.incident), None)
@@ -215,9 +201,10 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
             continue
         step = record.step if notice.at_step is None else notice.at_step
         later = [r.decision for r in records if r.seq > record.seq]
-        alarm = next((d for d in later if isinstance(d, RuleFired)), None)
+        alarm = next((d for d in later if isinstance(d, decisions.RuleFired)), None)
         action = next(
-            (d for d in later if isinstance(d, ActionPlanned) and d.action.touches_job), None
+            (d for d in later if isinstance(d, decisions.ActionPlanned) and d.action.touches_job),
+            None,
         )
         faults.append(
             InjectedFault(
@@ -233,7 +220,7 @@ def injected_faults(records: Sequence[Record]) -> list[InjectedFault]:
     return faults
 
 
-def _steps_after(decision: Decision | None, step: int, reason: str) -> int | Unknown:
+def _steps_after(decision: decisions.Decision | None, step: int, reason: str) -> int | Unknown:
     return Unknown(reason) if decision is None else max(0, decision.step - step)
 
 
@@ -242,7 +229,7 @@ def _actions(records: Sequence[Record]) -> list[Intervention]:
     actions: dict[str, Intervention] = {}
     for record in records:
         decision = record.decision
-        if isinstance(decision, ActionPlanned) and decision.action.touches_job:
+        if isinstance(decision, decisions.ActionPlanned) and decision.action.touches_job:
             order = decision.action
             actions[order.id] = Intervention(
                 id=order.id,
@@ -278,7 +265,7 @@ def _interventions(records: Sequence[Record], actions: Sequence[Intervention]) -
         operators=[
             OperatorCommand(record.step, record.seq, record.reason)
             for record in records
-            if isinstance(record.decision, CommandAnswered | ReloadRequested)
+            if isinstance(record.decision, decisions.CommandAnswered | decisions.ReloadRequested)
         ],
         actions=actions,
     )
@@ -293,13 +280,13 @@ def _recovery(policy: Policy, records: Sequence[Record], knowledge: Knowledge) -
     for record in records:
         decision = record.decision
         name, _ = current.get(record.incident, ("", ""))
-        if isinstance(decision, ActionPlanned):
+        if isinstance(decision, decisions.ActionPlanned):
             execution = decision.action.runbook, decision.action.id.rpartition("/")[0]
             used[execution[0]] += current.get(record.incident) != execution
             current[record.incident] = execution
-        elif isinstance(decision, VerificationPassed):
+        elif isinstance(decision, decisions.VerificationPassed):
             passed[name] += 1
-        elif isinstance(decision, VerificationFailed):
+        elif isinstance(decision, decisions.VerificationFailed):
             failed[name] += 1
     names = {rule.runbook for rule in policy.rules} | {policy.job.on_crash}
     names |= {*used, *policy.ladder.levels}
@@ -339,7 +326,7 @@ def _gaps(
         blind_rules=[
             BlindRule(str(record.decision.rule), record.step, record.seq, record.reason)
             for record in records
-            if isinstance(record.decision, RuleBlind)
+            if isinstance(record.decision, decisions.RuleBlind)
         ],
         inactive_rules=[] if policy is None else _inactive(policy, frames),
         journal=journal,
