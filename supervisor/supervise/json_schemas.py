@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,12 +21,21 @@ _ANY_NUMBER = {"anyOf": [_NUMBER, {"enum": ["NaN", "+Inf", "-Inf"]}]}
 
 def published_schema(root: type[msgspec.Struct], title: str) -> dict[str, Any]:
     """Return the schema of a class, and of the classes in its module that it refers to."""
-    _, schemas = msgspec.json.schema_components([root], ref_template="#/definitions/{name}")
+    _, schemas = msgspec.json.schema_components(
+        [root], schema_hook=_open_object, ref_template="#/definitions/{name}"
+    )
     classes = vars(sys.modules[root.__module__])
     definitions = {name: _described(classes.get(name), body) for name, body in schemas.items()}
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": title}
     body = definitions.pop(root.__name__)
     return {**head, **body, "definitions": definitions}
+
+
+def _open_object(owner: type) -> dict[str, Any]:
+    """Return the schema of a class that keeps an object as it came."""
+    if not issubclass(owner, Mapping):
+        raise NotImplementedError
+    return {"type": "object"}
 
 
 def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:

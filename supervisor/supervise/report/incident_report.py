@@ -527,7 +527,7 @@ class IncidentReport(Struct, frozen=True):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON holds it: "NaN" and the like for numbers that are not finite."""
-        document: dict[str, Any] = plain(msgspec.to_builtins(self))
+        document: dict[str, Any] = plain(msgspec.to_builtins(self, enc_hook=dict))
         for failure, row in zip(self.failures, document["failures"], strict=True):
             row["text"] = failure.text
         return document

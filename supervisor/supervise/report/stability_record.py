@@ -324,7 +324,7 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        document: dict[str, Any] = plain(msgspec.to_builtins(self))
+        document: dict[str, Any] = plain(msgspec.to_builtins(self, enc_hook=dict))
         return document
 
     def encode(self) -> bytes:
@@ -398,7 +398,7 @@ class Block:
 def text_of(value: Any) -> str:
     """Return a value of a record as one line of text."""
     if isinstance(value, msgspec.Struct):
-        return text_of(msgspec.to_builtins(value))
+        return text_of(msgspec.to_builtins(value, enc_hook=dict))
     if isinstance(value, Mapping):
         if value.keys() == {"unknown"}:
             return f"unknown: {value['unknown']}"
@@ -428,7 +428,11 @@ def _table(title: str, values: Any) -> Block:
 
 
 def _items(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else dict(msgspec.to_builtins(value))
+    return (
+        dict(value)
+        if isinstance(value, Mapping)
+        else dict(msgspec.to_builtins(value, enc_hook=dict))
+    )
 
 
 def blocks(record: StabilityRecord) -> Iterator[Block]:
