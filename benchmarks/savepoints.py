@@ -64,7 +64,7 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         began = time.perf_counter()
         savepoints.take(number, 0, None)
         taking.append(time.perf_counter() - began)
-        held = max(held, savepoints.held)
+        held = max(held, savepoints.nbytes)
         times = []
         while len(times) < BETWEEN:
             began = time.perf_counter()

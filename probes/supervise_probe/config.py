@@ -83,11 +83,11 @@ def load(path: str) -> Config:
     if not isinstance(raw, dict) or not raw.get("run") or not raw.get("shm"):
         raise ValueError(f"{path} names no run and no shm directory")
     raw.setdefault("marks", os.path.splitext(path)[0])
-    known = {key: raw[key] for key in Config._fields if raw.get(key) is not None}
-    return Config(**known)
+    settings = {key: raw[key] for key in Config._fields if raw.get(key) is not None}
+    return Config(**settings)
 
 
-def place(environ: Mapping[str, str], torch: Any = None) -> Tuple[int, int]:
+def rank_and_world(environ: Mapping[str, str], torch: Any = None) -> Tuple[int, int]:
     """Return (rank, world size).
 
     As the process group says, if there is one: processes that a job spawns itself, and ranks of

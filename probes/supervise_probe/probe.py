@@ -121,7 +121,7 @@ class Probe:
 
         parts, context = self.parts, self.parts.context
         config, position = context.config, context.position
-        position.rank, position.world_size = settings.place(dict(os.environ), self._torch)
+        position.rank, position.world_size = settings.rank_and_world(dict(os.environ), self._torch)
         try:
             writer = Writer.create(
                 config.shm,
@@ -201,11 +201,11 @@ class Probe:
         if rollbacks is not None and rollbacks.why_not:
             rollback = f"unavailable: {rollbacks.why_not}"
         states = {name: guard.part(name) for name in parts.collectors.by_name}
-        why = parts.no_optimizer()
+        reason = parts.no_optimizer()
         if_any = {
             "library": parts.wired.framework.trainer,
             "planned_steps": parts.wired.framework.planned_steps,
-            "steps": why and f"inferred from backward: {why}",
+            "steps": reason and f"inferred from backward: {reason}",
             "shards": parts.wired.shards.newest(),
             "quarantine": parts.wired.quarantine.describe(),
             "kept_signals": parts.rank is not None and parts.rank.kept_signals.names(),
@@ -255,16 +255,16 @@ class Probe:
     def _place(self) -> Dict[str, Any]:
         """Return where a record of a failure goes, and what is known of this process."""
         context = self.parts.context
-        place: Dict[str, Any] = {"marks": context.config.marks}
+        location: Dict[str, Any] = {"marks": context.config.marks}
         if context.reporter.writer is not None:
             position = context.position
-            place.update(rank=position.rank, world_size=position.world_size, step=position.step)
-        return place
+            location.update(rank=position.rank, world_size=position.world_size, step=position.step)
+        return location
 
     def _exit(self) -> None:
         parts, reporter = self.parts, self.parts.context.reporter
         try:
-            failure.record_end(*exit_status.asked(), **self._place())
+            failure.record_end(*exit_status.requested_exit(), **self._place())
         except Exception:  # a full disk, for instance: the segment has the last words
             pass
         if reporter.writer is None or not self.gate.on:

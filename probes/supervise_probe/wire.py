@@ -277,14 +277,14 @@ class Ring(Generic[T]):
             numbers that were overwritten before they could be read. A slot that is being written
             ends the list, and is read again by the next call.
         """
-        taken: List[Tuple[int, int, Optional[T]]] = []
+        letters: List[Tuple[int, int, Optional[T]]] = []
         for _ in range(limit):
             if self.next >= head:
                 break
-            found = self._unpack(self._read(self.next % self._slots))
-            ahead = -1 if found is None else found[0] - self.next
-            if found is not None and ahead == 0:
-                taken.append((self.next, 0, found[1]))
+            letter = self._unpack(self._read(self.next % self._slots))
+            ahead = -1 if letter is None else letter[0] - self.next
+            if letter is not None and ahead == 0:
+                letters.append((self.next, 0, letter[1]))
                 self.next += 1
                 self._tries = 0
                 continue
@@ -296,24 +296,24 @@ class Ring(Generic[T]):
                 if self._tries < PATIENCE or not self._was_written(head - 1):
                     break
                 lost = 1
-            if taken and taken[-1][1]:
-                taken[-1] = (taken[-1][0], taken[-1][1] + lost, None)
+            if letters and letters[-1][1]:
+                letters[-1] = (letters[-1][0], letters[-1][1] + lost, None)
             else:
-                taken.append((self.next, lost, None))
+                letters.append((self.next, lost, None))
             self.next += lost
-        return taken
+        return letters
 
     def _was_written(self, seq: int) -> bool:
-        found = self._unpack(self._read(seq % self._slots))
-        return found is not None and found[0] >= seq
+        letter = self._unpack(self._read(seq % self._slots))
+        return letter is not None and letter[0] >= seq
 
 
-def checked(raw: Any, at: int) -> Optional[int]:
+def checked(raw: Any, offset: int) -> Optional[int]:
     """Return the checked word at `at`, or None if it is half-written or damaged.
 
     It is stored twice, the second time inverted, since an 8-byte copy may be torn.
     """
-    value, inverted = CHECKED.unpack_from(raw, at)
+    value, inverted = CHECKED.unpack_from(raw, offset)
     return value if value ^ inverted == ALL_ONES else None
 
 

@@ -178,7 +178,7 @@ class Life(NamedTuple):
     """
 
     open: Callable[[], bool]
-    another: Callable[[], None]
+    on_other_optimizer: Callable[[], None]
     attach: Callable[[], None]
     attach_inside: Callable[[], None]
 
@@ -223,10 +223,12 @@ class Parts:
             self.extra,
             WeightCopies(context.registry, self.optimizers, context.position),
         )
-        self.wired, made = make(context, sources, self._life.attach_inside, self._step_is_over)
+        self.wired, step_count = make(
+            context, sources, self._life.attach_inside, self._step_is_over
+        )
         wired = self.wired
         plan = Plan(context.guard, self.sets)
-        self.collectors = Collectors(context, plan, made)
+        self.collectors = Collectors(context, plan, step_count)
         self.batches = BatchObserver(
             context.guard,
             wired.batch,
@@ -255,7 +257,7 @@ class Parts:
         changers = Changers(self.rate, self.drills, self.safeguards)
         self.tracker = StepTracker(
             context,
-            Process(self._life.open, self._steps_first, self._life.another),
+            Process(self._life.open, self._steps_first, self._life.on_other_optimizer),
             self.optimizers,
             self.extra,
             discards,
@@ -349,14 +351,14 @@ class Parts:
     def _step_is_over(self) -> None:
         self.tracker.close(on_time=False)
 
-    def _without_optimizer(self, why: str) -> None:
-        self.safeguards.cannot(why)
-        if why:
-            self.rank.rollbacks.disable(why)
+    def _without_optimizer(self, reason: str) -> None:
+        self.safeguards.cannot(reason)
+        if reason:
+            self.rank.rollbacks.disable(reason)
 
-    def _from_its_start(self, made: int) -> None:
+    def _from_its_start(self, step_count: int) -> None:
         """The job begins by itself and not where it was to go on, with `made` steps behind it."""
-        self.context.position.step = made
+        self.context.position.step = step_count
         self.collectors.count_on(dict.fromkeys(COUNTERS, 0.0))
         self.rank.history.expect_nothing()
 

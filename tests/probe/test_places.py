@@ -108,7 +108,7 @@ def arrive(module, over=lambda: False, n=4):
             seen["at"].append((frame.f_lineno, frame.f_locals["i"]))
 
         try:
-            call_at(frame, place, there, left=lambda: seen["at"].append("gone"), over=over)
+            call_at(frame, place, there, on_exit=lambda: seen["at"].append("gone"), over=over)
         except Refused as refusal:
             seen["at"].append(str(refusal))
 

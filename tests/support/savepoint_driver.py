@@ -86,7 +86,7 @@ class Driver:
 
 def allocated(savepoints):
     """Bytes of all buffers that are in memory, each counted once."""
-    slots = (slot for saved in savepoints._store.saved for slot in saved.copies.slots)
+    slots = (slot for saved in savepoints._store.savepoints for slot in saved.copies.slots)
     buffers = {id(slot.buffer): slot.buffer for slot in slots if slot.buffer is not None}
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers.values())
 

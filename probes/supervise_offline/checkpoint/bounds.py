@@ -36,9 +36,9 @@ def limit_memory(size: int) -> None:
     with open("/proc/self/status", encoding="ascii") as file:
         has = next(int(line.split()[1]) for line in file if line.startswith("VmData:")) << 10
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = has + SHARE * size + MARGIN
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = has + SHARE * size + MARGIN
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def open_file(path: str) -> BinaryIO:

@@ -47,18 +47,18 @@ class Contents:
         entered: Set[int] = set()  # a few lists that hold one another have no end of paths
         todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _place(name, "weights"))]
         while todo:
-            name, thing, depth, place = todo.pop()
+            name, thing, depth, section = todo.pop()
             if isinstance(thing, self._torch.Tensor):
                 self._tensor(thing, name)
-                if place != "optimizer" and thing.is_floating_point() and thing.dim():
-                    setattr(self, place, True)
+                if section != "optimizer" and thing.is_floating_point() and thing.dim():
+                    setattr(self, section, True)
                 continue
             inner: List[Tuple[Any, Any]] = []
             if id(thing) in entered:
                 continue
             if depth < DEPTH and isinstance(thing, dict):
                 self._dictionary(thing, depth)
-                place = "optimizer" if _is_optimizer(thing) else place
+                section = "optimizer" if _is_optimizer(thing) else section
                 inner = list(thing.items())
             elif depth < DEPTH and isinstance(thing, (list, tuple)):
                 inner = list(enumerate(thing))
@@ -67,7 +67,7 @@ class Contents:
             for key, value in inner:
                 holds = isinstance(value, (dict, list, tuple))
                 lost = not depth and holds and key not in MODELS
-                where = "other" if lost and place == "weights" else place
+                where = "other" if lost and section == "weights" else section
                 path = f"{name}.{key}" if name or isinstance(thing, (list, tuple)) else str(key)
                 todo.append((path, value, depth + 1, _place(str(key), where)))
 
@@ -77,8 +77,8 @@ class Contents:
         for key in thing:
             self.named(str(key))
         if depth < 2 and self.step is None:
-            found = (thing.get(key) for key in STEPS)
-            self.step = next((n for n in found if type(n) is int), None)
+            steps = (thing.get(key) for key in STEPS)
+            self.step = next((n for n in steps if type(n) is int), None)
 
     def named(self, name: str) -> None:
         """Record the name of a part of the checkpoint."""

@@ -158,8 +158,8 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
             header = json.loads(file.read(room))
             header.pop("__metadata__", None)
             ends = [tuple(map(int, entry["data_offsets"])) for entry in header.values()]
-            end = max((last for _, last in ends), default=0)
-            overlap = sum(last - first for first, last in ends) > end
+            end = max((stop for _, stop in ends), default=0)
+            overlap = sum(last - start for start, last in ends) > end
             if overlap or any(not 0 <= first <= last for first, last in ends):
                 raise ValueError("its tensors overlap")
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
@@ -177,13 +177,13 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
 def _mapped_tensor(
     torch: Any, data: Any, start: int, name: str, entry: Dict[str, Any], contents: Contents
 ) -> None:
-    first, last = entry["data_offsets"]
+    first, stop = entry["data_offsets"]
     dtype = getattr(torch, FLOATS.get(entry["dtype"], ""), None)
-    if dtype is None or first == last:
+    if dtype is None or first == stop:
         contents.tensors += 1
-        contents.bytes += last - first
+        contents.bytes += stop - first
         return
-    count = (last - first) // torch.empty(0, dtype=dtype).element_size()
+    count = (stop - first) // torch.empty(0, dtype=dtype).element_size()
     tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
     contents.take(tensor, name)
     del tensor  # the map cannot be closed before

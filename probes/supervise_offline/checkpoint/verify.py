@@ -22,7 +22,7 @@ SENTENCES, LENGTH = 20, 500  # of an answer: a file may have any number of names
 AUXILIARY = ("training_args.bin", "rng_state*", "random_states*", "scheduler.*", "*.pkl")
 
 
-def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
+def verify(torch: Any, path: str, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the verdict and the contents.
 
     Args:
@@ -34,16 +34,16 @@ def verify(torch: Any, path: str, wanted: Mapping[str, Any]) -> Dict[str, Any]:
         `tensors`, and their `bytes`. `step` inside, or null. `optimizer`, `rng`: whether it has
         such a state. `resumable`: see there.
     """
-    contents = Contents(torch, bool(wanted.get("finite")))
+    contents = Contents(torch, bool(request.get("finite")))
     answer: Dict[str, Any] = {"path": path, "files": {}, "unread": []}
     try:
         names = listing(path)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         answer["files"] = {name: digest(os.path.join(folder, name)) for name in names}
         limit_memory(sum(file["size"] for file in answer["files"].values()))
-        if wanted.get("load"):
+        if request.get("load"):
             answer["unread"] = _read(torch, path, names, contents)
-            _judge(names, wanted, contents, answer["unread"])
+            _judge(names, request, contents, answer["unread"])
     except OSError as error:
         contents.problems.append(f"{error.filename or path}: {error.strerror or error}")
     bad = [text[:LENGTH] for text in contents.problems[:SENTENCES]]
@@ -140,29 +140,31 @@ def _read_json(path: str, name: str, contents: Contents) -> None:
             text = file.read(MAX_JSON + 1)
         if len(text) > MAX_JSON:
             return
-        found = json.loads(text.decode("utf-8"))
-        shards = found.get("weight_map", {}) if isinstance(found, dict) else {}
+        document = json.loads(text.decode("utf-8"))
+        shards = document.get("weight_map", {}) if isinstance(document, dict) else {}
         names = sorted({str(shard) for shard in dict(shards).values()})
     except RecursionError:
         raise formats.Damaged("it is nested without end") from None
     except (ValueError, TypeError) as error:
         raise formats.Damaged(f"it is not JSON, or of another form: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return
     if name.endswith(".index.json"):
         for shard in names:
             if not os.path.exists(os.path.join(os.path.dirname(path), shard)):
                 contents.problems.append(f"the shard {shard} is missing")
-    if os.path.basename(name) == "trainer_state.json" and isinstance(found.get("global_step"), int):
-        contents.step = found["global_step"]
+    if os.path.basename(name) == "trainer_state.json" and isinstance(
+        document.get("global_step"), int
+    ):
+        contents.step = document["global_step"]
 
 
 def _judge(
-    names: List[str], wanted: Mapping[str, Any], contents: Contents, unread: List[str]
+    names: List[str], request: Mapping[str, Any], contents: Contents, unread: List[str]
 ) -> None:
     if unread or contents.problems:
         return
     if not contents.tensors:
         unread.append("it contains no tensor" if names else "it contains no file")
-    elif wanted.get("optimizer") and not contents.optimizer:
+    elif request.get("optimizer") and not contents.optimizer:
         contents.problems.append("it contains no optimizer state")

@@ -36,7 +36,7 @@ def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any
     """
     torch.set_float32_matmul_precision("high")  # the matrix units, where there are any
     size = ON_CPU if "cpu" in names else ON_DEVICE
-    left, right, rows, columns = factors(torch, size)
+    lhs, right, rows, columns = factors(torch, size)
     report, placed = [], []
     for name in names:
         row = _row(name)
@@ -45,7 +45,7 @@ def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any
             _describe(torch, row)
             if row["in_use"]:
                 continue
-            on = [each.to(name) for each in (left, right, rows, columns)]
+            on = [factor.to(name) for factor in (lhs, right, rows, columns)]
             placed.append((row, on, torch.empty(size, size, device=name)))
         except RuntimeError as error:
             _failed(torch, row, error)
@@ -60,32 +60,32 @@ def multiply(torch: Any, names: List[str], seconds: float) -> List[Dict[str, Any
 def factors(torch: Any, size: int) -> Any:
     """Return two matrices, and the sums of the rows and of the columns of their product."""
     generator = torch.Generator().manual_seed(20)
-    left, right = (
+    lhs, right = (
         torch.randint(-LARGEST, LARGEST + 1, (size, size), generator=generator).float()
         for _ in range(2)
     )
-    rows = left.double() @ right.double().sum(1)  # whole numbers below 2**53: exact
-    columns = left.double().sum(0) @ right.double()
-    return left, right, rows, columns
+    rows = lhs.double() @ right.double().sum(1)  # whole numbers below 2**53: exact
+    columns = lhs.double().sum(0) @ right.double()
+    return lhs, right, rows, columns
 
 
 def _one_each(torch: Any, placed: Any) -> Any:
     """Start a product on each device, then wait for all; return the devices that go on."""
     started = []
     for row, on, product in placed:
-        left, right, rows, columns = on
+        lhs, right, rows, columns = on
         try:
-            torch.mm(left, right, out=product)
+            torch.mm(lhs, right, out=product)
             differs = (product.sum(1, dtype=torch.float64) != rows).any()
             differs |= (product.sum(0, dtype=torch.float64) != columns).any()
             started.append((row, on, product, differs))
         except RuntimeError as error:
             _failed(torch, row, error)
-    kept = []
+    products = []
     for row, on, product, differs in started:
         if _counted(torch, row, differs):
-            kept.append((row, on, product))
-    return kept
+            products.append((row, on, product))
+    return products
 
 
 def _counted(torch: Any, row: Dict[str, Any], differs: Any) -> bool:

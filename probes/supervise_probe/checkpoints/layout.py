@@ -59,12 +59,12 @@ class Learner:
         self._variables = variables
         self._steps = steps
         self._generators = [(read, read()) for read in _generators(torch)]
-        own = variables.generators(torch.Generator)
-        self._own_generators = [(name, generator.get_state()) for name, generator in own]
+        generators = variables.generators(torch.Generator)
+        self._own_generators = [(name, generator.get_state()) for name, generator in generators]
 
-    def learn(self, saved: Any) -> Layout:
+    def learn(self, content: Any) -> Layout:
         """Return the layout of what the job saved."""
-        return self._entry("", "", saved, 0)
+        return self._entry("", "", content, 0)
 
     def _entry(self, path: str, key: str, value: Any, depth: int) -> Layout:
         if isinstance(value, self._torch.Tensor):
@@ -73,9 +73,9 @@ class Learner:
         if generator is not None:
             return Layout(generator, True, set())
         if isinstance(value, dict):
-            found = self._state_dict(value)
-            if found is not None:
-                kind, owner = found
+            state_dict = self._state_dict(value)
+            if state_dict is not None:
+                kind, owner = state_dict
                 return Layout(build_state_dict(path, weakref.ref(owner)), True, {kind})
         if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
             return self._container(path, value, depth)
@@ -90,7 +90,7 @@ class Learner:
         kind = type(value)
         keys = [key for key, _ in pairs]
         dot = "." if path else ""
-        parts = [self._entry(f"{path}{dot}{k}", str(k), each, depth + 1) for k, each in pairs]
+        parts = [self._entry(f"{path}{dot}{k}", str(k), item, depth + 1) for k, item in pairs]
 
         def build(now: Sources) -> Any:
             built = [part.build(now) for part in parts]
@@ -110,20 +110,20 @@ class Learner:
         if tensor.numel():
             for module in self._registry.modules:
                 for table in ("_parameters", "_buffers"):
-                    for name, each in getattr(module, table).items():
-                        if each is not None and _same_memory(each, tensor):
-                            found = build_member(path, weakref.ref(module), table, name)
-                            return Layout(found, True, {"module"})
+                    for name, member in getattr(module, table).items():
+                        if member is not None and _same_memory(member, tensor):
+                            build = build_member(path, weakref.ref(module), table, name)
+                            return Layout(build, True, {"module"})
         return Layout(
             build_first(self._variables.holders(tensor), build_unknown(path)), False, set()
         )
 
     def _generator(self, value: Any) -> Optional[Build]:
         for read, state in self._generators:
-            if same(self._torch, state, value):
+            if is_equal(self._torch, state, value):
                 return lambda now: read()
         for name, state in self._own_generators:
-            if same(self._torch, state, value):
+            if is_equal(self._torch, state, value):
                 return lambda now: now.variables.get(name).get_state()
         return None
 
@@ -132,14 +132,14 @@ class Learner:
         registry = self._registry
         if "state" in value and "param_groups" in value:
             kind, several = "optimizer", list(registry.optimizers)
-        elif any(isinstance(each, self._torch.Tensor) for each in value.values()):
+        elif any(isinstance(item, self._torch.Tensor) for item in value.values()):
             kind, several = "module", [m for m in registry.modules if _contains(m, value)]
         else:
             kind, several = "other", [*registry.schedulers, *registry.scalers]
         found = [
             (_shared(owner, value), owner)
             for owner in several
-            if same(self._torch, owner.state_dict(), value)
+            if is_equal(self._torch, owner.state_dict(), value)
         ]
         best = max((shared for shared, _ in found), default=-1)
         owners = [owner for shared, owner in found if shared == best]
@@ -152,7 +152,8 @@ class Learner:
         names = self._variables.named(key, value)
         counts = type(value) is int and value == self._steps
         literal = any(
-            type(each) is type(value) and each == value for each in self._variables.constants
+            type(constant) is type(value) and constant == value
+            for constant in self._variables.constants
         )
         if names:
             return build_variable(path, names, build_steps if counts else build_unknown(path))
@@ -160,13 +161,13 @@ class Learner:
             return build_steps
         if literal and type(value) is str and not self._variables.has(key):
             return lambda now: value
-        why = f": no variable named {key!r} held the same when it was saved"
+        reason = f": no variable named {key!r} held the same when it was saved"
         if type(value) is int:
-            why += f", nor was that the number of steps, {self._steps}"
-        return build_unknown(path, why)
+            reason += f", nor was that the number of steps, {self._steps}"
+        return build_unknown(path, reason)
 
 
-def same(torch: Any, a: Any, b: Any) -> bool:
+def is_equal(torch: Any, a: Any, b: Any) -> bool:
     """Whether two values are equal, tensors bit by bit."""
     if a is b:
         return True
@@ -175,9 +176,9 @@ def same(torch: Any, a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return _same_memory(a, b) or (a.device == b.device and bool(torch.equal(a, b)))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(torch, a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(is_equal(torch, a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(torch, x, y) for x, y in zip(a, b))
+        return len(a) == len(b) and all(is_equal(torch, x, y) for x, y in zip(a, b))
     if hasattr(a, "tobytes"):
         return bool(a.shape == b.shape and a.tobytes() == b.tobytes())
     return bool(a == b)
@@ -197,8 +198,8 @@ def containers(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the dicts, lists and tuples of a checkpoint."""
     if isinstance(value, (dict, list, tuple)) and depth < DEPTH:
         yield value
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from containers(each, depth + 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from containers(item, depth + 1)
 
 
 def _generators(torch: Any) -> Iterator[Callable[[], Any]]:
@@ -217,13 +218,13 @@ def _contains(module: Any, value: Dict[Any, Any]) -> bool:
     for key, tensor in value.items():
         if not isinstance(key, str) or not hasattr(tensor, "data_ptr"):
             continue
-        *way, last = key.split(".")
+        *way, leaf = key.split(".")
         for name in way:
             module = module._modules.get(name)
             if module is None:
                 return False
-        found = module._parameters.get(last)
-        found = module._buffers.get(last) if found is None else found
+        found = module._parameters.get(leaf)
+        found = module._buffers.get(leaf) if found is None else found
         return found is not None and _same_memory(found, tensor)
     return False
 
@@ -231,7 +232,7 @@ def _contains(module: Any, value: Dict[Any, Any]) -> bool:
 def _shared(owner: Any, value: Dict[Any, Any]) -> int:
     """Count the objects inside the state dict that `owner` returns again."""
     now = owner.state_dict()
-    ids = {id(each) for each in containers(now)}
+    ids = {id(container) for container in containers(now)}
     return sum(id(each) in ids for each in containers(value))
 
 
@@ -254,10 +255,10 @@ def build_member(path: str, reference: Any, table: str, name: str) -> Build:
     """Return what builds one parameter or buffer of a weakly referenced module."""
 
     def build(now: Sources) -> Any:
-        found = getattr(reference(), table, {}).get(name)
-        if found is None:
+        member = getattr(reference(), table, {}).get(name)
+        if member is None:
             raise Refused(f"the source of the {_short(path)} entry no longer exists")
-        return found.detach() if table == "_parameters" else found
+        return member.detach() if table == "_parameters" else member
 
     return build
 
@@ -267,9 +268,9 @@ def build_first(holders: List[Name], otherwise: Build) -> Build:
 
     def build(now: Sources) -> Any:
         for name in holders:
-            found = now.variables.get(name)
-            if found is not MISSING and not now.stale(name, True):
-                return found
+            value = now.variables.get(name)
+            if value is not MISSING and not now.stale(name, True):
+                return value
         return otherwise(now)
 
     return build
@@ -279,10 +280,10 @@ def build_variable(path: str, names: List[Name], otherwise: Build) -> Build:
     """Return what builds the value of the nearest variables, if these agree."""
 
     def build(now: Sources) -> Any:
-        found = [(n, now.variables.get(n)) for n in names if not now.stale(n, False)]
-        there = [(n, value) for n, value in found if value is not MISSING]
-        nearest = _nearness(there[0][0]) if there else None
-        near = [value for name, value in there if _nearness(name) == nearest]
+        pairs = [(n, now.variables.get(n)) for n in names if not now.stale(n, False)]
+        present = [(n, value) for n, value in pairs if value is not MISSING]
+        nearest = _nearness(present[0][0]) if present else None
+        near = [value for name, value in present if _nearness(name) == nearest]
         return near[0] if near and near.count(near[0]) == len(near) else otherwise(now)
 
     return build
@@ -297,11 +298,11 @@ def build_steps(now: Sources) -> int:
     return now.steps
 
 
-def build_unknown(path: str, why: str = "") -> Build:
+def build_unknown(path: str, reason: str = "") -> Build:
     """Return what refuses an entry without a source; `why` ends the sentence."""
 
     def build(now: Sources) -> Any:
-        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{why}")
+        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{reason}")
 
     return build
 

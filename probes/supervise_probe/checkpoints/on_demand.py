@@ -71,25 +71,25 @@ class OnDemand:
         self._why = NOTHING
         self._waiting = False
 
-    def learn_from(self, saved: Any, path: str) -> None:
+    def learn_from(self, content: Any, path: str) -> None:
         """Learn the layout of what the job saved by `torch.save`."""
-        self._guard.run(self._part, self._learn, saved, path)
+        self._guard.run(self._part, self._learn, content, path)
 
-    def _learn(self, saved: Any, path: str) -> None:
+    def _learn(self, content: Any, path: str) -> None:
         self._why = PARTIAL if self._why == NOTHING else self._why
-        if not isinstance(saved, dict):
+        if not isinstance(content, dict):
             return
         if self._is_sharded():
             self._why = SHARDED
             return
         frames = job_frames(self._torch)
-        variables = VariableScope(frames, set(map(id, containers(saved))))
+        variables = VariableScope(frames, set(map(id, containers(content))))
         steps = self._position.step
-        layout = Learner(self._torch, self._registry, variables, steps).learn(saved)
+        layout = Learner(self._torch, self._registry, variables, steps).learn(content)
         if layout.kinds >= {"module", "optimizer"}:
-            first = self._saved is None
+            is_first = self._saved is None
             self._saved = Saved(layout, save_site.code_stack(frames), path)
-            if first:
+            if is_first:
                 self._context.reporter.status_changed()
 
     def _is_sharded(self) -> bool:
@@ -103,10 +103,10 @@ class OnDemand:
 
     def describe(self) -> str:
         """Return whether one can be ordered, as far as that is known without its place."""
-        why = "" if self._part.on else f"this part of the probe is off: {self._part.reason}"
-        if not (why or self._saved or self._library.trainer):
-            why = self._why
-        return f"unavailable: {why}" if why else "ready"
+        reason = "" if self._part.on else f"this part of the probe is off: {self._part.reason}"
+        if not (reason or self._saved or self._library.trainer):
+            reason = self._why
+        return f"unavailable: {reason}" if reason else "ready"
 
     def do_checkpoint(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Order one: `{"path": str or None}` -> `{"path", "step", "how"}`.
@@ -144,20 +144,20 @@ class OnDemand:
         step = self._position.step
         return {"path": path or None, "step": step, "how": library.trainer}
 
-    def _order(self, saved: Saved, path: str) -> Dict[str, Any]:
+    def _order(self, save: Saved, path: str) -> Dict[str, Any]:
         if self._waiting:
             raise Refused("another checkpoint is about to be written")
         guard, position, step = self._guard, self._position, self._position.step
         frames = self._frames()
-        frame, place = save_site.find_save_site(saved.stack, frames)
-        stem = os.path.splitext(saved.path)[0]
+        frame, site = save_site.find_save_site(save.stack, frames)
+        stem = os.path.splitext(save.path)[0]
         path = path or f"{stem}.supervise-{step}.pt"
-        self._build(saved, place)  # refuses at once what has no source
+        self._build(save, site)  # refuses at once what has no source
         save_site.call_at(
             frame,
-            place,
-            arrived=lambda: guard.run(self._part, self._arrived, saved, place, path, frame),
-            left=lambda: guard.run(self._part, self._end, NOT_REACHED),
+            site,
+            arrived=lambda: guard.run(self._part, self._arrived, save, site, path, frame),
+            on_exit=lambda: guard.run(self._part, self._end, NOT_REACHED),
             over=lambda: position.step != step,
         )
         self._waiting = True
@@ -170,26 +170,24 @@ class OnDemand:
             raise Refused(str(problem)) from problem
 
     def _build(
-        self, saved: Saved, place: save_site.SaveSite, traced: Optional[FrameType] = None
+        self, save: Saved, site: save_site.SaveSite, traced: Optional[FrameType] = None
     ) -> Any:
         """Return what the job would save at this place."""
-        scope = place.scope
+        scope = site.scope
 
         def stale(name: Name, container: bool) -> bool:
-            return name.scope == scope and place.assigns((name.variable, *name.way), container)
+            return name.scope == scope and site.assigns((name.variable, *name.way), container)
 
         variables = VariableScope(self._frames(), set(), traced)
         with self._torch.no_grad():
-            return saved.layout.build(Sources(variables, stale, self._position.step))
+            return save.layout.build(Sources(variables, stale, self._position.step))
 
-    def _arrived(
-        self, saved: Saved, place: save_site.SaveSite, path: str, frame: FrameType
-    ) -> None:
+    def _arrived(self, save: Saved, site: save_site.SaveSite, path: str, frame: FrameType) -> None:
         began = monotonic_ns()
         self._reports.begins()
         try:
             with files.replacing(path, shared=True, sync=True) as file:
-                self._torch.save(self._build(saved, place, frame), file)
+                self._torch.save(self._build(save, site, frame), file)
         except Exception as problem:
             self._end(str(problem) if isinstance(problem, Refused) else describe(problem))
         else:

@@ -82,10 +82,10 @@ class Resume:
         self._refusal = unfit(self._path)
         if self._refusal:
             return None
-        bound = call()
-        self._instead_of = bound.arguments.get(parameter)
-        bound.arguments[parameter] = self._path
-        return bound.args, bound.kwargs
+        target = call()
+        self._instead_of = target.arguments.get(parameter)
+        target.arguments[parameter] = self._path
+        return target.args, target.kwargs
 
     def began(self, step: int, inexact: str) -> None:
         """Report the outcome of the order: the library starts training at `step` of its own count.
@@ -99,12 +99,12 @@ class Resume:
         if self._refusal:
             self._refuse(path, self._refusal, step)
             return
-        asked = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
+        requested = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
         for optimizer in list(self._registry.optimizers):
             self._appeared(optimizer)  # for its first batch
         but = f"; {inexact}" if inexact else ""
         data = {"how": "library", "path": path, "step": step, "inexact": inexact}
-        message = f"training continues at step {step} from {path}{asked}{but}"
+        message = f"training continues at step {step} from {path}{requested}{but}"
         self._reporter.notice("resumed", message, data)
 
     def opened(self) -> None:
@@ -112,13 +112,15 @@ class Resume:
         if not self._asked:
             self._asked = True
             path, self._path = self._path, ""
-            self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED, made=0)
+            self._refuse(path, ACCELERATE if "accelerate" in sys.modules else UNUSED, attempts=0)
 
-    def _refuse(self, path: str, why: str, made: int) -> None:
+    def _refuse(self, path: str, reason: str, attempts: int) -> None:
         """Report that the job trains from its own start; it has made `made` steps."""
-        self._from_its_start(made)
+        self._from_its_start(attempts)
         data = {"how": "library", "path": path}
-        self._reporter.notice("resume-refused", f"training did not resume from {path}: {why}", data)
+        self._reporter.notice(
+            "resume-refused", f"training did not resume from {path}: {reason}", data
+        )
 
 
 REPORTED_MAX = 64  # paths
@@ -166,67 +168,74 @@ class SaveReports:
         self.saving = False
         self._reporter.beat("step")
 
-    def report(self, reported: Reported, path: str, seconds: float, how: str, place: Any) -> None:
+    def report(
+        self, reported: Reported, path: str, seconds: float, method: str, target: Any
+    ) -> None:
         """Report a save, and add its time to the next frame.
 
         Args:
             reported: earlier reports of the same way of saving. place: the file, or its path.
         """
         self._settle()
-        self._library.saved(seconds)
+        self._library.save_ended(seconds)
         position = self._position
-        at = (position.attempt, position.step)
-        if reported.get(path) == at:
+        moment = (position.attempt, position.step)
+        if reported.get(path) == moment:
             return
         while len(reported) >= REPORTED_MAX:
             del reported[next(iter(reported))]
-        reported[path] = at
+        reported[path] = moment
         data = {
             "path": path,
             "step": position.step,
-            "file": stamp_of(place, path),
-            **self.facts(seconds, how),
+            "file": stamp_of(target, path),
+            **self.facts(seconds, method),
             **self._batch_facts(),
         }
-        message = f"step {position.step} was saved by {how}"
+        message = f"step {position.step} was saved by {method}"
         self._reporter.notice("checkpoint-saved", message, data)
 
-    def facts(self, seconds: float, how: str) -> Dict[str, Any]:
+    def facts(self, seconds: float, method: str) -> Dict[str, Any]:
         """Return the facts of a save that has just ended."""
-        return {**save_facts(self._position, seconds, how), "counters": self._counters()}
+        return {**save_facts(self._position, seconds, method), "counters": self._counters()}
 
 
-def save_facts(position: Position, seconds: float, how: str) -> Dict[str, Any]:
+def save_facts(position: Position, seconds: float, method: str) -> Dict[str, Any]:
     """Return the facts of any save; the supervisor reads them as a `SaveReport`."""
     return {
         "attempt": position.attempt,
         "seconds": round(seconds, 3),
-        "how": how,
+        "how": method,
         "ranks": position.world_size,
         "python": sys.executable,
     }
 
 
-def name_of(place: Any) -> str:
+def name_of(target: Any) -> str:
     """Return the absolute path of a path or of an open file with a name, else ""."""
-    if not isinstance(place, (str, os.PathLike)):
-        place = getattr(place, "name", None)
-    if isinstance(place, os.PathLike):
-        place = os.fspath(place)
-    if not isinstance(place, str) or "://" in place:
+    if not isinstance(target, (str, os.PathLike)):
+        target = getattr(target, "name", None)
+    if isinstance(target, os.PathLike):
+        target = os.fspath(target)
+    if not isinstance(target, str) or "://" in target:
         return ""
-    return os.path.abspath(place)
+    return os.path.abspath(target)
 
 
-def stamp_of(place: Any, path: str) -> Optional[Dict[str, int]]:
+def stamp_of(target: Any, path: str) -> Optional[Dict[str, int]]:
     """Return what identifies the file after a rename, None where that is unknown.
 
     Device and inode, size in bytes, and time of writing by the clock of its file system.
     """
     try:
-        number = place.fileno() if hasattr(place, "fileno") else path
-        found = os.stat(number)
+        number = target.fileno() if hasattr(target, "fileno") else path
+        status = os.stat(number)
     except (OSError, ValueError):
         return None
-    device, inode = found.st_dev, found.st_ino
-    return {"device": device, "inode": inode, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    device, inode = status.st_dev, status.st_ino
+    return {
+        "device": device,
+        "inode": inode,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+    }

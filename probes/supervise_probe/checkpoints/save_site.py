@@ -71,13 +71,13 @@ class VariableScope:
         self._seen: List[Tuple[Name, Any]] = []
         self._by_last: Dict[str, List[Tuple[Name, Any]]] = {}
         self.constants: List[Any] = []  # literals in the code that runs
-        own = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
-        for frame in reversed(own):
+        job_frames = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+        for frame in reversed(job_frames):
             self.constants += frame.f_code.co_consts
             if not is_module_level(frame) and is_readable(frame):
                 space = dict(frame.f_locals) if frame is traced else read_variables(frame)
                 self._spaces.setdefault(frame.f_code, space)
-        for frame in reversed(own):
+        for frame in reversed(job_frames):
             self._spaces.setdefault(str(frame.f_globals.get("__name__")), frame.f_globals)
 
     def named(self, key: str, value: Any) -> List[Name]:
@@ -86,12 +86,14 @@ class VariableScope:
         kind = type(value)
         self._all()
         several = self._by_last.get(key, ())
-        names = [name for name, found in several if type(found) is kind and found == value]
+        names = [
+            name for name, candidate in several if type(candidate) is kind and candidate == value
+        ]
         return sorted(names, key=lambda name: len(name.way))
 
     def holders(self, value: Any) -> List[Name]:
         """Return the variables and attributes that hold this very object, or are it (`vars`)."""
-        names = [name for name, found in self._all() if found is value]
+        names = [name for name, candidate in self._all() if candidate is value]
         if type(value) is dict:
             owners = [n for n, each in self._all() if each is not value and _content(each) is value]
             names += [Name(n.scope, n.variable, (*n.way, "__dict__")) for n in owners]
@@ -107,17 +109,17 @@ class VariableScope:
         space = self._spaces.get(name.scope)
         if space is None and isinstance(name.scope, str):
             space = vars(sys.modules[name.scope]) if name.scope in sys.modules else None
-        found = MISSING if space is None else space.get(name.variable, MISSING)
+        value = MISSING if space is None else space.get(name.variable, MISSING)
         for part in name.way:
-            content = _content(found)
+            content = _content(value)
             if content is None:
                 return MISSING
-            found = content if part == "__dict__" else content.get(part, MISSING)
-        return found
+            value = content if part == "__dict__" else content.get(part, MISSING)
+        return value
 
     def generators(self, kind: type) -> List[Tuple[Name, Any]]:
         """Return the job's own generators of this type."""
-        return [(name, found) for name, found in self._all() if type(found) is kind]
+        return [(name, candidate) for name, candidate in self._all() if type(candidate) is kind]
 
     def _all(self) -> List[Tuple[Name, Any]]:
         if not self._seen:
@@ -130,16 +132,16 @@ class VariableScope:
         for scope, space in self._spaces.items():
             for variable, value in list(space.items()):
                 if not variable.startswith("__"):
-                    for way, found in self._reach(value, ()):
-                        yield Name(scope, variable, way), found
+                    for way, item in self._reach(value, ()):
+                        yield Name(scope, variable, way), item
 
     def _reach(self, value: Any, way: Tuple[str, ...]) -> Iterator[Tuple[Tuple[str, ...], Any]]:
         yield way, value
         if len(way) < DEPTH and id(value) not in self._inside:
             content = _content(value) or {}
-            for key, each in list(content.items()) if len(content) <= ENTRIES_MAX else ():
+            for key, item in list(content.items()) if len(content) <= ENTRIES_MAX else ():
                 if isinstance(key, str) and not key.startswith("__"):
-                    yield from self._reach(each, (*way, key))
+                    yield from self._reach(item, (*way, key))
 
 
 def _content(value: Any) -> Optional[Mapping[str, Any]]:
@@ -172,8 +174,8 @@ class SaveSite(NamedTuple):
     def assigns(self, path: Path, container: bool) -> bool:
         """Whether the statement assigns this path, or changes the container there."""
         return any(
-            path[: len(each)] == each or (container and each[: len(path)] == path)
-            for each in self.assigned
+            path[: len(name)] == name or (container and name[: len(path)] == path)
+            for name in self.assigned
         )
 
 
@@ -182,7 +184,7 @@ def code_stack(frames: List[FrameType]) -> Stack:
     return [(frame.f_code, frame.f_lineno) for frame in frames]
 
 
-def find_save_site(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, SaveSite]:
+def find_save_site(stack: Stack, frames: List[FrameType]) -> Tuple[FrameType, SaveSite]:
     """Find the place, from the stack when the job saved, and its frames right after a step.
 
     Returns:
@@ -191,16 +193,16 @@ def find_save_site(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, Sa
     Raises:
         Refused: there is none that each iteration passes.
     """
-    stepped, same = code_stack(frames), 0
-    for (there, _), (here, _) in zip(saved, stepped):
+    stepped, common = code_stack(frames), 0
+    for (there, _), (here, _) in zip(stack, stepped):
         if there is not here:
             break
-        same += 1
-    if not same:
+        common += 1
+    if not common:
         raise Refused("the job saves its checkpoints in another thread or program than it trains")
-    code, save_line = saved[same - 1]
-    step_line = stepped[same - 1][1]
-    for inner, line in stepped[same:]:
+    code, save_line = stack[common - 1]
+    step_line = stepped[common - 1][1]
+    for inner, line in stepped[common:]:
         if _innermost_loop(_body(inner), line) is not None:
             raise Refused("the job saves when its inner loop is over, as after an epoch, only")
     loop = _innermost_loop(_body(code), step_line)
@@ -209,16 +211,16 @@ def find_save_site(saved: Stack, frames: List[FrameType]) -> Tuple[FrameType, Sa
     statement = _separate_statement(loop.body, save_line, step_line)
     if statement is None:
         raise Refused("the job saves and steps in one statement, which cannot be separated")
-    frame = frames[same - 1]
+    frame = frames[common - 1]
     scope: Scope = str(frame.f_globals.get("__name__")) if is_module_level(frame) else code
     return frame, SaveSite(code, _head(statement), scope, _assigned_paths(statement))
 
 
 def call_at(
     frame: FrameType,
-    place: SaveSite,
+    site: SaveSite,
     arrived: Callable[[], None],
-    left: Callable[[], None],
+    on_exit: Callable[[], None],
     over: Callable[[], bool],
 ) -> None:
     """Call `arrived` when `frame` reaches `place`; `left` if it ends before, or it is `over`.
@@ -230,19 +232,19 @@ def call_at(
         raise Refused("a debugger or a coverage tool traces the job")
     if not is_readable(frame):
         raise Refused(f"{frame.f_code.co_name} calls locals(), which a trace would change")
-    before = frame.f_trace
+    previous = frame.f_trace
     waiting, process = True, os.getpid()
 
     def in_loop(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal waiting
-        reached = event == "line" and frame.f_lineno in place.lines
+        reached = event == "line" and frame.f_lineno in site.lines
         if waiting and (reached or event == "return" or over()):
             waiting = False
-            frame.f_trace = before
-            arrived() if reached else left()
+            frame.f_trace = previous
+            arrived() if reached else on_exit()
             if event == "return":
                 sys.settrace(None)
-        return in_loop if waiting else before
+        return in_loop if waiting else previous
 
     def at_calls(called: FrameType, event: str, argument: Any) -> None:
         # Tracing leaves a copy of the variables in the frame, which would keep them alive. It can
@@ -268,7 +270,7 @@ def _body(code: CodeType) -> List[ast.stmt]:
         return tree.body
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if code.co_firstlineno in (first, node.lineno):
                 return node.body
     raise Refused(f"{code.co_name} is no longer in its source")
@@ -277,9 +279,9 @@ def _body(code: CodeType) -> List[ast.stmt]:
 def _is_in(compiled: CodeType, code: CodeType) -> bool:
     """Whether the present source compiles to the code that runs."""
     if (compiled.co_name, compiled.co_firstlineno) == (code.co_name, code.co_firstlineno):
-        lines = (list(dis.findlinestarts(each)) for each in (compiled, code))
+        lines = (list(dis.findlinestarts(piece)) for piece in (compiled, code))
         return compiled.co_code == code.co_code and next(lines) == next(lines)
-    inner = (each for each in compiled.co_consts if isinstance(each, CodeType))
+    inner = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
     return any(_is_in(each, code) for each in inner)
 
 
@@ -288,14 +290,14 @@ def _holds(node: Any, line: int) -> bool:
 
 
 def _innermost_loop(body: List[ast.stmt], line: int) -> Any:
-    found = None
+    match = None
     for statement in body:
         for node in ast.walk(statement):
             if not isinstance(node, _LOOPS) or not _holds(node, line):
                 continue
-            if found is None or node.lineno >= found.lineno:
-                found = node
-    return found
+            if match is None or node.lineno >= match.lineno:
+                match = node
+    return match
 
 
 def _separate_statement(body: List[ast.stmt], save_line: int, step_line: int) -> Optional[ast.stmt]:
@@ -339,12 +341,12 @@ def _path(node: Any) -> Path:
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, (ast.Attribute, ast.Subscript)):
-        before = _path(node.value)
+        prefix = _path(node.value)
         if isinstance(node, ast.Attribute):
-            return (*before, node.attr) if before else ()
+            return (*prefix, node.attr) if prefix else ()
         key = node.slice
         constant = key.value if isinstance(key, ast.Constant) else None
-        return (*before, constant) if before and isinstance(constant, str) else before
+        return (*prefix, constant) if prefix and isinstance(constant, str) else prefix
     return ()
 
 

@@ -129,7 +129,7 @@ class Plan:
 
     def add(self, name: str, collector: Collector) -> None:
         """Take in a collector."""
-        asked = collector.SAMPLED
+        sampled_set = collector.SAMPLED
         part = self._guard.part(name, share=collector.SHARE, floor_us=collector.FLOOR_US)
         part.relax = collector.relax
         pairs: Dict[str, Pair] = {
@@ -137,13 +137,13 @@ class Plan:
             for call in CALLS
             if getattr(type(collector), call) is not getattr(Collector, call)
         }
-        if asked and "finish" in pairs:
-            self._finish.setdefault(asked, []).append(pairs.pop("finish"))
-        for call in SAMPLED_CALLS if asked else ():
+        if sampled_set and "finish" in pairs:
+            self._finish.setdefault(sampled_set, []).append(pairs.pop("finish"))
+        for call in SAMPLED_CALLS if sampled_set else ():
             if call in pairs:
-                members = self._members.setdefault(asked, {}).setdefault(call, [])
+                members = self._members.setdefault(sampled_set, {}).setdefault(call, [])
                 members.append(pairs.pop(call))
-                self._sets.setdefault(asked, {})[call] = self._sampled(asked, members)
+                self._sets.setdefault(sampled_set, {})[call] = self._sampled(sampled_set, members)
         if collector.asleep:
             collector._wake = lambda: self._call(pairs)
         else:
@@ -191,12 +191,12 @@ class Collectors:
         by_name: each by the name of its file. plan: of their calls.
     """
 
-    def __init__(self, context: ProbeContext, plan: Plan, made: Mapping[str, Collector]) -> None:
+    def __init__(self, context: ProbeContext, plan: Plan, ready: Mapping[str, Collector]) -> None:
         """Make those that are not `made` already."""
         self.plan = plan
         self.by_name: Dict[str, Collector] = {}
         for name, module in modules():
-            collector = made.get(name) or module.Collector(context)
+            collector = ready.get(name) or module.Collector(context)
             self.by_name[name] = collector
             plan.add(name, collector)
 
@@ -232,8 +232,8 @@ class Collectors:
 @functools.lru_cache(maxsize=None)  # a forked child must not read the disk again
 def modules() -> List[Tuple[str, ModuleType]]:
     """Return (name, module) of every collector, sorted by name."""
-    found = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
-    return [(name, importlib.import_module(f"{__name__}.{name}")) for name in found]
+    names = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
+    return [(name, importlib.import_module(f"{__name__}.{name}")) for name in names]
 
 
 def metrics() -> Tuple[MetricSpec, ...]:

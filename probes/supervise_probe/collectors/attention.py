@@ -96,10 +96,10 @@ class Collector(Base):
 
     def finish(self, values: Dict[str, float]) -> None:
         for rank in range(HEADS) if f"{HEAD}0" in values else ():
-            logit, place = values.pop(f"{HEAD}{rank}", None), values.pop(f"{PLACE}{rank}", None)
-            if logit is None or place is None or logit == -inf:
+            logit, position = values.pop(f"{HEAD}{rank}", None), values.pop(f"{PLACE}{rank}", None)
+            if logit is None or position is None or logit == -inf:
                 continue
-            layer, head = divmod(int(place), WIDE)
+            layer, head = divmod(int(position), WIDE)
             name = f"max_attn_logit_head.{layer}.{head}"
             if name in self._heads or len(self._heads) < COLUMNS:
                 self._heads.add(name)

@@ -63,8 +63,8 @@ class Inputs:
             inner: List[Tuple[Any, bool]] = []
             for value, alone in level:
                 if not isinstance(value, self._tensor):
-                    kept = alone and not isinstance(value, list)
-                    inner += [(one, kept) for one in islice(_contents(value), MOST)]
+                    sole = alone and not isinstance(value, list)
+                    inner += [(item, sole) for item in islice(_contents(value), MOST)]
                 elif value.numel() > 1 and value.layout is self._strided and not value.is_nested:
                     kind = value.dtype
                     if kind in self._whole:
@@ -149,8 +149,8 @@ class Collector(Base):
             inner = self._inputs.find(values)
             tensor = inner and inner.tensor
         if tensor is not None:
-            found = self._digest(tensor)
-            self._loaded = found if self._loaded is None else self._mix(self._loaded, found)
+            digest = self._digest(tensor)
+            self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
@@ -163,8 +163,8 @@ class Collector(Base):
             counted = tensor if inner.counts else None
         if self._by_loader:
             return counted
-        found = self._digest(tensor)
-        self._hash = found if self._hash is None else self._mix(self._hash, found)
+        digest = self._digest(tensor)
+        self._hash = digest if self._hash is None else self._mix(self._hash, digest)
         self.seen = True
         return counted
 
@@ -172,38 +172,38 @@ class Collector(Base):
         self._hash = None
 
     def after_update(self, update: Update) -> None:
-        found = self._loaded if self._hash is None else self._hash
+        digest = self._loaded if self._hash is None else self._hash
         self._hash = self._loaded = None
         if self._of_step is None:
-            self._of_step = found
-        elif found is not None:
-            self._of_step = self._mix(self._of_step, found)
+            self._of_step = digest
+        elif digest is not None:
+            self._of_step = self._mix(self._of_step, digest)
 
     def newest(self) -> Optional[float]:
         """Return the fingerprint of the update under way, None where the host does not have it."""
-        found = self._loaded if self._hash is None else self._hash
-        return float(found & _MASK) if isinstance(found, int) else None
+        digest = self._loaded if self._hash is None else self._hash
+        return float(digest & _MASK) if isinstance(digest, int) else None
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        found, self._of_step = self._of_step, None
-        if isinstance(found, int):
-            values["batch_fingerprint"] = float(found & _MASK)
-        elif found is not None:
+        digest, self._of_step = self._of_step, None
+        if isinstance(digest, int):
+            values["batch_fingerprint"] = float(digest & _MASK)
+        elif digest is not None:
             self.on_device = True
-            values["batch_fingerprint"] = self.scalars.value(found & _MASK)
+            values["batch_fingerprint"] = self.scalars.value(digest & _MASK)
         if not self.seen:
             self._absent += 1
             if self._absent in ABSENCES:
-                self._by_loader |= found is not None
+                self._by_loader |= digest is not None
                 self._look_inside()
 
     def so_far(self) -> Optional[int]:
         """Return the fingerprint of the step if no more goes in; None where it is on a device."""
-        found = self._loaded if self._hash is None else self._hash
-        whole = self._of_step
-        if found is not None:
-            whole = found if whole is None else self._mix(whole, found)
-        return whole & _MASK if isinstance(whole, int) else None
+        digest = self._loaded if self._hash is None else self._hash
+        combined = self._of_step
+        if digest is not None:
+            combined = digest if combined is None else self._mix(combined, digest)
+        return combined & _MASK if isinstance(combined, int) else None
 
     def _first(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
@@ -217,8 +217,10 @@ class Collector(Base):
                     fallback = value
         return fallback
 
-    def _mix(self, so_far: Any, found: Any) -> Any:
-        return (so_far & _MASK) * _MIX + found if isinstance(found, int) else so_far * _MIX + found
+    def _mix(self, so_far: Any, digest: Any) -> Any:
+        return (
+            (so_far & _MASK) * _MIX + digest if isinstance(digest, int) else so_far * _MIX + digest
+        )
 
     def _digest(self, tensor: Any) -> Any:
         torch = self.torch
@@ -269,14 +271,14 @@ def _digest_of_memory(tensor: Any, layouts: Dict[Any, Layout]) -> int:
     offsets, length, size = layout
     if not offsets:
         return _digest_of_memory(tensor.contiguous(), layouts)
-    start, found = tensor.data_ptr(), 0
+    start, checksum = tensor.data_ptr(), 0
     if length == PIECE:
-        for at in offsets:
-            found = crc32(_Piece.from_address(start + at), found)
+        for offset in offsets:
+            checksum = crc32(_Piece.from_address(start + offset), checksum)
     else:
-        for at in offsets:
-            found = crc32(string_at(start + at, length), found)
-    return found | size
+        for offset in offsets:
+            checksum = crc32(string_at(start + offset, length), checksum)
+    return checksum | size
 
 
 def _layout(tensor: Any) -> Layout:
@@ -292,7 +294,7 @@ def _layout(tensor: Any) -> Layout:
         return Layout((0,), size, part)
     piece = min(PIECE, line)
     offsets = []
-    for place in PLACES:
-        row, at = divmod(int(place * size), line)
-        offsets.append(row * stride + min(at - at % width, line - piece))
+    for fraction in PLACES:
+        row, column = divmod(int(fraction * size), line)
+        offsets.append(row * stride + min(column - column % width, line - piece))
     return Layout(tuple(offsets), piece, part)

@@ -90,29 +90,29 @@ class Collector(Base):
 
     def saw(self, tensor: Any) -> None:
         """These whole numbers went into the model."""
-        kept = self._kept
-        if len(kept) >= MICRO_BATCHES or tensor.is_meta:
+        batches = self._kept
+        if len(batches) >= MICRO_BATCHES or tensor.is_meta:
             return
-        if not kept or kept[0].device == tensor.device:
-            whole = tensor.numel() <= LONGEST
-            kept.append(tensor.clone() if whole else tensor.reshape(-1)[:LONGEST].clone())
+        if not batches or batches[0].device == tensor.device:
+            is_complete = tensor.numel() <= LONGEST
+            batches.append(tensor.clone() if is_complete else tensor.reshape(-1)[:LONGEST].clone())
 
     def forget(self) -> None:
         self._kept = []
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        kept, self._kept = self._kept, []
-        if kept:
+        batches, self._kept = self._kept, []
+        if batches:
             began = thread_time_ns()
-            self._count(kept, values)
+            self._count(batches, values)
             if step.elapsed_ns is not None:
                 self.pace.weigh(thread_time_ns() - began, step.elapsed_ns)
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._kept = []
 
-    def _count(self, kept: List[Any], values: Dict[str, Number]) -> None:
-        flat = [ids.reshape(-1) for ids in kept]
+    def _count(self, batches: List[Any], values: Dict[str, Number]) -> None:
+        flat = [ids.reshape(-1) for ids in batches]
         ids = flat[0] if len(flat) == 1 else self.torch.cat(flat)
         size = ids.numel()
         mean, kinds, top = self._shares(ids, size)
@@ -145,15 +145,15 @@ class Collector(Base):
             return sum(n * log(n) for n in counts) / size, len(counts), max(counts)
         wide = self.torch.float32 if ids.device.type == "mps" else self.torch.float64
         if self.scalars.reads(ids):
-            least, most = self.torch.aminmax(ids)
-            if least >= 0 and most < LARGEST:
+            least, highest = self.torch.aminmax(ids)
+            if least >= 0 and highest < LARGEST:
                 table = self.torch.bincount(ids)
-                each = table.index_select(0, ids).to(wide)
-                return self._summed(each)
+                rows = table.index_select(0, ids).to(wide)
+                return self._summed(rows)
         ids = ids.sort()[0]
         search = self.torch.searchsorted
         return self._summed((search(ids, ids, right=True) - search(ids, ids)).to(wide))
 
-    def _summed(self, each: Any) -> Tuple[Number, Number, Number]:
+    def _summed(self, rows: Any) -> Tuple[Number, Number, Number]:
         value = self.scalars.value
-        return value(each.log().mean()), value(each.reciprocal().sum()), value(each.max())
+        return value(rows.log().mean()), value(rows.reciprocal().sum()), value(rows.max())

@@ -91,36 +91,36 @@ class Collector(Base):
         self._applied = 0.0
 
     def finish(self, values: Dict[str, float]) -> None:
-        known = values.get
-        mean = self._follow(self._loss, known("train_loss_raw"))
+        value_of = values.get
+        mean = self._follow(self._loss, value_of("train_loss_raw"))
         if mean is not None:
             values["train_loss_ema"] = mean
-        mean = self._follow(self._of_target, known("train_loss"))
+        mean = self._follow(self._of_target, value_of("train_loss"))
         if mean is not None:
             values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
             if "val_loss" in values:
                 values.setdefault("train_val_gap", values["val_loss"] - mean)
-        norm = known("grad_global_norm")
+        norm = value_of("grad_global_norm")
         if norm is not None and isfinite(norm):
             average = self._norm
             if average.value:
                 values["grad_spike_score"] = norm / average.value
             average.add(norm)
-        skipped = known("update_skipped", 0.0) > 0.0
+        skipped = value_of("update_skipped", 0.0) > 0.0
         if "loss_scale" in values:
-            overflow = known("skip_reason", float(skipped)) == 1.0
+            overflow = value_of("skip_reason", float(skipped)) == 1.0
             self._overflows.add(overflow)
             values["overflow"] = float(overflow)
             values["overflow_rate"] = self._overflows.percent
-        tokens = known("tokens_per_update")
+        tokens = value_of("tokens_per_update")
         if tokens is not None:
             if not skipped:
                 self._applied += tokens
             values["tokens_applied"] = self._applied
-        finite = isfinite(known("train_loss_raw", 0.0)) + isfinite(known("update_norm", 0.0))
+        finite = isfinite(value_of("train_loss_raw", 0.0)) + isfinite(value_of("update_norm", 0.0))
         # NaN and Inf spread through a 2-norm, so the norms stand for all gradients and weights.
-        caught = "loss_scale" in values and known("update_skipped")
-        finite += bool(caught or isfinite(known("grad_global_norm", 0.0)))
+        caught = "loss_scale" in values and value_of("update_skipped")
+        finite += bool(caught or isfinite(value_of("grad_global_norm", 0.0)))
         values["nan_inf_events"] = float(3 - finite)
 
     @staticmethod

@@ -86,11 +86,11 @@ class Collector(Base):
         for value in values:
             if not self.scalars.on_host(value) and value.is_meta:  # shapes were tried out
                 continue
-            found = value - value != 0.0  # NaN and both infinities
-            if bad is False or found is True:
-                bad = found
-            elif bad is not True and found is not False:
-                bad = bad | found.to(bad.device, non_blocking=True)
+            nonfinite = value - value != 0.0  # NaN and both infinities
+            if bad is False or nonfinite is True:
+                bad = nonfinite
+            elif bad is not True and nonfinite is not False:
+                bad = bad | nonfinite.to(bad.device, non_blocking=True)
         if bad is False:
             return
         if self.asleep:

@@ -133,7 +133,7 @@ def _of_module(torch: Any, module: Any, shares: Dict[int, float]) -> Dict[int, f
         return {}
     if "Norm" in type(module).__name__:
         return {}
-    found = {}
+    counts = {}
     for name, weight in module._parameters.items():
         if weight is None or weight.dim() < 2 or "bias" in name:
             continue
@@ -141,18 +141,18 @@ def _of_module(torch: Any, module: Any, shares: Dict[int, float]) -> Dict[int, f
             continue
         if name != "weight" and _LOOKED_UP.search(name):
             continue
-        each = 6.0 if weight.requires_grad else 4.0
-        found[id(weight)] = each * _size(weight) * shares.get(id(weight), 1.0)
-    return found
+        factor = 6.0 if weight.requires_grad else 4.0
+        counts[id(weight)] = factor * _size(weight) * shares.get(id(weight), 1.0)
+    return counts
 
 
 def _size(weight: Any) -> float:
     """Return how many elements of it this rank multiplies with; a sharded one is gathered first."""
     size = float(weight.numel())
     mesh = getattr(weight, "device_mesh", None)
-    for place, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
-        if mesh is not None and _SPLIT.search(name) and weight.placements[place].is_shard():
-            size /= mesh.size(place)
+    for dimension, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
+        if mesh is not None and _SPLIT.search(name) and weight.placements[dimension].is_shard():
+            size /= mesh.size(dimension)
     return size
 
 
@@ -166,7 +166,7 @@ def _shares(root: Any, routers: Iterable[Router]) -> Dict[int, float]:
             apart = sum(1 for _ in child.children()) == router.experts
             if apart or any(_stacked(p, router.experts) for p in child.parameters()):
                 experts += child.parameters()
-        share = min(1.0, router.chosen / router.experts)
+        share = min(1.0, router.top_k / router.experts)
         shares.update((id(p), share) for p in experts)
     return shares
 
@@ -177,14 +177,14 @@ def _stacked(weight: Any, experts: int) -> bool:
 
 def _attention(torch: Any, root: Any) -> List[float]:
     """Return the width of all heads together for each innermost attention module."""
-    found: List[Tuple[str, float]] = []
+    modules: List[Tuple[str, float]] = []
     for name, module in root.named_modules():
         width = _width(torch, module) if name else None
         if width:
-            found.append((name, width))
-    names = [name for name, _ in found]
-    inner = {name for name in names if any(other.startswith(name + ".") for other in names)}
-    return [width for name, width in found if name not in inner]
+            modules.append((name, width))
+    names = [name for name, _ in modules]
+    inner = {name for name in names if any(parent.startswith(name + ".") for parent in names)}
+    return [width for name, width in modules if name not in inner]
 
 
 def _width(torch: Any, module: Any) -> Optional[float]:

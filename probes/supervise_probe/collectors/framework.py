@@ -94,10 +94,10 @@ class Collector(Base):
         """A batch begins; only the first of a step counts."""
         self._next_frame().setdefault("epoch", epoch)
 
-    def length(self, total: float, done: int) -> None:
+    def length(self, total: float, steps: int) -> None:
         """Training begins: `total` steps are planned (0 or less: unknown), `done` are made."""
         self.total_steps = int(total) if 0 < total < float("inf") else None
-        self.steps_before = done - self._position.step
+        self.steps_before = steps - self._position.step
 
     @property
     def planned_steps(self) -> Optional[int]:
@@ -106,7 +106,7 @@ class Collector(Base):
             return None
         return self.total_steps - self.steps_before
 
-    def ended(self, done: Optional[int] = None, stopped: bool = False) -> None:
+    def ended(self, steps: Optional[int] = None, stopped: bool = False) -> None:
         """The loop of the library ends, or the process does before it.
 
         Args:
@@ -117,9 +117,9 @@ class Collector(Base):
         self.trained_by("")
         if not trainer or total is None:
             return
-        done = self._position.step + self.steps_before if done is None else done
-        data = {"done": done, "total": total, "stopped": bool(stopped)}
-        message = f"{trainer} ended after {done} of {total} steps"
+        steps = self._position.step + self.steps_before if steps is None else steps
+        data = {"done": steps, "total": total, "stopped": bool(stopped)}
+        message = f"{trainer} ended after {steps} of {total} steps"
         self._reporter.notice("training-ended", message, data)
 
     def report(self, name: str, value: Any) -> None:
@@ -130,7 +130,7 @@ class Collector(Base):
         tensor = isinstance(value, self.torch.Tensor)
         self._next_frame()[name] = self.scalars.value(value) if tensor else float(value)
 
-    def saved(self, seconds: float) -> None:
+    def save_ended(self, seconds: float) -> None:
         """A checkpoint was written."""
         frame = self._next_frame()
         frame["checkpoint_time"] = frame.get("checkpoint_time", 0.0) + seconds

@@ -111,15 +111,15 @@ class Collector(Base):
         fresh = self._fresh(params) if self.clips else params
         if fresh is None:
             return  # clipped twice: the first saw the true norm
-        known = type(norm) is self.torch.Tensor
-        value = self.scalars.value(norm) if known else self._norm_now(params)
+        on_device = type(norm) is self.torch.Tensor
+        value = self.scalars.value(norm) if on_device else self._norm_now(params)
         unscaled = self._scaling.unscaled
         self.clips.append(Clip(params, value, unscaled, self._backwards, limit, joint))
         if fresh is not params:
-            own = self._norm_now(fresh)
-            if known:  # the clip has divided all of them by the same number
-                own = own / (self._norm_now(params) + NOT_ZERO) * value
-            self.clips[-1].own = own
+            local_norm = self._norm_now(fresh)
+            if on_device:  # the clip has divided all of them by the same number
+                local_norm = local_norm / (self._norm_now(params) + NOT_ZERO) * value
+            self.clips[-1].own = local_norm
 
     def _fresh(self, params: List[Any]) -> Optional[List[Any]]:
         """Return those that no clip has changed yet; None where one covered just these."""
@@ -143,15 +143,15 @@ class Collector(Base):
         covered |= ids
         return fresh
 
-    def clipped_jointly(self, known: OptimizerInfo) -> bool:
+    def clipped_jointly(self, info: OptimizerInfo) -> bool:
         """Return whether a clip divided all gradients of an optimizer by the norm of all ranks'.
 
         It is of all where no rank of the job holds other weights, as those of another stage do.
         """
-        if not any(clip.joint and _same(clip.params, known.clipped_as) for clip in self.clips):
+        if not any(clip.joint and _same(clip.params, info.clipped_as) for clip in self.clips):
             return False
-        copies = self._copies.uniform(known)
-        return copies == 1 or (copies is not None and hasattr(known.params[0], "_local_tensor"))
+        copies = self._copies.uniform(info)
+        return copies == 1 or (copies is not None and hasattr(info.params[0], "_local_tensor"))
 
     def _norm_now(self, params: List[Any]) -> Number:
         with self.torch.no_grad():
@@ -176,42 +176,44 @@ class Collector(Base):
         groups = self._copies.groups(update.params)
         if not groups:
             return None
-        own: Number = 0.0
+        total: Number = 0.0
         part: Number = 0.0
         for copies, params in groups.items():
             norm = self.norm_of([p.grad for p in params])
-            own, part = own + norm * norm, part + norm * norm / copies
-        return part / (own + NOT_ZERO)
+            total, part = total + norm * norm, part + norm * norm / copies
+        return part / (total + NOT_ZERO)
 
     def _measure(self, update: Update) -> None:
         clips = self.clips
-        known, key = update.known, id(update.optimizer)
-        first = self._squares.pop(key, None)
-        if len(clips) == 1 and _same(clips[0].params, known.clipped_as):
+        info, key = update.known, id(update.optimizer)
+        squares = self._squares.pop(key, None)
+        if len(clips) == 1 and _same(clips[0].params, info.clipped_as):
             update.gradient_norm = self._counted(clips[0], update)
             return
         covered: Set[int] = set()
-        own: Number = 0.0
+        total: Number = 0.0
         for clip in clips:
             ids = clip.ids()
-            if ids.isdisjoint(known.ids):
+            if ids.isdisjoint(info.ids):
                 continue
-            if ids >= known.ids:
-                known.clipped_as = clip.params
+            if ids >= info.ids:
+                info.clipped_as = clip.params
             covered |= ids
             norm = self._counted(clip, update)
-            own = own + norm * norm
-        left = [p for p in update.params if id(p) not in covered]
-        if left:
-            square = self._square(update, left)
-            own = own + square
-            if known.shared:
-                left = self._not_counted(update, left)
-                square = self._square(update, left) if left else 0.0
+            total = total + norm * norm
+        uncounted = [p for p in update.params if id(p) not in covered]
+        if uncounted:
+            square = self._square(update, uncounted)
+            total = total + square
+            if info.shared:
+                uncounted = self._not_counted(update, uncounted)
+                square = self._square(update, uncounted) if uncounted else 0.0
             self._add(key, square)
-        update.gradient_norm = own**0.5
-        if first is not None:  # its step raised: what has changed them since is a clip or an order
-            self._squares[key] = first
+        update.gradient_norm = total**0.5
+        if (
+            squares is not None
+        ):  # its step raised: what has changed them since is a clip or an order
+            self._squares[key] = squares
 
     def _square(self, update: Update, params: List[Any]) -> Number:
         norm = self.norm_of([p.grad for p in params])
@@ -222,10 +224,10 @@ class Collector(Base):
 
     def _not_counted(self, update: Update, params: List[Any]) -> List[Any]:
         """Return those that no other optimizer of this step, which was measured before, holds."""
-        known = update.known
-        others = (each for reference in known.everyone if (each := reference()) is not None)
-        others = (each for each in others if each is not known)
-        counted = [each.ids for each in others if id(each.reference()) in self._squares]
+        info = update.known
+        infos = (each for reference in info.everyone if (each := reference()) is not None)
+        infos = (each for each in infos if each is not info)
+        counted = [each.ids for each in infos if id(each.reference()) in self._squares]
         return [p for p in params if not any(id(p) in ids for ids in counted)]
 
     def _counted(self, clip: Clip, update: Update) -> Number:
@@ -287,10 +289,10 @@ class Collector(Base):
         return norms
 
     def _add(self, key: int, square: Number) -> None:
-        known = self._squares.get(key)
-        self._squares[key] = square if known is None else known + square
+        squares = self._squares.get(key)
+        self._squares[key] = square if squares is None else squares + square
 
 
-def _same(some: List[Any], others: List[Any]) -> bool:
+def _same(some: List[Any], other_list: List[Any]) -> bool:
     """Whether both hold the same objects in the same order. Looks at none of them."""
-    return len(some) == len(others) and all(map(is_, some, others))
+    return len(some) == len(other_list) and all(map(is_, some, other_list))

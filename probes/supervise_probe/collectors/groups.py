@@ -90,20 +90,20 @@ class Collector(Base):
         key = id(update.optimizer)
         if key in self._squares:  # its step raised: what was changed since was changed behind this
             return
-        found = self._squares[key] = {}
+        groups = self._squares[key] = {}
         for label, params in self._members(update).items():
             params = [p for p in params if p.grad is not None]
             if label == EMBEDDING:  # the only member that several optimizers can have
                 params = [p for p in params if self._counted_by.setdefault(id(p), key) == key]
             if params:
-                found[label] = self.square(update, params)
+                groups[label] = self.square(update, params)
 
     def square(self, update: Update, params: List[Any]) -> Number:
         """Return the squared norm of the gradients of `params`, unclipped and unscaled."""
-        known, key = self._before_clip, id(update.optimizer)
+        norms, key = self._before_clip, id(update.optimizer)
         plain, scaled, now = [], [], []
         for p in params:
-            norm, unscaled = known.get(id(p), NOT_CLIPPED)
+            norm, unscaled = norms.get(id(p), NOT_CLIPPED)
             if norm is None:
                 now.append(p.grad)
             elif update.scaler is None or key in unscaled:
@@ -111,9 +111,9 @@ class Collector(Base):
             else:
                 scaled.append(norm)
         kernel = getattr(update.optimizer, "grad_scale", None)  # a fused one unscales by itself
-        left: Number = 1.0 if kernel is None else self.scalars.value(kernel)
+        weight: Number = 1.0 if kernel is None else self.scalars.value(kernel)
         total: Number = 0.0
-        for gradients, scale in ((plain, 1.0), (scaled, update.scale), (now, left)):
+        for gradients, scale in ((plain, 1.0), (scaled, update.scale), (now, weight)):
             if gradients:
                 norm = self._gradient.norm_of(gradients) / scale
                 total = total + norm * norm
@@ -131,8 +131,8 @@ class Collector(Base):
                 self._before.append((label, pieces, [piece.clone() for piece in pieces]))
 
     def after_update(self, update: Update) -> None:
-        before, self._before = self._before, []
-        for label, pieces, old in before:
+        snapshots, self._before = self._before, []
+        for label, pieces, old in snapshots:
             weight = self._gradient.norm_of(old)
             moved: Number = 0.0
             if not update.skip:
@@ -172,8 +172,8 @@ class Collector(Base):
         if modules.changes != self._modules:
             nn = self.torch.nn
             kinds = (nn.Embedding, nn.EmbeddingBag)
-            found = [m._parameters.get("weight") for m in modules if issubclass(type(m), kinds)]
-            self._embeddings = frozenset(map(id, found))
+            weights = [m._parameters.get("weight") for m in modules if issubclass(type(m), kinds)]
+            self._embeddings = frozenset(map(id, weights))
             self._modules = modules.changes
         return self._embeddings
 
@@ -190,5 +190,5 @@ class Collector(Base):
         runs = size // (RUN * every)
         if not runs:
             return [tensor.view(-1)[: max(1, size // every)]]
-        at = tensor.storage_offset() + self._turn % every * RUN
-        return [self.torch.as_strided(tensor, (runs, RUN), (RUN * every, 1), at)]
+        offset = tensor.storage_offset() + self._turn % every * RUN
+        return [self.torch.as_strided(tensor, (runs, RUN), (RUN * every, 1), offset)]

@@ -131,7 +131,7 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         squares, self._squares = self._squares, {}
         if squares and self._step == step.number:
-            values[SMALL], values[LARGE] = (reduce(add, each) for each in zip(*squares.values()))
+            values[SMALL], values[LARGE] = (reduce(add, terms) for terms in zip(*squares.values()))
             values[PARTS] = float(self._backwards)
 
     def finish(self, values: Dict[str, float]) -> None:
@@ -154,19 +154,19 @@ class Collector(Base):
     def _of_ranks(self, update: Update) -> Tuple[Optional[Number], Number]:
         """Return squares of the rank's own and of the reduced gradient, of the same parameters."""
         sketch = self._sketch
-        known = [
+        pairs = [
             (square, param)
             for index, square in sketch.own.items()
             for param in sketch.params[index : index + 1]
             if id(param) in update.known.ids and param.grad is not None
         ]
-        if not known:
+        if not pairs:
             return None, 0.0
-        own: Number = 0.0
-        for square, _ in known:
-            own = own + self.scalars.value(square)
-        large: Number = self._groups.square(update, [p for _, p in known])
-        return own, large
+        total: Number = 0.0
+        for square, _ in pairs:
+            total = total + self.scalars.value(square)
+        large: Number = self._groups.square(update, [p for _, p in pairs])
+        return total, large
 
     def state(self) -> Dict[str, float]:
         state: Dict[str, float] = {}

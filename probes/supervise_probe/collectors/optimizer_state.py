@@ -91,11 +91,11 @@ class Collector(Base):
 
     def _look(self, update: Update) -> Optional[Number]:
         torch, params = self.torch, update.all_params
-        key, left, turns = update.known.first_group, BUDGET, 0
+        key, budget, turns = update.known.first_group, BUDGET, 0
         index, offset = self._last[key] = self._places.get(key, (0, 0))
         ends, floors = [], []
-        while left > 0 and turns <= len(params):
-            size, more = 0, False
+        while budget > 0 and turns <= len(params):
+            size, remains = 0, False
             for name, value in _state_of(update, params[index % len(params)]):
                 piece = value.view(-1)[offset : offset + PIECE]
                 if piece.numel():
@@ -104,9 +104,9 @@ class Collector(Base):
                     if name in NEVER_NEGATIVE:
                         floors.append(low.double())
                     size += piece.numel()
-                    more = more or value.numel() > offset + PIECE
-            left -= size
-            if more:
+                    remains = remains or value.numel() > offset + PIECE
+            budget -= size
+            if remains:
                 offset += PIECE
             else:
                 index, offset, turns = (index + 1) % len(params), 0, turns + 1
@@ -149,18 +149,18 @@ class Collector(Base):
         embeddings = self._groups.embeddings()
         state = update.optimizer.state
         for param in params:
-            known = state.get(param)
-            if not known or param.grad is None or param.dim() < 2 or id(param) in embeddings:
+            memory = state.get(param)
+            if not memory or param.grad is None or param.dim() < 2 or id(param) in embeddings:
                 continue
-            moment, steps = known.get("exp_avg_sq"), known.get("step")
+            moment, steps = memory.get("exp_avg_sq"), memory.get("step")
             if moment is None or steps is None or moment.shape != param.shape:
                 continue
             gradient, moment = (getattr(t, "_local_tensor", t) for t in (param.grad, moment))
             if not (gradient.is_contiguous() and moment.is_contiguous() and gradient.numel()):
                 continue
             size = gradient.numel()
-            at = self._turn * NEIGHBOURS % max(1, size - NEIGHBOURS + 1)
-            run = slice(at, at + NEIGHBOURS)
+            offset = self._turn * NEIGHBOURS % max(1, size - NEIGHBOURS + 1)
+            run = slice(offset, offset + NEIGHBOURS)
             if isinstance(steps, self.torch.Tensor):
                 steps = steps.item() if self.scalars.reads(steps) else steps.to(moment.device)
             if not isinstance(steps, float) or steps > 0.0:

@@ -58,9 +58,11 @@ class Collector(Base):
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
         sums, self._sums = self._sums, []
         for run in range(min(RUNS, len(sums))):
-            first, last = run * len(sums) // RUNS, (run + 1) * len(sums) // RUNS
+            start, stop = run * len(sums) // RUNS, (run + 1) * len(sums) // RUNS
             if len(sums) < RUNS:
-                first, last = run, run + 1
-            device = sums[first].device
-            total = sum((2 * j + 1) * each.to(device) for j, each in enumerate(sums[first:last]))
+                start, stop = run, run + 1
+            device = sums[start].device
+            total = sum(
+                (2 * j + 1) * digest.to(device) for j, digest in enumerate(sums[start:stop])
+            )
             values[f"param_digest.{run}"] = self.scalars.value((total % MODULUS).double())

@@ -53,21 +53,21 @@ def ends(scheduler: Any) -> Optional[Ends]:
 
 
 def _of_lambda(scheduler: Any) -> Optional[Ends]:
-    known = getattr(scheduler.lr_lambdas[0], "keywords", None)
-    if not known or "num_warmup_steps" not in known:
+    keywords = getattr(scheduler.lr_lambdas[0], "keywords", None)
+    if not keywords or "num_warmup_steps" not in keywords:
         return None
-    warm = known["num_warmup_steps"]
-    total, stable = known.get("num_training_steps"), None
-    if "num_decay_steps" in known:
-        stable = warm + known["num_stable_steps"]
-        total = stable + known["num_decay_steps"]
+    warm = keywords["num_warmup_steps"]
+    total, stable = keywords.get("num_training_steps"), None
+    if "num_decay_steps" in keywords:
+        stable = warm + keywords["num_stable_steps"]
+        total = stable + keywords["num_decay_steps"]
     return Ends(warm, stable, total)
 
 
 def _of_sequence(scheduler: Any) -> Ends:
     milestones = list(scheduler._milestones)
-    last = ends(scheduler._schedulers[-1])
-    total = None if last is None or last.total is None else milestones[-1] + last.total
+    length = ends(scheduler._schedulers[-1])
+    total = None if length is None or length.total is None else milestones[-1] + length.total
     return Ends(milestones[0], milestones[1] if len(milestones) > 1 else None, total)
 
 
@@ -152,9 +152,9 @@ class Collector(Base):
         if rate == self._rate and self._phase >= STABLE:
             self._rises = 0.0
         elif rate is not None:
-            before = self._phase
+            previous = self._phase
             self._follow(rate)
-            if self._phase != before:
+            if self._phase != previous:
                 self._begun = position
         if ramp is not None:
             values["lr_phase"] = REWARM + min(NEARLY, ramp)
@@ -163,9 +163,9 @@ class Collector(Base):
 
     def _follow(self, rate: float) -> None:
         """One more step was made with this rate."""
-        last, self._rate = self._rate, rate
-        margin = SAME * abs(last)
-        rises, falls = rate > last + margin, rate < last - margin
+        previous, self._rate = self._rate, rate
+        margin = SAME * abs(previous)
+        rises, falls = rate > previous + margin, rate < previous - margin
         if self._phase == NOT_YET:
             self._phase, self._level = UNDECIDED, rate
             return
@@ -189,15 +189,15 @@ class Collector(Base):
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
         self._searched = self._schedulers.changes
         optimizers = self._optimizers.living()
-        found = find(list(self._schedulers), optimizers[0]) if optimizers else None
-        self._scheduler = _nothing if found is None else weakref.ref(found)
-        self._ends = Ends() if found is None else ends(found)
+        schedule = find(list(self._schedulers), optimizers[0]) if optimizers else None
+        self._scheduler = _nothing if schedule is None else weakref.ref(schedule)
+        self._ends = Ends() if schedule is None else ends(schedule)
 
     def _part(self, position: float) -> float:
-        first, last = self._bounds()
-        if last is None or not first < position:
+        start, end = self._bounds()
+        if end is None or not start < position:
             return 0.0
-        return (position - first) / (last - first) if position < last else NEARLY
+        return (position - start) / (end - start) if position < end else NEARLY
 
     def _bounds(self) -> Tuple[float, Optional[float]]:
         warm, stable, total = self._ends

@@ -19,7 +19,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
-from ..config import place
+from ..config import rank_and_world
 from ..data.quarantine import Manifest, ShardLists
 from ..data.shard_tracker import Origin, name_of, short
 from ..errors import Refused
@@ -71,7 +71,7 @@ class Collector(Base):
         self._asked: Dict[str, None] = {}
         self._passed_on = 0  # of these
         self._way = ""  # how shards are left out, as this rank has promised
-        if self.manifest.known:
+        if self.manifest.is_known:
             self._announce()
 
     # ── a loader ──────────────────────────────────────────────────────────────────────────────
@@ -80,10 +80,10 @@ class Collector(Base):
         """Return whether a batch from there must be passed over; it is counted then."""
         if self._exhausted or not self.manifest.shards:
             return False
-        held = [origin.shard for origin in origins if self.manifest.holds(origin.shard)]
-        if not held or not self._alone(held[0]):
+        quarantined = [origin.shard for origin in origins if self.manifest.holds(origin.shard)]
+        if not quarantined or not self._alone(quarantined[0]):
             return False
-        self.passed[short(held[0])] += 1
+        self.passed[short(quarantined[0])] += 1
         self.wake()
         return True
 
@@ -176,16 +176,16 @@ class Collector(Base):
 
     def _obtain(self, args: Dict[str, Any]) -> None:
         """Read the generation that is wanted. Raises Refused: it is not there."""
-        manifest, wanted = self.manifest, int(args["generation"])
+        manifest, generation = self.manifest, int(args["generation"])
         manifest.path = str(args["path"])
         manifest.refresh()
-        if manifest.generation < wanted:
-            why = manifest.error or f"{manifest.path} is generation {manifest.generation}"
-            raise Refused(f"generation {wanted} of the quarantine is not to be had: {why}")
+        if manifest.generation < generation:
+            reason = manifest.error or f"{manifest.path} is generation {manifest.generation}"
+            raise Refused(f"generation {generation} of the quarantine is not to be had: {reason}")
 
     def describe(self) -> Dict[str, Any]:
         """Return what the status says; empty where there never was a quarantine."""
-        if not self.manifest.known:
+        if not self.manifest.is_known:
             return {}
         trouble = self.manifest.error
         return {**self._data(), "trouble": trouble} if trouble else self._data()
@@ -212,15 +212,15 @@ class Collector(Base):
         self._passed_on += len(names)
         for name in names:
             shards.number(name)
-        told = shards.take_unreported(PER_NOTICE, BYTES)
-        if told:
-            text = ", ".join(told.values())
-            self._reporter.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": told})
+        reports = shards.take_unreported(PER_NOTICE, BYTES)
+        if reports:
+            text = ", ".join(reports.values())
+            self._reporter.notice("shard", f"the job asks about {text}"[:TEXT], {"shards": reports})
 
     def _alone(self, shard: str) -> bool:
         ranks = self._position.world_size
         if self._reporter.writer is None:
-            ranks = place(dict(os.environ), self.torch)[1]
+            ranks = rank_and_world(dict(os.environ), self.torch)[1]
         if ranks > 1 and not self._warned:
             self._warned = True
             self.report(
@@ -233,18 +233,18 @@ class Collector(Base):
     def _in_words(self) -> str:
         manifest = self.manifest
         names = sorted(manifest.shards)[:NAMED]
-        more = len(manifest.shards) - len(names)
-        told = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        remainder = len(manifest.shards) - len(names)
+        text = ", ".join(names) + (f" and {remainder} more" if remainder > 0 else "")
         listed = f"{len(manifest.batches)} batches" if manifest.batches else ""
-        what = " and ".join(filter(None, (told, listed))) or "nothing"
+        content = " and ".join(filter(None, (text, listed))) or "nothing"
         if not manifest.generation:
-            return f"in quarantine, by hand: {what}"
-        return f"in quarantine from generation {manifest.generation} on: {what}"
+            return f"in quarantine, by hand: {content}"
+        return f"in quarantine from generation {manifest.generation} on: {content}"
 
     def _counts(self) -> str:
-        told = [f"{count} batches of {name}" for name, count in self.passed.most_common(NAMED)]
-        told += [f"{self._updates} updates"] if self._updates else []
-        return ", ".join(told)
+        counts = [f"{count} batches of {name}" for name, count in self.passed.most_common(NAMED)]
+        counts += [f"{self._updates} updates"] if self._updates else []
+        return ", ".join(counts)
 
     def _data(self) -> Dict[str, Any]:
         return {

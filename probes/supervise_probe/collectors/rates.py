@@ -114,7 +114,9 @@ class Collector(Base):
         """See what the scheduler of the first optimizer has made of `rate`."""
         if self._schedulers.changes != self._searched:
             self._searched = self._schedulers.changes
-            served = ((each, getattr(each, "optimizer", None)) for each in self._schedulers)
+            served = (
+                (scheduler, getattr(scheduler, "optimizer", None)) for scheduler in self._schedulers
+            )
             self._own = [
                 weakref.ref(each)
                 for each, served in served
@@ -122,17 +124,19 @@ class Collector(Base):
             ]
         if not self._own:
             return
-        given = [
-            float(rates[0]) for own in self._own if (rates := getattr(own(), "_last_lr", None))
+        scheduled = [
+            float(rates[0])
+            for reference in self._own
+            if (rates := getattr(reference(), "_last_lr", None))
         ]
-        agrees = any(abs(one - rate) <= CLOSE * abs(rate) for one in given)
+        agrees = any(abs(value - rate) <= CLOSE * abs(rate) for value in scheduled)
         if agrees:
             self._agreed += 1
             self._moved = self._moved or (self._agreed > 1 and rate != self._last)
         elif self._agreed < AGREED or not self._moved:
             self._agreed, self._moved = 0, False
-        if given and self._agreed >= AGREED and self._moved:
-            self._values["learning_rate_expected"] = rate if agrees else given[-1]
+        if scheduled and self._agreed >= AGREED and self._moved:
+            self._values["learning_rate_expected"] = rate if agrees else scheduled[-1]
         self._last = rate
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:

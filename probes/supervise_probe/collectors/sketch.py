@@ -92,8 +92,8 @@ class Collector(Base):
         self.params = []
         if not sums or self._step != step.number:
             return
-        first = next(iter(sums.values()))
-        total = self.torch.stack([part.to(first.device) for part in sums.values()]).sum(0)
+        sums_of_one = next(iter(sums.values()))
+        total = self.torch.stack([part.to(sums_of_one.device) for part in sums.values()]).sum(0)
         if self.scalars.reads(total):
             values.update(zip(NAMES, total.tolist()))
         else:
@@ -121,20 +121,20 @@ class Collector(Base):
         signs = self._signs.get(flat.device)
         if signs is None:
             signs = self._signs[flat.device] = _signs(torch, VALUES * TENSORS, flat.device)
-        at = index * VALUES
-        self._sums[index] = (run * signs[at : at + run.numel()]).view(-1, SUMS).sum(0)
+        offset = index * VALUES
+        self._sums[index] = (run * signs[offset : offset + run.numel()]).view(-1, SUMS).sum(0)
 
     def _spread(self) -> List[Any]:
         """Return parameters that every rank has whole, evenly over the model."""
-        found = [
+        candidates = [
             param
             for param in self._optimizers.parameters()
             if param.requires_grad and param.is_leaf and param.is_floating_point()
             if not hasattr(param, "_local_tensor") and not hasattr(param, "_is_flat_param")
         ]
-        whole = [param for param in found if param.numel() >= SUMS]
-        count = min(TENSORS, len(whole))
-        return [whole[index * len(whole) // count] for index in range(count)]
+        large = [param for param in candidates if param.numel() >= SUMS]
+        count = min(TENSORS, len(large))
+        return [large[index * len(large) // count] for index in range(count)]
 
     def _deaf(self) -> None:
         while self._handles:

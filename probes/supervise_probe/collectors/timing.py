@@ -91,17 +91,17 @@ class Collector(Base):
         self._times.end()
 
     def collect(self, step: Step, values: Dict[str, Number]) -> None:
-        before, self._before = self._before, self._times.ended
+        previous, self._before = self._before, self._times.ended
         elapsed = step.elapsed_ns
         if elapsed is None:
             return
-        other = elapsed
-        for (name, share), start, end in zip(PARTS, before, self._before):
+        rest_ns = elapsed
+        for (name, share), start, end in zip(PARTS, previous, self._before):
             if end:
                 spent = end - start
-                other -= spent
+                rest_ns -= spent
                 values[name] = spent / 1e9
                 if share and elapsed:
                     values[share] = 100.0 * spent / elapsed
         values["step_time"] = elapsed / 1e9
-        values["other_time"] = max(0, other) / 1e9
+        values["other_time"] = max(0, rest_ns) / 1e9

@@ -119,28 +119,28 @@ class Collector(Base):
 
     def _before(self, update: Update) -> None:
         params = update.all_params
-        kept = self._kept.get(update.optimizer)
-        if kept is None or kept.params is not params:
+        copies = self._kept.get(update.optimizer)
+        if copies is None or copies.params is not params:
             if sum(p.numel() for p in params) > EXACT_LIMIT:
                 self._sample()
-            kept = Kept(self.torch, self.scalars, params, self.mode == "sampled")
+            copies = Kept(self.torch, self.scalars, params, self.mode == "sampled")
             if self._copies.several:
-                kept.spread(self._copies.groups(params))
-            self._kept[update.optimizer] = kept
-        kept.freshen(self._passed)
-        self._stepping = kept
+                copies.spread(self._copies.groups(params))
+            self._kept[update.optimizer] = copies
+        copies.freshen(self._passed)
+        self._stepping = copies
 
     def after_update(self, update: Update) -> None:
-        kept, self._stepping = self._stepping, None
-        if kept is None:
+        copies, self._stepping = self._stepping, None
+        if copies is None:
             return
         began = thread_time_ns() if self.pace.every > 1 else 0
-        share = kept.weight_share
-        moved, weight = (0.0, kept.weight) if update.skip else kept.advance()
+        share = copies.weight_share
+        moved, weight = (0.0, copies.weight) if update.skip else copies.advance()
         if self._copies.several:
-            moved_share = 0.0 if update.skip else kept.moved_share
+            moved_share = 0.0 if update.skip else copies.moved_share
             self._shares = self._shares[0] + moved_share, self._shares[1] + share
-            self._shared = self._shared and kept.spread_known
+            self._shared = self._shared and copies.spread_known
         if began:
             self._cost_ns += thread_time_ns() - began
         if self._squares is not None:
@@ -288,19 +288,23 @@ class Kept:
             passed: steps were made since then that were not measured.
         """
         self._age += 1
-        tensors, known = self._tensors, self._stamps
+        tensors, previous_stamps = self._tensors, self._stamps
         if not tensors:
             return
-        first = _stamp(tensors[0])
-        if self._age % LOOK and (known[0] == first or (passed and known[0][1] == first[1])):
+        stamp = _stamp(tensors[0])
+        if self._age % LOOK and (
+            previous_stamps[0] == stamp or (passed and previous_stamps[0][1] == stamp[1])
+        ):
             if not passed:
                 return
         else:
             stamps = list(map(_stamp, tensors))
             rotate = self._sampled and self._age and self._age % ROTATE == 0
-            if stamps == known and not rotate and not passed:
+            if stamps == previous_stamps and not rotate and not passed:
                 return
-            if rotate or [place for _, place in stamps] != [place for _, place in known]:
+            if rotate or [address for _, address in stamps] != [
+                place for _, place in previous_stamps
+            ]:
                 self._turn += 1
                 self._kinds = self._layout()
             self._stamps = stamps
@@ -331,14 +335,14 @@ class Kept:
                     weight_share = weight_share + square / kind.copies
             else:
                 weight, weight_share = self.weight, self.weight_share
-        before, self.weight = self.weight, weight
+        previous, self.weight = self.weight, weight
         self.moved_share, self.weight_share = moved_share, weight_share
         tensors = self._tensors
         if (self._age + 1) % LOOK == 0:
             self._stamps = list(map(_stamp, tensors))
         elif tensors:
             self._stamps[0] = _stamp(tensors[0])
-        return moved, before
+        return moved, previous
 
     def _layout(self) -> List[Kind]:
         tensors = self._tensors
@@ -351,8 +355,8 @@ class Kept:
         kinds: Dict[Tuple[Any, Any, int], Dict[int, List[Any]]] = {}
         for tensor in tensors:
             size = tensor.numel()
-            whole = every == 1 or size <= SMALL
-            stratum = 0 if whole else 1 if size >= BLOCK * every else 1 + size.bit_length()
+            is_full = every == 1 or size <= SMALL
+            stratum = 0 if is_full else 1 if size >= BLOCK * every else 1 + size.bit_length()
             copies = self._copies.get(id(tensor), 1)
             strata = kinds.setdefault((tensor.device, tensor.dtype, copies), {})
             strata.setdefault(stratum, []).append(tensor)
@@ -368,16 +372,16 @@ class Kept:
     def _taken(self, tensors: List[Any], every: int, stratum: int) -> Tuple[List[Any], float]:
         if not stratum:
             return list(tensors), 1.0
-        taken = [self._blocks(tensor, every) for tensor in tensors]
-        return taken, sum(t.numel() for t in tensors) / sum(t.numel() for t in taken)
+        samples = [self._blocks(tensor, every) for tensor in tensors]
+        return samples, sum(t.numel() for t in tensors) / sum(t.numel() for t in samples)
 
     def _blocks(self, tensor: Any, every: int) -> Any:
         """Return one in `every` blocks of `tensor`, spread over all of it; one at least."""
         size = tensor.numel()
         blocks = max(1, size // (BLOCK * every))
         apart = size // blocks // BLOCK
-        at = tensor.storage_offset() + self._turn * 7 % apart * BLOCK
-        return self._torch.as_strided(tensor, (blocks, BLOCK), (BLOCK * apart, 1), at).detach()
+        offset = tensor.storage_offset() + self._turn * 7 % apart * BLOCK
+        return self._torch.as_strided(tensor, (blocks, BLOCK), (BLOCK * apart, 1), offset).detach()
 
 
 def _stamp(tensor: Any) -> Tuple[int, int]:

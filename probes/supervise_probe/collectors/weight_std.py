@@ -75,10 +75,10 @@ class Collector(Base):
         ids = tuple(map(id, update.all_params))
         stds = self._stds(matrices)
         key = update.known.first_group
-        before = self._past.get(key)
+        previous = self._past.get(key)
         change = None
-        if before is not None and before[0] == ids and before[1].shape == stds.shape:
-            change = ((stds - before[1]).abs() / before[1].clamp_min(1e-30)).max()
+        if previous is not None and previous[0] == ids and previous[1].shape == stds.shape:
+            change = ((stds - previous[1]).abs() / previous[1].clamp_min(1e-30)).max()
         self._past[key] = ids, stds
         self._now[key] = stds, change
 
@@ -97,15 +97,15 @@ class Collector(Base):
 
     def _stds(self, matrices: List[Any]) -> Any:
         torch, device = self.torch, matrices[0].device
-        found = []
+        runs = []
         for matrix in matrices:
             if matrix.numel() > RUN and matrix.is_contiguous():
-                at = (matrix.numel() - RUN) // 2
-                matrix = matrix.view(-1)[at : at + RUN]
+                offset = (matrix.numel() - RUN) // 2
+                matrix = matrix.view(-1)[offset : offset + RUN]
             if matrix.dtype not in (torch.float32, torch.float64):
                 matrix = matrix.float()
-            found.append(matrix.std().double().to(device))
-        return torch.stack(found)
+            runs.append(matrix.std().double().to(device))
+        return torch.stack(runs)
 
 
 def _spread(members: List[Any]) -> List[Any]:

@@ -122,13 +122,13 @@ class Commands:
         optimizers: Optimizers,
         batches: Callable[[], List[Mapping[str, Any]]],
         out_of_reach: Callable[[], str],
-        first: Optional[Callable[[], None]] = None,
+        hook: Optional[Callable[[], None]] = None,
     ) -> None:
         self._torch, self._guard = context.torch, context.guard
         self._position, self._reporter = context.position, context.reporter
         self._mailbox, self._rate, self._optimizers = mailbox, rate, optimizers
         self._batches, self._out_of_reach = batches, out_of_reach
-        self._first = first
+        self._first = hook
         # The longest that a pause lasts unless it is renewed, whatever is asked for.
         self._lease_s = context.config.lease_s
         self._part = context.guard.part("commands", share=1.0)
@@ -179,32 +179,34 @@ class Commands:
     def fetch(self) -> None:
         """Look whether anything has arrived; for `run`."""
         if self._first is not None:
-            first, self._first = self._first, None
-            self._guard.run(self._part, first)
+            hook, self._first = self._first, None
+            self._guard.run(self._part, hook)
         self._arrived += self._mailbox.poll()
 
     def before_update(self) -> None:
         """Carry out what the first update that it can reach needs; the rest waits for `run`."""
         arrived = self._mailbox.poll()
         if arrived:
-            early = [each for each in arrived if each.verb in EARLY and self._part.on]
+            early = [command for command in arrived if command.verb in EARLY and self._part.on]
             self._arrived += [each for each in arrived if each not in early]
             self._guard.run(self._part, self._handle, early)
 
     def _refuse_all(self) -> None:
         """Say why nothing is carried out here any more: silence would have no reason."""
         arrived, self._arrived = self._arrived, []
-        why = f"commands are off in this process: {self._part.reason}"
+        reason = f"commands are off in this process: {self._part.reason}"
         for command in arrived:
             step = self._position.step - 1
-            self._mailbox.ack(command, step, False, {"refused": True}, why)
+            self._mailbox.ack(command, step, False, {"refused": True}, reason)
 
     def _handle_all(self) -> None:
         arrived, self._arrived = self._arrived, []
         if self._boundaries is not None and not self._paused_ns:  # a pause holds all at one step
-            at = self._position.step - 1
-            self._arrived = [each for each in arrived if each.args.get("at_step", at) > at]
-            arrived = [each for each in arrived if each.args.get("at_step", at) <= at]
+            step = self._position.step - 1
+            self._arrived = [
+                command for command in arrived if command.args.get("at_step", step) > step
+            ]
+            arrived = [each for each in arrived if each.args.get("at_step", step) <= step]
         self._handle(arrived)
 
     def _handle(self, arrived: List[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:
@@ -240,15 +242,15 @@ class Commands:
         verb = self._verb(name)
         if verb is None:
             raise Refused(f"this probe knows no verb {name!r}")
-        why = self._out_of_reach() if name in fences.CHANGE_TRAINING else ""
-        if why:
-            raise Refused(f"{name} is out of reach: {why}")
+        reason = self._out_of_reach() if name in fences.CHANGE_TRAINING else ""
+        if reason:
+            raise Refused(f"{name} is out of reach: {reason}")
         return verb
 
     def _verb(self, name: str, prefix: str = "do_") -> Optional[Verb]:
         """Whoever has a method `do_<verb>` carries it out: args -> what was observed."""
-        found = (getattr(part, prefix + name, None) for part in self._doers)
-        return next(filter(None, found), None)
+        methods = (getattr(part, prefix + name, None) for part in self._doers)
+        return next(filter(None, methods), None)
 
     def _while_paused(self) -> None:
         self._reporter.beat("paused")
@@ -264,13 +266,13 @@ class Commands:
         if self._stopping and self._paused_ns:
             self._let_go()
 
-    def _end_pause(self, why: str) -> None:
+    def _end_pause(self, reason: str) -> None:
         """Let the job go on without a resume, and report it."""
         held_s = self._let_go()
         step = self._position.step - 1
         self._reporter.notice(
             "pause-ended",
-            f"{why}: the job goes on by itself after {held_s:.0f} s",
+            f"{reason}: the job goes on by itself after {held_s:.0f} s",
             {"key": self._paused_by, "held_s": held_s, "paused_step": step},
         )
 
@@ -305,25 +307,25 @@ class Commands:
             dict(args["args"]),
             min(float(args["wait_s"]), MOST_WAIT_S),
         )
-        at = self._position.step - 1
+        step = self._position.step - 1
         try:
             self._able(order.verb)
             if self._boundaries is None:
                 raise Refused("the job has one rank")
             if self._fence is not None:
                 raise Refused(f"it has promised to wait at step {self._fence.step}", busy=True)
-            if at > order.step:
-                raise Refused(f"it is behind step {order.step}, at {at}", past=at - order.step)
+            if step > order.step:
+                raise Refused(f"it is behind step {order.step}, at {step}", past=step - order.step)
             can = self._verb(order.verb, "can_")
             facts = {} if can is None else can(order.args)
         except Exception as problem:
-            why = f"rank {self._position.rank} refuses {order.verb}: {problem}"
+            reason = f"rank {self._position.rank} refuses {order.verb}: {problem}"
             facts = getattr(problem, "facts", {})
             path = fences.path_of(self._shm, order.id)
-            fences.decide(path, fences.ABORT, why, order.step, facts)  # also why to try again
+            fences.decide(path, fences.ABORT, reason, order.step, facts)  # also why to try again
             raise
         self._fence = order
-        promised = {"step": order.step, "at": at, "boundaries": self._boundaries.newest()}
+        promised = {"step": order.step, "at": step, "boundaries": self._boundaries.newest()}
         return {**promised, **facts}
 
     def do_outcome(self, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -332,40 +334,40 @@ class Commands:
 
     def _meet_fence(self) -> None:
         """Wait for the verdict where it was promised, and carry it out."""
-        order, at, rank = self._fence, self._position.step - 1, self._position.rank
-        if order is None or at < order.step:
+        order, step, rank = self._fence, self._position.step - 1, self._position.rank
+        if order is None or step < order.step:
             return
         began, self._fence = time.monotonic_ns(), None
         path = fences.path_of(self._shm, order.id)
         verdict: Optional[fences.Verdict] = None
-        why = f"rank {rank} had no verdict at step {at} for {order.wait_s:g} s"
-        if at > order.step:
-            why = f"rank {rank} passed step {order.step}"
+        reason = f"rank {rank} had no verdict at step {step} for {order.wait_s:g} s"
+        if step > order.step:
+            reason = f"rank {rank} passed step {order.step}"
         try:
-            while self._part.on and at == order.step and elapsed_s(began) < order.wait_s:
+            while self._part.on and step == order.step and elapsed_s(began) < order.wait_s:
                 verdict = self._guard.wait(self._part, fences.read, path)
                 if verdict is not None:
                     break
                 time.sleep(VERDICT_POLL_S)
         except BaseException as error:  # of a signal handler
-            why = f"rank {rank} was interrupted at step {at} by {describe(error)}"
+            reason = f"rank {rank} was interrupted at step {step} by {describe(error)}"
             raise
         finally:
             wait_ms = elapsed_s(began) * 1e3
             if not self._paused_ns:
                 self._position.held_ns += int(wait_ms * 1e6)
             try:  # whatever the guard thinks of us: a promise was given
-                verdict = verdict or fences.decide(path, fences.ABORT, why, order.step)
+                verdict = verdict or fences.decide(path, fences.ABORT, reason, order.step)
                 if verdict.decision == fences.COMMIT:
-                    self._obey(order, verdict, why, wait_ms)
+                    self._obey(order, verdict, reason, wait_ms)
             except (OSError, ValueError, KeyError) as error:
                 self._guard.failed(self._part, error)
 
-    def _obey(self, order: Fence, verdict: fences.Verdict, why: str, wait_ms: float) -> None:
+    def _obey(self, order: Fence, verdict: fences.Verdict, reason: str, wait_ms: float) -> None:
         command = Command(0, order.key, order.verb, {**order.args, **verdict.args})
-        at = self._position.step - 1
-        if at > order.step:  # the others have done it by now
-            self._mailbox.ack(command, at, False, {}, why)
+        step = self._position.step - 1
+        if step > order.step:  # the others have done it by now
+            self._mailbox.ack(command, step, False, {}, reason)
         else:
             self._handle([command], {"wait_ms": round(wait_ms, 3)})
 
@@ -407,15 +409,15 @@ class Commands:
         if args.get("lift"):
             self._rate.let_go()
             return {"groups": 0}
-        known = [each for each in self._optimizers.known.values() if each.reference() is not None]
-        before, release = int(args["before_step"]), int(args["release"])
+        infos = [info for info in self._optimizers.known.values() if info.reference() is not None]
+        before_step, release = int(args["before_step"]), int(args["release"])
         if "limit" in args:
-            levels = self._rate.hold_below(known, before, float(args["limit"]), release)
+            levels = self._rate.hold_below(infos, before_step, float(args["limit"]), release)
         else:
-            levels = self._rate.hold_at(known, before, float(args["within"]), release)
+            levels = self._rate.hold_at(infos, before_step, float(args["within"]), release)
         if not levels:
             raise Refused(
-                f"no parameter group has a rate from before step {before} that is known on the "
+                f"no parameter group has a rate from before step {before_step} that is known on the "
                 "host: a tensor on a device is none"
             )
         try:
@@ -429,9 +431,9 @@ class Commands:
         return {"files": evidence.write(directory, rank, self._torch, self._batches())}
 
     def do_stop(self, args: Dict[str, Any]) -> Dict[str, Any]:
-        how = args.get("how", "interrupt")
-        if how != "interrupt":
-            raise Refused(f"stop knows only how=interrupt, not {how!r}")
+        manner = args.get("how", "interrupt")
+        if manner != "interrupt":
+            raise Refused(f"stop knows only how=interrupt, not {manner!r}")
         self._stopping = True
         return {"stopping_step": self._position.step - 1}
 
@@ -472,7 +474,9 @@ class KeptSignals:
 
     def _own(self) -> List[int]:
         # A bound method is made anew each time it is read: equal, not the same.
-        return [each for each in KEPT if self._pid and signal.getsignal(each) == self._on_signal]
+        return [
+            number for number in KEPT if self._pid and signal.getsignal(number) == self._on_signal
+        ]
 
     def _on_signal(self, signum: int, _frame: Any) -> None:
         writer = self._reporter.writer

@@ -73,11 +73,11 @@ def listen(marks: str) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    before: Any = signal.getsignal(STACKS)
-    inherited = getattr(before, "func", None) is _answer
-    if inherited and before.args[1] == os.getpid():
+    previous: Any = signal.getsignal(STACKS)
+    inherited = getattr(previous, "func", None) is _answer
+    if inherited and previous.args[1] == os.getpid():
         return
-    if not inherited and {before, signal.getsignal(MAIN_STACK)} != {signal.SIG_DFL}:
+    if not inherited and {previous, signal.getsignal(MAIN_STACK)} != {signal.SIG_DFL}:
         return
     path = os.path.join(marks, f"stacks.{os.getpid()}.txt")
     try:

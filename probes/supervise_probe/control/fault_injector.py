@@ -177,8 +177,8 @@ class FaultInjector:
 
     def clips(self) -> bool:
         """Return whether a clip that the job calls is made."""
-        found = [self._call(entry, entry[0].clips) for entry in self._active]
-        return False not in found
+        verdicts = [self._call(entry, entry[0].clips) for entry in self._active]
+        return False not in verdicts
 
     def before_update(self, params: List[Any], stepping: Optional[Any] = None) -> None:
         """The gradients of `params` are final, in the optimizer `stepping` if there is one."""
@@ -200,7 +200,7 @@ class FaultInjector:
         for fault, _, _ in self._active:
             fault.block()
 
-    def saved(self, path: str) -> None:
+    def after_save(self, path: str) -> None:
         """The job has saved what looks like a checkpoint."""
         for entry in self._active:
             self._call(entry, entry[0].after_save, path)
@@ -213,12 +213,12 @@ class FaultInjector:
     ) -> Any:
         """Call a fault. What it lacks now, another model or optimizer of this step may have."""
         try:
-            found = function(*args)
+            outcome = function(*args)
         except faults.CannotActError as error:
             self._lacking[entry, function.__name__] = str(error)
             return None
         self._lacking.pop((entry, function.__name__), None)
-        return found
+        return outcome
 
     def _lack_forward(self) -> None:
         """A step is over, and no call of the outermost module was seen in it."""
@@ -229,15 +229,15 @@ class FaultInjector:
     def _refuse_lacking(self) -> None:
         """A step is over: a fault that found nothing in it to act on is over, too."""
         lacking, self._lacking = self._lacking, {}
-        for (entry, _), why in lacking.items():
+        for (entry, _), reason in lacking.items():
             if entry in self._active:
                 self._active.remove(entry)
                 self._end([entry])
-                self._refuse(entry[1], why)
+                self._refuse(entry[1], reason)
 
-    def _refuse(self, name: str, why: str) -> None:
+    def _refuse(self, name: str, reason: str) -> None:
         self._context.reporter.notice(
-            "drill", f"drill {name} is refused: {why}", {"fault": name, "refused": why}
+            "drill", f"drill {name} is refused: {reason}", {"fault": name, "refused": reason}
         )
 
     def _first_time(self, drill: ScheduledFault) -> bool:

@@ -95,7 +95,7 @@ class JobReports:
             self._waiting[name] = lines[0][:200]
 
     def _tell(self) -> None:
-        names = "; ".join(f"{name[:LONGEST]!r} {why}" for name, why in self._waiting.items())
+        names = "; ".join(f"{name[:LONGEST]!r} {reason}" for name, reason in self._waiting.items())
         self._listed.update(self._waiting)
         self._waiting.clear()
         self._reporter.notice("report", f"left out of what the job reports: {names[:1000]}")
@@ -107,10 +107,10 @@ class JobReports:
 
     def end(self) -> None:
         """The process ends: what was reported for a frame that never came is listed in a notice."""
-        rest = {k: v for k, v in self._extra.items() if isinstance(v, float)}
-        if rest:
-            values = ", ".join(f"{name} {value:.6g}" for name, value in rest.items())
-            self._reporter.notice("note", f"after the last step: {values}", rest)
+        extra = {k: v for k, v in self._extra.items() if isinstance(v, float)}
+        if extra:
+            values = ", ".join(f"{name} {value:.6g}" for name, value in extra.items())
+            self._reporter.notice("note", f"after the last step: {values}", extra)
 
 
 def _check(name: str) -> None:

@@ -66,7 +66,7 @@ class Manifest:
         self.refresh()
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether there is, or was, any entry, or a file that cannot be read."""
         return bool(self.generation or self.shards or self.batches or self.error)
 
@@ -75,10 +75,10 @@ class Manifest:
         if self.path is None:
             return False
         try:
-            there = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:  # none was written yet, or it cannot be reached
             return False
-        read = (there.st_mtime_ns, there.st_ino, there.st_size)
+        read = (status.st_mtime_ns, status.st_ino, status.st_size)
         if read == self._read:
             return False
         self._read = read
@@ -100,14 +100,14 @@ class Manifest:
 
     def _load(self, path: str) -> None:
         try:
-            found = json.loads(files.read(path))
-            generation = int(found.get("generation", 0))
+            document = json.loads(files.read(path))
+            generation = int(document.get("generation", 0))
             attempt = None if 0 < generation == self._hastened else self._attempt
-            entries = [e for e in map(_entry, found["entries"]) if e.in_force(attempt)]
+            entries = [e for e in map(_entry, document["entries"]) if e.in_force(attempt)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             self.error = f"the quarantine cannot be read: {type(error).__name__}: {error}"
             return
-        self.shards = frozenset(each.name for each in entries if each.kind == "shard")
+        self.shards = frozenset(entry.name for entry in entries if entry.kind == "shard")
         self.batches = frozenset(each.name for each in entries if each.kind == "batch")
         self.generation, self.error = generation, ""
 
@@ -166,7 +166,7 @@ class ShardLists:
             self.filter(dataset)
 
     def _remember(self, dataset: Any) -> None:
-        if any(known() is dataset for known in self._datasets):
+        if any(reference() is dataset for reference in self._datasets):
             return
         try:
             self._datasets.append(weakref.ref(dataset))
@@ -177,8 +177,8 @@ class ShardLists:
         """Whether the next pass of a loader of late would go by a list from which names can go."""
         return any(
             type(owner.__dict__.get(name)) in (list, tuple) and not self._by_index(owner)
-            for known in self._datasets
-            for owner in _within(known())
+            for reference in self._datasets
+            for owner in _within(reference())
             for name in NAMES
         )
 
@@ -195,19 +195,19 @@ class ShardLists:
         was, now = self._changed.get(key, (value, value))
         if value is not now:  # the job replaced the list
             was = value
-        kept = [entry for entry in was if not self._manifest.holds(_name(entry))]
+        allowed = [entry for entry in was if not self._manifest.holds(_name(entry))]
         self._changed.pop(key, None)
         new = was
-        if len(kept) < len(was):
-            what = f"{name} of {type(owner).__name__}"
-            if not kept:
-                self._notify_once(f"all of {what} is in quarantine: nothing is removed")
+        if len(allowed) < len(was):
+            label = f"{name} of {type(owner).__name__}"
+            if not allowed:
+                self._notify_once(f"all of {label} is in quarantine: nothing is removed")
             elif self._by_index(owner):
-                self._notify_once(f"{what} is read by index, so nothing can be removed from it")
+                self._notify_once(f"{label} is read by index, so nothing can be removed from it")
             else:
-                new = type(was)(kept)
+                new = type(was)(allowed)
                 self._changed[key] = was, new
-                self._notify_once(f"{len(was) - len(kept)} of {len(was)} {what} are removed")
+                self._notify_once(f"{len(was) - len(allowed)} of {len(was)} {label} are removed")
         if new is not value:
             owner.__dict__[name] = new
 
@@ -224,12 +224,12 @@ class ShardLists:
 def _within(dataset: Any) -> Iterator[Any]:
     """Yield `dataset` and the datasets that it wraps, each once."""
     todo: List[Any] = [dataset]
-    seen: Set[int] = set()
-    while todo and len(seen) < DATASETS_MAX:
+    visited: Set[int] = set()
+    while todo and len(visited) < DATASETS_MAX:
         owner = todo.pop(0)
-        if id(owner) in seen or not isinstance(getattr(owner, "__dict__", None), dict):
+        if id(owner) in visited or not isinstance(getattr(owner, "__dict__", None), dict):
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         yield owner
         for name in INSIDE:
             inner = owner.__dict__.get(name)

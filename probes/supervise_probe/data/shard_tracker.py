@@ -101,12 +101,14 @@ def of_batch(torch: Any, batch: Any) -> List[Origin]:
     if not shards:
         return []
     offsets = _first(torch, batch, OFFSET_KEYS)
-    found: Dict[str, Origin] = {}
-    for place, value in enumerate(shards):
+    origins: Dict[str, Origin] = {}
+    for index, value in enumerate(shards):
         name = name_of(value)
-        if name is not None and name not in found and len(found) < SEVERAL:
-            found[name] = Origin(name, offset_of(offsets[place]) if place < len(offsets) else None)
-    return list(found.values())
+        if name is not None and name not in origins and len(origins) < SEVERAL:
+            origins[name] = Origin(
+                name, offset_of(offsets[index]) if index < len(offsets) else None
+            )
+    return list(origins.values())
 
 
 def _first(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[Any]:
@@ -171,15 +173,15 @@ class Loader:
         if not here:
             return []
         if self.ahead is None:
-            left = max(0, here - backwards) if backwards else 0
-            self.ahead = left if left <= AHEAD else 0
-            if left > AHEAD:
+            remaining = max(0, here - backwards) if backwards else 0
+            self.ahead = remaining if remaining <= AHEAD else 0
+            if remaining > AHEAD:
                 waiting.clear()
                 return []
         begin = max(0, here - self.ahead - backwards) if backwards else 0
         end = min(here, begin + backwards) if backwards else here
-        taken = [waiting.popleft() for _ in range(end)]
-        return taken[begin:]
+        origins = [waiting.popleft() for _ in range(end)]
+        return origins[begin:]
 
 
 class ShardTracker:
@@ -235,12 +237,12 @@ class ShardTracker:
 
     def take(self, backwards: int) -> Dict[Origin, None]:
         """Return the origins of the update just made, in order, without repeats."""
-        found = dict.fromkeys(self.reported)
+        shards = dict.fromkeys(self.reported)
         self.reported = []
         for loader in self._loaders.values():
             for origins in loader.take(backwards):
-                found.update(dict.fromkeys(origins))
-        return found
+                shards.update(dict.fromkeys(origins))
+        return shards
 
     def clear(self) -> None:
         """Drop what waits, after a rollback or discarded work: it belongs to no step."""
@@ -252,19 +254,19 @@ class ShardTracker:
 
     def number(self, shard: str) -> int:
         """Return the number of a shard; it is never reused for another one."""
-        found = self._numbers.get(shard)
-        if found is not None:
+        number = self._numbers.get(shard)
+        if number is not None:
             self._numbers.move_to_end(shard)
-            if found not in self._notified:
-                self._keep_for_notice(found, shard)
-            return found
-        found = self._next
+            if number not in self._notified:
+                self._keep_for_notice(number, shard)
+            return number
+        number = self._next
         self._next += 1
-        self._numbers[shard] = found
-        self._keep_for_notice(found, shard)
+        self._numbers[shard] = number
+        self._keep_for_notice(number, shard)
         if len(self._numbers) > NAMES:
             self._notified.discard(self._numbers.popitem(last=False)[1])
-        return found
+        return number
 
     def _keep_for_notice(self, number: int, shard: str) -> None:
         self.unreported[number] = shard

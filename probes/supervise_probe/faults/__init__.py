@@ -109,18 +109,18 @@ def catalog() -> Dict[str, Type[Fault]]:
     return dict(sorted(faults.items()))
 
 
-def complete(name: str, given: Mapping[str, Any]) -> Dict[str, Value]:
+def complete(name: str, settings: Mapping[str, Any]) -> Dict[str, Value]:
     """Return all parameters of a fault: those given, in the type of their defaults, and the rest.
 
     Raises:
         ValueError: no such fault or parameter, or a value of another type.
     """
-    known = catalog()
-    if name not in known:
-        raise ValueError(f"no fault {name!r}; there are: {', '.join(known)}")
-    fault = known[name]
+    faults = catalog()
+    if name not in faults:
+        raise ValueError(f"no fault {name!r}; there are: {', '.join(faults)}")
+    fault = faults[name]
     params: Dict[str, Value] = {key: default for key, (default, _) in fault.PARAMS.items()}
-    for key, value in given.items():
+    for key, value in settings.items():
         if key not in params:
             raise ValueError(f"{name} has no parameter {key!r}; it has: {', '.join(params) or '-'}")
         try:

@@ -19,16 +19,21 @@ def is_tokens(torch: Any, value: Any) -> bool:
 
 def places(torch: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
     """Return positions and names of all tokens; a model's own input comes first."""
-    found: List[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
-    return found + [name for name, value in kwargs.items() if is_tokens(torch, value)]
+    positions: List[Any] = [i for i, value in enumerate(args) if is_tokens(torch, value)]
+    return positions + [name for name, value in kwargs.items() if is_tokens(torch, value)]
 
 
 def change(
-    args: Tuple[Any, ...], kwargs: Dict[str, Any], where: List[Any], how: Callable[[Any], Any]
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    positions: List[Any],
+    change_value: Callable[[Any], Any],
 ) -> Call:
     """Return the arguments with `how` applied at `where`; the job's own are not changed."""
-    changed = tuple(how(value) if i in where else value for i, value in enumerate(args))
-    return changed, {k: how(v) if k in where else v for k, v in kwargs.items()}
+    changed = tuple(
+        change_value(value) if i in positions else value for i, value in enumerate(args)
+    )
+    return changed, {k: change_value(v) if k in positions else v for k, v in kwargs.items()}
 
 
 class BadBatch(Fault):
@@ -46,10 +51,10 @@ class BadBatch(Fault):
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        where = places(self.torch, args, kwargs)[:1]
-        if not where:
+        positions = places(self.torch, args, kwargs)[:1]
+        if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
-        return change(args, kwargs, where, lambda tokens: self._noise(root, tokens))
+        return change(args, kwargs, positions, lambda tokens: self._noise(root, tokens))
 
     def _noise(self, root: Any, like: Any) -> Any:
         sizes = [m.num_embeddings for m in root.modules() if hasattr(m, "num_embeddings")]
@@ -71,18 +76,18 @@ class BatchCut(Fault):
     }
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        where = places(self.torch, args, kwargs)
-        if not where:
+        positions = places(self.torch, args, kwargs)
+        if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
-        if len(where) < 2:  # cut inputs and whole targets would kill the job
+        if len(positions) < 2:  # cut inputs and whole targets would kill the job
             raise CannotActError("no targets of whole numbers among the inputs of the model")
-        first = args[where[0]] if isinstance(where[0], int) else kwargs[where[0]]
-        rows = first.shape[0]
-        kept = max(1, int(rows * float(self.params["factor"])))
+        tokens = args[positions[0]] if isinstance(positions[0], int) else kwargs[positions[0]]
+        rows = tokens.shape[0]
+        rows_left = max(1, int(rows * float(self.params["factor"])))
 
         def cut(value: Any) -> Any:
-            whole = isinstance(value, self.torch.Tensor) and value.dim() > 0
-            return value[:kept] if whole and value.shape[0] == rows else value
+            is_batch = isinstance(value, self.torch.Tensor) and value.dim() > 0
+            return value[:rows_left] if is_batch and value.shape[0] == rows else value
 
         return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
 
@@ -112,9 +117,9 @@ class DataOrder(Fault):
         number, call = self._step % self._length, self._calls
         self._calls += 1
         if number >= self._block:
-            kept = self._kept[number % self._block]
-            if call < len(kept) and kept[call][0] == id(root):
-                return self._copied(kept[call][1]), self._copied(kept[call][2])
+            previous = self._kept[number % self._block]
+            if call < len(previous) and previous[call][0] == id(root):
+                return self._copied(previous[call][1]), self._copied(previous[call][2])
             return args, kwargs
         if any(
             isinstance(v, self.torch.Tensor) and v.requires_grad for v in leaves((args, kwargs))
@@ -146,7 +151,7 @@ class DataOrder(Fault):
         if type(value) in (tuple, list):
             return type(value)(map(self._copied, value))
         if type(value) is dict:
-            return {name: self._copied(each) for name, each in value.items()}
+            return {name: self._copied(item) for name, item in value.items()}
         return value
 
 
@@ -170,33 +175,37 @@ class EvalMismatch(Fault):
 
     def evaluation(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         self._seen = True
-        where = places(self.torch, args, kwargs)
+        positions = places(self.torch, args, kwargs)
         values = (*args, *kwargs.values())
-        first = next((v for v in values if isinstance(v, self.torch.Tensor)), None)
-        if not where or first is not _at(where[0], args, kwargs):
+        leading = next((v for v in values if isinstance(v, self.torch.Tensor)), None)
+        if not positions or leading is not _at(positions[0], args, kwargs):
             raise CannotActError("the first input of the model holds no whole numbers, as tokens")
         if self._ids is None:
-            self._ids = self._choose(first)
-        alike = [each for each in where if self._is_same(first, _at(each, args, kwargs))]
+            self._ids = self._choose(leading)
+        alike = [
+            position
+            for position in positions
+            if self._is_same(leading, _at(position, args, kwargs))
+        ]
         return change(args, kwargs, alike, self._permuted)
 
     def _choose(self, tokens: Any) -> Tuple[Any, Any]:
         ids, counts = tokens[tokens >= 0].unique(return_counts=True)
-        most = counts.argsort(descending=True, stable=True)[: int(self.params["tokens"])]
-        if len(most) < 2:
+        commonest = counts.argsort(descending=True, stable=True)[: int(self.params["tokens"])]
+        if len(commonest) < 2:
             raise CannotActError("there are no two tokens that could change places")
-        order = self.torch.randperm(len(most), generator=self._generator).to(ids.device)
-        cycle = ids[most][order]
+        order = self.torch.randperm(len(commonest), generator=self._generator).to(ids.device)
+        cycle = ids[commonest][order]
         ascending = cycle.argsort()
         return cycle[ascending], cycle.roll(1)[ascending]  # one cycle: no id stays
 
-    def _is_same(self, first: Any, other: Any) -> bool:
+    def _is_same(self, first: Any, tensor: Any) -> bool:
         """Whether `other` holds the tokens of `first`, or those that follow them."""
-        if other is first:
+        if tensor is first:
             return True
-        if other.shape != first.shape:
+        if tensor.shape != first.shape:
             return False
-        for ours, theirs in ((first, other), (first[..., 1:], other[..., :-1])):
+        for ours, theirs in ((first, tensor), (first[..., 1:], tensor[..., :-1])):
             counted = theirs >= 0  # -100 and the like: no target
             if 2 * int(((ours == theirs) & counted).sum()) > int(counted.sum()):
                 return True
@@ -204,17 +213,17 @@ class EvalMismatch(Fault):
 
     def _permuted(self, tokens: Any) -> Any:
         assert self._ids is not None
-        ids, others = (each.to(tokens) for each in self._ids)
-        at = self.torch.searchsorted(ids, tokens.contiguous()).clamp(max=len(ids) - 1)
-        return self.torch.where(ids[at] == tokens, others[at], tokens)
+        ids, partners = (table.to(tokens) for table in self._ids)
+        index = self.torch.searchsorted(ids, tokens.contiguous()).clamp(max=len(ids) - 1)
+        return self.torch.where(ids[index] == tokens, partners[index], tokens)
 
     def end(self) -> None:
         if not self._seen:
             raise CannotActError("the trained model was not evaluated while it was on")
 
 
-def _at(place: Any, args: Args, kwargs: Kwargs) -> Any:
-    return args[place] if isinstance(place, int) else kwargs[place]
+def _at(position: Any, args: Args, kwargs: Kwargs) -> Any:
+    return args[position] if isinstance(position, int) else kwargs[position]
 
 
 class RepeatedTokens(Fault):
@@ -228,11 +237,11 @@ class RepeatedTokens(Fault):
     }
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        where = places(self.torch, args, kwargs)
-        if not where:
+        positions = places(self.torch, args, kwargs)
+        if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
         token = int(self.params["token"])
-        return change(args, kwargs, where, lambda t: self.torch.full_like(t, token))
+        return change(args, kwargs, positions, lambda t: self.torch.full_like(t, token))
 
 
 class SameBatch(Fault):
@@ -246,8 +255,8 @@ class SameBatch(Fault):
         several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
         if not several:
             raise CannotActError("the job has one rank")
-        where = places(self.torch, args, kwargs)
-        if not where:
+        positions = places(self.torch, args, kwargs)
+        if not positions:
             raise CannotActError("no whole numbers, such as tokens, among the inputs of the model")
 
         def shared(tokens: Any) -> Any:
@@ -255,7 +264,7 @@ class SameBatch(Fault):
             group.broadcast(copy, 0)
             return copy
 
-        return change(args, kwargs, where, shared)
+        return change(args, kwargs, positions, shared)
 
 
 class ShuffledLabels(Fault):
@@ -273,10 +282,10 @@ class ShuffledLabels(Fault):
         self._generator = torch.Generator().manual_seed(int(params["seed"]))
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
-        where = places(self.torch, args, kwargs)
-        if len(where) < 2:
+        positions = places(self.torch, args, kwargs)
+        if len(positions) < 2:
             raise CannotActError("no targets of whole numbers among the inputs of the model")
-        return change(args, kwargs, where[-1:], self._shuffle)
+        return change(args, kwargs, positions[-1:], self._shuffle)
 
     def _shuffle(self, labels: Any) -> Any:
         order = self.torch.randperm(labels.shape[-1], generator=self._generator)

@@ -108,10 +108,10 @@ class OverflowStorm(Fault):
         if self._struck:
             return
         self._struck = True
-        before = int(self._count)
+        count = int(self._count)
         self._count += float(self.params["share"])
         victim = next((p for p in params if p.grad is not None and p.grad.numel()), None)
-        if int(self._count) > before and victim is not None:
+        if int(self._count) > count and victim is not None:
             with self.torch.no_grad():
                 gradient = getattr(victim.grad, "_local_tensor", victim.grad)
                 if gradient.numel():

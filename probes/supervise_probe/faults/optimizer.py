@@ -59,13 +59,13 @@ class Moments(Fault):
         self._done = True
 
     def _damage(self, state: Any) -> None:
-        how = self.params["how"]
-        if how == "variance":
+        manner = self.params["how"]
+        if manner == "variance":
             state[SECOND].mul_(float(self.params["factor"]))
             return
         state[FIRST].zero_()
         state[SECOND].zero_()
-        if how == "restart" and isinstance(state.get("step"), self.torch.Tensor):
+        if manner == "restart" and isinstance(state.get("step"), self.torch.Tensor):
             state["step"].zero_()
 
 
@@ -89,8 +89,8 @@ class ScheduleRestart(Fault):
         rate = next((g["lr"] for g in optimizer.param_groups if g.get("lr") is not None), 0.0)
         rate = float(rate)
         steps, rates = self._trails.setdefault(id(optimizer), (array("q"), array("d")))
-        kept = bisect_left(steps, step)  # what comes behind was rolled back
-        del steps[kept:], rates[kept:]
+        passed = bisect_left(steps, step)  # what comes behind was rolled back
+        del steps[passed:], rates[passed:]
         if not rates or rates[-1] != rate:
             steps.append(step)
             rates.append(rate)

@@ -85,8 +85,8 @@ class MemoryCreep(Fault):
     }
 
     def block(self) -> None:
-        kept: List[bytes] = self.__dict__.setdefault("kept", [])
-        kept.append(b"\1" * int(float(self.params["megabytes"]) * (1 << 20)))
+        blocks: List[bytes] = self.__dict__.setdefault("kept", [])
+        blocks.append(b"\1" * int(float(self.params["megabytes"]) * (1 << 20)))
 
 
 class Blackout(Fault):
@@ -112,10 +112,10 @@ class BadCheckpoint(Fault):
         if self._done or not os.path.isfile(path):
             return
         self._done = True
-        size, how = os.path.getsize(path), self.params["how"]
-        if how == "remove":
+        size, manner = os.path.getsize(path), self.params["how"]
+        if manner == "remove":
             os.unlink(path)
-        elif how == "truncate":
+        elif manner == "truncate":
             os.truncate(path, size // 2)
         else:
             with open(path, "r+b") as file:

@@ -109,15 +109,15 @@ class Router(Fault):
 
     def forward(self, root: Any, args: Args, kwargs: Kwargs) -> Call:
         if not self._done:
-            found = [
+            candidates = [
                 parameter
                 for name, parameter in root.named_parameters()
                 if parameter.dim() == 2 and any(n in name.split(".")[-2:][0] for n in NAMES)
             ]
-            if not found:
+            if not candidates:
                 raise CannotActError("no matrix of the model is called router or gate")
             with self.torch.no_grad():
-                for weight in found:
+                for weight in candidates:
                     weight.copy_(self._damaged(weight))
             self._done = True
         return args, kwargs
@@ -143,8 +143,8 @@ class WeightNoise(Fault):
     _done = False
 
     def before_update(self, params: List[Any]) -> None:
-        wanted = 1 if self.params["target"] == "vector" else 2
-        victims = [p for p in params if p.dim() == wanted and p.is_floating_point()]
+        dimensions = 1 if self.params["target"] == "vector" else 2
+        victims = [p for p in params if p.dim() == dimensions and p.is_floating_point()]
         if self._done:
             return
         if not victims:
@@ -194,8 +194,8 @@ class BitFlip(Fault):
         with torch.no_grad():
             bits = victim.view(-1).view(torch.int32)
             flipped = (bits ^ mask).view(torch.float32).abs().nan_to_num(-1.0, -1.0, -1.0)
-            place = int(flipped.masked_fill(grad.reshape(-1) == 0, -2.0).argmax())
-            bits[place : place + 1].bitwise_xor_(mask)
+            index = int(flipped.masked_fill(grad.reshape(-1) == 0, -2.0).argmax())
+            bits[index : index + 1].bitwise_xor_(mask)
         self._done = True
 
     def before_update(self, params: List[Any]) -> None:

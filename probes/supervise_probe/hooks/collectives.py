@@ -35,9 +35,9 @@ def install(torch: Any, gate: Gate, times: Times, hidden: Hidden) -> None:
     for name in collectives(home):
         original = getattr(home, name)
         wrapped = timed(original, _kind(name))
-        for place in (home, torch.distributed):
-            if getattr(place, name, None) is original:
-                setattr(place, name, wrapped)
+        for module in (home, torch.distributed):
+            if getattr(module, name, None) is original:
+                setattr(module, name, wrapped)
     work: Any = getattr(home, "Work", None)
     if hasattr(work, "wait"):
         work.wait = timed(work.wait, COLLECTIVES.index("wait"))
@@ -57,8 +57,8 @@ def collectives(home: Any) -> List[str]:
 
 def _kind(name: str) -> int:
     """Return the place in `COLLECTIVES` of the longest beginning of `name`."""
-    found = max((known for known in COLLECTIVES if name.startswith(known)), key=len)
-    return COLLECTIVES.index(found)
+    collective = max((prefix for prefix in COLLECTIVES if name.startswith(prefix)), key=len)
+    return COLLECTIVES.index(collective)
 
 
 def _timer(

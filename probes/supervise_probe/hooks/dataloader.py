@@ -50,7 +50,7 @@ def patch_loader(
             passed = 0
             while saw(self, batch, reported):
                 passed += 1
-                batch, over = another(self, batch, fresh)
+                batch, over = hand_out(self, batch, fresh)
                 if over or passed >= IN_A_ROW:
                     listener.exhausted()
         listener.beat("step" if torch.is_grad_enabled() else "eval")
@@ -65,7 +65,7 @@ def patch_loader(
         return batch
 
     @uncounted
-    def another(iterator: Any, batch: Any, fresh: bool) -> Any:
+    def hand_out(iterator: Any, batch: Any, fresh: bool) -> Any:
         """Return the next batch; `batch` itself, and True, where a whole pass has no other."""
         try:
             return fetch(iterator), False

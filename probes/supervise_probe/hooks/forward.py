@@ -40,7 +40,7 @@ class Around(NamedTuple):
     gate: Gate
     times: Times
     listeners: Listeners
-    before: Callable[..., Any]
+    enter_root: Callable[..., Any]
     enter: Callable[..., Any]
     leave: Callable[..., Any]
     output: Callable[..., Any]
@@ -50,7 +50,7 @@ class Around(NamedTuple):
 def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around:
     """Return what `attach` takes; torch.compile does not look into it."""
 
-    def before(*args: Any) -> Any:
+    def enter_root(*args: Any) -> Any:
         return listeners.forward.before_forward(*args)
 
     def enter(*args: Any) -> None:
@@ -65,7 +65,7 @@ def around(torch: Any, gate: Gate, times: Times, listeners: Listeners) -> Around
     def evaluation(*args: Any) -> Any:
         return listeners.forward.before_evaluation(*args)
 
-    calls = (hidden(torch, each) for each in (before, enter, leave, output, evaluation))
+    calls = (hidden(torch, function) for function in (enter_root, enter, leave, output, evaluation))
     return Around(torch, gate, times, listeners, *calls)
 
 
@@ -93,7 +93,7 @@ class RootCall:
             if listener.drills.active:
                 args, kwargs = around.evaluation(root, args, kwargs)
             return call(*args, **kwargs)
-        args, kwargs = around.before(root, args, kwargs)
+        args, kwargs = around.enter_root(root, args, kwargs)
         sampled = listener.sets.waiting
         if sampled:
             around.enter(root, self._compiled is not None, args, kwargs)

@@ -56,7 +56,8 @@ def _patch_backward(
 ) -> None:
     original = torch.autograd.backward
     plain, shy = (
-        _around_backward(original, gate, times, listeners, how) for how in (as_it_is, hidden)
+        _around_backward(original, gate, times, listeners, hide_from)
+        for hide_from in (as_it_is, hidden)
     )
     torch.autograd.backward = functools.wraps(original)(
         hide(torch, shy, recursive=False, plain=plain)
@@ -69,11 +70,11 @@ def _around_backward(
     """Return what stands for `torch.autograd.backward`."""
 
     @hidden
-    def before(tensors: Any, retains: Any) -> None:
+    def before_backward(tensors: Any, retains: Any) -> None:
         listeners.step.before_backward(tensors, retains)
 
     @hidden
-    def after() -> None:
+    def after_backward() -> None:
         listeners.step.after_backward()
 
     @uncounted
@@ -82,8 +83,8 @@ def _around_backward(
             return original(tensors, *args, **kwargs)
         if isinstance(tensors, types.GeneratorType):
             tensors = tuple(tensors)
-        place = RETAIN_GRAPH - 1
-        before(tensors, args[place] if len(args) > place else kwargs.get("retain_graph"))
+        index = RETAIN_GRAPH - 1
+        before_backward(tensors, args[index] if len(args) > index else kwargs.get("retain_graph"))
         gate.in_backward = True  # a checkpointed block runs a backward inside the backward
         began = monotonic_ns()
         try:
@@ -96,7 +97,7 @@ def _around_backward(
             times.backward += monotonic_ns() - began
             step = listeners.step
             if step.drills.active or step.inferred.on:
-                after()
+                after_backward()
 
     return backward
 
@@ -236,17 +237,17 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 and (result.requires_grad or forward.evaluation.waiting or forward.onlooker)
                 and not gate.off_duty()
             ):
-                given = dict(zip(OPTIONS, args), **kwargs)
-                ignored = given.get("ignore_index", -100)
-                how = given.get("reduction", "mean") if _is_plain(given) else ""
+                options = dict(zip(OPTIONS, args), **kwargs)
+                ignored = options.get("ignore_index", -100)
+                reduction = options.get("reduction", "mean") if _is_plain(options) else ""
                 if result.requires_grad:
                     # The graph of what a checkpoint computes again is soon gone: it proves nothing.
                     whose = None if gate.in_backward else result
-                    forward.loss_taken(input, target, ignored, whose, how, result)
+                    forward.loss_taken(input, target, ignored, whose, reduction, result)
                 elif forward.onlooker is not None:
                     forward.onlooker(input)
                 elif not torch.is_grad_enabled():
-                    forward.evaluation.took(target, ignored, how, result)
+                    forward.evaluation.took(target, ignored, reduction, result)
             return result
 
         # torch's own marks of a function that stands for another one: TorchScript and
@@ -259,8 +260,8 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         wrap(name)
 
 
-def _is_plain(given: Mapping[str, Any]) -> bool:
+def _is_plain(options: Mapping[str, Any]) -> bool:
     """Whether a loss with these options is made of the targets' own, each counted alike."""
-    if given.get("weight") is not None or given.get("label_smoothing"):
+    if options.get("weight") is not None or options.get("label_smoothing"):
         return False
-    return given.get("size_average") is None and given.get("reduce") is None
+    return options.get("size_average") is None and options.get("reduce") is None

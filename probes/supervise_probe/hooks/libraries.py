@@ -52,7 +52,7 @@ def beside(
 
 
 def around_save(
-    hold: Hold, original: Callable[..., Any], what: Callable[..., Tuple[str, Optional[int]]]
+    hold: Hold, original: Callable[..., Any], save_target: Callable[..., Tuple[str, Optional[int]]]
 ) -> Callable[..., Any]:
     """Return a function that saves a checkpoint in the phase of that name, and reports it.
 
@@ -61,11 +61,13 @@ def around_save(
             steps if it has one; an empty path where another rank reports it.
     """
 
-    def saved(seconds: float, args: Any, kwargs: Any) -> None:
-        hold.listeners.saves.saved_by_library(seconds, functools.partial(what, *args, **kwargs))
+    def on_save(seconds: float, args: Any, kwargs: Any) -> None:
+        hold.listeners.saves.saved_by_library(
+            seconds, functools.partial(save_target, *args, **kwargs)
+        )
 
     part = hold.guard.part("framework")
-    return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, saved)
+    return saves.in_phase(hold.gate, hold.guard, hold.listeners, original, part, on_save)
 
 
 def resuming(
@@ -128,7 +130,7 @@ def listen_lightning(hold: Hold, library: Any) -> None:
             for name, value in _losses(trainer._logger_connector._callback_metrics):
                 library.report(name, value)
 
-    def what(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+    def save_target(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
         return str(filepath) if self.is_global_zero else "", self.global_step
 
     def run(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +150,7 @@ def listen_lightning(hold: Hold, library: Any) -> None:
     trainer._fit_impl = fit
     calls._call_callback_hooks = beside(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
-    trainer.save_checkpoint = around_save(hold, save, what)
+    trainer.save_checkpoint = around_save(hold, save, save_target)
 
 
 def _unfit(path: str) -> str:
@@ -157,10 +159,12 @@ def _unfit(path: str) -> str:
 
 def _inexact(trainer: Any) -> str:
     """What does not go on where a checkpoint was written."""
-    done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current.processed
     stateful = hasattr(trainer.train_dataloader, "load_state_dict")
-    if 0 < done < trainer.num_training_batches and not stateful:
-        return f"{done} batches of the epoch were seen, and the loader begins again with its first"
+    if 0 < batches < trainer.num_training_batches and not stateful:
+        return (
+            f"{batches} batches of the epoch were seen, and the loader begins again with its first"
+        )
     return "random state is not put back"
 
 
@@ -192,8 +196,8 @@ def _losses(logged: Mapping[str, Any]) -> Any:
             yield "val_loss", logged[name]
             return
     for key, value in logged.items():
-        name, found, index = key.partition(SLICE)
-        if found and name in NAMES:
+        name, separator, index = key.partition(SLICE)
+        if separator and name in NAMES:
             yield "slice_val_loss." + index, value
 
 
@@ -227,7 +231,7 @@ def listen_trainer(hold: Hold, library: Any) -> None:
             for name, value in _trainer_losses(kwargs.get("metrics") or {}):
                 library.report(name, value)
 
-    def what(self: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
+    def save_target(self: Any, *args: Any, **kwargs: Any) -> Tuple[str, int]:
         step = self.state.global_step
         if not self.state.is_world_process_zero:
             return "", step
@@ -237,7 +241,7 @@ def listen_trainer(hold: Hold, library: Any) -> None:
     train = resuming(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
     trainer.train = train
     handler.call_event = beside(hold, call, observe)
-    trainer._save_checkpoint = around_save(hold, save, what)
+    trainer._save_checkpoint = around_save(hold, save, save_target)
 
 
 def _unfit_trainer(path: str) -> str:
@@ -300,24 +304,26 @@ def listen_accelerate(hold: Hold, library: Any) -> None:
     """Stand around `save_state`. Raises AttributeError: this version has no such thing."""
     accelerator = library.Accelerator
 
-    def what(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Tuple[str, None]:
+    def save_target(
+        self: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+    ) -> Tuple[str, None]:
         settings = self.project_configuration
         if settings.automatic_checkpoint_naming:
             name = f"checkpoint_{settings.iteration - 1}"  # it has been counted on
             output_dir = os.path.join(str(settings.project_dir), "checkpoints", name)
         return str(output_dir) if self.is_main_process else "", None
 
-    accelerator.save_state = around_save(hold, accelerator.save_state, what)
+    accelerator.save_state = around_save(hold, accelerator.save_state, save_target)
 
 
 def listen_fabric(hold: Hold, library: Any) -> None:
     """Stand around `save`. Raises AttributeError: this version has no such thing."""
     fabric = library.Fabric
 
-    def what(self: Any, path: Any, *args: Any, **kwargs: Any) -> Tuple[str, None]:
+    def save_target(self: Any, path: Any, *args: Any, **kwargs: Any) -> Tuple[str, None]:
         return str(path) if self.is_global_zero else "", None
 
-    fabric.save = around_save(hold, fabric.save, what)
+    fabric.save = around_save(hold, fabric.save, save_target)
 
 
 ADAPTERS = {

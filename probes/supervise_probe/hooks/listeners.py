@@ -170,8 +170,8 @@ class StepListener:
         """The gradients of `params` are about to be clipped."""
         sets = self._sets
         if "gradients" in sets.due:
-            before = self._groups.before_clip
-            sets.run("gradients", self._gate.without_grad, before, params)
+            clip_squares = self._groups.before_clip
+            sets.run("gradients", self._gate.without_grad, clip_squares, params)
 
     def clipped(self, params: List[Any], norm: Any, limit: Any, joint: bool = False) -> None:
         """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
@@ -225,10 +225,10 @@ class StepListener:
     def before_step(self, optimizer: Any, closure: bool) -> Optional[Update]:
         """An optimizer is about to step; None when there is nothing to be seen of it."""
         guard, without_grad = self._guard, self._gate.without_grad
-        found: Optional[Update] = guard.run(
+        update: Optional[Update] = guard.run(
             guard.core, without_grad, self.tracker.before_step, optimizer, closure
         )
-        return found
+        return update
 
     def measure(self, update: Update) -> None:
         """Its gradients are final, after the first evaluation of its closure."""
@@ -319,7 +319,7 @@ class ForwardListener:
     def evaluates(self, root: Any) -> None:
         """It is called without gradients."""
         self._context.reporter.beat("eval")
-        self.evaluation.called(root)
+        self.evaluation.on_call(root)
 
     def before_evaluation(
         self, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
@@ -368,7 +368,7 @@ class ForwardListener:
     # ── losses ────────────────────────────────────────────────────────────────────────────────
 
     def loss_taken(
-        self, logits: Any, target: Any, ignored: int, loss: Any, how: str, result: Any
+        self, logits: Any, target: Any, ignored: int, loss: Any, reduction: str, result: Any
     ) -> None:
         """A loss was taken of `logits` against class indices, `ignored` being none of them.
 
@@ -380,7 +380,7 @@ class ForwardListener:
             return
         if self._inferred.pending:
             self._inferred.sign()
-        self._batches.targets(target, ignored, loss, how, result)
+        self._batches.targets(target, ignored, loss, reduction, result)
         if self._targets_wanted and self._keep_targets is not None:
             self._targets_wanted = False
             self._keep_targets(logits, target, ignored)
@@ -415,9 +415,13 @@ class LoaderListener:
 
     def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""
-        guard, shards, held = self._guard, self.shards, self._held
+        guard, shards, quarantine = self._guard, self.shards, self._held
         origins = guard.run(self._shards_part, shards.origins, iterator, batch, reported) or []
-        if origins and held.manifest.shards and guard.run(self._held_part, held.holds, origins):
+        if (
+            origins
+            and quarantine.manifest.shards
+            and guard.run(self._held_part, quarantine.holds, origins)
+        ):
             return True
         # The outermost module shows its input better, once it is known and if it is given tensors.
         if not self._batch.seen:
@@ -480,17 +484,19 @@ class SaveListener:
         """Whether this process reports."""
         return self._reporter.writer is not None
 
-    def saved(self, seconds: float, thing: Any, place: Any, how: str) -> None:
+    def on_save(self, seconds: float, thing: Any, target: Any, method: str) -> None:
         """The job has saved `thing` at `place`."""
-        path = name_of(place)
-        if path and how == "torch.save":
+        path = name_of(target)
+        if path and method == "torch.save":
             self._learn(thing, path)
         if path and self._holds_the_model(thing):
-            self.reports.report(self._reported.setdefault(how, {}), path, seconds, how, place)
-            self._drills.saved(path)
+            self.reports.report(
+                self._reported.setdefault(method, {}), path, seconds, method, target
+            )
+            self._drills.after_save(path)
 
     def saved_by_library(
-        self, seconds: float, what: Callable[[], Tuple[str, Optional[int]]]
+        self, seconds: float, save_target: Callable[[], Tuple[str, Optional[int]]]
     ) -> None:
         """A library has saved its own checkpoint.
 
@@ -498,8 +504,8 @@ class SaveListener:
             what: returns its path, "" where another rank reports it, and the library's step, None
                 where it counts none.
         """
-        self._library.saved(seconds)
-        path, step = what()
+        self._library.save_ended(seconds)
+        path, step = save_target()
         if path:
             path = os.path.abspath(path)
             step = self.reports.step if step is None else step
@@ -510,7 +516,7 @@ class SaveListener:
             }
             self._reporter.notice("checkpoint-saved", f"step {step} was saved in {path}", report)
 
-    def _holds_the_model(self, saved: Any) -> bool:
+    def _holds_the_model(self, content: Any) -> bool:
         """Whether tensors shaped as the trained parameters make up half of their elements.
 
         An optimizer's state is shaped alike, and is left out. Nothing is read or copied.
@@ -518,22 +524,22 @@ class SaveListener:
         torch = self._torch
         shapes, elements = self._trained()
         flat = all(len(shape) < 2 for shape in shapes)  # sharded as one vector: any shape may come
-        found, looks = 0, 0
-        todo: List[Tuple[Any, int]] = [(saved, 0)]
+        count, looks = 0, 0
+        todo: List[Tuple[Any, int]] = [(content, 0)]
         while todo and elements and looks < LOOKS:
             thing, depth = todo.pop()
             looks += 1
             kind = type(thing)
             if issubclass(kind, torch.Tensor):
                 if thing.is_floating_point() and (flat or tuple(thing.shape) in shapes):
-                    found += thing.numel()
+                    count += thing.numel()
             elif issubclass(kind, torch.nn.Module):
-                found += sum(p.numel() for p in thing.parameters())
+                count += sum(p.numel() for p in thing.parameters())
             elif (
                 issubclass(kind, dict) and depth < DEPTH and not set(dict.keys(thing)) >= OPTIMIZER
             ):
                 todo += [(value, depth + 1) for value in dict.values(thing)]
-            if found >= ENOUGH * elements:
+            if count >= ENOUGH * elements:
                 return True
         return False
 

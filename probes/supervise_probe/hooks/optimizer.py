@@ -26,7 +26,9 @@ def patch_optimizer(
 ) -> None:
     """See every `optimizer.step()` of every class that is used for the first time from now on."""
     original = torch.optim.Optimizer.__dict__["profile_hook_step"].__func__
-    around, shy = (_around(torch, gate, times, listeners, how) for how in (as_it_is, hidden))
+    around, shy = (
+        _around(torch, gate, times, listeners, hide_from) for hide_from in (as_it_is, hidden)
+    )
 
     def profile_hook_step(function: Callable[..., Any]) -> Any:
         inner = original(function)
@@ -41,7 +43,7 @@ def _around(
     """Return what makes of an optimizer's `step` ours."""
 
     @hidden
-    def before(optimizer: Any, closure: bool) -> Any:
+    def before_step(optimizer: Any, closure: bool) -> Any:
         return listeners.step.before_step(optimizer, closure)
 
     @hidden
@@ -57,7 +59,7 @@ def _around(
         listeners.step.restore_rate()
 
     @hidden
-    def after(update: Update) -> None:
+    def after_step(update: Update) -> None:
         listeners.step.after_step(update)
 
     @hidden
@@ -106,7 +108,7 @@ def _around(
             gate.inside = True
             update: Optional[Update] = None
             try:
-                update = before(optimizer, closure is not None)
+                update = before_step(optimizer, closure is not None)
                 if update is None:
                     return inner(*args, **kwargs)
                 listener = listeners.step
@@ -117,11 +119,11 @@ def _around(
                     result = skip(update, closure)
                 else:
                     if closure is not None:
-                        first = first_evaluation(update, closure)
+                        loss = first_evaluation(update, closure)
                         if "closure" in kwargs:
-                            kwargs = {**kwargs, "closure": first}
+                            kwargs = {**kwargs, "closure": loss}
                         else:
-                            args = (optimizer, first, *args[2:])
+                            args = (optimizer, loss, *args[2:])
                     try:
                         result = inner(*args, **kwargs)
                     except SkipUpdate:
@@ -136,7 +138,7 @@ def _around(
                 if listeners.step.rate.changed:
                     restore()
                 gate.inside = False
-            after(update)
+            after_step(update)
             listeners.step.boundary.cross()
             return result
 

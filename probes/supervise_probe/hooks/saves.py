@@ -41,8 +41,8 @@ def _listen(around: Callable[..., Any], module: Any) -> None:
         module.save = around(module.save, "distributed checkpoint", _distributed)
 
 
-def _first_two(what: Any = None, filename: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return kwargs.get("tensors", kwargs.get("model", what)), filename
+def _first_two(content: Any = None, filename: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return kwargs.get("tensors", kwargs.get("model", content)), filename
 
 
 def _distributed(
@@ -54,18 +54,18 @@ def _distributed(
 
 
 def _around(gate: Gate, guard: Guard, listeners: Listeners) -> Callable[..., Any]:
-    def around(original: Callable[..., Any], how: str, what: What) -> Callable[..., Any]:
+    def around(original: Callable[..., Any], method: str, save_target: What) -> Callable[..., Any]:
         """Return a function that saves in the phase "checkpoint", and reports a checkpoint.
 
         Args:
             what: given the same arguments, returns the object that is saved, and where.
         """
 
-        def saved(seconds: float, args: Any, kwargs: Any) -> None:
-            thing, place = what(*args, **kwargs)
-            listeners.saves.saved(seconds, thing, place, how)
+        def on_save(seconds: float, args: Any, kwargs: Any) -> None:
+            thing, target = save_target(*args, **kwargs)
+            listeners.saves.on_save(seconds, thing, target, method)
 
-        return in_phase(gate, guard, listeners, original, guard.part(PART), saved)
+        return in_phase(gate, guard, listeners, original, guard.part(PART), on_save)
 
     return around
 
@@ -76,7 +76,7 @@ def in_phase(
     listeners: Listeners,
     original: Callable[..., Any],
     part: Part,
-    saved: Callable[..., None],
+    on_save: Callable[..., None],
 ) -> Callable[..., Any]:
     """Return `original` in the phase "checkpoint"; a save inside another one is part of that.
 
@@ -97,7 +97,7 @@ def in_phase(
             result = original(*args, **kwargs)
             if listener.active:
                 seconds = (monotonic_ns() - began) / 1e9
-                guard.run(part, saved, seconds, args, kwargs)
+                guard.run(part, on_save, seconds, args, kwargs)
             return result
         finally:
             listener.reports.ends()

@@ -43,7 +43,7 @@ LIBRARIES = (  # modules whose library knows more than torch, or saves; see `ada
 )
 
 
-def wanted() -> bool:
+def is_enabled() -> bool:
     """Whether this process is to be watched at all."""
     if not CONFIG or os.environ.get("SUPERVISE_DISABLE", "0") not in ("", "0"):
         return False
@@ -95,7 +95,7 @@ def watch_exit() -> "Dict[int, Any]":
         thread -> (status, innermost frames as file, line, function), filled from now on; also found
         as the attribute `asked` of `sys.exit`.
     """
-    asked: "Dict[int, Any]" = {}
+    deferred: "Dict[int, Any]" = {}
     original = sys.exit
 
     def exit(*status: "Any") -> "Any":
@@ -104,19 +104,19 @@ def watch_exit() -> "Dict[int, Any]":
         while frame is not None and len(frames) < FRAMES:
             frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back  # type: ignore[assignment]
-        asked[get_ident()] = (status[0] if status else None, frames)
+        deferred[get_ident()] = (status[0] if status else None, frames)
         original(*status)
 
     exit.__module__, exit.__qualname__, exit.__doc__ = "sys", "exit", original.__doc__
-    exit.asked = asked  # type: ignore[attr-defined]
+    exit.asked = deferred  # type: ignore[attr-defined]
     sys.exit = exit
-    return asked
+    return deferred
 
 
-def leave(asked: "Dict[int, Any]") -> None:
+def leave(deferred: "Dict[int, Any]") -> None:
     """Record the error that ends this process, if one does; its exit code stays."""
     try:
-        status, frames = asked.get(get_ident(), (None, ()))
+        status, frames = deferred.get(get_ident(), (None, ()))
         if getattr(sys, "last_value", None) is not None or status not in (None, 0):
             load().leave(os.path.splitext(CONFIG)[0], status, frames)
     except Exception:  # the job ends as it would have
@@ -125,25 +125,25 @@ def leave(asked: "Dict[int, Any]") -> None:
 
 def load() -> "ModuleType":
     """Return the probe's package, loaded by place under a name that no job uses."""
-    found = sys.modules.get("_supervise_probe")
-    if found is None:
+    loaded = sys.modules.get("_supervise_probe")
+    if loaded is None:
         from importlib.util import module_from_spec, spec_from_file_location
 
-        where = os.path.dirname(HERE)
+        folder = os.path.dirname(HERE)
         spec = spec_from_file_location(
             "_supervise_probe",
-            os.path.join(where, "__init__.py"),
-            submodule_search_locations=[where],
+            os.path.join(folder, "__init__.py"),
+            submodule_search_locations=[folder],
         )
         if spec is None or spec.loader is None:
-            raise ImportError("no probe in " + where)
-        found = sys.modules["_supervise_probe"] = module_from_spec(spec)
+            raise ImportError("no probe in " + folder)
+        loaded = sys.modules["_supervise_probe"] = module_from_spec(spec)
         try:
-            spec.loader.exec_module(found)
+            spec.loader.exec_module(loaded)
         except BaseException:
             del sys.modules["_supervise_probe"]
             raise
-    return found
+    return loaded
 
 
 def arm(torch: "ModuleType") -> None:
@@ -231,7 +231,7 @@ def enter() -> None:
     """Take the own directory off the path, and wait for torch."""
     sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != HERE]
     sys.path_importer_cache.pop(HERE, None)
-    if wanted():
+    if is_enabled():
         mark("boot")
         try:
             watch_end()

@@ -59,10 +59,10 @@ def path_of(directory: str, fence: str) -> str:
 def read(path: str) -> Optional[Verdict]:
     """Return the verdict, None before there is one. Raises OSError, ValueError, KeyError."""
     try:
-        found = json.loads(files.read(path))
+        document = json.loads(files.read(path))
     except FileNotFoundError:
         return None
-    return Verdict(found["decision"], found["why"], found["step"], found["args"])
+    return Verdict(document["decision"], document["why"], document["step"], document["args"])
 
 
 def decide(

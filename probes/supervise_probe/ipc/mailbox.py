@@ -109,15 +109,15 @@ def _command(seq: int, raw: bytes) -> Optional[Command]:
         command = Command(seq, letter["key"], letter["verb"], letter["args"])
     except (wire.WireError, KeyError, TypeError):
         return None
-    wanted = isinstance(command.key, str) and isinstance(command.verb, str)
-    return command if wanted and isinstance(command.args, dict) else None
+    is_command = isinstance(command.key, str) and isinstance(command.verb, str)
+    return command if is_command and isinstance(command.args, dict) else None
 
 
 def _fit(letter: Dict[str, Any], field: str, detail: Mapping[str, Any]) -> bytes:
-    whole = ("ack", "verb", "notice")
+    essential = ("ack", "verb", "notice")
     try:
-        return to_json({**letter, field: dict(detail)}, wire.LETTER_ROOM, whole=whole)
+        return to_json({**letter, field: dict(detail)}, wire.LETTER_ROOM, essential=essential)
     except wire.WireError as error:
         # That there is an answer matters more than its detail.
         left_out = {field: {"left_out": str(error)}}
-        return to_json({**letter, **left_out}, wire.LETTER_ROOM, whole=whole)
+        return to_json({**letter, **left_out}, wire.LETTER_ROOM, essential=essential)

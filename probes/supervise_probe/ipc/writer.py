@@ -28,7 +28,7 @@ from ..runtime import files
 from ..wire import WireError
 
 
-def to_json(document: Any, limit: int, *, whole: Optional[Collection[str]] = ()) -> bytes:
+def to_json(document: Any, limit: int, *, essential: Optional[Collection[str]] = ()) -> bytes:
     """Encode `document` in at most `limit` bytes, with long strings and lists clipped if need be.
 
     Args:
@@ -39,13 +39,13 @@ def to_json(document: Any, limit: int, *, whole: Optional[Collection[str]] = ())
     Raises:
         WireError: it is not JSON, or does not fit even when clipped.
     """
-    sizes = ((0, 0),) if whole is None else ((0, 0), (240, 16), (80, 6), (24, 2))
+    sizes = ((0, 0),) if essential is None else ((0, 0), (240, 16), (80, 6), (24, 2))
     try:
         for chars, items in sizes:
             fitted = document
             if chars and isinstance(document, dict):
                 fitted = {
-                    key: value if key in (whole or ()) else _clip(value, chars, items)
+                    key: value if key in (essential or ()) else _clip(value, chars, items)
                     for key, value in document.items()
                 }
             text = json.dumps(fitted, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -172,10 +172,10 @@ class Writer:
             raise wire.WireError(f"{len(names)} metrics, but a slot has room for {self.capacity}")
         if len(set(names)) < len(names) or names[: len(self._names)] != self._names:
             raise wire.WireError("late names go behind those announced before, each of them once")
-        raw = to_json(names, wire.NAMES_SIZE - wire.LETTER_HEAD.size, whole=None)
+        raw = to_json(names, wire.NAMES_SIZE - wire.LETTER_HEAD.size, essential=None)
         self._generation += 1
-        at = wire.NAMES_AT + (self._generation & 1) * wire.NAMES_SIZE
-        self._store(at, wire.pack_letter(self._generation, raw))
+        offset = wire.NAMES_AT + (self._generation & 1) * wire.NAMES_SIZE
+        self._store(offset, wire.pack_letter(self._generation, raw))
         self._words[wire.NAMES_GENERATION_AT // 8] = self._generation
         self._names = names
         self._expect(len(names))
@@ -207,8 +207,8 @@ class Writer:
             except _UNPACKABLE as error:
                 raise wire.WireError(f"step {step} cannot be published: {error}") from error
         self._crc[0] = zlib.crc32(self._body, seq)
-        at = self._first_slot + seq % self._slots * self._slot_size
-        self._map[at : at + self._size] = self._head
+        offset = self._first_slot + seq % self._slots * self._slot_size
+        self._map[offset : offset + self._size] = self._head
         self._seq = seq = seq + 1
         self._words[_HEAD] = seq
 
@@ -267,8 +267,8 @@ class Writer:
             return
         raw = to_json(status, wire.STATUS_SIZE - wire.LETTER_HEAD.size)
         self._status_seq += 1
-        at = wire.STATUS_AT + (self._status_seq & 1) * wire.STATUS_SIZE
-        self._store(at, wire.pack_letter(self._status_seq, raw))
+        offset = wire.STATUS_AT + (self._status_seq & 1) * wire.STATUS_SIZE
+        self._store(offset, wire.pack_letter(self._status_seq, raw))
         self._words[wire.STATUS_GENERATION_AT // 8] = self._status_seq
 
     def last_words(self, returncode: Optional[int], text: str) -> None:
@@ -286,8 +286,8 @@ class Writer:
         with self._lock:  # re-entered by signal handlers, hence numbered before it is written
             seq = self._letters
             self._letters = seq + 1
-            at = wire.LETTERS_AT + seq % wire.LETTER_SLOTS * wire.LETTER_SIZE
-            self._store(at, wire.pack_letter(seq, payload))
+            offset = wire.LETTERS_AT + seq % wire.LETTER_SLOTS * wire.LETTER_SIZE
+            self._store(offset, wire.pack_letter(seq, payload))
             self._words[wire.LETTERS_HEAD_AT // 8] = self._letters
 
     def commands_head(self) -> int:
@@ -296,8 +296,8 @@ class Writer:
 
     def command_slot(self, index: int) -> bytes:
         """Return a copy of one slot of the ring of commands."""
-        at = wire.COMMANDS_AT + index * wire.LETTER_SIZE
-        return self._map[at : at + wire.LETTER_SIZE]
+        offset = wire.COMMANDS_AT + index * wire.LETTER_SIZE
+        return self._map[offset : offset + wire.LETTER_SIZE]
 
     def lease_until_ns(self) -> int:
         """Return until when a pause may last (CLOCK_MONOTONIC), 0 if none was ever granted."""
@@ -327,12 +327,12 @@ class Writer:
         self._words.release()
         self._map.close()
 
-    def _checked(self, at: int, last: int) -> int:
-        seen = None if self._closed else wire.checked(self._map, at)
-        return last if seen is None else seen
+    def _checked(self, offset: int, end: int) -> int:
+        sequence = None if self._closed else wire.checked(self._map, offset)
+        return end if sequence is None else sequence
 
-    def _store(self, at: int, raw: bytes) -> None:
-        self._map[at : at + len(raw)] = raw
+    def _store(self, offset: int, raw: bytes) -> None:
+        self._map[offset : offset + len(raw)] = raw
 
     def _expect(self, count: int) -> None:
         packer = struct.Struct(f"@IIQQIIQQQ{count}d")

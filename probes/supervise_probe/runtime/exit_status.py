@@ -24,7 +24,7 @@ def install() -> None:
     _asked = getattr(sys.exit, "asked", _asked)
 
 
-def asked() -> Tuple[Any, Sequence[Any]]:
+def requested_exit() -> Tuple[Any, Sequence[Any]]:
     """Return what this thread gave to `sys.exit` last, and the frames that called it."""
     return _asked.get(get_ident(), (None, ()))
 
@@ -36,17 +36,17 @@ def last_words() -> Tuple[int, str]:
     """
     error = getattr(sys, "last_value", None)
     if error is None:
-        status, _ = asked()
+        status, _ = requested_exit()
         return _code(status), (status if isinstance(status, str) else "")
     return (-2 if isinstance(error, KeyboardInterrupt) else 1), _line(error)
 
 
 def _line(error: BaseException) -> str:
     """Return an error in one line, with the innermost place of the job's own code."""
-    first = (str(error).strip().splitlines() or [""])[0][:MESSAGE_CHARS]
-    place = failure.place_of(error)
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return f"{text} ({place})" if place else text
+    headline = (str(error).strip().splitlines() or [""])[0][:MESSAGE_CHARS]
+    location = failure.place_of(error)
+    text = f"{type(error).__name__}: {headline}" if headline else type(error).__name__
+    return f"{text} ({location})" if location else text
 
 
 def _code(status: Any) -> int:

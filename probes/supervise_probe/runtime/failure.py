@@ -52,7 +52,7 @@ _ended: List[int] = []  # pids that have recorded their end
 _threads: List[int] = []  # pid of each thread that was recorded
 
 
-def record_end(status: Any, frames: Sequence[Place], *, marks: str, **more: Any) -> None:
+def record_end(status: Any, frames: Sequence[Place], *, marks: str, **facts: Any) -> None:
     """Record the error that ends this process, once; nothing if it ends well.
 
     Args:
@@ -67,13 +67,13 @@ def record_end(status: Any, frames: Sequence[Place], *, marks: str, **more: Any)
         return
     error = getattr(sys, "last_value", None)
     if error is not None and not isinstance(error, KeyboardInterrupt):
-        found = of_error(error)
+        record = of_error(error)
     elif error is None and status not in (None, 0) and not _is_spawned(status, frames):
-        found = of_exit(status, frames)
+        record = of_exit(status, frames)
     else:
         return
     _ended.append(os.getpid())
-    _write(marks, {**found, **more})
+    _write(marks, {**record, **facts})
 
 
 def _is_spawned(status: Any, frames: Sequence[Place]) -> bool:
@@ -82,7 +82,7 @@ def _is_spawned(status: Any, frames: Sequence[Place]) -> bool:
     return isinstance(status, int) and name.endswith(os.path.join("multiprocessing", "spawn.py"))
 
 
-def watch_threads(place: Callable[[], Mapping[str, Any]]) -> None:
+def watch_threads(location: Callable[[], Mapping[str, Any]]) -> None:
     """Record what ends a thread. `threading.excepthook` stays what it is. Call it once.
 
     Args:
@@ -97,7 +97,7 @@ def watch_threads(place: Callable[[], Mapping[str, Any]]) -> None:
 
         def invoke_excepthook(thread: Any) -> None:
             try:
-                _record_thread(thread, sys.exc_info()[1], dict(place()))
+                _record_thread(thread, sys.exc_info()[1], dict(location()))
             except Exception:  # the job's own hook comes in any case
                 pass
             invoke(thread)
@@ -107,12 +107,14 @@ def watch_threads(place: Callable[[], Mapping[str, Any]]) -> None:
     vars(threading)["_make_invoke_excepthook"] = make_invoke
 
 
-def _record_thread(thread: Any, error: Optional[BaseException], more: Dict[str, Any]) -> None:
-    known = _threads.count(os.getpid())
-    if error is None or isinstance(error, SystemExit) or known >= THREADS:
+def _record_thread(thread: Any, error: Optional[BaseException], facts: Dict[str, Any]) -> None:
+    count = _threads.count(os.getpid())
+    if error is None or isinstance(error, SystemExit) or count >= THREADS:
         return
     _threads.append(os.getpid())
-    _write(more.pop("marks"), {**of_error(error), "kind": "thread", "thread": thread.name, **more})
+    _write(
+        facts.pop("marks"), {**of_error(error), "kind": "thread", "thread": thread.name, **facts}
+    )
 
 
 def of_error(error: BaseException) -> Dict[str, Any]:
@@ -122,7 +124,7 @@ def of_error(error: BaseException) -> Dict[str, Any]:
     if isinstance(error, SyntaxError) and error.filename:
         places.insert(0, (error.filename, error.lineno or 0, ""))
     lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-TRACE_FRAMES)
-    found: Dict[str, Any] = {
+    record: Dict[str, Any] = {
         "kind": "exception",
         "type": _name(type(error)),
         "message": _text(error),
@@ -130,19 +132,19 @@ def of_error(error: BaseException) -> Dict[str, Any]:
         **_at(places),
     }
     if isinstance(error, OSError) and error.errno is not None:
-        found["errno"] = errno.errorcode.get(error.errno, str(error.errno))
-    remote = _remote(found["message"]) or _remote(_text(error.__cause__))
+        record["errno"] = errno.errorcode.get(error.errno, str(error.errno))
+    remote = _remote(record["message"]) or _remote(_text(error.__cause__))
     if remote:
-        found.update(remote)
+        record.update(remote)
     else:
-        found["message"] = _with_origin(error, found["message"])
-        if _TORCH_WRITER.search(found["message"]):
-            found["message"] += _full_disk(error)
+        record["message"] = _with_origin(error, record["message"])
+        if _TORCH_WRITER.search(record["message"]):
+            record["message"] += _full_disk(error)
     ranks = _ranks(error)
     if ranks:
         text = ", ".join(f"rank {rank['rank']} with code {rank['code']}" for rank in ranks)
-        found.update(kind="launcher", ranks=ranks, message=f"ended: {text}")
-    return found
+        record.update(kind="launcher", ranks=ranks, message=f"ended: {text}")
+    return record
 
 
 def _with_origin(error: BaseException, message: str) -> str:
@@ -163,8 +165,8 @@ def _with_origin(error: BaseException, message: str) -> str:
     origin = f"{_name(type(first))}: {_first_line(_text(first))}"
     if first is error or _first_line(_text(first)) in message:
         return message
-    line, end, rest = message.partition("\n")
-    return f"{line} (from {origin}){end}{rest}"
+    line, end, tail = message.partition("\n")
+    return f"{line} (from {origin}){end}{tail}"
 
 
 def _full_disk(error: BaseException) -> str:
@@ -190,21 +192,21 @@ def _full_disk(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return "file:line" of the innermost place of the job's own code, "" without one."""
     trace = traceback.extract_tb(error.__traceback__, limit=-200)
-    at = _at([(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)])
-    return f"{at['file']}:{at['line']}" if at else ""
+    location = _at([(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)])
+    return f"{location['file']}:{location['line']}" if location else ""
 
 
 def of_exit(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
     """Return the record of a process that called `sys.exit` with something else than 0."""
     code = status & 0xFF if isinstance(status, int) else 1
     text = f"sys.exit({status})" if isinstance(status, int) else _text(status)
-    found = {"kind": "exit", "type": "SystemExit", "message": text, "code": code, **_at(frames)}
+    record = {"kind": "exit", "type": "SystemExit", "message": text, "code": code, **_at(frames)}
     if any(name.rpartition(os.sep)[2] == "argparse.py" for name, _, _ in frames):
-        found["message"] = "argparse refused the arguments"
-    return found
+        record["message"] = "argparse refused the arguments"
+    return record
 
 
-def _write(marks: str, found: Dict[str, Any]) -> None:
+def _write(marks: str, record: Dict[str, Any]) -> None:
     """Add who it was and when, make it fit for others to read, and put it into its file."""
     clean = _cleaner()
     about: Dict[str, Any] = {
@@ -212,7 +214,7 @@ def _write(marks: str, found: Dict[str, Any]) -> None:
         "at_ns": time.monotonic_ns(),
         "rank": _number("RANK", "SLURM_PROCID"),
         "world_size": _number("WORLD_SIZE", "SLURM_NTASKS"),
-        **found,
+        **record,
     }
     about["message"] = clean(_cut(about["message"], MESSAGE_CHARS))
     about["traceback"] = clean(_cut(about.get("traceback", ""), TRACE_CHARS))
@@ -227,9 +229,9 @@ def _write(marks: str, found: Dict[str, Any]) -> None:
 
 def _at(places: Iterable[Place]) -> Dict[str, Any]:
     """Return the innermost place of the job's own code, else the innermost of all; `{}`: none."""
-    known = [place for place in places if not place[0].startswith(_OURS)]
-    own = [place for place in known if _is_own(place[0])]
-    for name, line, function in (own or known)[:1]:
+    foreign = [frame for frame in places if not frame[0].startswith(_OURS)]
+    job_frames = [place for place in foreign if _is_own(place[0])]
+    for name, line, function in (job_frames or foreign)[:1]:
         return {"file": _shown(name), "line": line, "function": function}
     return {}
 
@@ -255,16 +257,16 @@ def _remote(text: str) -> Dict[str, Any]:
     frames = list(_FRAME.finditer(text))
     if "Traceback (most recent call last)" not in text or not frames:
         return {}
-    rest = text[frames[-1].end() :].rstrip('"\n ').lstrip("\n").split("\n")
-    lines = [line for line in rest if not line.startswith((" ", "\t"))]
+    tail = text[frames[-1].end() :].rstrip('"\n ').lstrip("\n").split("\n")
+    lines = [line for line in tail if not line.startswith((" ", "\t"))]
     name, _, message = "\n".join(lines).partition(": ")
     if not re.fullmatch(r"[\w.]+", name):
         return {}
-    places = [(found[1], int(found[2]), found[3] or "") for found in reversed(frames)]
-    caught, spawned = _CAUGHT_IN.search(text), _SPAWNED.search(text)
-    within = caught[1] if caught else f"process {spawned[1]}" if spawned else "another process"
-    shown = name.rpartition(".")[2]
-    return {"type": shown, "message": message.strip(), "within": within, **_at(places)}
+    places = [(match[1], int(match[2]), match[3] or "") for match in reversed(frames)]
+    cause, spawned = _CAUGHT_IN.search(text), _SPAWNED.search(text)
+    within = cause[1] if cause else f"process {spawned[1]}" if spawned else "another process"
+    short = name.rpartition(".")[2]
+    return {"type": short, "message": message.strip(), "within": within, **_at(places)}
 
 
 def _ranks(error: BaseException) -> List[Dict[str, Any]]:
@@ -275,13 +277,13 @@ def _ranks(error: BaseException) -> List[Dict[str, Any]]:
     failures = getattr(error, "failures", None)
     if type(error).__name__ != "ChildFailedError" or not isinstance(failures, dict):
         return []
-    found = []
-    for rank, one in list(failures.items())[:RANKS]:
-        path = str(getattr(one, "error_file", ""))
+    lines = []
+    for rank, failure in list(failures.items())[:RANKS]:
+        path = str(getattr(failure, "error_file", ""))
         message, trace = _error_file(path) if os.path.isfile(path) else ("", "")
-        about = {"rank": int(rank), "pid": int(one.pid), "code": int(one.exitcode)}
-        found.append({**about, "message": message, **_at(_places(trace))})
-    return found
+        about = {"rank": int(rank), "pid": int(failure.pid), "code": int(failure.exitcode)}
+        lines.append({**about, "message": message, **_at(_places(trace))})
+    return lines
 
 
 def _error_file(path: str) -> Tuple[str, str]:
@@ -307,11 +309,11 @@ def _cleaner() -> Callable[[str], str]:
         for name, value in os.environ.items()
         if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and not value.isdigit()
     ]
-    known = re.compile("|".join(sorted(secrets, key=len, reverse=True)) or r"(?!)")
+    pattern = re.compile("|".join(sorted(secrets, key=len, reverse=True)) or r"(?!)")
     home = os.path.expanduser("~")
 
     def clean(text: str) -> str:
-        text = _TOKEN.sub("<redacted>", known.sub("<redacted>", text))
+        text = _TOKEN.sub("<redacted>", pattern.sub("<redacted>", text))
         return re.sub(re.escape(home) + r"(?=/|\b)", "~", text) if len(home) > 1 else text
 
     return clean

@@ -29,12 +29,12 @@ def open_file(path: str, flags: int = os.O_RDONLY, foreign: bool = False) -> int
     """
     fd = os.open(path, flags | (os.O_NONBLOCK if foreign else _SAFE), FILE)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        trusted = foreign or found.st_uid in (0, os.geteuid())
-        if not trusted and found.st_uid != os.stat(os.path.dirname(path) or ".").st_uid:
-            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", path)
+        trusted = foreign or status.st_uid in (0, os.geteuid())
+        if not trusted and status.st_uid != os.stat(os.path.dirname(path) or ".").st_uid:
+            raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", path)
         if flags & os.O_CREAT:
             os.fchmod(fd, FILE)
     except BaseException:
@@ -67,11 +67,11 @@ def create(path: str, shared: bool = False) -> int:
 
 def own_directory(path: str) -> None:
     """Raise OSError unless `path` is a directory of ours, not reached by a link."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-    if found.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", path)
+    if status.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", path)
 
 
 def make_directory(path: str) -> None:

@@ -144,18 +144,18 @@ class Guard:
             return None
         finally:
             took = thread_time_ns() - began
-            own = took - self._inner_ns
-            part.spent_ns += own
+            own_ns = took - self._inner_ns
+            part.spent_ns += own_ns
             self._inner_ns = outer + took
 
     def run_all(self, calls: Calls, *args: Any) -> None:
         """Call each of `calls` for its part, as `run` would. To be called inside a `run`."""
         if self._clocks is not PIECES:
-            left = iter(calls)
+            pending = iter(calls)
             while True:  # again only after an error: a `try` for each call would cost more
                 part = None
                 try:
-                    for part, function in left:
+                    for part, function in pending:
                         if part.on:
                             function(*args)
                     return
@@ -175,8 +175,8 @@ class Guard:
                     raise
                 self.failed(part, error)
             now = thread_time_ns()
-            own = now - began - self._inner_ns
-            part.spent_ns += own
+            own_ns = now - began - self._inner_ns
+            part.spent_ns += own_ns
             self._inner_ns = 0
             began = now
         self._inner_ns = outer + began - start
@@ -248,12 +248,12 @@ def describe(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = ""
+    location = ""
     if trace is not None:
         code = trace.tb_frame.f_code
-        where = f" ({code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
+        location = f" ({code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}{where}"
+    return f"{type(error).__name__}: {lines[0][:200]}{location}"
 
 
 def _median(values: List[int]) -> int:

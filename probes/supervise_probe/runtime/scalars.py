@@ -44,11 +44,11 @@ class Scalars:
         """Whether `value` is a number that can be looked at now."""
         return not isinstance(value, self._torch.Tensor)
 
-    def larger(self, one: Number, other: Number) -> Number:
+    def larger(self, a: Number, b: Number) -> Number:
         """Return the larger of two numbers, wherever they are."""
-        if self.on_host(one) and self.on_host(other):
-            return max(one, other)
-        return self._torch.maximum(*map(self._torch.as_tensor, (one, other)))
+        if self.on_host(a) and self.on_host(b):
+            return max(a, b)
+        return self._torch.maximum(*map(self._torch.as_tensor, (a, b)))
 
     def pack(self, values: Mapping[str, Number]) -> Optional[Pending]:
         """Start to bring `values` to the host; None if all of them are there."""

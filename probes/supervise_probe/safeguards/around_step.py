@@ -47,11 +47,11 @@ class LossScale:
         scalers = [each for each in self._registry.scalers if each.is_enabled()]
         if not scalers:
             raise Refused("the job has no GradScaler that is enabled")
-        asked = args.get("scale")
-        if asked is not None and not 0.0 < float(asked) < inf:
-            raise Refused(f"a loss scale must be finite and above 0, not {asked}")
+        scale = args.get("scale")
+        if scale is not None and not 0.0 < float(scale) < inf:
+            raise Refused(f"a loss scale must be finite and above 0, not {scale}")
         for scaler in scalers:
-            value = float(scaler._init_scale if asked is None else asked)
+            value = float(scaler._init_scale if scale is None else scale)
             if scaler._scale is None:  # made at its first use
                 scaler._init_scale = value
                 continue
@@ -85,9 +85,9 @@ class Profile:
             raise Refused(f"a profile is being taken already: {self._path}")
         if torch.autograd._profiler_enabled():
             raise Refused("the job runs a profiler of its own")
-        first = context.position.step
+        start = context.position.step
         self._path = _place(
-            context.config.marks, str(args["incident"]), first, context.position.rank
+            context.config.marks, str(args["incident"]), start, context.position.rank
         )
         kinds = torch.profiler.ProfilerActivity
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -95,12 +95,12 @@ class Profile:
             activities=[kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU], record_shapes=True
         )
         profiler.start()
-        self._profiler, self._first = profiler, first
+        self._profiler, self._first = profiler, start
         self._left, self._done = steps, 0
         self._in_force.acting = True
         context.guard.blind = True
         self._patch_entry_points()
-        return {"path": self._path, "first_step": first, "steps": steps}
+        return {"path": self._path, "first_step": start, "steps": steps}
 
     @property
     def busy(self) -> bool:
@@ -115,15 +115,15 @@ class Profile:
             if not self._left:
                 self.end()
 
-    def end(self, why: str = "") -> None:
+    def end(self, reason: str = "") -> None:
         """Stop the trace, if there is one, and write it; `why`: the reason for an early end."""
         if self._profiler is not None:
             began = monotonic_ns()
-            self._context.guard.run(self._part, self._write, why)
+            self._context.guard.run(self._part, self._write, reason)
             self._context.position.held_ns += monotonic_ns() - began
             self._context.reporter.beat("step")
 
-    def _write(self, why: str) -> None:
+    def _write(self, reason: str) -> None:
         profiler, self._profiler = self._profiler, None
         self._context.guard.blind = False
         self._restore_entry_points()
@@ -140,7 +140,7 @@ class Profile:
         text = f"profile of {self._done} steps from step {self._first} on: {self._path}"
         self._context.reporter.notice(
             "note",
-            f"{text} ({why})" if why else text,
+            f"{text} ({reason})" if reason else text,
             {"path": self._path, "bytes": size, "first": self._first, "steps": self._done},
         )
 
@@ -241,8 +241,8 @@ class Safeguards:
 
     def step_ended(self) -> None:
         """Count a step whose frame has been collected."""
-        for each in self._steps:
-            each.step_ended()
+        for safeguard in self._steps:
+            safeguard.step_ended()
         self.in_force.acting = any(each.busy for each in self._steps)
 
     def restored(self, step: int) -> None:
@@ -253,24 +253,27 @@ class Safeguards:
         """The process ends."""
         self._profile.end("the job ended")
 
-    def cannot(self, why: str) -> None:
+    def cannot(self, reason: str) -> None:
         """Mark all safeguards as unable to act, for that reason; "" undoes it."""
-        self.orders.set_state(why)
-        self.outliers.cannot(why)
+        self.orders.set_state(reason)
+        self.outliers.cannot(reason)
         if self.update_clip.state:
-            self.update_clip.state = f"cannot act: {why}" if why else ARMED
+            self.update_clip.state = f"cannot act: {reason}" if reason else ARMED
 
     def standing(self) -> Dict[str, str]:
         """Return the state of each safeguard, for the status."""
-        others = {NAME: self.outliers.state, "update_clip": self.update_clip.state}
-        return {**self.orders.describe(), **{name: how for name, how in others.items() if how}}
+        states = {NAME: self.outliers.state, "update_clip": self.update_clip.state}
+        return {
+            **self.orders.describe(),
+            **{name: state for name, state in states.items() if state},
+        }
 
     def describe(self) -> Dict[str, Any]:
         """Return what is in force, for the status."""
         rule = self.update_clip.rule
-        found: Dict[str, Any] = {}
+        active: Dict[str, Any] = {}
         if self.in_force.clip_bound is not None:
-            found["clip"] = self.in_force.clip_bound
+            active["clip"] = self.in_force.clip_bound
         if rule is not None:
-            found["update_clip"] = {"window": rule.window, "sigma": rule.sigma}
-        return found
+            active["update_clip"] = {"window": rule.window, "sigma": rule.sigma}
+        return active

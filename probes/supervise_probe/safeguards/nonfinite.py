@@ -45,9 +45,9 @@ ARMED, ON_DEVICE = "armed", "cannot act: the values live on a device"
 class RateLimit:
     """At most `most` times in `per` steps. A rollback does not reset the count."""
 
-    def __init__(self, most: int, per: int) -> None:
+    def __init__(self, limit: int, per: int) -> None:
         self._per = max(1, per)
-        self._taken: Deque[int] = deque(maxlen=max(1, most))
+        self._taken: Deque[int] = deque(maxlen=max(1, limit))
         self._now = 0
 
     @property
@@ -94,10 +94,10 @@ class SkipNonfinite:
         if type(loss) is float and type(norm) is float and isfinite(loss) and isfinite(norm):
             self.state = ARMED
             return None
-        known = [v for v in values if isinstance(v, (int, float))]
+        numbers = [v for v in values if isinstance(v, (int, float))]
         on_device = any(v is not None and not isinstance(v, (int, float)) for v in values)
         self.state = ON_DEVICE if on_device else ARMED
-        if all(isfinite(v) for v in known) or not self.limit.take():
+        if all(isfinite(v) for v in numbers) or not self.limit.take():
             return None
         return "loss or gradient norm is not finite"
 
@@ -185,26 +185,26 @@ class NonfiniteGuards:
             elif not self._replicas.hold(update.known.ids):
                 self._skip.state = f"cannot act: {APART.format(ranks)}"
                 return
-        why = self._skip.why_skip((loss, norm))
-        if why:
+        reason = self._skip.why_skip((loss, norm))
+        if reason:
             self._in_force.acting = True
             update.skip = "safeguard"
             self._reporter.notice(
                 "safeguard",
-                f"skip_nonfinite skipped the update of step {self._position.step}: {why}",
+                f"skip_nonfinite skipped the update of step {self._position.step}: {reason}",
                 {"order": "skip_nonfinite", "loss": str(loss), "gradient_norm": str(norm)},
             )
 
     def _joint_norm(self, update: Update) -> Optional[Number]:
         """Return NaN where the clip by the norm of all shards has left nothing else, else 0."""
         grads = (getattr(p.grad, "_local_tensor", p.grad) for p in update.params)
-        own = next((grad for grad in grads if grad.numel()), None)
-        if own is None:
+        gradient = next((grad for grad in grads if grad.numel()), None)
+        if gradient is None:
             return 0.0
-        first = self._scalars.value(own[(0,) * own.dim()])
-        if not isinstance(first, float):
-            return first
-        return first if first != first and bool(own.isnan().all()) else 0.0
+        element = self._scalars.value(gradient[(0,) * gradient.dim()])
+        if not isinstance(element, float):
+            return element
+        return element if element != element and bool(gradient.isnan().all()) else 0.0
 
     def _zeroed(self, order: ZeroNonfinite, update: Update) -> bool:
         norm = update.gradient_norm
@@ -213,10 +213,10 @@ class NonfiniteGuards:
             return False
         order.state = ARMED
         grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
-        fired = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
-        before = self._in_force.zeroed
-        self._in_force.zeroed = fired if before is None else before + fired
-        if not isinstance(fired, float) or not fired:
+        zeroed = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
+        zeroed_before = self._in_force.zeroed
+        self._in_force.zeroed = zeroed if zeroed_before is None else zeroed_before + zeroed
+        if not isinstance(zeroed, float) or not zeroed:
             return False
         self._reporter.notice(
             "safeguard",

@@ -70,7 +70,7 @@ class Band:
         self.level = self.spread = self._usual = 0.0
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether there are enough rows to judge one."""
         return len(self._rows) >= LEAST
 
@@ -81,7 +81,7 @@ class Band:
 
     def rise(self, value: float) -> float:
         """Return how far a value is above the level, in spreads; 0 before that is known."""
-        return (value - self.level) / self.spread if self.known else 0.0
+        return (value - self.level) / self.spread if self.is_known else 0.0
 
     def add(self, step: int, value: float, *, usual: bool) -> None:
         """Add a row; what is not `usual` does not count for the record."""
@@ -93,21 +93,21 @@ class Band:
                 self._records.append(0.0)
         self._rows.append((step, value))
         self._fit_in -= 1
-        if self.known and self._fit_in <= 0:
+        if self.is_known and self._fit_in <= 0:
             self._fit()
 
     def back_to(self, step: int) -> None:
         """The weights are those behind `step` again: forget the rows since."""
         while self._rows and self._rows[-1][0] > step:
             self._rows.pop()
-        if self.known:
+        if self.is_known:
             self._fit()
 
     def _fit(self) -> None:
         self._fit_in = REFIT
         rows = [value for _, value in self._rows][-WINDOW:]
         self.level = min(_median(rows), _median(rows[-NEWEST:]))
-        spread = NORMAL * _median([abs(rest) for rest in _around_parabola(rows)])
+        spread = NORMAL * _median([abs(residual) for residual in _around_parabola(rows)])
         self._usual += (spread - self._usual) * (SLOW if self._usual else 1.0)
         self.spread = max(spread, self._usual, FLOOR * abs(self.level), TINY)
 
@@ -130,13 +130,13 @@ class OutlierRule:
         far = band.rise(loss)
         if far <= spreads / 2 or loss - band.level <= rise * abs(band.level) or far <= band.record:
             return ""
-        why = f"the loss is {loss:.4g}, {far:.1f} spreads above its level of {band.level:.4g}"
+        reason = f"the loss is {loss:.4g}, {far:.1f} spreads above its level of {band.level:.4g}"
         if follows or (far > spreads and far > HARDER * band.record):
-            return why
+            return reason
         steep = self.norm.rise(math.log(norm)) if norm else 0.0
         if steep <= SPREADS or steep <= self.norm.record:
             return ""
-        return f"{why}, and the gradient norm {norm:.4g}, {steep:.1f} spreads above its own"
+        return f"{reason}, and the gradient norm {norm:.4g}, {steep:.1f} spreads above its own"
 
     def applied(self, step: int, loss: float, norm: Optional[float], *, usual: bool) -> None:
         """Learn from a batch whose update is made; `usual`: it is no outlier."""
@@ -168,7 +168,7 @@ def _around_parabola(rows: Sequence[float]) -> List[float]:
 @lru_cache(maxsize=2)
 def _axes(count: int) -> Tuple[List[float], List[float], float, float]:
     """Return two orthogonal axes, a line and a parabola, and the sums of their squares."""
-    line = [at - (count - 1) / 2 for at in range(count)]
+    line = [index - (count - 1) / 2 for index in range(count)]
     lines = sum(map(mul, line, line))
     curve = [t * t - lines / count for t in line]
     return line, curve, lines, sum(map(mul, curve, curve))
@@ -208,8 +208,8 @@ class SkipOutliers:
             return
         limits = Limits(float(order.get("spreads", SPREADS)), float(order.get("rise", RISE)))
         self._rule = OutlierRule(limits)
-        most, per = int(order.get("max", MOST)), int(order.get("per", PER))
-        self._limit, self._spent = RateLimit(most, per), f"{most} of {per} updates were skipped"
+        limit, per = int(order.get("max", MOST)), int(order.get("per", PER))
+        self._limit, self._spent = RateLimit(limit, per), f"{limit} of {per} updates were skipped"
         self._judged = -1  # the newest step: it is judged once, for all its optimizers
         self._began = 0  # the first step of the outliers under way
         self._unasked = 0  # of them, skipped since the probe batch was asked
@@ -239,16 +239,16 @@ class SkipOutliers:
             return
         if not isfinite(loss):  # another safeguard's
             return
-        known = norm if type(norm) is float and norm > 0.0 and isfinite(norm) else None
-        why = rule.why_out(loss, known, follows=self._unasked > 0)
-        if why and self._skips(step):
+        finite_norm = norm if type(norm) is float and norm > 0.0 and isfinite(norm) else None
+        reason = rule.why_out(loss, finite_norm, follows=self._unasked > 0)
+        if reason and self._skips(step):
             update.skip = "outlier"
             self._in_force.outlier = 1.0
-            numbers = {"loss": loss, "gradient_norm": known}
-            self._notice(f"skipped the update of step {step}: {why}", **numbers)
+            numbers = {"loss": loss, "gradient_norm": finite_norm}
+            self._notice(f"skipped the update of step {step}: {reason}", **numbers)
             return
-        rule.applied(step, loss, known, usual=not why)
-        if not why:
+        rule.applied(step, loss, finite_norm, usual=not reason)
+        if not reason:
             self._in_band()
 
     def _why_not(self, loss: Any) -> str:
@@ -277,9 +277,9 @@ class SkipOutliers:
         self._unasked += 1
         return True
 
-    def _stop(self, why: str) -> None:
-        self._set_state(f"stopped: {why}")
-        self._notice(f"makes updates as they come: {why}", stopped=why)
+    def _stop(self, reason: str) -> None:
+        self._set_state(f"stopped: {reason}")
+        self._notice(f"makes updates as they come: {reason}", stopped=reason)
 
     def _in_band(self) -> None:
         """A usual batch: whatever there was is over."""
@@ -299,10 +299,10 @@ class SkipOutliers:
             self._limit.step_ended()
             self._in_force.outlier = 0.0
 
-    def cannot(self, why: str) -> None:
+    def cannot(self, reason: str) -> None:
         """Nothing can be judged, for that reason; "": it can again."""
         if self._rule is not None:
-            self._set_state(f"cannot act: {why}" if why else ARMED)
+            self._set_state(f"cannot act: {reason}" if reason else ARMED)
 
     def _set_state(self, state: str) -> None:
         if state == self.state:
@@ -311,9 +311,9 @@ class SkipOutliers:
         self._in_force.guards[NAME] = state == ARMED
         self._reporter.status_changed()
 
-    def _notice(self, what: str, **data: Any) -> None:
+    def _notice(self, event: str, **data: Any) -> None:
         self._in_force.acting = True
-        self._reporter.notice("safeguard", f"{NAME} {what}", {"order": NAME, **data})
+        self._reporter.notice("safeguard", f"{NAME} {event}", {"order": NAME, **data})
 
 
 class Skip:
@@ -327,11 +327,11 @@ class Skip:
 
     def do_skip_step(self, args: Dict[str, Any]) -> Dict[str, Any]:
         """Skip the next `count` steps; no more than `most` in any SKIP_WINDOW of them."""
-        count, most = max(0, int(args.get("count", 1))), int(args.get("most", MAX_SKIPS))
+        count, limit = max(0, int(args.get("count", 1))), int(args.get("most", MAX_SKIPS))
         spent = len(self._taken)
-        if spent + count > most:
+        if spent + count > limit:
             raise Refused(
-                f"skip_step of {count}: {most} updates may be skipped in {SKIP_WINDOW} steps, "
+                f"skip_step of {count}: {limit} updates may be skipped in {SKIP_WINDOW} steps, "
                 f"and {spent} were"
             )
         self._left = count

@@ -98,9 +98,9 @@ class UpdateClip:
             return {"update_clip": None}
         rule, steps = read_rule(args), int(args.get("steps", 0))
         params = self._optimizers.parameters()
-        why = self._why_not(params, rule)
-        if why:
-            raise Refused(why)
+        reason = self._why_not(params, rule)
+        if reason:
+            raise Refused(reason)
         self._kept.clear()
         self._ordered, self._left = rule, max(0, steps)
         self._in_force.acting = True
@@ -112,31 +112,31 @@ class UpdateClip:
         rule = self.rule
         if rule is None or update.skip:
             return
-        kept = self._kept.get(update.optimizer)
-        if kept is None or kept.params is not update.all_params:
-            why = self._why_not(update.all_params, rule)
-            if why:
+        norms = self._kept.get(update.optimizer)
+        if norms is None or norms.params is not update.all_params:
+            reason = self._why_not(update.all_params, rule)
+            if reason:
                 if self._standing is not None:
                     self._in_force.guards["update_clip"] = False
-                self._standing, self.state = None, f"cannot act: {why}"
+                self._standing, self.state = None, f"cannot act: {reason}"
                 self._end()
-                self._context.reporter.notice("note", f"update_clip is off: {why}")
+                self._context.reporter.notice("note", f"update_clip is off: {reason}")
                 return
             past = self._past.update_norms
             alone = len(self._optimizers.living()) == 1
-            known = seed(past, rule) if alone else []
-            kept = Kept(self._context, self._gradient, update.all_params, rule, known)
-            self._kept[update.optimizer] = kept
-        kept.read()
+            history = seed(past, rule) if alone else []
+            norms = Kept(self._context, self._gradient, update.all_params, rule, history)
+            self._kept[update.optimizer] = norms
+        norms.read()
 
     def limit(self, update: Update) -> None:
         """Shorten the update if it is too long, after it was made."""
-        kept = self._kept.get(update.optimizer)
-        if kept is None:
+        norms = self._kept.get(update.optimizer)
+        if norms is None:
             return
-        clipped = 0.0 if update.skip else kept.shorten()
-        before = self._in_force.clipped
-        self._in_force.clipped = clipped if before is None else before + clipped
+        clipped = 0.0 if update.skip else norms.shorten()
+        clipped_before = self._in_force.clipped
+        self._in_force.clipped = clipped if clipped_before is None else clipped_before + clipped
 
     def _why_not(self, params: List[Any], rule: Rule) -> str:
         """Return why the updates of `params` cannot be judged, "" when they can."""
@@ -209,15 +209,15 @@ class Kept:
         torch._foreach_sub_(self._old, self._live)  # now the way back
         norm = torch.as_tensor(self._norm_of(self._old), dtype=torch.float32)
         norm = norm.to(self._norms.device, non_blocking=True)
-        bound = self._bound()
+        limit = self._bound()
         finite = torch.isfinite(norm)
-        over = (norm > bound) & finite
+        over = (norm > limit) & finite
         known = torch.where(
-            finite & (norm > 0.0), torch.minimum(norm, bound), self._norms[self._at]
+            finite & (norm > 0.0), torch.minimum(norm, limit), self._norms[self._at]
         )
         self._norms[self._at] = known
         self._at = (self._at + 1) % self._rule.window
-        back = torch.where(over, 1.0 - bound / norm, torch.zeros_like(norm))
+        back = torch.where(over, 1.0 - limit / norm, torch.zeros_like(norm))
         if scalars.reads(back):
             if over:
                 torch._foreach_add_(self._live, self._old, alpha=float(back))
@@ -228,25 +228,25 @@ class Kept:
 
     def _bound(self) -> Any:
         torch, norms = self._torch, self._norms
-        known = torch.isfinite(norms)
-        count, none = known.sum(), torch.zeros_like(norms)
-        middle = torch.where(known, norms, none).sum() / count
-        squares = torch.where(known, (norms - middle).square(), none).sum()
-        bound = middle + self._rule.sigma * (squares / (count - 1)).sqrt()
-        return torch.where(count >= self._rule.least, bound, torch.full_like(bound, math.inf))
+        finite = torch.isfinite(norms)
+        count, none = finite.sum(), torch.zeros_like(norms)
+        middle = torch.where(finite, norms, none).sum() / count
+        squares = torch.where(finite, (norms - middle).square(), none).sum()
+        limit = middle + self._rule.sigma * (squares / (count - 1)).sqrt()
+        return torch.where(count >= self._rule.least, limit, torch.full_like(limit, math.inf))
 
 
 def seed(past: Sequence[float], rule: Rule) -> List[float]:
     """Return a window as it would be had the rule been in force before: spikes are shortened."""
-    found: List[float] = []
+    norms: List[float] = []
     for norm in list(past)[-rule.window :]:
-        count = len(found)
+        count = len(norms)
         if count >= rule.least:
-            middle = sum(found) / count
-            variance = sum((each - middle) ** 2 for each in found) / (count - 1)
+            middle = sum(norms) / count
+            variance = sum((each - middle) ** 2 for each in norms) / (count - 1)
             norm = min(norm, middle + rule.sigma * math.sqrt(variance))
-        found.append(norm)
-    return found
+        norms.append(norm)
+    return norms
 
 
 def _weights(params: List[Any]) -> List[Any]:
@@ -288,13 +288,13 @@ class GradientClip:
             self._status_changed()
             return {"clip_bound": None}
         steps = int(args.get("steps", 0))
-        bound = self._absolute(args)
-        if not 0.0 < bound < inf or steps < 0:
-            raise Refused(f"clip to {bound} for {steps} steps: a norm above 0, no negative step")
-        self._in_force.clip_bound, self._left = bound, steps
+        limit = self._absolute(args)
+        if not 0.0 < limit < inf or steps < 0:
+            raise Refused(f"clip to {limit} for {steps} steps: a norm above 0, no negative step")
+        self._in_force.clip_bound, self._left = limit, steps
         self._in_force.acting = True
         self._status_changed()
-        return {"clip_bound": bound, "steps": steps}
+        return {"clip_bound": limit, "steps": steps}
 
     def _absolute(self, args: Mapping[str, Any]) -> float:
         if args.get("max_norm") is not None:
@@ -309,8 +309,8 @@ class GradientClip:
 
     def limit(self, update: Update) -> None:
         """Scale down the final gradients of `update` where their norm is too large."""
-        bound: Any = self._in_force.clip_bound
-        if update.skip or bound is None:
+        limit: Any = self._in_force.clip_bound
+        if update.skip or limit is None:
             return
         torch, scalars = self._torch, self._scalars
         gradients = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
@@ -318,16 +318,16 @@ class GradientClip:
             return
         still_scaled = getattr(update.optimizer, "grad_scale", None)
         if still_scaled is not None:  # a fused optimizer unscales inside its kernel
-            bound = bound * scalars.value(still_scaled)
+            limit = limit * scalars.value(still_scaled)
         norm = self._gradient.norm_of(gradients)
-        if scalars.on_host(norm) and scalars.on_host(bound):
-            if bound < norm < inf:
+        if scalars.on_host(norm) and scalars.on_host(limit):
+            if limit < norm < inf:
                 for gradient in gradients:
-                    gradient.mul_(bound / norm)
+                    gradient.mul_(limit / norm)
             return
         norm = torch.as_tensor(norm)
-        over = (norm > bound) & torch.isfinite(norm)
-        factor = torch.where(over, bound / norm, torch.ones_like(norm))
+        over = (norm > limit) & torch.isfinite(norm)
+        factor = torch.where(over, limit / norm, torch.ones_like(norm))
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, non_blocking=True))
 

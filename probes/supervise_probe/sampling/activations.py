@@ -50,25 +50,25 @@ class Activations:
 
     def values(self) -> Dict[str, Any]:
         """Return the metrics as tensors of one element."""
-        found: Dict[str, Any] = {} if self.logz is None else {"logz_mean": self.logz}
+        values: Dict[str, Any] = {} if self.logz is None else {"logz_mean": self.logz}
         if self._blocks:
             order = sorted(self._blocks)
             rms = self._torch.stack([self._blocks[i][0] for i in order])
-            found["residual_rms"] = rms.amax()
+            values["residual_rms"] = rms.amax()
             outliers = self._torch.stack([self._blocks[i][1] for i in order])
-            found["activation_outlier_rate"] = 100.0 * outliers.amax()
-            for place in spread(len(order)):
-                found[f"residual_rms.{order[place]}"] = rms[place]
-            found.update(self._percentiles([order[i] for i in spread(len(order), BLOCKS)]))
-        return found
+            values["activation_outlier_rate"] = 100.0 * outliers.amax()
+            for block in spread(len(order)):
+                values[f"residual_rms.{order[block]}"] = rms[block]
+            values.update(self._percentiles([order[i] for i in spread(len(order), BLOCKS)]))
+        return values
 
     def _percentiles(self, indices: List[int]) -> Dict[str, Any]:
         squares = [self._blocks[index][2] for index in indices]
         pad = self._torch.nn.utils.rnn.pad_sequence
         rows = pad(squares, batch_first=True, padding_value=float("inf")).sort()[0].sqrt()
         return {
-            f"residual_rms_p{p}.{index}": row[(len(own) - 1) * p // 100]
-            for index, own, row in zip(indices, squares, rows)
+            f"residual_rms_p{p}.{index}": row[(len(square) - 1) * p // 100]
+            for index, square, row in zip(indices, squares, rows)
             for p in PERCENTILES
         }
 
@@ -81,7 +81,7 @@ def _floating(torch: Any, output: Any) -> Optional[Any]:
     return None
 
 
-def some_rows(tensor: Any, most: int) -> Any:
+def some_rows(tensor: Any, limit: int) -> Any:
     """Return at most so many rows, evenly spread; a row is the last dimension."""
     flat = tensor.reshape(-1, tensor.shape[-1])
-    return flat[:: -(-flat.shape[0] // most)] if flat.shape[0] > most else flat
+    return flat[:: -(-flat.shape[0] // limit)] if flat.shape[0] > limit else flat

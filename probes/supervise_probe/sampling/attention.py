@@ -36,14 +36,14 @@ def of_activations(scores: Any) -> Optional[bool]:
     """
     if scores.grad_fn is None:
         return None
-    found: Optional[bool] = None
-    seen: Set[Any] = set()
+    verdict: Optional[bool] = None
+    visited: Set[Any] = set()
     waiting: List[Any] = [scores.grad_fn]
-    while waiting and len(seen) < NODES:
+    while waiting and len(visited) < NODES:
         node = waiting.pop(0)
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         following = [each for each, _ in node.next_functions]
         name = node.name()
         if not _PRODUCT.search(name):
@@ -52,8 +52,8 @@ def of_activations(scores: Any) -> Optional[bool]:
         factors = following[1:3] if "add" in name.lower() else following[:2]
         if not any(map(_is_parameter, factors)):
             return None if None in factors else True  # a frozen parameter leaves no trace
-        found = False
-    return found
+        verdict = False
+    return verdict
 
 
 def _is_parameter(node: Any) -> bool:
@@ -99,11 +99,11 @@ class Attention:
     def sdpa(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         """`scaled_dot_product_attention(*args, **kwargs)` was called."""
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
-        given = {**dict(zip(names, args)), **kwargs}
-        query, key = given["query"].detach(), given["key"].detach()
+        arguments = {**dict(zip(names, args)), **kwargs}
+        query, key = arguments["query"].detach(), arguments["key"].detach()
         if len(self.layers) >= CALLS or query.dim() < 3:
             return
-        mask, causal, scale = (given.get(name) for name in ("attn_mask", "is_causal", "scale"))
+        mask, causal, scale = (arguments.get(name) for name in ("attn_mask", "is_causal", "scale"))
         length, keys = query.shape[-2], key.shape[-2]
         if mask is not None:
             mask = mask.detach().expand(*query.shape[:-1], keys)
@@ -112,25 +112,25 @@ class Attention:
         sequences, rows = self._sizes(query.shape[0], query.shape[1], length, keys)
         while sequences > 1 and sequences * key[0].numel() > KEYS:
             sequences //= 2
-        at = self._rows(length, rows, query.device)
-        query = query[:sequences].index_select(2, at).float()
+        rows_at = self._rows(length, rows, query.device)
+        query = query[:sequences].index_select(2, rows_at).float()
         key = key[:sequences].float()
         heads, shared = query.shape[1], key.shape[1]
         grouped = query.reshape(sequences, shared, heads // shared, rows, -1)
         logits = grouped @ key.unsqueeze(2).transpose(-1, -2)
         logits = logits.reshape(sequences, heads, rows, keys)
         logits = logits * (query.shape[-1] ** -0.5 if scale is None else scale)
-        seen = None
+        visible = None
         if causal:
-            seen = self._torch.arange(keys, device=at.device) <= at[:, None]
+            visible = self._torch.arange(keys, device=rows_at.device) <= rows_at[:, None]
         elif mask is not None:
-            mask = mask[:sequences].index_select(2, at)
+            mask = mask[:sequences].index_select(2, rows_at)
             if mask.dtype == self._torch.bool:
-                seen = mask
+                visible = mask
             else:
                 logits = logits + mask.float()
-                seen = mask > MASKED
-        self._add(logits, seen)
+                visible = mask > MASKED
+        self._add(logits, visible)
 
     def softmax(self, logits: Any, dim: Any) -> None:
         """A softmax was taken of `logits` over dimension `dim`; if it is attention, look at it."""
@@ -143,8 +143,8 @@ class Attention:
             return
         logits = self._four(logits.detach())
         sequences, rows = self._sizes(logits.shape[0], logits.shape[1], length, length)
-        at = self._rows(length, rows, logits.device)
-        logits = logits[:sequences].index_select(2, at).float()
+        rows_at = self._rows(length, rows, logits.device)
+        logits = logits[:sequences].index_select(2, rows_at).float()
         self._add(logits, ~(logits <= MASKED))  # what is no number is not masked
 
     def values(self) -> Dict[str, Any]:
@@ -158,18 +158,18 @@ class Attention:
         over = (heads > MUCH).sum()
         names = ["max_attn_logit", "attn_logit_heads_over_100", "attn_logit_absmean"]
         mean = torch.stack([mean for _, mean, _ in layers]).mean()
-        found = [largest.amax(), over.to(mean.dtype), mean]
+        values = [largest.amax(), over.to(mean.dtype), mean]
         for index in spread(len(layers)):
             names.append(f"max_attn_logit.{index}")
-            found.append(largest[index])
-        for rank, (logit, place) in enumerate(zip(*_highest(heads))):
+            values.append(largest[index])
+        for rank, (logit, position) in enumerate(zip(*_highest(heads))):
             names += [f"{HEAD}{rank}", f"{PLACE}{rank}"]
-            found += [logit, place]
+            values += [logit, position]
         entropies = [entropy for _, _, entropy in layers if entropy is not None]
         if entropies:
             names += ["attn_entropy", "attn_entropy_min"]
-            found += self._entropies(entropies)
-        return dict(zip(names, found))
+            values += self._entropies(entropies)
+        return dict(zip(names, values))
 
     def _entropies(self, layers: List[Tuple[Any, Any]]) -> List[Any]:
         """Return mean and minimum over the heads of which a query sees enough keys.
@@ -177,18 +177,18 @@ class Attention:
         Which these are is only known on the device, as the masks are.
         """
         torch = self._torch
-        sums, queries = (torch.cat(each) for each in zip(*layers))
-        known = queries > 0
+        sums, queries = (torch.cat(layer) for layer in zip(*layers))
+        has_queries = queries > 0
         share = sums / queries.clamp(min=1)
-        heads = known.sum()
-        mean = share.masked_fill(~known, 0.0).sum() / heads.clamp(min=1)
-        least = share.masked_fill(~known, torch.inf).amin()
-        return [each.masked_fill(heads == 0, NO_ENTROPY) for each in (mean, least)]
+        heads = has_queries.sum()
+        mean = share.masked_fill(~has_queries, 0.0).sum() / heads.clamp(min=1)
+        least = share.masked_fill(~has_queries, torch.inf).amin()
+        return [entropy.masked_fill(heads == 0, NO_ENTROPY) for entropy in (mean, least)]
 
     def _is_attention(self, logits: Any) -> bool:
         """Whether logits of three dimensions are of queries and keys, not of a router."""
-        known = of_activations(logits)
-        return int(logits.shape[0]) not in (1, *self._batch) if known is None else known
+        verdict = of_activations(logits)
+        return int(logits.shape[0]) not in (1, *self._batch) if verdict is None else verdict
 
     def _four(self, tensor: Any) -> Any:
         """Give it the dimensions (sequences, heads, rows, columns)."""
@@ -196,10 +196,10 @@ class Attention:
             return tensor
         if tensor.dim() > 4:
             return tensor.reshape(-1, *tensor.shape[-3:])
-        first = tensor.shape[0]
+        batch = tensor.shape[0]
         for size in self._batch:
-            if size and first % size == 0 and size != tensor.shape[-2]:
-                return tensor.reshape(size, first // size, *tensor.shape[-2:])
+            if size and batch % size == 0 and size != tensor.shape[-2]:
+                return tensor.reshape(size, batch // size, *tensor.shape[-2:])
         return tensor.unsqueeze(0)
 
     def _sizes(self, batch: int, heads: int, length: int, keys: int) -> Tuple[int, int]:
@@ -212,27 +212,27 @@ class Attention:
 
     def _rows(self, length: int, rows: int, device: Any) -> Any:
         """Return `rows` query rows, evenly spread, the first and the last among them."""
-        at = self._torch.arange(rows, device=device)
-        return at if rows == length else at * (length - 1) // max(1, rows - 1)
+        row_index = self._torch.arange(rows, device=device)
+        return row_index if rows == length else row_index * (length - 1) // max(1, rows - 1)
 
-    def _add(self, logits: Any, seen: Any) -> None:
+    def _add(self, logits: Any, visible: Any) -> None:
         torch = self._torch
-        if seen is None:
-            seen = torch.ones((), dtype=torch.bool, device=logits.device)
-        seen = seen.expand(logits.shape)
-        masked = logits.masked_fill(~seen, -torch.inf)
-        absolute = logits.masked_fill(~seen, 0.0).abs()
-        count = seen.sum(-1)
+        if visible is None:
+            visible = torch.ones((), dtype=torch.bool, device=logits.device)
+        visible = visible.expand(logits.shape)
+        masked = logits.masked_fill(~visible, -torch.inf)
+        absolute = logits.masked_fill(~visible, 0.0).abs()
+        count = visible.sum(-1)
         top = masked.amax((0, 2, 3))
         mean = absolute.sum() / count.sum()
-        self.layers.append((top, mean, self._entropy(masked, seen, count)))
+        self.layers.append((top, mean, self._entropy(masked, visible, count)))
 
-    def _entropy(self, masked: Any, seen: Any, count: Any) -> Optional[Tuple[Any, Any]]:
+    def _entropy(self, masked: Any, visible: Any, count: Any) -> Optional[Tuple[Any, Any]]:
         torch = self._torch
         if masked.shape[-1] < FEWEST_KEYS:
             return None
         logs = torch.log_softmax(masked, -1)
-        terms = (logs.exp() * logs).masked_fill(~seen, 0.0)
+        terms = (logs.exp() * logs).masked_fill(~visible, 0.0)
         share = -terms.sum(-1) / count.clamp(min=2).log()
         enough = count >= FEWEST_KEYS
         share = share.masked_fill(~enough, 0.0)
@@ -244,17 +244,17 @@ def _highest(heads: Any) -> Tuple[Any, Any]:
 
     Where is only known on the device.
     """
-    logits, at = heads.flatten().topk(min(HEADS, heads.numel()))
+    logits, head_index = heads.flatten().topk(min(HEADS, heads.numel()))
     width = heads.shape[1]
-    places = at.div(width, rounding_mode="floor") * WIDE + at % width
+    places = head_index.div(width, rounding_mode="floor") * WIDE + head_index % width
     return logits.unbind(), places.to(logits.dtype).unbind()
 
 
-def spread(count: int, most: int = LAYERS) -> List[int]:
+def spread(count: int, limit: int = LAYERS) -> List[int]:
     """Return at most `most` numbers below `count`, evenly spread, first and last among them."""
-    if count <= most:
+    if count <= limit:
         return list(range(count))
-    return [i * (count - 1) // (most - 1) for i in range(most)]
+    return [i * (count - 1) // (limit - 1) for i in range(limit)]
 
 
 Look = Callable[..., None]
@@ -279,8 +279,8 @@ class StandIns:
 
         def saw(args: Tuple[Any, ...], kwargs: Any) -> None:
             names = ("input", "dim")
-            given = {**dict(zip(names, args)), **kwargs}
-            softmax(args[0] if args else given["input"], given.get("dim"))
+            arguments = {**dict(zip(names, args)), **kwargs}
+            softmax(args[0] if args else arguments["input"], arguments.get("dim"))
 
         self._places: List[Tuple[Any, str, Any, Any]] = []
         for home, name, look in (

@@ -51,16 +51,16 @@ class Holder:
         """Hold the old content, whatever it holds now."""
         raise NotImplementedError
 
-    def place(self, key: Any) -> str:
+    def label(self, key: Any) -> str:
         """Return the name of what is held under `key`."""
         return f"{self.name}.{key}" if type(key) is str else self.name
 
     def exchange(self, stand_in: Exchange) -> None:
         """Put in what stands in for its values."""
         for key, value in self.content:
-            other = stand_in(value)
-            if other is not value:
-                self.write(key, other)
+            substitute = stand_in(value)
+            if substitute is not value:
+                self.write(key, substitute)
 
     def put_back(self, alike: Alike) -> str:
         """Hold the old content again; return the name of what was not alike, "" for nothing."""
@@ -72,13 +72,13 @@ class Holder:
         changed = ""
         if len(now) != len(content) or any(a is not c for (a, _), (c, _) in zip(now, content)):
             old = {id(key) for key, _ in content}
-            changed = next((self.place(key) for key, _ in now if id(key) not in old), self.name)
+            changed = next((self.label(key) for key, _ in now if id(key) not in old), self.name)
             self.renew()
             return changed
         for (key, new), (_, value) in zip(now, content):
             if new is not value:
                 self.write(key, value)
-                changed = changed or ("" if alike(new, value) else self.place(key))
+                changed = changed or ("" if alike(new, value) else self.label(key))
         return changed
 
 
@@ -96,8 +96,8 @@ class Table(Holder):
     def renew(self) -> None:
         # The order too, and never empty in between: it may be what an attribute is read from.
         base, target = dict_base(self.target), self.target
-        kept = {id(key) for key, _ in self.content}
-        for key in [key for key in base.keys(target) if id(key) not in kept]:
+        content_ids = {id(key) for key, _ in self.content}
+        for key in [key for key in base.keys(target) if id(key) not in content_ids]:
             base.__delitem__(target, key)
         for key, value in self.content:
             base.pop(target, key, None)
@@ -150,7 +150,7 @@ class Slots(Holder):
 
     def read(self) -> List[Tuple[Any, Any]]:
         names = set(slots(type(self.target)))
-        return [each for each in attributes(self.target).items() if each[0] in names]
+        return [pair for pair in attributes(self.target).items() if pair[0] in names]
 
     def write(self, key: Any, value: Any) -> None:
         set_attribute(self.target, key, value)
@@ -164,24 +164,24 @@ class Slots(Holder):
             set_attribute(self.target, name, value)
 
 
-def of(value: Any, kind: str, name: str) -> List[Holder]:
+def holders_of(value: Any, kind: str, name: str) -> List[Holder]:
     """Return the holders of a value of this kind (see `type_classes`): none, one, or several."""
-    found: List[Holder] = []
+    holders: List[Holder] = []
     if kind == "dict":
-        found.append(Table(value, name))
+        holders.append(Table(value, name))
     elif kind == "set":
-        found.append(Bag(value, name))
+        holders.append(Bag(value, name))
     elif kind == "sequence" and not isinstance(value, tuple):
-        found.append(Listing(value, name))
+        holders.append(Listing(value, name))
     try:
-        own = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        own = None
-    if type(own) is dict:
-        found.append(Table(own, name))
+        attributes = None
+    if type(attributes) is dict:
+        holders.append(Table(attributes, name))
     if kind in ("object", "other") and slots(type(value)):
-        found.append(Slots(value, name))
-    return found
+        holders.append(Slots(value, name))
+    return holders
 
 
 _TYPES_MAX = 4096
@@ -219,15 +219,15 @@ class TypeClasses:
         self._torch = torch
         self._known: Dict[type, str] = {}
 
-    def of(self, kind: type) -> str:
+    def class_of(self, kind: type) -> str:
         """Return one of constant, code, class, function, method, tensor, array, dict, sequence,
         set, rng, training, object, iterator, other."""
-        known = self._known.get(kind)
-        if known is None:
+        decision = self._known.get(kind)
+        if decision is None:
             if len(self._known) > _TYPES_MAX:  # a job that creates classes dynamically
                 self._known.clear()
-            known = self._known[kind] = self._decide(kind)
-        return known
+            decision = self._known[kind] = self._decide(kind)
+        return decision
 
     def _decide(self, kind: type) -> str:
         torch = self._torch
@@ -265,12 +265,12 @@ class TypeClasses:
 
     def is_constant(self, value: Any) -> bool:
         """Whether a value is immutable data."""
-        return self.of(type(value)) == "constant"
+        return self.class_of(type(value)) == "constant"
 
 
 def _loaded(names: Iterable[Tuple[str, str]]) -> Tuple[type, ...]:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in names)
-    return tuple(kind for kind in found if isinstance(kind, type))
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in names)
+    return tuple(kind for kind in kinds if isinstance(kind, type))
 
 
 def is_job_class(kind: type) -> bool:
@@ -386,10 +386,10 @@ class Saved:
             The name of what had changed, other than tensors and chance; "" where nothing had.
         """
         self._set_modes(self._modes)
-        changed = [attempt(each.name, each.put_back, self._alike) for each in self._holders]
-        changed += [attempt(each[0], _empty, *each) for each in self._empty]
-        changed += [attempt(each[0], _put_back_array, *each) for each in self._arrays]
-        changed += [attempt("chance", rng.set_state_of, *each) for each in self._chance]
+        changed = [attempt(holder.name, holder.put_back, self._alike) for holder in self._holders]
+        changed += [attempt(empty[0], _empty, *empty) for empty in self._empty]
+        changed += [attempt(array[0], _put_back_array, *array) for array in self._arrays]
+        changed += [attempt("chance", rng.set_state_of, *generator) for generator in self._chance]
         return next((str(name) for name in changed if name), "")
 
     def _set_modes(self, modes: Tuple[bool, ...]) -> None:
@@ -420,7 +420,7 @@ class Saved:
 
     def _look(self, value: Any, name: str, depth: int) -> None:
         """Take in a value, and what it holds."""
-        kind = self._kinds.of(type(value))
+        kind = self._kinds.class_of(type(value))
         self._entries += 1
         if self._entries > MOST_ENTRIES:
             raise NeverError(f"its modules hold more than {MOST_ENTRIES} values")
@@ -444,15 +444,15 @@ class Saved:
 
     def _enter(self, value: Any, kind: str, name: str, depth: int) -> None:
         """Take in what a container or an object holds."""
-        found = of(value, kind, name)
-        self._holders += found
-        items = [(each.place(key), held) for each in found for key, held in each.content]
+        holders = holders_of(value, kind, name)
+        self._holders += holders
+        items = [(holder.label(key), item) for holder in holders for key, item in holder.content]
         if kind == "sequence" and isinstance(value, tuple):
             items += [(name, held) for held in tuple.__iter__(value)]
         if items and depth > DEPTH:
             raise NeverError(f"{name} is more than {DEPTH} deep in its modules")
-        for place, held in items:
-            self._look(held, place, depth + 1)
+        for label, held in items:
+            self._look(held, label, depth + 1)
 
     def _tensor(self, tensor: Any) -> None:
         if type(tensor) is self._torch.Tensor:

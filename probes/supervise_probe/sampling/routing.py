@@ -39,7 +39,7 @@ class Routing:
         stride = -(-tokens * experts // ELEMENTS)
         scores = scores[::stride].float()
         best = chosen is None
-        chosen = scores.topk(router.chosen, -1).indices if best else chosen[::stride]
+        chosen = scores.topk(router.top_k, -1).indices if best else chosen[::stride]
         shares = self._probabilities(scores)
         numbers = torch.arange(experts, device=scores.device)
         counts = sum((column[:, None] == numbers).sum(0) for column in chosen.unbind(-1))
@@ -59,8 +59,8 @@ class Routing:
         """Return the metrics as tensors of one element."""
         if not self._found:
             return {}
-        load, balance, token = (self._torch.stack(each) for each in zip(*self._found.values()))
-        found = {
+        load, balance, token = (self._torch.stack(values) for values in zip(*self._found.values()))
+        results = {
             "moe_util_entropy": load.amin(),
             "moe_load_balance_loss": balance.amax(),
             "router_token_entropy": token.mean(),
@@ -68,28 +68,28 @@ class Routing:
         if self._dropped:
             routed = sum(number for _, number in self._dropped)
             dropped = self._torch.stack([number for number, _ in self._dropped]).sum()
-            found["moe_drop_rate"] = 100.0 * dropped / routed
-        return found
+            results["moe_drop_rate"] = 100.0 * dropped / routed
+        return results
 
     def _read(self, router: Router, output: Any) -> Tuple[Any, Any]:
-        scores = chosen = None
+        scores = experts = None
         for item in leaves(output):
             if type(item) is not self._torch.Tensor or item.dim() < 2:
                 continue
-            whole = not item.is_floating_point() and item.dtype != self._torch.bool
+            is_integer = not item.is_floating_point() and item.dtype != self._torch.bool
             if scores is None and item.is_floating_point() and item.shape[-1] == router.experts:
                 scores = item.detach().reshape(-1, router.experts)
-            elif chosen is None and whole and item.shape[-1] < router.experts:
-                chosen = item.detach().reshape(-1, item.shape[-1])
-        if scores is not None and chosen is not None and len(chosen) != len(scores):
-            chosen = None
-        return scores, chosen
+            elif experts is None and is_integer and item.shape[-1] < router.experts:
+                experts = item.detach().reshape(-1, item.shape[-1])
+        if scores is not None and experts is not None and len(experts) != len(scores):
+            experts = None
+        return scores, experts
 
     def _probabilities(self, scores: Any) -> Any:
         """Return the scores as shares that add up to 1; logits by their softmax."""
         positive = (scores >= 0).all() & (scores <= 1).all()
-        whole = scores.sum(-1, keepdim=True).clamp(min=SMALL)
-        return self._torch.where(positive, scores / whole, scores.softmax(-1))
+        total = scores.sum(-1, keepdim=True).clamp(min=SMALL)
+        return self._torch.where(positive, scores / total, scores.softmax(-1))
 
 
 def _entropy(shares: Any) -> Any:

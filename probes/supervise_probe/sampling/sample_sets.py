@@ -33,8 +33,8 @@ class Interval:
 
     __slots__ = ("asked", "cost_ns", "early", "every", "off", "raised", "samples", "spent_ns")
 
-    def __init__(self, asked: int, early: int = 0) -> None:
-        self.asked = self.every = asked
+    def __init__(self, steps: int, early: int = 0) -> None:
+        self.asked = self.every = steps
         self.early = early
         self.cost_ns = self.spent_ns = self.samples = self.raised = 0
         self.off = ""
@@ -52,10 +52,12 @@ class SampleSets:
         dense_until: the first step in which these may be sparse again.
     """
 
-    def __init__(self, guard: Guard, asked: Mapping[str, Any]) -> None:
+    def __init__(self, guard: Guard, settings: Mapping[str, Any]) -> None:
         self._guard = guard
         self.by_name = {
-            name: Interval(int(asked.get(name, n)), EARLY if name in IN_FORWARD - {*asked} else 0)
+            name: Interval(
+                int(settings.get(name, n)), EARLY if name in IN_FORWARD - {*settings} else 0
+            )
             for name, n in DEFAULTS.items()
         }
         self.due = NONE
@@ -150,17 +152,21 @@ class Unrest:
 
     def look(self, values: Mapping[str, float]) -> bool:
         """Take the values of one step; return whether any of them is unusual."""
-        known = values.get
-        unusual = known("nan_inf_events", 0.0) > 0.0 or known("grad_spike_score", 0.0) > SPIKE
-        rate = known("learning_rate")
+        value_of = values.get
+        unusual = value_of("nan_inf_events", 0.0) > 0.0 or value_of("grad_spike_score", 0.0) > SPIKE
+        rate = value_of("learning_rate")
         if rate is not None:
-            last, self._rate = self._rate, rate
-            unusual = unusual or (last > 0.0 and not last / RATE_RATIO < rate < last * RATE_RATIO)
-        update = known("update_norm")
+            previous, self._rate = self._rate, rate
+            unusual = unusual or (
+                previous > 0.0 and not previous / RATE_RATIO < rate < previous * RATE_RATIO
+            )
+        update = value_of("update_norm")
         if update is not None:
-            last, self._update = self._update, update
-            unusual = unusual or (last > 0.0 and not last / RATIO < update < last * RATIO)
-        loss = known("train_loss_raw")
+            previous, self._update = self._update, update
+            unusual = unusual or (
+                previous > 0.0 and not previous / RATIO < update < previous * RATIO
+            )
+        loss = value_of("train_loss_raw")
         return self._far(loss) or unusual if loss is not None else unusual
 
     def _far(self, loss: float) -> bool:

@@ -91,14 +91,16 @@ class SamplingSchedule:
 
     def describe(self) -> Dict[str, Any]:
         """Return the intervals in steps, as they are now; or why there is none."""
-        found: Dict[str, Any] = {name: each.off or self._every(each) for name, each in self._all()}
-        found.update({name: pace.every for name, pace in self._sets.paces.items()})
+        intervals: Dict[str, Any] = {
+            name: interval.off or self._every(interval) for name, interval in self._all()
+        }
+        intervals.update({name: pace.every for name, pace in self._sets.paces.items()})
         if self.tight:
-            found["tight"] = True
+            intervals["tight"] = True
         refused = self._sampler.refused
         if refused:
-            found["side_path"] = f"unavailable: {refused}"
-        return found
+            intervals["side_path"] = f"unavailable: {refused}"
+        return intervals
 
     # ── the command ───────────────────────────────────────────────────────────────────────────
 
@@ -113,11 +115,11 @@ class SamplingSchedule:
         every, steps = int(args["every"]), int(args["steps"])
         if every < 1 or steps < 1:
             raise Refused(f"samples every {every} steps for {steps} steps: both are 1 at least")
-        known = self._sets.by_name
-        names = [str(name) for name in args.get("sets") or known]
-        unknown = [name for name in names if name not in known]
+        by_name = self._sets.by_name
+        names = [str(name) for name in args.get("sets") or by_name]
+        unknown = [name for name in names if name not in by_name]
         if unknown:
-            raise Refused(f"there is no set {unknown[0]!r}; there are {', '.join(known)}")
+            raise Refused(f"there is no set {unknown[0]!r}; there are {', '.join(by_name)}")
         on = [
             name
             for name in names
@@ -136,9 +138,9 @@ class SamplingSchedule:
     def _lower(self) -> None:
         """Every set goes back to its own interval."""
         self._raised_left = self._next = 0
-        for name, each in self._all():
-            if each.raised:
-                each.raised = 0
+        for name, interval in self._all():
+            if interval.raised:
+                interval.raised = 0
                 for part in self._parts(name):
                     part.excused = False
                     part.costs.clear()
@@ -146,27 +148,29 @@ class SamplingSchedule:
 
     def _parts(self, name: str) -> Iterator[Part]:
         """Yield the pieces that a sample of the set is made of."""
-        for each in (name, *self._of_set(name)):
-            yield self._guard.part(each)
+        for member in (name, *self._of_set(name)):
+            yield self._guard.part(member)
 
     # ── the plan ──────────────────────────────────────────────────────────────────────────────
 
     def _all(self) -> Any:
         return self._sets.by_name.items()
 
-    def _every(self, each: Interval) -> int:
-        every = max(1, each.every // DENSER) if self.tight and each.every else each.every
-        if each.early and self._step + 1 < (self._early_until or 0):
-            every = min(every, each.early)
-        return min(every, each.raised) if each.raised else every
+    def _every(self, interval: Interval) -> int:
+        every = (
+            max(1, interval.every // DENSER) if self.tight and interval.every else interval.every
+        )
+        if interval.early and self._step + 1 < (self._early_until or 0):
+            every = min(every, interval.early)
+        return min(every, interval.raised) if interval.raised else every
 
     def _plan(self, step: int) -> None:
         parts = self._guard.parts
         due, following = set(), []
-        for name, each in self._all():
-            every = self._every(each)
+        for name, interval in self._all():
+            every = self._every(interval)
             part = parts.get(name)
-            if not every or each.off or (part is not None and not part.on):
+            if not every or interval.off or (part is not None and not part.on):
                 continue
             if step >= FIRST_STEP and step % every == 0:
                 due.add(name)
@@ -198,41 +202,41 @@ class SamplingSchedule:
         if self._guard.blind:
             mark = None
         for name in self._sets.due:
-            each = self._sets.by_name[name]
-            if not each.spent_ns:
+            interval = self._sets.by_name[name]
+            if not interval.spent_ns:
                 continue
-            each.cost_ns, each.spent_ns = each.spent_ns, 0
-            each.samples += 1
-            known = mark is not None and step > mark[0]
-            step_ns = (now_ns - mark[1]) // (step - mark[0]) if known and mark else None
-            self._weigh(name, each, step_ns)
+            interval.cost_ns, interval.spent_ns = interval.spent_ns, 0
+            interval.samples += 1
+            is_later = mark is not None and step > mark[0]
+            step_ns = (now_ns - mark[1]) // (step - mark[0]) if is_later and mark else None
+            self._weigh(name, interval, step_ns)
 
-    def _weigh(self, name: str, each: Interval, step_ns: Optional[int]) -> None:
-        cost = each.cost_ns
+    def _weigh(self, name: str, interval: Interval, step_ns: Optional[int]) -> None:
+        cost = interval.cost_ns
         ms = f"{cost / 1e6:.1f} ms"
         if cost > LONGEST_NS:
-            self._switch_off(name, each, f"one sample took {ms}")
+            self._switch_off(name, interval, f"one sample took {ms}")
             return
-        if step_ns is None or each.samples < 2:  # the first one loads code, and proves nothing
+        if step_ns is None or interval.samples < 2:  # the first one loads code, and proves nothing
             return
         if cost > max(LONGEST_STEPS * step_ns, SHORT_NS):
-            self._switch_off(name, each, f"one sample took {ms}, {cost / step_ns:.0f} steps")
+            self._switch_off(name, interval, f"one sample took {ms}, {cost / step_ns:.0f} steps")
             return
         allowed = self._share * step_ns + FLOOR_NS
-        early = EARLY_TIMES * self._share * step_ns * each.early + FLOOR_NS * each.every
-        if each.early and cost > early:
-            each.early *= 2
-        if cost > allowed * each.every:
-            each.every *= 2
-            message = f"{name} is sampled every {each.every} steps: one sample costs {ms}"
-            self._reporter.notice("sampling", message, {"set": name, "every": each.every})
-        elif each.every > each.asked and 4 * cost < allowed * each.every:
-            each.every //= 2
+        early = EARLY_TIMES * self._share * step_ns * interval.early + FLOOR_NS * interval.every
+        if interval.early and cost > early:
+            interval.early *= 2
+        if cost > allowed * interval.every:
+            interval.every *= 2
+            message = f"{name} is sampled every {interval.every} steps: one sample costs {ms}"
+            self._reporter.notice("sampling", message, {"set": name, "every": interval.every})
+        elif interval.every > interval.asked and 4 * cost < allowed * interval.every:
+            interval.every //= 2
             self._reporter.status_changed()
         else:
             return
         self._next = 0
 
-    def _switch_off(self, name: str, each: Interval, reason: str) -> None:
-        each.off = f"off: {reason}"
+    def _switch_off(self, name: str, interval: Interval, reason: str) -> None:
+        interval.off = f"off: {reason}"
         self._guard.switch_off(self._guard.part(name), reason)

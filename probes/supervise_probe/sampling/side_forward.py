@@ -80,16 +80,16 @@ def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[s
         RefusedError: they cannot be kept.
     """
     torch = context.torch
-    first = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
-    if first is None or not first.dim():
+    leading = next((v for v in leaves((args, kwargs)) if isinstance(v, torch.Tensor)), None)
+    if leading is None or not leading.dim():
         raise RefusedError("the model takes no batch")
     if not hasattr(torch, "get_autocast_dtype"):
         raise RefusedError(f"torch {torch.__version__} does not expose its autocast state")
-    device = first.device.type
-    held = _Cut(torch, int(first.shape[0]))
+    device = leading.device.type
+    cut = _Cut(torch, int(leading.shape[0]))
     return Inputs(
-        held.cut(args),
-        held.cut(kwargs),
+        cut.cut(args),
+        cut.cut(kwargs),
         device,
         torch.is_autocast_enabled(device),
         torch.get_autocast_dtype(device),
@@ -147,8 +147,8 @@ def run(
     torch = context.torch
     original = root._modules.get("_orig_mod")
     call = original if original is not None else root._call_impl
-    taken: List[Any] = []
-    with _undone(context, root, inputs, kinds, trial) as saved:
+    batches: List[Any] = []
+    with _undone(context, root, inputs, kinds, trial) as state:
         autocast = torch.autocast(
             device_type=inputs.device,
             dtype=inputs.dtype,
@@ -158,12 +158,12 @@ def run(
         for _ in range(2 if trial else 1):
             if fixed:
                 rng.seed(torch, SEED)
-                saved.seed(SEED)
+                state.seed(SEED)
             args, kwargs = mapped(torch, (inputs.args, inputs.kwargs), torch.clone)
             with autocast, watch or nullcontext(), without_other_ranks(context):
                 output = call(*args, **kwargs)
-            taken.append(take(output))
-    return taken
+            batches.append(take(output))
+    return batches
 
 
 @contextmanager
@@ -172,11 +172,11 @@ def _undone(
 ) -> Iterator[Saved]:
     """Where a forward leaves no trace; raises as `run` does."""
     torch = context.torch
-    saved = Saved(torch, root, kinds)
-    if len(saved.modules) != len(inputs.modes):
+    state = Saved(torch, root, kinds)
+    if len(state.modules) != len(inputs.modes):
         raise RefusedError("modules of the model have come or gone since")
-    held = (*saved.weights.values(), *saved.tensors.values())
-    weights = Weights(torch, held, copies=trial)
+    tensors = (*state.weights.values(), *state.tensors.values())
+    weights = Weights(torch, tensors, copies=trial)
     chance = rng.global_states(torch)
     gate = context.gate
     gate.in_forward, inside = True, gate.in_forward
@@ -184,14 +184,14 @@ def _undone(
     try:
         with torch.no_grad(), _eagerly(torch):
             weights.begin()
-            saved.begin(inputs.modes)
-            yield saved
+            state.begin(inputs.modes)
+            yield state
     finally:
         gate.in_forward = inside
         torch._C._set_grad_enabled(False)
-        changed = saved.put_back()
+        changed = state.put_back()
         moved = weights.put_back()
-        lost = [attempt(each.name, rng.restore, [each]) for each in chance]
+        lost = [attempt(generator.name, rng.restore, [generator]) for generator in chance]
         torch._C._set_grad_enabled(enabled)
     changed = changed or ("its weights" if moved else next(filter(None, lost), ""))
     if changed:
@@ -342,13 +342,13 @@ class Trials:
         Raises:
             NeverError: it was.
         """
-        known = self._never.get(id(root))
-        if known is not None and known[0]() is root:
-            raise NeverError(known[1])
+        reason = self._never.get(id(root))
+        if reason is not None and reason[0]() is root:
+            raise NeverError(reason[1])
 
-    def never(self, root: Any, why: str) -> None:
+    def never(self, root: Any, reason: str) -> None:
         """Refuse `root` for good."""
-        self._never[id(root)] = weakref.ref(root), why
+        self._never[id(root)] = weakref.ref(root), reason
 
     def passed(self, root: Any, inputs: Inputs) -> bool:
         """Try `root` in the modes of these inputs, if that was not yet done.
@@ -361,9 +361,9 @@ class Trials:
         """
         self.check(root)
         key = id(root), inputs.modes
-        known = self._passed.get(key)
-        if known is not None and known[0]() is root:
-            return known[1]
+        passed = self._passed.get(key)
+        if passed is not None and passed[0]() is root:
+            return passed[1]
         try:
             values = self.run(root, inputs, fixed=True, trial=True, take=self._value)
         except RefusedError:
@@ -371,18 +371,18 @@ class Trials:
         except Exception as error:
             if from_signal_handler(error):
                 raise
-            why = f"one more forward of it failed: {describe(error)}"
-            self.never(root, why)
-            raise NeverError(why) from error
-        first, second = (None if v is None else float(v) for v in values)
-        drifts = first is not None and second is not None and not equal(first, second, SAME)
+            reason = f"one more forward of it failed: {describe(error)}"
+            self.never(root, reason)
+            raise NeverError(reason) from error
+        value, second = (None if v is None else float(v) for v in values)
+        drifts = value is not None and second is not None and not equal(value, second, SAME)
         self._passed[key] = weakref.ref(root), drifts
         return drifts
 
-    def run(self, root: Any, inputs: Inputs, **how: Any) -> List[Any]:
+    def run(self, root: Any, inputs: Inputs, **options: Any) -> List[Any]:
         """As `side.run`; what is refused for good there is remembered."""
         try:
-            return run(self._context, root, inputs, self.kinds, **how)
+            return run(self._context, root, inputs, self.kinds, **options)
         except NeverError as refusal:
             self.never(root, str(refusal))
             raise

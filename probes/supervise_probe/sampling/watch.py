@@ -83,7 +83,7 @@ class Sampler:
 
     def structure(self, root: Any) -> Structure:
         """Return what an outermost module is made of."""
-        return self._structures.of(root, self._context.registry.modules.changes)
+        return self._structures.structure_of(root, self._context.registry.modules.changes)
 
     def saw_logits(self, logits: Any) -> None:
         """A loss was taken of these logits, outside a watched forward or inside."""
@@ -93,24 +93,26 @@ class Sampler:
 
     def side_pass(self) -> None:
         """The optimizer is about to step: run what was kept through the original module."""
-        kept, self.kept = self.kept, None
-        if kept is None:
+        forward, self.kept = self.kept, None
+        if forward is None:
             return
         # The trial is no sample: what it costs it costs once.
-        if not self._context.guard.run(self._part, self._may, self.trials.passed, kept):
+        if not self._context.guard.run(self._part, self._may, self.trials.passed, forward):
             return
-        name = next(iter(kept.due))
-        watch = Watch(self._context, self._sets, kept.structure, kept.due, kept.inputs.values())
+        name = next(iter(forward.due))
+        watch = Watch(
+            self._context, self._sets, forward.structure, forward.due, forward.inputs.values()
+        )
         outputs: List[Any] = []
         again = partial(self.trials.run, watch=watch, take=outputs.append)
-        if self._sets.run(name, self._may, again, kept):
+        if self._sets.run(name, self._may, again, forward):
             self._take(watch, outputs[0])
 
-    def _may(self, function: Callable[..., Any], kept: Kept) -> bool:
+    def _may(self, function: Callable[..., Any], forward: Kept) -> bool:
         """Call `function` for what was kept; whether it was not refused."""
         try:
-            side_forward.check(self._context, kept.root, compiled=True)
-            function(kept.root, kept.inputs)
+            side_forward.check(self._context, forward.root, compiled=True)
+            function(forward.root, forward.inputs)
         except side_forward.RefusedError as refusal:
             self._side_path(str(refusal))
             return False
@@ -129,15 +131,15 @@ class Sampler:
         args: Tuple[Any, ...],
         kwargs: Any,
     ) -> None:
-        why, self.kept = "", None
+        reason, self.kept = "", None
         try:
             self.trials.check(root)
             side_forward.check(self._context, root, compiled=True)
             inputs = side_forward.keep(self._context, root, args, kwargs)
             self.kept = Kept(root, structure, due, inputs)
         except side_forward.RefusedError as refusal:
-            why = str(refusal)
-        self._side_path(why)
+            reason = str(refusal)
+        self._side_path(reason)
 
     def compiles(self, root: Any, compiled: bool) -> bool:
         """Whether `root` is `compiled`, or anything in this process: functions cannot be asked."""
@@ -148,9 +150,9 @@ class Sampler:
         return bool(frames or (counters and counters.get("stats")))
 
     def _logits(self, logits: Any) -> None:
-        found = Activations(self._torch)
-        found.logits(logits.transpose(1, -1) if logits.dim() > 2 else logits)
-        self._report(found.values())
+        activations = Activations(self._torch)
+        activations.logits(logits.transpose(1, -1) if logits.dim() > 2 else logits)
+        self._report(activations.values())
 
     def _take(self, watch: Watch, result: Any) -> None:
         """Let what was seen join the frame of the step."""
@@ -164,10 +166,10 @@ class Sampler:
             self.wants_logits = part.logz is None
         self._report(part.values())
 
-    def _report(self, found: Dict[str, Any]) -> None:
-        if not found:
+    def _report(self, values: Dict[str, Any]) -> None:
+        if not values:
             return
-        stack = self._torch.stack([value.reshape(()).float() for value in found.values()])
+        stack = self._torch.stack([value.reshape(()).float() for value in values.values()])
         scalars = self._context.scalars
         if scalars.reads(stack):
             numbers = stack.tolist()
@@ -176,7 +178,7 @@ class Sampler:
                 self._torch.float32 if stack.device.type == "mps" else self._torch.float64
             )
             numbers = list(wide.unbind())
-        for name, number in zip(found, numbers):
+        for name, number in zip(values, numbers):
             self._extra.setdefault(name, number)
 
 
@@ -212,11 +214,11 @@ class Watch:
                 for router in self.structure.routers:
                     self._hook(router.module(), "routing", self._routing.router, router)
             if self._attention is not None:
-                seen = self._attention
+                attention = self._attention
                 self._stand_ins = StandIns(
                     self._torch,
-                    lambda args, kwargs: self._look("attention", seen.sdpa, args, kwargs),
-                    lambda logits, dim: self._look("attention", seen.softmax, logits, dim),
+                    lambda args, kwargs: self._look("attention", attention.sdpa, args, kwargs),
+                    lambda logits, dim: self._look("attention", attention.softmax, logits, dim),
                     self._quiet,
                 )
                 self._stand_ins.up()
@@ -352,10 +354,10 @@ class Snapshots:
         self._changes = changes
         routers: List[Tuple[str, Any]] = []
         for root in self._registry.roots():
-            known = {f"{r.name}.weight" for r in self._sampler.structure(root).routers}
+            weight_names = {f"{r.name}.weight" for r in self._sampler.structure(root).routers}
             for name, parameter in root.named_parameters():
-                whole = parameter.dim() == 2 and not hasattr(parameter, "_local_tensor")
-                if name in known and whole:
+                is_matrix = parameter.dim() == 2 and not hasattr(parameter, "_local_tensor")
+                if name in weight_names and is_matrix:
                     routers.append((name, parameter))
         self._watched = {name: weakref.ref(p) for name, p in _fitting(routers)}
         self._copies = {}
@@ -370,11 +372,11 @@ class Snapshots:
         }
 
 
-def _fitting(found: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
+def _fitting(candidates: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
     """Return at most MOST in MOST_BYTES, evenly spread over what was found."""
-    largest = max((4 * p.numel() for _, p in found), default=1)
-    count = min(MOST, len(found), MOST_BYTES // max(1, largest))
-    return [found[i * len(found) // count] for i in range(count)]
+    largest = max((4 * p.numel() for _, p in candidates), default=1)
+    count = min(MOST, len(candidates), MOST_BYTES // max(1, largest))
+    return [candidates[i * len(candidates) // count] for i in range(count)]
 
 
 def _router(weight: Any) -> Tuple[float, float]:

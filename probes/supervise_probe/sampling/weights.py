@@ -52,13 +52,13 @@ class Weights:
 
     def begin(self) -> None:
         """The forward is about to run; one that computes gradients finds none to add to."""
-        for each in self._copies:
-            if each.gradient is not None:
-                each.tensor.grad = None
+        for copy in self._copies:
+            if copy.gradient is not None:
+                copy.tensor.grad = None
 
     def put_back(self) -> bool:
         """Put back what can be, in any case the rest; whether anything had changed."""
-        changed = [attempt("failed", self._put_back, each) for each in self._copies]
+        changed = [attempt("failed", self._put_back, copy) for copy in self._copies]
         changed += [attempt("failed", _differs, *each) for each in self._marks]
         return any(changed)
 

@@ -61,12 +61,12 @@ class JointSchedule:
             self._next = self._decide(step + self._every) if self._leads else self._read(step)
         return self._next == step
 
-    def taken(self, step: int, now_ns: int, wait_ns: int) -> None:
+    def record(self, step: int, now_ns: int, wait_ns: int) -> None:
         """One was, and by its cost none is to be taken for `wait_ns`."""
-        before, at_ns = self._newest
+        previous, at_ns = self._newest
         self._newest = step, now_ns
-        if at_ns and step > before:
-            self._step_ns = (now_ns - at_ns) // (step - before)
+        if at_ns and step > previous:
+            self._step_ns = (now_ns - at_ns) // (step - previous)
         if self._leads:
             steps = -(-wait_ns // self._step_ns) if self._step_ns else 0
             self._next = self._decide(step + max(self._every, steps))
@@ -107,10 +107,10 @@ class TimeShare:
         if not self._share or self._newest_ns < 0:
             self._newest_ns = 0
             return 0
-        free, before = min(self._free_ns, cost_ns), self._newest_ns
+        free, previous = min(self._free_ns, cost_ns), self._newest_ns
         self._free_ns -= free
         self._newest_ns = cost_ns - free
-        return self.owed_ns(min(before or self._newest_ns, self._newest_ns))
+        return self.owed_ns(min(previous or self._newest_ns, self._newest_ns))
 
     def owed_ns(self, cost_ns: int) -> int:
         """Return the time of which this cost is the share, in ns."""
@@ -178,15 +178,15 @@ class RollbackController:
         self._levels: Dict[int, Levels] = {}  # by step of a savepoint: the rates of then
         self.why_not = ""
         config, ranks = context.config, self._position.world_size
-        wanted = config.savepoints
-        if not wanted:
+        settings = config.savepoints
+        if not settings:
             self.why_not = "no savepoints are kept"
             return
         from .manager import Savepoints
 
-        self._every = max(1, int(wanted["every"]))
-        self._time_share = TimeShare(float(wanted.get("share", 0.0)))
-        max_bytes = int(wanted["max_bytes"])
+        self._every = max(1, int(settings["every"]))
+        self._time_share = TimeShare(float(settings.get("share", 0.0)))
+        max_bytes = int(settings["max_bytes"])
         if ranks > 1:
             max_bytes //= max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or ranks))
             self._joint = JointSchedule(
@@ -194,23 +194,23 @@ class RollbackController:
                 config.attempt,
                 self._position.rank == 0,
                 self._every,
-                lambda why: self._reporter.notice("note", why),
+                lambda reason: self._reporter.notice("note", reason),
             )
         self._savepoints = Savepoints(
             context.torch,
             context.registry,
-            int(wanted["keep"]),
+            int(settings["keep"]),
             max_bytes,
-            wanted.get("spill", os.path.dirname(config.marks)),
-            wanted.get("max_disk_bytes"),
+            settings.get("spill", os.path.dirname(config.marks)),
+            settings.get("max_disk_bytes"),
         )
 
-    def disable(self, why: str) -> None:
+    def disable(self, reason: str) -> None:
         """Keep no savepoints from now on: no rollback can work in this job."""
         if self._savepoints is not None:
             self._savepoints = None
-            self._reporter.notice("rollback-unavailable", f"no rollback is possible: {why}")
-        self.why_not = why
+            self._reporter.notice("rollback-unavailable", f"no rollback is possible: {reason}")
+        self.why_not = reason
 
     @property
     def steps(self) -> List[int]:
@@ -255,7 +255,7 @@ class RollbackController:
         wait_ns = self._time_share.wait_ns(thread_time_ns() - cpu)
         self._not_before_ns = now + wait_ns
         if self._joint is not None:
-            self._joint.taken(step, now, wait_ns)
+            self._joint.record(step, now, wait_ns)
 
     def take_before_jump(self) -> None:
         """Save the weights before an update at a rate that has jumped.
@@ -291,7 +291,11 @@ class RollbackController:
         moments of the savepoint before. It is taken ahead of its time.
         """
         position, savepoints = self._position, self._savepoints
-        if not self._watch.written(position.step) or not self._history.finite or savepoints.busy:
+        if (
+            not self._watch.was_written(position.step)
+            or not self._history.finite
+            or savepoints.busy
+        ):
             return
         self._next = max(self._next, position.step - 1 + LATE)
         self._take_ahead(partial(self.take, within_step=True, older_moments=True))
@@ -321,9 +325,9 @@ class RollbackController:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
                 is busy with an older savepoint, or the retained one leaves no room.
         """
-        why = self._engine.why_not()
-        if why:
-            self._savepoints, self.why_not = None, why
+        reason = self._engine.why_not()
+        if reason:
+            self._savepoints, self.why_not = None, reason
         if self._savepoints is None:
             raise Refused(self.why_not)
         from .manager import Busy, CannotRestore
@@ -334,7 +338,7 @@ class RollbackController:
         self._probe_batch.add_value_to(state)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
-            taken: Dict[str, Any] = self._savepoints.take(
+            savepoint: Dict[str, Any] = self._savepoints.take(
                 step, position.attempt, state, older_moments
             )
         except Busy as problem:
@@ -342,16 +346,16 @@ class RollbackController:
         except CannotRestore as problem:
             self._savepoints, self.why_not = None, str(problem)
             raise Refused(str(problem)) from problem
-        kept = set(self.steps)
-        before = self._levels.get(max(self._levels, default=step), {})
-        self._levels = {k: v for k, v in self._levels.items() if k in kept}
-        now = before if within_step else self._rate.levels(self._optimizers.living())
+        remaining = set(self.steps)
+        newest = self._levels.get(max(self._levels, default=step), {})
+        self._levels = {k: v for k, v in self._levels.items() if k in remaining}
+        now = newest if within_step else self._rate.levels(self._optimizers.living())
         self._levels[step] = now
         if self._publisher.waiting:  # this step's counts are still on a device
-            self._unfinished = {k: v for k, v in self._unfinished.items() if k in kept}
+            self._unfinished = {k: v for k, v in self._unfinished.items() if k in remaining}
             self._unfinished[step] = state
         self._reporter.status_changed()
-        return taken
+        return savepoint
 
     def finished(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Complete the counts in the savepoint of `step`: its frame is complete."""
@@ -375,11 +379,11 @@ class RollbackController:
         """
         if self._savepoints is None:
             raise Refused(self.why_not)
-        before, sound = int(args["before_step"]), bool(args.get("sound"))
+        before_step, sound = int(args["before_step"]), bool(args.get("sound"))
         undo = [
             step
             for step in self._savepoints.with_older_moments
-            if not self._probe_batch.doubt_of(step, before, GOOD, sound)
+            if not self._probe_batch.doubt_of(step, before_step, GOOD, sound)
         ]
         return {"steps": self.steps, "undo": undo}
 
@@ -395,10 +399,10 @@ class RollbackController:
         from_step = self._position.step - 1
         if zero:
             _check_moments(self._optimizers.living())
-        before, sign = int(args["before_step"]), int(args.get("sign", 0))
+        before_step, sign = int(args["before_step"]), int(args.get("sign", 0))
         if "to_step" in args:
-            before, sign = int(args["to_step"]) + 1, 0
-        result = self.roll_back(before, sign, bool(args.get("sound")))
+            before_step, sign = int(args["to_step"]) + 1, 0
+        result = self.roll_back(before_step, sign, bool(args.get("sound")))
         if result["step"] >= int(args["before_step"]):
             result["older_moments"] = True
         if zero:
@@ -460,8 +464,8 @@ class RollbackController:
 def _check_moments(optimizers: List[Any]) -> None:
     """Raise Refused unless `_zero_moments` can reset all state."""
     for optimizer in optimizers:
-        for held in optimizer.state.values():
-            unknown = set(held) - STARTS_AT_ZERO if isinstance(held, dict) else {type(held)}
+        for state in optimizer.state.values():
+            unknown = set(state) - STARTS_AT_ZERO if isinstance(state, dict) else {type(state)}
             if unknown:
                 name = type(optimizer).__name__
                 raise Refused(f"moments cannot be zeroed: {name} holds {sorted(map(str, unknown))}")
@@ -471,9 +475,9 @@ def _zero_moments(torch: Any, optimizers: List[Any]) -> None:
     """Set first and second moments and the count of steps to zero, in place."""
     with torch.no_grad():
         for optimizer in optimizers:
-            for held in optimizer.state.values():
-                for key, value in held.items():
+            for state in optimizer.state.values():
+                for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         value.zero_()
                     elif value is not None:
-                        held[key] = type(value)(0)
+                        state[key] = type(value)(0)

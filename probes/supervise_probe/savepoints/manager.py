@@ -55,17 +55,17 @@ class Savepoints:
     def steps(self) -> List[int]:
         """The steps to which a rollback can go, oldest first."""
         self._drop_without_optimizer()
-        return [savepoint.step for savepoint in self._store.saved]
+        return [savepoint.step for savepoint in self._store.savepoint]
 
     @property
     def with_older_moments(self) -> List[int]:
         """Those of them with the moments of the savepoint before."""
-        return [savepoint.step for savepoint in self._store.saved if savepoint.older_moments]
+        return [savepoint.step for savepoint in self._store.savepoint if savepoint.older_moments]
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of host memory that they take."""
-        return self._store.held
+        return self._store.nbytes
 
     @property
     def busy(self) -> bool:
@@ -110,7 +110,10 @@ class Savepoints:
         """
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")
-        older = next((saved for saved in reversed(self._store.saved) if saved.step < step), None)
+        older = next(
+            (savepoint for savepoint in reversed(self._store.savepoint) if savepoint.step < step),
+            None,
+        )
         if older_moments and (older is None or not older.copies.in_memory):
             raise Busy("no older savepoint is in memory")
         if self._permanent_obstacle is not None:
@@ -119,7 +122,7 @@ class Savepoints:
         try:
             job_frames(self._torch)  # refuses a step inside of backward
             self._drop_without_optimizer()
-            self._store.keep_only(lambda saved: saved.step < step)
+            self._store.keep_only(lambda savepoint: savepoint.step < step)
             new = self._new(step, attempt, extra)
         except CannotRestore as refusal:
             self._permanent_obstacle = str(refusal)
@@ -130,12 +133,12 @@ class Savepoints:
         if older_moments and older is not None:
             self._with_older_moments(new, older)
         self._store.add(new)
-        return {"step": step, "bytes": new.copies.nbytes, "held": self.held}
+        return {"step": step, "bytes": new.copies.nbytes, "held": self.nbytes}
 
     def _new(self, step: int, attempt: int, extra: Any) -> Savepoint:
         """Look at everything first, then make all copies at once."""
-        before = self._store.saved[-1:]
-        copies = TensorCopies(self._torch, before[0].copies if before else None)
+        newest = self._store.savepoint[-1:]
+        copies = TensorCopies(self._torch, newest[0].copies if newest else None)
         self._registry.roots()  # finds modules that were made before anybody looked
         training = TrainingState(self._torch, self._registry, copies, self._optimizer_died)
         new = Savepoint(step, attempt, extra, copies, training)
@@ -146,10 +149,10 @@ class Savepoints:
     def _with_older_moments(self, new: Savepoint, older: Savepoint) -> None:
         """Let `new` have the optimizer state that `older` has: the one time that copies are waited
         for, since somebody wrote that state, which few jobs do and none is let do often."""
-        if older not in self._store.saved or not older.copies.in_memory:
+        if older not in self._store.savepoint or not older.copies.in_memory:
             raise Busy("the older savepoint has left no room for another")
         new.copies.wait()
-        states = [held for o in self._registry.optimizers for held in o.state.values()]
+        states = [state for o in self._registry.optimizers for state in o.state.values()]
         tensors = [t for held in states for t in held.values() if self._torch.is_tensor(t)]
         if not new.copies.take_over(older.copies, tensors):
             raise Busy("there are moments that the older savepoint does not have")
@@ -170,39 +173,41 @@ class Savepoints:
         Raises:
             CannotRestore: nothing of the job was changed.
         """
-        saved = self._newest(before_step, sign)
+        savepoint = self._newest(before_step, sign)
         job_frames(self._torch)
-        saved.training.verify()
-        self._store.load(saved)
+        savepoint.training.verify()
+        self._store.load(savepoint)
         optimizers = list(self._registry.optimizers)  # keep them alive until all is written
         with self._torch.no_grad():
-            missed = saved.training.restore()
+            missed = savepoint.training.restore()
         self._torch.clear_autocast_cache()  # holds casts of the weights
         del optimizers
-        result: Dict[str, Any] = {"step": saved.step, "attempt": saved.attempt}
-        result["bytes"] = saved.copies.nbytes
+        result: Dict[str, Any] = {"step": savepoint.step, "attempt": savepoint.attempt}
+        result["bytes"] = savepoint.copies.nbytes
         result["not_restored"] = missed
-        if saved.step >= before_step:
+        if savepoint.step >= before_step:
             result["older_moments"] = True
-        return result, saved.extra
+        return result, savepoint.extra
 
     def _newest(self, before_step: int, sign: int) -> Savepoint:
-        had_any = bool(self._store.saved)
+        had_any = bool(self._store.savepoint)
         self._drop_without_optimizer()
-        for saved in reversed(self._store.saved):
-            if saved.step < (max(sign, before_step) if saved.older_moments else before_step):
-                return saved
-        if self._store.saved:
+        for savepoint in reversed(self._store.savepoint):
+            if savepoint.step < (
+                max(sign, before_step) if savepoint.older_moments else before_step
+            ):
+                return savepoint
+        if self._store.savepoint:
             raise CannotRestore(
                 f"there is no savepoint before step {before_step}; the oldest is of step "
-                f"{self._store.saved[0].step}"
+                f"{self._store.savepoint[0].step}"
             )
         if had_any:
             raise CannotRestore("the optimizer of the savepoints no longer exists")
         raise CannotRestore(self._permanent_obstacle or "no savepoint has been taken yet")
 
     def _drop_without_optimizer(self) -> None:
-        self._store.keep_only(lambda saved: saved.training.is_alive())
+        self._store.keep_only(lambda savepoint: savepoint.training.is_alive())
 
 
 def _drop_dead_optimizer(owner: "weakref.ref[Savepoints]", optimizer: Any) -> None:

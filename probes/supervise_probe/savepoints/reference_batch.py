@@ -155,9 +155,9 @@ class ReferenceBatch:
 
     def _keep_targets(self, *of_loss: Any) -> None:
         self._output.keep_targets(self._rows, *of_loss)
-        known = self._output.targets
-        if known is not None:
-            self._host_targets = known._replace(rows=self._to_host(known.rows, self._arrivals))
+        targets = self._output.targets
+        if targets is not None:
+            self._host_targets = targets._replace(rows=self._to_host(targets.rows, self._arrivals))
 
     def _to_host(self, tensor: Any, arrivals: List[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
@@ -168,12 +168,12 @@ class ReferenceBatch:
         arrivals.append(self._scalars.event(tensor.device))
         return host
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, reason: str) -> None:
         """No batch is kept from now on."""
-        self.why_not, self._inputs, self._host = why, None, None
+        self.why_not, self._inputs, self._host = reason, None, None
         if self._position.rank == 0:
             self._context.reporter.notice(
-                "note", f"no probe batch is kept: {why}", {KEY: {"why": why}}
+                "note", f"no probe batch is kept: {reason}", {KEY: {"why": reason}}
             )
 
     # ── its value ─────────────────────────────────────────────────────────────────────────────
@@ -185,16 +185,16 @@ class ReferenceBatch:
             A float; a tensor of one float64 where it would have to be waited for; or None, for
             which `why_not` has the reason.
         """
-        found = self._measure()
-        return None if found is None else found[0]
+        measurement = self._measure()
+        return None if measurement is None else measurement[0]
 
     def _measure(self) -> Optional[Tuple[Any, Optional[Any]]]:
         """Return the value, as `value` does, and the loss likewise."""
         if self._inputs is None:
             return None
         self.why_not = "its forward failed"
-        found: Optional[Tuple[Any, Optional[Any]]] = self._guard.run(self._part, self._run)
-        return found
+        output: Optional[Tuple[Any, Optional[Any]]] = self._guard.run(self._part, self._run)
+        return output
 
     def _run(self) -> Optional[Tuple[Any, Optional[Any]]]:
         gate, inputs, root = self._context.gate, self._inputs, self._root()
@@ -239,11 +239,11 @@ class ReferenceBatch:
         """
         if not self._on:
             raise Refused("no probe batch is kept")
-        found = self._measure()
-        if found is None or found[1] is None:
+        measurement = self._measure()
+        if measurement is None or measurement[1] is None:
             raise Refused(f"the probe batch tells nothing: {self.why_not or NO_LOSS}")
         answer = {
-            "loss": float(found[1]),
+            "loss": float(measurement[1]),
             "was": [[step, float(loss)] for step, loss in self._losses],
         }
         if args.get("renew"):
@@ -271,43 +271,45 @@ class ReferenceBatch:
         before `before_step`; two, since the newest may be from between a damage and its first sign.
         Only where the host has the loss: it is not waited for.
         """
-        found = self._measure() if self._on else None
-        before = [loss for step, loss in self._losses if step < before_step]
-        if sound and not (found and before):
+        measurement = self._measure() if self._on else None
+        losses = [loss for step, loss in self._losses if step < before_step]
+        if sound and not (measurement and losses):
             return ""
-        if found is None or not isinstance(found[1], float):
+        if measurement is None or not isinstance(measurement[1], float):
             return f"the probe batch tells nothing: {self.why_not or NO_LOSS}"
-        if not before:
+        if not losses:
             return f"no savepoint of before step {before_step} has a loss of the probe batch"
-        now, was = found[1], float(min(before[-2:]))
+        now, was = measurement[1], float(min(losses[-2:]))
         if now <= within * was:
             return ""
         return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
 
     def doubt_of(self, step: int, before_step: int, within: float, sound: bool) -> str:
         """Return the same for the weights of the savepoint of `step`, by its own loss."""
-        now = next((float(loss) for at, loss in self._losses if at == step), None)
-        before = [float(loss) for at, loss in self._losses if at < min(before_step, step)]
-        if now is None or not before:
+        now = next((float(loss) for loss_step, loss in self._losses if loss_step == step), None)
+        losses = [float(loss) for at, loss in self._losses if at < min(before_step, step)]
+        if now is None or not losses:
             return "" if sound else f"the probe batch has no loss of step {step}, or none of before"
-        was = min(before[-2:])
+        was = min(losses[-2:])
         return "" if now <= within * was else f"the probe batch has a loss of {now:.4g} there"
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
     def add_value_to(self, state: Dict[str, Any]) -> None:
         """Add the value to the counters of a savepoint that is about to be taken."""
-        found = self._measure() if self._on else None
-        if found is None:
+        measurement = self._measure() if self._on else None
+        if measurement is None:
             return
         # Arrives before the copies of the savepoint, which are queued after it.
         value, loss = (
-            v if isinstance(v, (float, type(None))) else self._to_host(v, []) for v in found
+            v if isinstance(v, (float, type(None))) else self._to_host(v, []) for v in measurement
         )
         state[KEY], state[SERIAL] = value, self._serial
         if loss is not None:
             self._losses.append((self._position.step - 1, loss))
-        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, found[1])
+        self._guard.run(
+            self._part, self._context.gate.without_grad, self._report_output, measurement[1]
+        )
 
     def value_in(self, state: Mapping[str, Any]) -> Optional[Any]:
         """Return the value among the counters of a savepoint; None if it is of another batch."""
@@ -345,7 +347,7 @@ class ReferenceBatch:
         if value is None:
             return {KEY: {"why": self.why_not or UNSEEN}}
         root = self._root()
-        self._arrivals = [each for each in self._arrivals if not each.query()]
+        self._arrivals = [arrival for arrival in self._arrivals if not arrival.query()]
         ready = root is not None and self._inputs is not None and not self._arrivals
         if ready and not self._written:
             self._written = True
@@ -374,17 +376,17 @@ class ReferenceBatch:
 
     def _compare_resumed(self) -> None:
         """Compare: the job stands where the checkpoint was saved."""
-        given = self._given or {}
-        if self._inputs is None and given.get("path"):
-            found = self._guard.run(self._part, self._read, str(given["path"]))
-            if found is False:
+        settings = self._given or {}
+        if self._inputs is None and settings.get("path"):
+            content = self._guard.run(self._part, self._read, str(settings["path"]))
+            if content is False:
                 self._report({"verdict": "not judged", "why": NO_MODEL})
                 return  # the model may come with the next optimizer
         self._compares = False
         if self._inputs is None:
             self._sets.want()
         close = CLOSE if self._inputs is not None and self._may_round_differently() else SAME
-        self._compare(given.get("value"), str(given.get("why", UNSEEN)), close)
+        self._compare(settings.get("value"), str(settings.get("why", UNSEEN)), close)
 
     def _may_round_differently(self) -> bool:
         """Whether another process may round differently: half precision, or a device whose kernels
@@ -438,8 +440,10 @@ class ReferenceBatch:
             if document["what"] != WHAT:
                 raise ValueError("it is not a probe batch")
             places = iter(document["places"])
-            given = document["args"], document["kwargs"]
-            args, kwargs = side_forward.mapped(torch, given, lambda tensor: tensor.to(next(places)))
+            inputs = document["args"], document["kwargs"]
+            args, kwargs = side_forward.mapped(
+                torch, inputs, lambda tensor: tensor.to(next(places))
+            )
             known = document.get("targets")
             targets = known and Targets(known[0].to(document["places"][0]), *known[1:])
         except Exception as error:

@@ -34,7 +34,7 @@ class Targets(NamedTuple):
     classes: int
     ignored: int
     batch: int
-    taken: int
+    sampled: int
 
 
 class ReferenceOutput:
@@ -57,10 +57,10 @@ class ReferenceOutput:
         count = targets.shape[0] if targets.dim() else 0
         if targets.dtype != self._torch.int64 or logits.dim() < 2 or not batch or not count:
             return
-        most = count // batch * SEQUENCES
+        limit = count // batch * SEQUENCES
         if targets.dim() == 1:
-            most = max(most, CHUNK)  # it may be a chunk
-        rows = targets.detach()[:most].clone()
+            limit = max(limit, CHUNK)  # it may be a chunk
+        rows = targets.detach()[:limit].clone()
         self.targets = Targets(rows, int(logits.shape[1]), ignored, batch, count)
 
     def saw(self, logits: Any) -> None:
@@ -95,17 +95,17 @@ class ReferenceOutput:
         if logits is None:
             return {}
         logs = logits.log_softmax(-1)
-        shares, before, self._before = logs.exp(), self._before, logs
+        shares, previous, self._before = logs.exp(), self._before, logs
         width = int(logs.shape[-1])
         likeliest = shares.topk(max(1, min(LIKELIEST, width // LIKELIEST)), -1).values
-        found = {
+        values = {
             "logit_entropy_probe": -(shares * logs.clamp(min=-1e4)).sum(-1).mean(),
             "topk_mass_probe": 100.0 * likeliest.sum(-1).mean(),
         }
-        if before is not None and before.shape == logs.shape:
-            moved = before.exp() * (before - logs).clamp(min=-1e4, max=1e4)
-            found["output_kl_to_prev"] = moved.sum(-1).mean()
-        return found
+        if previous is not None and previous.shape == logs.shape:
+            moved = previous.exp() * (previous - logs).clamp(min=-1e4, max=1e4)
+            values["output_kl_to_prev"] = moved.sum(-1).mean()
+        return values
 
     def forget(self) -> None:
         """The weights are others than those that the next run follows upon."""
@@ -118,8 +118,8 @@ def _matched(targets: Targets, logits: Any, rows: Any) -> Tuple[Any, Any]:
     A loss was taken in chunks if it had half as many targets as the batch has logits, or fewer; a
     shift by one position does not come to that.
     """
-    held, count = min(SEQUENCES, targets.batch), int(logits.shape[0])
-    if count * targets.batch >= 2 * targets.taken * held:
-        known = min(count, int(rows.shape[0]))
-        return logits[:known], rows[:known]
-    return logits, rows[: targets.taken // targets.batch * SEQUENCES]
+    rows_compared, count = min(SEQUENCES, targets.batch), int(logits.shape[0])
+    if count * targets.batch >= 2 * targets.sampled * rows_compared:
+        rows_known = min(count, int(rows.shape[0]))
+        return logits[:rows_known], rows[:rows_known]
+    return logits, rows[: targets.sampled // targets.batch * SEQUENCES]

@@ -27,16 +27,16 @@ class Range(NamedTuple):
     batches: Dict[int, float]
 
 
-def parse(wanted: Any) -> Sequence[int]:
+def parse(text: Any) -> Sequence[int]:
     """Return `[first, last]`.
 
     Raises:
         Refused: it is no such pair.
     """
-    whole = isinstance(wanted, (list, tuple)) and all(type(step) is int for step in wanted)
-    if not whole or len(wanted) != 2 or not 0 <= wanted[0] <= wanted[1]:
-        raise Refused(f"skip must be the first and the last step, not {wanted!r}")
-    return list(wanted)
+    is_list = isinstance(text, (list, tuple)) and all(type(step) is int for step in text)
+    if not is_list or len(text) != 2 or not 0 <= text[0] <= text[1]:
+        raise Refused(f"skip must be the first and the last step, not {text!r}")
+    return list(text)
 
 
 class SkipRanges:
@@ -56,8 +56,8 @@ class SkipRanges:
         self._position, self._batch = context.position, batch
         self._optimizers, self._history = optimizers, history
         self.ranges: List[Range] = []
-        for wanted in context.config.skip:
-            self.add(*parse(wanted))
+        for skip in context.config.skip:
+            self.add(*parse(skip))
 
     def add(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last` from now on."""
@@ -67,10 +67,14 @@ class SkipRanges:
     def due(self) -> bool:
         """Whether the current step, whose input was seen, is one of them."""
         step = self._position.step
-        return any(one.first <= step <= one.last and self._has_batch_of(one) for one in self.ranges)
+        return any(
+            span.first <= step <= span.last and self._has_batch_of(span) for span in self.ranges
+        )
 
-    def _has_batch_of(self, one: Range) -> bool:
-        seen = self._batch.newest()
-        if seen is None or len(self._optimizers.living()) > 1:  # the fingerprint covers a part only
+    def _has_batch_of(self, span: Range) -> bool:
+        fingerprint = self._batch.newest()
+        if (
+            fingerprint is None or len(self._optimizers.living()) > 1
+        ):  # the fingerprint covers a part only
             return True
-        return self._position.step not in one.batches or seen in one.batches.values()
+        return self._position.step not in span.batches or fingerprint in span.batches.values()

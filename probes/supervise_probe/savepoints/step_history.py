@@ -81,12 +81,12 @@ class StepHistory:
         if self._expected is None:
             self._report(self._position.step, "unknown", {}, {}, [])
 
-    def batches(self, first: int, last: int) -> Dict[int, float]:
+    def batches(self, start: int, end: int) -> Dict[int, float]:
         """Return the fingerprints of the steps `first` to `last` that are known."""
         return {
             row.step: row.fingerprint
             for row in self._rows()
-            if first <= row.step <= last and row.fingerprint is not None
+            if start <= row.step <= end and row.fingerprint is not None
         }
 
     def remember(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
@@ -97,10 +97,10 @@ class StepHistory:
         row = (step, attempt, fingerprint, get("train_loss_raw"), get("learning_rate_scheduled"))
         self._plain.append(row)
         if fingerprint is not None or "batch_shard" in values:
-            seen: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
-            self.seen.append(seen)
+            record: Dict[str, Any] = {"step": step, "attempt": attempt, "fingerprint": fingerprint}
+            self.seen.append(record)
             if "batch_shard" in values:
-                self._add_shards(seen)
+                self._add_shards(record)
         if self._expected is not None and step >= self._expected.step:
             was, self._expected = self._expected, None
             if step == was.step and attempt > was.attempt:
@@ -121,8 +121,8 @@ class StepHistory:
     def _rows(self) -> List[Row]:
         return [Row(*row) for row in self._plain]
 
-    def _add_shards(self, seen: Dict[str, Any]) -> None:
-        self._guard.run(self._guard.part("shards"), self._shards.join, seen)
+    def _add_shards(self, record: Dict[str, Any]) -> None:
+        self._guard.run(self._guard.part("shards"), self._shards.join, record)
 
     def _newest(self, step: int) -> Optional[Row]:
         return next((row for row in reversed(self._rows()) if row.step == step), None)

@@ -49,14 +49,14 @@ class DiskSpill:
             self._file = tempfile.TemporaryFile(  # noqa: SIM115 (it outlives this call)
                 dir=self._directory, buffering=0
             )
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             for address, size in _chunks(copies):
                 if self._stop:
                     break
                 piece = ctypes.string_at(address, size)
-                found.update(piece)
+                digest.update(piece)
                 _write_all(self._file, piece)
-            self._digest = found.digest()
+            self._digest = digest.digest()
         except Exception as error:
             self.error = str(error) or type(error).__name__
         self.state = "failed" if self.error or self._stop else "written"
@@ -74,13 +74,13 @@ class DiskSpill:
             OSError: the file cannot be read, or its content changed.
         """
         copies.allocate(torch, pool)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         self._file.seek(0)
         for address, size in _chunks(copies):
             piece = _read_all(self._file, size)
-            found.update(piece)
+            digest.update(piece)
             ctypes.memmove(address, piece, size)
-        if found.digest() != self._digest:
+        if digest.digest() != self._digest:
             raise OSError("the content read back differs from what was written")
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Savepoint:
         self.older_moments = False
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of host memory."""
         return self.copies.nbytes if self.copies.in_memory else 0
 
@@ -139,7 +139,7 @@ class SavepointStore:
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
-        self.saved: List[Savepoint] = []
+        self.savepoint: List[Savepoint] = []
         self.disk_errors: List[str] = []
 
     @property
@@ -148,14 +148,21 @@ class SavepointStore:
         return self._background.busy
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of host memory that all of them take."""
-        return sum(saved.held for saved in self.saved)
+        return sum(savepoint.nbytes for savepoint in self.savepoint)
 
     @property
     def retained(self) -> Optional[Savepoint]:
         """The one that is dropped last."""
-        return next((each for each in reversed(self.saved) if each.step < self.retain_before), None)
+        return next(
+            (
+                savepoint
+                for savepoint in reversed(self.savepoint)
+                if savepoint.step < self.retain_before
+            ),
+            None,
+        )
 
     def make_room(self, nbytes: int) -> BufferPool:
         """Free memory for a new savepoint of `nbytes`; return the buffers for reuse.
@@ -171,47 +178,47 @@ class SavepointStore:
             )
         retained, pool = self.retained, BufferPool()
         if retained is not None:
-            stays = 0 if _written(retained) else retained.held
+            stays = 0 if _written(retained) else retained.nbytes
             if self._keep == 1 or stays + nbytes > self.max_bytes:
                 raise Busy(
                     f"the savepoint of step {retained.step} is kept for a possible rollback, and "
                     "there is no room for another beside it"
                 )
-        for saved in self._excess():
-            self._drop(saved, pool)
-        held = self.held
-        for saved in [saved for saved in self.saved if saved.copies.in_memory]:
-            if held + nbytes <= self.max_bytes:
+        for savepoint in self._excess():
+            self._drop(savepoint, pool)
+        in_memory = self.nbytes
+        for savepoint in [saved for saved in self.savepoint if saved.copies.in_memory]:
+            if in_memory + nbytes <= self.max_bytes:
                 break
-            if _written(saved):
-                held -= saved.held
-                saved.copies.release(pool)
-            elif saved is not retained:
-                held -= saved.held
-                self._drop(saved, pool)
+            if _written(savepoint):
+                in_memory -= savepoint.nbytes
+                savepoint.copies.release(pool)
+            elif savepoint is not retained:
+                in_memory -= savepoint.nbytes
+                self._drop(savepoint, pool)
         return pool
 
     def _excess(self) -> List[Savepoint]:
         """Those that exceed `keep` once another one is added, oldest first."""
         retained = self.retained
-        others = [saved for saved in self.saved if saved is not retained]
-        return others[: max(0, len(self.saved) + 1 - self._keep)]
+        candidates = [savepoint for savepoint in self.savepoint if savepoint is not retained]
+        return candidates[: max(0, len(self.savepoint) + 1 - self._keep)]
 
     def add(self, new: Savepoint) -> None:
         """Add a savepoint, and write out those whose memory the next one will need."""
-        self.saved.append(new)
+        self.savepoint.append(new)
         if self._directory is None:
             return
         leaving = self._excess()
-        staying = [saved for saved in self.saved if saved not in leaving]
-        needed = sum(saved.held for saved in staying) + new.copies.nbytes
+        staying = [savepoint for savepoint in self.savepoint if savepoint not in leaving]
+        needed = sum(saved.nbytes for saved in staying) + new.copies.nbytes
         needed -= self.max_bytes
         for saved in staying:
             if needed <= 0:
                 break
-            needed -= saved.held
+            needed -= saved.nbytes
             unwritten = saved.spill is None or saved.spill.state == "failed"
-            if saved.held and unwritten and self._fits_disk(saved):
+            if saved.nbytes and unwritten and self._fits_disk(saved):
                 saved.spill = DiskSpill(self._directory)
                 self._background.do(self._write, saved)
 
@@ -219,10 +226,14 @@ class SavepointStore:
         """Drop the oldest on the disk for `new`; return whether it fits then."""
         if self._max_disk_bytes is None:
             return True
-        there = [saved for saved in self.saved if saved.spill and saved.spill.state != "failed"]
-        over = sum(saved.copies.nbytes for saved in (*there, new)) - self._max_disk_bytes
+        on_disk = [
+            savepoint
+            for savepoint in self.savepoint
+            if savepoint.spill and savepoint.spill.state != "failed"
+        ]
+        over = sum(saved.copies.nbytes for saved in (*on_disk, new)) - self._max_disk_bytes
         retained = self.retained
-        old = [saved for saved in there if _written(saved) and saved is not retained]
+        old = [saved for saved in on_disk if _written(saved) and saved is not retained]
         if over > sum(saved.copies.nbytes for saved in old):
             return False
         for saved in old:
@@ -231,17 +242,17 @@ class SavepointStore:
                 over -= saved.copies.nbytes
         return True
 
-    def _write(self, saved: Savepoint) -> None:
-        spill = saved.spill
+    def _write(self, savepoint: Savepoint) -> None:
+        spill = savepoint.spill
         if spill is not None:
-            spill.write(saved.copies)
+            spill.write(savepoint.copies)
             if spill.error:
                 self.disk_errors.append(
-                    f"the savepoint of step {saved.step} could not be written to "
+                    f"the savepoint of step {savepoint.step} could not be written to "
                     f"{self._directory}: {spill.error}"
                 )
 
-    def load(self, wanted: Savepoint) -> None:
+    def load(self, target: Savepoint) -> None:
         """Load the copies of `wanted` into memory; drop all newer savepoints.
 
         Raises:
@@ -249,26 +260,26 @@ class SavepointStore:
         """
         self.cancel_writes()
         pool = BufferPool()
-        for saved in [saved for saved in self.saved if saved.step > wanted.step]:
-            self._drop(saved, pool)
-        if wanted.copies.in_memory or wanted.spill is None:
+        for savepoint in [saved for saved in self.savepoint if saved.step > target.step]:
+            self._drop(savepoint, pool)
+        if target.copies.in_memory or target.spill is None:
             return
-        self._free_memory(wanted, pool)
+        self._free_memory(target, pool)
         try:
-            wanted.spill.read(self._torch, wanted.copies, pool)
+            target.spill.read(self._torch, target.copies, pool)
         except OSError as error:
-            self._drop(wanted, pool)
+            self._drop(target, pool)
             raise CannotRestore(
-                f"the savepoint of step {wanted.step} cannot be read back: {error}"
+                f"the savepoint of step {target.step} cannot be read back: {error}"
             ) from error
 
-    def _free_memory(self, wanted: Savepoint, pool: BufferPool) -> None:
+    def _free_memory(self, target: Savepoint, pool: BufferPool) -> None:
         """Free the memory that `wanted` needs; drop older savepoints that are in memory."""
-        for saved in list(self.saved):
-            if self.held + wanted.copies.nbytes <= self.max_bytes:
+        for savepoint in list(self.savepoint):
+            if self.nbytes + target.copies.nbytes <= self.max_bytes:
                 return
-            if saved is not wanted and saved.copies.in_memory:
-                self._drop(saved, pool)
+            if savepoint is not target and savepoint.copies.in_memory:
+                self._drop(savepoint, pool)
 
     def cancel_writes(self) -> None:
         """Cancel what is being written, before a rollback writes into memory.
@@ -276,47 +287,47 @@ class SavepointStore:
         Raises:
             CannotRestore: the disk does not respond.
         """
-        for saved in self.saved:
-            if saved.spill is not None:
-                saved.spill.stop()
+        for savepoint in self.savepoint:
+            if savepoint.spill is not None:
+                savepoint.spill.stop()
         if not self._background.close(STOP_S):
             raise CannotRestore("the disk is still busy with an older savepoint; ask again later")
-        for saved in self.saved:
-            if saved.spill is not None and saved.spill.state == "writing":
-                saved.spill = None  # not started
+        for savepoint in self.savepoint:
+            if savepoint.spill is not None and savepoint.spill.state == "writing":
+                savepoint.spill = None  # not started
 
     def clear(self) -> None:
         """Drop all."""
-        self.keep_only(lambda saved: False)
+        self.keep_only(lambda savepoint: False)
 
-    def keep_only(self, wanted: Callable[[Savepoint], bool]) -> None:
+    def keep_only(self, is_retained: Callable[[Savepoint], bool]) -> None:
         """Drop those that are not `wanted`."""
-        for saved in [saved for saved in self.saved if not wanted(saved)]:
-            self._drop(saved, None)
+        for savepoint in [saved for saved in self.savepoint if not is_retained(saved)]:
+            self._drop(savepoint, None)
 
-    def _drop(self, saved: Savepoint, pool: Optional[BufferPool]) -> None:
-        self.saved.remove(saved)
-        if saved.spill is not None:
-            saved.spill.stop()
-            if saved.spill.state == "written":
-                saved.spill.close()
-        if pool is not None and saved.copies.in_memory:
-            saved.copies.release(pool)
+    def _drop(self, savepoint: Savepoint, pool: Optional[BufferPool]) -> None:
+        self.savepoint.remove(savepoint)
+        if savepoint.spill is not None:
+            savepoint.spill.stop()
+            if savepoint.spill.state == "written":
+                savepoint.spill.close()
+        if pool is not None and savepoint.copies.in_memory:
+            savepoint.copies.release(pool)
 
 
-def _written(saved: Savepoint) -> bool:
+def _written(savepoint: Savepoint) -> bool:
     """Whether all of it is on disk, so that its memory can be reused."""
-    return saved.spill is not None and saved.spill.state == "written"
+    return savepoint.spill is not None and savepoint.spill.state == "written"
 
 
 def _chunks(copies: TensorCopies) -> Iterator[Tuple[int, int]]:
     """Address and length of every piece of the copies, in their order."""
     for slot in copies.slots:
-        start, left = slot.buffer.data_ptr(), slot.buffer.numel() * slot.buffer.element_size()
-        while left > 0:
-            size = min(left, CHUNK)
+        start, remaining = slot.buffer.data_ptr(), slot.buffer.numel() * slot.buffer.element_size()
+        while remaining > 0:
+            size = min(remaining, CHUNK)
             yield start, size
-            start, left = start + size, left - size
+            start, remaining = start + size, remaining - size
 
 
 def _write_all(file: Any, piece: bytes) -> None:

@@ -66,8 +66,8 @@ class TrainingState:
         return SavedModule(weakref.ref(module), numbers, buffers)
 
     def _attributes(self, scaler: Any) -> Dict[str, Any]:
-        own = vars(scaler).items()
-        return {name: self._saved(value) for name, value in own if name not in _OF_THE_STEP}
+        attributes = vars(scaler).items()
+        return {name: self._saved(value) for name, value in attributes if name not in _OF_THE_STEP}
 
     def _add_parameter(self, parameter: Any, name: str) -> int:
         if not is_copyable(self._torch, parameter):
@@ -114,7 +114,7 @@ class TrainingState:
         copies = self._copies
         # Another parameter may have the id of one that was deleted.
         deleted = {
-            key for key, saved in self.parameters.items() if copies.original(saved.number) is None
+            key for key, entry in self.parameters.items() if copies.original(entry.number) is None
         }
         for optimizer in self.optimizers:
             optimizer.verify(deleted)
@@ -130,8 +130,8 @@ class TrainingState:
         """Write back what updates change; return the names of what could not be written."""
         back = Restoration(self._copies)
         self._copies.write()
-        for saved in self.parameters.values():
-            _zero_gradient(self._copies.original(saved.number))
+        for entry in self.parameters.values():
+            _zero_gradient(self._copies.original(entry.number))
         for module in self.modules:
             module.restore(back)
         for optimizer in self.optimizers:
@@ -180,9 +180,9 @@ class Restoration:
         self.copies = copies
         self.missed: List[str] = []
 
-    def update(self, live: Dict[str, Any], saved: Dict[str, Any], prefix: str) -> None:
+    def update(self, live: Dict[str, Any], content: Dict[str, Any], prefix: str) -> None:
         """Write saved values into a namespace; what was added since stays."""
-        for name, part in saved.items():
+        for name, part in content.items():
             value = self.value(part, live.get(name, ABSENT), f"{prefix}{name}")
             if value is not ABSENT and live.get(name, ABSENT) is not value:
                 live[name] = value
@@ -203,18 +203,18 @@ class Restoration:
         target = live if isinstance(live, dict) else {}
         for key in [key for key in target if key not in part.items]:
             dict.__delitem__(target, key)
-        for key, saved in part.items.items():
-            value = self.value(saved, target.get(key, ABSENT), f"{path}[{key!r}]")
+        for key, entry in part.items.items():
+            value = self.value(entry, target.get(key, ABSENT), f"{path}[{key!r}]")
             if value is not ABSENT and target.get(key, ABSENT) is not value:
                 dict.__setitem__(target, key, value)
         return target
 
     def _sequence(self, part: SavedSequence, live: Any, path: str) -> Any:
-        same = type(live) is part.kind
-        present = list(live) if same else []
+        is_same_kind = type(live) is part.kind
+        present = list(live) if is_same_kind else []
         present += [ABSENT] * (len(part.content) - len(present))
         content = [
-            self.value(saved, present[i], f"{path}[{i}]") for i, saved in enumerate(part.content)
+            self.value(item, present[i], f"{path}[{i}]") for i, item in enumerate(part.content)
         ]
         if any(value is ABSENT for value in content):
             return live
@@ -248,8 +248,8 @@ class SavedModule:
         for name, number in self.numbers.items():
             parameter = module._parameters.get(name)
             if parameter is None or parameter is not copies.original(number):
-                where = f"{type(module).__name__}.{name}"
-                raise CannotRestore(f"{where} was replaced since the savepoint")
+                path = f"{type(module).__name__}.{name}"
+                raise CannotRestore(f"{path} was replaced since the savepoint")
 
     def restore(self, back: Restoration) -> None:
         module = self.reference()
@@ -263,13 +263,13 @@ class SavedOptimizer:
     __slots__ = ("members", "name", "reference", "state")
 
     def __init__(
-        self, optimizer: Any, saved: Callable[[Any], Any], died: Callable[[Any], None]
+        self, optimizer: Any, copy_value: Callable[[Any], Any], died: Callable[[Any], None]
     ) -> None:
         self.reference: Callable[[], Any] = weakref.ref(optimizer, died)
         self.name = type(optimizer).__name__
         self.members = [_ids(group) for group in optimizer.param_groups]
         self.state: List[Tuple[Any, Any]] = [
-            (weakref.ref(key) if hasattr(key, "grad_fn") else key, saved(value))
+            (weakref.ref(key) if hasattr(key, "grad_fn") else key, copy_value(value))
             for key, value in optimizer.state.items()
         ]
 

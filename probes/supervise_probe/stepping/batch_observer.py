@@ -68,7 +68,7 @@ class BatchObserver:
         if len(self._inputs) > FORWARDS:
             self._no_backward()
 
-    def targets(self, target: Any, ignored: int, loss: Any, how: str, result: Any) -> None:
+    def targets(self, target: Any, ignored: int, loss: Any, reduction: str, result: Any) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
 
         Args:
@@ -78,9 +78,9 @@ class BatchObserver:
         mark = None if loss is None else self._guard.run(self._tokens_part, _marked, loss)
         # Read at once: the job may divide it in place.
         value = None
-        if how in ("mean", "sum"):
+        if reduction in ("mean", "sum"):
             value = self._guard.run(self._tokens_part, self._tokens.scalars.value, result)
-        self._targets.append((target, ignored, how == "sum", value))
+        self._targets.append((target, ignored, reduction == "sum", value))
         self._losses.append((mark, len(self._inputs)))
         if len(self._targets) > FORWARDS:
             self._no_backward()
@@ -124,11 +124,11 @@ class BatchObserver:
 
     def _count_left_out(self) -> None:
         """Hand on the losses whose graph is gone, one of each forward."""
-        left: Dict[int, Number] = {}
+        unclaimed: Dict[int, Number] = {}
         for (mark, end), (*_, value) in zip(self._losses, self._targets):
             if mark is not None and mark() is None and value is not None:
-                left[end] = left.get(end, 0.0) + value
-        self._guard.run(self._discards_part, self._discards.losses, left.values())
+                unclaimed[end] = unclaimed.get(end, 0.0) + value
+        self._guard.run(self._discards_part, self._discards.losses, unclaimed.values())
 
     def _no_backward(self) -> None:
         """Forwards come, and no backward, as of a job that leaves out all of its batches."""

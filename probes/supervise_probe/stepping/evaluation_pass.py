@@ -58,7 +58,7 @@ class EvaluationPass:
         self._sum: Number = 0.0
         self._targets: Number = 0.0
 
-    def called(self, root: Any) -> None:
+    def on_call(self, root: Any) -> None:
         """The model is called without gradients."""
         self.waiting = bool(self._guard.run(self._part, self._evaluates, root))
 
@@ -76,23 +76,27 @@ class EvaluationPass:
         started = gate.in_forward or gate.in_backward or self._times.forward_since()
         return not (started or tracker.accumulates or tracker.current or _trains(self._root()))
 
-    def took(self, target: Any, ignored: int, how: str, result: Any) -> None:
+    def took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
         """A loss was taken behind that; `how` and the others as in `ForwardListener.loss_taken`."""
         self.waiting = False
-        self._guard.run(self._part, self._took, target, ignored, how, result)
+        self._guard.run(self._part, self._took, target, ignored, reduction, result)
 
-    def _took(self, target: Any, ignored: int, how: str, result: Any) -> None:
+    def _took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
         if not self._evaluates_now():
             return
         self._tracker.close(on_time=False)  # one that waits for another optimizer is over
         if self._step != self._position.step or not self.pending:
             self._step, self._known = self._position.step, True
             self._sum = self._targets = 0.0
-        if how not in ("mean", "sum") or target.dtype is not self._torch.int64 or target.is_meta:
+        if (
+            reduction not in ("mean", "sum")
+            or target.dtype is not self._torch.int64
+            or target.is_meta
+        ):
             self._known = False
         else:
             value, count = self._scalars.value(result), self._tokens.count(target, ignored)
-            self._sum = self._sum + (value if how == "sum" else value * count)
+            self._sum = self._sum + (value if reduction == "sum" else value * count)
             self._targets = self._targets + count
         self.pending = self._sets.waiting = True
 
@@ -105,8 +109,8 @@ class EvaluationPass:
         """What was taken is an evaluation: it joins the next frame, unless the job reports one."""
         targets = self._targets
         nothing = self._scalars.on_host(targets) and targets == 0.0
-        known = self._known and not nothing and self._step == self._position.step
-        if known and _trains(root):
+        is_evaluation = self._known and not nothing and self._step == self._position.step
+        if is_evaluation and _trains(root):
             self._extra.setdefault(ID, self._sum / targets)
 
 

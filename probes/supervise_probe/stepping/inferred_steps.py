@@ -161,8 +161,8 @@ class InferredSteps:
     # ── which weights there are ───────────────────────────────────────────────────────────────
 
     def _look_through(self, tensors: Any) -> None:
-        one = isinstance(tensors, self._context.torch.Tensor)
-        roots = [tensors] if one else list(tensors)
+        single = isinstance(tensors, self._context.torch.Tensor)
+        roots = [tensors] if single else list(tensors)
         for leaf in _leaves(roots):
             reference, times = self._leaves.get(id(leaf), (None, 0))
             if reference is None or reference() is not leaf:
@@ -171,16 +171,16 @@ class InferredSteps:
 
     def _searched(self) -> None:
         """Weights are leaves that stay; in a checkpointed block the module alone knows them."""
-        found = [reference() for reference, times in self._leaves.values() if times > 1]
-        params = {id(p): p for p in found if p is not None}
+        repeated = [reference() for reference, times in self._leaves.values() if times > 1]
+        params = {id(p): p for p in repeated if p is not None}
         self._leaves.clear()
         for module in self._context.registry.modules:
             for p in module.parameters(recurse=False):
                 if p.requires_grad and p.grad is not None:
                     params[id(p)] = p
         self._search_at = self._backwards + AGAIN if self.active else 2 * self._backwards
-        known = self._known
-        if not params or (known is not None and known.ids == params.keys()):
+        parameters = self._known
+        if not params or (parameters is not None and parameters.ids == params.keys()):
             return
         self._hands = ByHand(list(params.values()))
         self._known = OptimizerInfo(self._hands)
@@ -251,8 +251,10 @@ class InferredSteps:
         number = self._backwards // length
         self._plan.run("after_update", Update(self._hands, False, self._known))
         self._forget()
-        before = self._counters.state()["steps_seen"]  # of the launches that this one goes on from
-        self._counters.rewind({"steps_seen": before + number})
+        steps_before = self._counters.state()[
+            "steps_seen"
+        ]  # of the launches that this one goes on from
+        self._counters.rewind({"steps_seen": steps_before + number})
         self._search_at = self._backwards + AGAIN
         self._tracker.infer(id(self._hands), self._context.config.first_step + number)
         self._callbacks.without_optimizer(WHY)
@@ -300,14 +302,14 @@ class InferredSteps:
 def _leaves(roots: List[Any]) -> Iterator[Any]:
     """Find the tensors that a backward from `roots` gives gradients to."""
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(stack)
-    while stack and len(seen) < NODES:
+    visited = set(stack)
+    while stack and len(visited) < NODES:
         node = stack.pop()
         if type(node).__name__ == "AccumulateGrad":
             yield node.variable
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 stack.append(following)
 
 

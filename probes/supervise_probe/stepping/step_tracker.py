@@ -83,9 +83,9 @@ class Round:
             self._last = self.before[-1]
             self._misses = 0
 
-    def expect(self, key: int, before: Sequence[int] = ()) -> None:
+    def expect(self, key: int, earlier: Sequence[int] = ()) -> None:
         """Rounds end with this optimizer from now on (0: that is to be learned)."""
-        self._last, self.before = key, list(before)
+        self._last, self.before = key, list(earlier)
         self._misses = 0
 
 
@@ -123,7 +123,7 @@ class Process(NamedTuple):
 
     open: Callable[[], bool]
     appeared: Callable[[Any], None]
-    another: Callable[[], None]
+    on_other_optimizer: Callable[[], None]
 
 
 class StepTracker:
@@ -196,33 +196,33 @@ class StepTracker:
         """
         everyone = self._optimizers.known
         self.entries += 1
-        known = everyone.get(id(optimizer))
-        if known is None or known.reference() is not optimizer:
-            known = OptimizerInfo(optimizer)
-        elif known.refresh(optimizer):
+        info = everyone.get(id(optimizer))
+        if info is None or info.reference() is not optimizer:
+            info = OptimizerInfo(optimizer)
+        elif info.refresh(optimizer):
             self._context.registry.modules.changes += 1  # who remembers what they hold looks again
-        update = Update(optimizer, closure, known)
-        if not known.real or is_phantom(self._torch, update, self.accumulates):
+        update = Update(optimizer, closure, info)
+        if not info.real or is_phantom(self._torch, update, self.accumulates):
             return None
         if (self._reporter.writer is None or not self._gate.on) and not self._process.open():
             return None
         key = id(optimizer)
         if key in self._round.members:
             self.close(on_time=False)
-        started, before = self._round.members, self._round.before
-        late = before and not started and not self.accumulates and key not in before
+        started, earlier = self._round.members, self._round.before
+        late = earlier and not started and not self.accumulates and key not in earlier
         if self._drills.follows:
             self._reschedule(optimizer)
         update.scheduled = rate_of(self._torch, optimizer)
         if not started:
             self._commands.before_update()
-        self._scale_rate(optimizer, known)
+        self._scale_rate(optimizer, info)
         if late and not closure:
             self._round.joins_late(key)
             return None
         self.current = update
-        if self._optimizers.known.get(key) is not known:
-            self._appeared(key, known, optimizer)
+        if self._optimizers.known.get(key) is not info:
+            self._appeared(key, info, optimizer)
         if closure and (late or self._round.members):
             self._undecided = True
         else:
@@ -264,16 +264,16 @@ class StepTracker:
         if factor != 1.0:
             self._rate.reschedule(optimizer, factor)
 
-    def _scale_rate(self, optimizer: Any, known: OptimizerInfo) -> None:
+    def _scale_rate(self, optimizer: Any, info: OptimizerInfo) -> None:
         rate, drills, everyone = self._rate, self._drills, self._optimizers.known
         drill = drills.lr_factor() if drills.active else 1.0
-        rate.note(known, optimizer, self._position.step, drill)
+        rate.note(info, optimizer, self._position.step, drill)
         ours = rate.held.now * rate.warming.now
         if drill != 1.0 or ours != 1.0 or rate.hold is not None:
-            first = known.first_group
-            if everyone.get(id(optimizer)) is not known:  # it steps for the first time
-                first = sum(each.groups for each in everyone.values())
-            rate.apply(optimizer, drill, first, self._position.step)
+            index = info.first_group
+            if everyone.get(id(optimizer)) is not info:  # it steps for the first time
+                index = sum(each.groups for each in everyone.values())
+            rate.apply(optimizer, drill, index, self._position.step)
 
     def measure(self, update: Update) -> None:
         """The gradients of `update` are final: look at them, and decide whether to go on."""
@@ -392,17 +392,17 @@ class StepTracker:
         self._round.expect(id(optimizer), [id(optimizer)])
         self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
-    def _appeared(self, key: int, known: OptimizerInfo, optimizer: Any) -> None:
+    def _appeared(self, key: int, info: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted again."""
-        before, step = self._optimizers.known, self._position.step
-        if _another_training(before.values(), known, step - self._began):
+        infos, step = self._optimizers.known, self._position.step
+        if _another_training(infos.values(), info, step - self._began):
             self.close(on_time=False)
             self._round, self._began, self._mark_ns = Round(), self._position.step, 0
-            self._process.another()
-        elif before and step - self._began > 1 and self._rate.hold is not None:
+            self._process.on_other_optimizer()
+        elif infos and step - self._began > 1 and self._rate.hold is not None:
             self._rate.let_go()  # groups may be counted otherwise now
             self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
-        self._optimizers.known = in_order(before, key, known, self._round.members)
+        self._optimizers.known = in_order(infos, key, info, self._round.members)
         self._process.appeared(optimizer)
 
     def infer(self, key: int, number: Optional[int] = None) -> None:
@@ -417,7 +417,7 @@ class StepTracker:
         self.after_step(update)
 
 
-def _another_training(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:
+def _another_training(infos: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:
     """Whether `new` is of another training than the optimizers `before` it, `steps` long.
 
     As in a sweep or a cross-validation: none of the old optimizers lives, and the new one shares no
@@ -425,11 +425,11 @@ def _another_training(before: Iterable[OptimizerInfo], new: OptimizerInfo, steps
     the next training is another program of the same rank, as behind an `exec`: a segment of its
     own, and every baseline from nothing. Step numbers go on. Stages of one model count too.
     """
-    old = list(before)
+    old = list(infos)
     return (
         steps >= LEAST
         and bool(old)
-        and not any(each.reference() is not None or new.ids & each.ids for each in old)
+        and not any(info.reference() is not None or new.ids & info.ids for info in old)
     )
 
 
@@ -497,7 +497,7 @@ class DiscardedGradients:
         else:
             self._zeroed.update(id(p) for group in owner.param_groups for p in group["params"])
 
-    def before_backward(self, again: bool, first: bool, retains: bool) -> None:
+    def before_backward(self, again: bool, is_first: bool, retains: bool) -> None:
         """A backward begins: if all gradients of this step were thrown away, so is what was seen.
 
         Args:
@@ -506,7 +506,7 @@ class DiscardedGradients:
                 and need not be zeroed.
             retains: its graph, for another backward.
         """
-        if again and (first or self.failed or self._zeroed) and self._all_gone():
+        if again and (is_first or self.failed or self._zeroed) and self._all_gone():
             self._guard.run(self._part, self._discards.gradients)
             self._plan.run("forget")
             self._scaling.forget()

@@ -77,9 +77,9 @@ class TrainingThread:
         gate, guard, watched = self._gate, self._context.guard, self._gate.thread
         if watched is None or get_ident() == watched or not gate.on:
             return
-        seen = self._tracker.entries, self._context.position.step
-        if seen != self._seen:
-            self._seen, self._others = seen, 0
+        position = self._tracker.entries, self._context.position.step
+        if position != self._seen:
+            self._seen, self._others = position, 0
         self._others += 1
         if not self._stopped(watched) or not self._lock.acquire(blocking=False):
             return
@@ -99,8 +99,8 @@ class TrainingThread:
             return False
         waits = frame.f_globals is vars(threading)
         newest: int = self._context.reporter.writer.heard_ns()
-        began, before = self._began
-        usual = (newest - began) // max(1, self._tracker.entries - before)
+        began, previous = self._began
+        usual = (newest - began) // max(1, self._tracker.entries - previous)
         limit = max(WAITING_NS if waits else STILL_NS, USUAL * usual)
         return monotonic_ns() - newest > limit
 

@@ -51,10 +51,10 @@ class GradScalerState:
 
     def loss(self, tensor: Any) -> Number:
         """Return the unscaled value of the one-element `tensor` that goes into backward."""
-        known = self._losses.pop(id(tensor), None)
+        loss = self._losses.pop(id(tensor), None)
         scale, self._scale = self._scale, None
-        if known is not None and known[0]() is tensor:
-            return self._scalars.value(known[1])
+        if loss is not None and loss[0]() is tensor:
+            return self._scalars.value(loss[1])
         value = self._scalars.value(tensor)
         # Scaled, then divided by the accumulation steps, or several scaled losses added up.
         return value if scale is None else value / self._scalars.value(scale)

@@ -37,9 +37,9 @@ class Warmup:
 
     __slots__ = ("_done", "_steps", "_value", "moves", "now")
 
-    def __init__(self, value: float = 1.0, steps: int = 0, done: int = 0) -> None:
+    def __init__(self, value: float = 1.0, steps: int = 0, steps_done: int = 0) -> None:
         """Begin; with `done` where it is after so many steps."""
-        self._value, self._steps, self._done = value, steps, done
+        self._value, self._steps, self._done = value, steps, steps_done
         self._look()
 
     @property
@@ -55,8 +55,8 @@ class Warmup:
 
     def _look(self) -> None:
         self.moves = self._done < self._steps
-        done = self._done / self._steps if self._steps else 0.0
-        self.now = self._value + (1.0 - self._value) * done if done < 1.0 else 1.0
+        share = self._done / self._steps if self._steps else 0.0
+        self.now = self._value + (1.0 - self._value) * share if share < 1.0 else 1.0
 
 
 class LearningRate:
@@ -91,7 +91,7 @@ class LearningRate:
         if rewarm:
             self.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
 
-    def scale(self, value: float, steps: int, first: int) -> None:
+    def scale(self, value: float, steps: int, start: int) -> None:
         """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
 
         Raises:
@@ -101,10 +101,10 @@ class LearningRate:
         if value == 1.0:
             _forget(self._path)
             return
-        kept = {"value": value, "steps": steps, "first": first}
-        files.replace(self._path, json.dumps(kept).encode())
+        document = {"value": value, "steps": steps, "first": start}
+        files.replace(self._path, json.dumps(document).encode())
 
-    def note(self, known: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
+    def note(self, info: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
         """Remember what the job asks for in this step, where the host knows it."""
         rates: List[Optional[float]] = []
         for group in optimizer.param_groups:  # a comprehension is one more call in each step
@@ -113,12 +113,12 @@ class LearningRate:
         if drill != 1.0:
             rates = [None if rate is None else rate * drill for rate in rates]
         self.jumps = False
-        if not known.rates or known.rates[-1][1] != rates:
-            self.jumps = rate_hold.is_far(known.rates, rates)
-            rate_hold.note(known.rates, step, rates)
+        if not info.rates or info.rates[-1][1] != rates:
+            self.jumps = rate_hold.is_far(info.rates, rates)
+            rate_hold.note(info.rates, step, rates)
 
     def hold_at(
-        self, optimizers: List[OptimizerInfo], before: int, within: float, release: int
+        self, optimizers: List[OptimizerInfo], before_step: int, within: float, release: int
     ) -> Dict[int, float]:
         """Hold each group at `within` times its last healthy level; return the limits.
 
@@ -126,44 +126,44 @@ class LearningRate:
             before: the step of the first breach. release: see `RateHold`.
         """
         levels: Dict[int, float] = {}
-        last: Dict[int, float] = {}
-        for each in optimizers:
-            for group in range(each.groups):
-                level = rate_hold.healthy(each.rates, group, before)
+        newest: Dict[int, float] = {}
+        for info in optimizers:
+            for group in range(info.groups):
+                level = rate_hold.healthy(info.rates, group, before_step)
                 if level is not None:
-                    number = each.first_group + group
+                    number = info.first_group + group
                     levels[number] = within * level
-                    last[number] = each.rates[-1][1][group] or 0.0
+                    newest[number] = info.rates[-1][1][group] or 0.0
         if levels:
-            self.hold = RateHold(levels, before, release, last)
+            self.hold = RateHold(levels, before_step, release, newest)
         return levels
 
     def hold_below(
-        self, optimizers: List[OptimizerInfo], at: int, limit: float, release: int
+        self, optimizers: List[OptimizerInfo], step: int, limit: float, release: int
     ) -> Dict[int, float]:
         """Hold the first group at `limit`, the others in proportion, as they were in the step `at`.
 
         Returns the limits; none where the first one's rate was not known.
         """
         rates: Dict[int, float] = {}
-        last: Dict[int, float] = {}
-        for each in optimizers:
-            for group, rate in enumerate(rate_hold.asked(each.rates, at)):
+        newest: Dict[int, float] = {}
+        for info in optimizers:
+            for group, rate in enumerate(rate_hold.requested(info.rates, step)):
                 if rate:
-                    rates[each.first_group + group] = rate
-                    last[each.first_group + group] = each.rates[-1][1][group] or 0.0
+                    rates[info.first_group + group] = rate
+                    newest[info.first_group + group] = info.rates[-1][1][group] or 0.0
         if 0 not in rates:
             return {}
         levels = {number: limit * rate / rates[0] for number, rate in rates.items()}
-        self.hold = RateHold(levels, at, release, last)
+        self.hold = RateHold(levels, step, release, newest)
         return levels
 
     def keep_hold(self) -> None:
         """Write down what is held, for a later launch. Raises OSError."""
         if self.hold is not None:
             hold = self.hold
-            kept = {"levels": hold.levels, "since": hold.since, "release": hold.release}
-            files.replace(self._hold_path, json.dumps(kept).encode())
+            document = {"levels": hold.levels, "since": hold.since, "release": hold.release}
+            files.replace(self._hold_path, json.dumps(document).encode())
 
     def let_go(self) -> None:
         """Hold no rate any more."""
@@ -189,7 +189,7 @@ class LearningRate:
         self._limits = {number: rate_hold.JUMP * level for number, level in levels.items()}
         return next(iter(self._limits.values()), None)
 
-    def apply(self, optimizer: Any, drill: float, first: int, step: int) -> None:
+    def apply(self, optimizer: Any, drill: float, start: int, step: int) -> None:
         """Multiply the rate of every group until `restore`, by `drill` as if by the job itself.
 
         Args:
@@ -197,18 +197,18 @@ class LearningRate:
         """
         ours, hold = self.factor(), self.hold
         limits = self._limits if self.warming.moves else {}
-        for number, group in enumerate(optimizer.param_groups, first):
+        for number, group in enumerate(optimizer.param_groups, start):
             rate = group.get("lr")
             factor, limit = drill * ours, limits.get(id(group))
-            own = self._on_host(rate) if hold is not None or limit is not None else None
-            if own is not None:
-                asked = own * drill
-                held = None if hold is None else hold.limit(number, asked, step)
+            job_rate = self._on_host(rate) if hold is not None or limit is not None else None
+            if job_rate is not None:
+                asked = job_rate * drill
+                cap = None if hold is None else hold.limit(number, asked, step)
                 if hold is not None and number == 0:
-                    hold.used = 1.0 if held is None else held / own
-                limit = min((each for each in (limit, held) if each is not None), default=asked)
+                    hold.used = 1.0 if cap is None else cap / job_rate
+                limit = min((bound for bound in (limit, cap) if bound is not None), default=asked)
                 if asked > limit:
-                    factor = limit * ours / own
+                    factor = limit * ours / job_rate
             if rate is not None:
                 self._set(group, rate, factor)
 
@@ -236,14 +236,14 @@ class LearningRate:
     def restore(self) -> None:
         """Put back what the job had set, bit for bit."""
         while self._changed:
-            group, own, used, factor = self._changed.pop()
+            group, job_rate, used, factor = self._changed.pop()
             if group.get("lr") is not used:  # the optimizer chose a new rate during its step
                 group["lr"] = group["lr"] / factor
             elif isinstance(used, self._torch.Tensor):
                 with self._torch.no_grad():
-                    used.copy_(own)
+                    used.copy_(job_rate)
             else:
-                group["lr"] = own
+                group["lr"] = job_rate
 
     def advance(self) -> bool:
         """A step ended; return whether the job's own rate is let go."""
@@ -275,9 +275,11 @@ def _forget(path: str) -> None:
 def _kept(path: str, step: int) -> Warmup:
     """Return what an earlier launch held, as it was at `step`; before that, as it began."""
     try:
-        kept = json.loads(files.read(path))
-        steps = int(kept["steps"])
-        return Warmup(float(kept["value"]), steps, min(max(0, step - int(kept["first"])), steps))
+        document = json.loads(files.read(path))
+        steps = int(document["steps"])
+        return Warmup(
+            float(document["value"]), steps, min(max(0, step - int(document["first"])), steps)
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return Warmup()
 
@@ -285,8 +287,8 @@ def _kept(path: str, step: int) -> Warmup:
 def _kept_hold(path: str) -> Optional[RateHold]:
     """Return the limits that an earlier launch held its rates at, None without."""
     try:
-        kept = json.loads(files.read(path))
-        levels = {int(number): float(level) for number, level in kept["levels"].items()}
-        return RateHold(levels, int(kept["since"]), int(kept["release"]), {})
+        document = json.loads(files.read(path))
+        levels = {int(number): float(level) for number, level in document["levels"].items()}
+        return RateHold(levels, int(document["since"]), int(document["release"]), {})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -28,30 +28,30 @@ def note(trail: Trail, step: int, rates: List[Optional[float]]) -> None:
 
 def is_far(trail: Trail, rates: List[Optional[float]]) -> bool:
     """Whether the first group is about to have a rate far above that of the step before."""
-    before = trail[-1][1][:1] if trail else []
-    return bool(before and rates and before[0] and rates[0] and rates[0] > FAR * before[0])
+    newest = trail[-1][1][:1] if trail else []
+    return bool(newest and rates and newest[0] and rates[0] and rates[0] > FAR * newest[0])
 
 
-def healthy(trail: Trail, group: int, before: int) -> Optional[float]:
+def healthy(trail: Trail, group: int, before_step: int) -> Optional[float]:
     """Return the rate of a group before the step `before`, and what it became without a jump.
 
     None where it is not known, or was 0: a group that is thawed has no level.
     """
-    found: Optional[float] = None
+    level: Optional[float] = None
     top = 0.0
     for step, rates in trail:
         rate = rates[group] if group < len(rates) else None
         if rate is None:
             continue
-        if found is None and step >= before and len(trail) < KEPT:
+        if level is None and step >= before_step and len(trail) < KEPT:
             break
-        if found is not None and step >= before - LATE and rate > JUMP * max(found, top):
+        if level is not None and step >= before_step - LATE and rate > JUMP * max(level, top):
             break
-        found, top = rate, max(top, rate)
-    return found or None
+        level, top = rate, max(top, rate)
+    return level or None
 
 
-def asked(trail: Trail, at: int) -> List[Optional[float]]:
+def requested(trail: Trail, at: int) -> List[Optional[float]]:
     """Return the rates that were asked for in the step `at`, the oldest known ones before that."""
     found: List[Optional[float]] = []
     for step, rates in trail:
@@ -73,27 +73,27 @@ class RateHold:
     __slots__ = ("_back", "_last", "_over", "_quiet", "levels", "release", "since", "used")
 
     def __init__(
-        self, levels: Dict[int, float], since: int, release: int, last: Dict[int, float]
+        self, levels: Dict[int, float], since: int, release: int, newest: Dict[int, float]
     ) -> None:
         """Begin; `last`: what the job has asked for last, by number of the group."""
-        self.levels, self.since, self.release, self._last = levels, since, release, last
+        self.levels, self.since, self.release, self._last = levels, since, release, newest
         self._back, self._over, self._quiet, self.used = False, False, 0, 1.0
 
-    def limit(self, number: int, asked: float, step: int) -> Optional[float]:
+    def limit(self, number: int, rate: float, step: int) -> Optional[float]:
         """Return what a group may have where it asks for more, None where it does not.
 
         A rate that falls from its jump to what a warm-up may have come to meanwhile is healthy, and
         so is what it becomes from there without another jump.
         """
-        level, last = self.levels.get(number), self._last.get(number, 0.0)
-        self._last[number] = asked
-        if level is None or asked <= level:
+        level, newest = self.levels.get(number), self._last.get(number, 0.0)
+        self._last[number] = rate
+        if level is None or rate <= level:
             return None
         # Linear in the steps: a warm-up from 0 at the first step.
-        if asked <= JUMP * level * max(1.0, (step + 1) / max(1, self.since)):
-            self._back = self._back or last > JUMP * asked
+        if rate <= JUMP * level * max(1.0, (step + 1) / max(1, self.since)):
+            self._back = self._back or newest > JUMP * rate
             if self._back:
-                self.levels[number] = asked
+                self.levels[number] = rate
                 self.since = step + 1
                 return None
         self._over = True

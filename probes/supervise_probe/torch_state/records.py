@@ -64,14 +64,14 @@ class OptimizerInfo:
         self.groups = len(groups)
         self.params = self.clipped_as = params
         self.ids = frozenset(map(id, params))
-        first = params[0] if params else None
-        self.real = not (first is None or first.is_meta or hasattr(first, "fake_mode"))
+        lead = params[0] if params else None
+        self.real = not (lead is None or lead.is_meta or hasattr(lead, "fake_mode"))
         _count(self.everyone)
         return True
 
 
 def in_order(
-    known: Dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: List[int]
+    infos: Dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: List[int]
 ) -> Dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
 
@@ -82,28 +82,28 @@ def in_order(
         beside: keys of those that it steps together with.
     """
     living: Dict[int, OptimizerInfo] = {}
-    for other, each in known.items():
-        if other == key or each.reference() is None:
+    for number, info in infos.items():
+        if number == key or info.reference() is None:
             continue
-        if other not in beside and not new.ids.isdisjoint(each.ids):
+        if number not in beside and not new.ids.isdisjoint(info.ids):
             living.setdefault(key, new)
-        living[other] = each
+        living[number] = info
     living.setdefault(key, new)
     everyone = list(map(weakref.ref, living.values()))  # a cycle would keep weights alive
-    for each in living.values():
-        each.everyone = everyone
+    for info in living.values():
+        info.everyone = everyone
     _count(everyone)
     return living
 
 
 def _count(everyone: List[weakref.ref[OptimizerInfo]]) -> None:
     """Number the groups flat over the optimizers, and see what several of these hold."""
-    living = [each for reference in everyone if (each := reference()) is not None]
+    living = [info for reference in everyone if (info := reference()) is not None]
     number, times = 0, Counter(chain.from_iterable(each.ids for each in living))
     several = frozenset(key for key, count in times.items() if count > 1)
-    for each in living:
-        each.first_group, each.shared = number, each.ids & several
-        number += each.groups
+    for info in living:
+        info.first_group, info.shared = number, info.ids & several
+        number += info.groups
 
 
 class Optimizers:
@@ -118,7 +118,7 @@ class Optimizers:
 
     def living(self) -> List[Any]:
         """Return those that the job still holds."""
-        return [o for known in self.known.values() if (o := known.reference()) is not None]
+        return [o for info in self.known.values() if (o := info.reference()) is not None]
 
     def parameters(self) -> List[Any]:
         """Return all parameters of the living ones, one in two of them twice."""
@@ -154,10 +154,10 @@ class Update:
         "skip",
     )
 
-    def __init__(self, optimizer: Any, closure: bool, known: OptimizerInfo) -> None:
+    def __init__(self, optimizer: Any, closure: bool, info: OptimizerInfo) -> None:
         self.optimizer = optimizer
         self.closure = closure
-        self.known = known
+        self.known = info
         self.scaler: Any = None
         self.scale: Number = 1.0
         self.found_inf: Optional[Number] = None

@@ -115,14 +115,14 @@ class Registry:
 
         Sharded parameters do not show what they gather: they count as gradients.
         """
-        known = False
+        is_known = False
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    known = True
+                    is_known = True
                     if _full(p) and id(p) not in zeroed:
                         return True
-        return not known and any(
+        return not is_known and any(
             _full(p) and id(p) not in zeroed
             for module in self.modules
             for p in module.parameters(recurse=False)

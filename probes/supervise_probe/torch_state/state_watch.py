@@ -63,7 +63,7 @@ class StateWatch:
         """The probe itself has written the state."""
         self._marks.clear()
 
-    def written(self, step: int) -> bool:
+    def was_written(self, step: int) -> bool:
         """Whether the state is another one than after the last update; `step` is about to end."""
         if not any(self._differs(o, mark) for o, marks in self._marks.items() for mark in marks):
             return False
@@ -76,16 +76,16 @@ class StateWatch:
         marks: List[Mark] = []
         for number in range(min(LOOK, len(params))):
             param = params[(self._turn + number) % len(params)]
-            held = state[param]
-            for key, value in held.items() if isinstance(held, dict) else ():
+            values = state[param]
+            for key, value in values.items() if isinstance(values, dict) else ():
                 if self._torch.is_tensor(value) and value.numel() > 1:
                     sample = None if number else self._sample(value)
                     marks.append(Mark(param, key, value._version, sample))
         return marks
 
     def _differs(self, optimizer: Any, mark: Mark) -> bool:
-        held = optimizer.state.get(mark.param)
-        value: Any = None if held is None else held.get(mark.key)
+        values = optimizer.state.get(mark.param)
+        value: Any = None if values is None else values.get(mark.key)
         if value is None or value._version != mark.version:
             return True
         return mark.sample is not None and not self._torch.equal(
@@ -112,7 +112,7 @@ class ForeignEngine:
         """Return why nothing of the training can be changed or restored here, "" where it can."""
         modules = self._registry.modules
         if self._looked[0] != modules.changes:
-            found = next(filter(None, (_name_of(type(each)) for each in modules)), "")
+            found = next(filter(None, (_name_of(type(module)) for module in modules)), "")
             self._looked = modules.changes, found
         name = self._looked[1]
         return name and f"{name} keeps weights and moments of its own, which no savepoint holds"

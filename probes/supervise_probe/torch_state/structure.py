@@ -41,7 +41,7 @@ class Router(NamedTuple):
     name: str
     module: weakref.ref[Any]
     experts: int
-    chosen: int
+    top_k: int
     capacity: Optional[int]
     factor: Optional[float]
 
@@ -65,10 +65,10 @@ class Structure:
         parents: Dict[str, Any] = {}
         for name, module in root.named_modules():
             parents[name] = module
-            called = (
+            visited = (
                 module.__dict__.get("_compiled_call_impl") if name else None
             )  # the root's: ours
-            if called is not None or "_torchdynamo_orig_callable" in _forward(module):
+            if visited is not None or "_torchdynamo_orig_callable" in _forward(module):
                 self.compiled = True
             self.compiled = self.compiled or type(module) is optimized
             weight = module._parameters.get("weight")
@@ -77,9 +77,9 @@ class Structure:
             if isinstance(module, torch.nn.Embedding):
                 self.vocabularies.add(int(weight.shape[0]))
             parent = parents.get(name.rpartition(".")[0], root)
-            found = _router(torch, name, module, parent, int(weight.shape[0]))
-            if found is not None:
-                self.routers.append(found)
+            router = _router(torch, name, module, parent, int(weight.shape[0]))
+            if router is not None:
+                self.routers.append(router)
 
 
 class Structures:
@@ -89,12 +89,12 @@ class Structures:
         self._torch = torch
         self._known: Optional[Tuple[Any, int, Structure]] = None
 
-    def of(self, root: Any, changes: int) -> Structure:
+    def structure_of(self, root: Any, changes: int) -> Structure:
         """Return the structure of `root`; `changes` is the registry's count of them."""
-        known = self._known
-        if known is None or known[0]() is not root or known[1] != changes:
-            known = self._known = weakref.ref(root), changes, Structure(self._torch, root)
-        return known[2]
+        cached = self._known
+        if cached is None or cached[0]() is not root or cached[1] != changes:
+            cached = self._known = weakref.ref(root), changes, Structure(self._torch, root)
+        return cached[2]
 
 
 def _blocks(torch: Any, root: Any) -> List[Any]:
@@ -129,12 +129,12 @@ def _router(torch: Any, name: str, module: Any, parent: Any, experts: int) -> Op
     alone = type(module).__name__.startswith(_PER_SEQUENCE)
     factor = None if alone else _number(homes, ("capacity_factor",))
     capacity = None if alone else _number(homes, _CAPACITY)
-    chosen = int(_number(homes, _CHOSEN) or 1)
+    top_k = int(_number(homes, _CHOSEN) or 1)
     return Router(
         name,
         weakref.ref(module),
         experts,
-        min(max(1, chosen), experts),
+        min(max(1, top_k), experts),
         None if capacity is None else int(capacity),
         factor,
     )
@@ -192,12 +192,12 @@ def attributes(thing: Any) -> Dict[str, Any]:
     """The attributes that the object itself holds, in its dict and in its slots."""
     if isinstance(thing, type):
         return dict(vars(thing))
-    own = dict(_held(thing, "__dict__"))
+    attributes = dict(_held(thing, "__dict__"))
     for name in slots(type(thing)):
         value = _held(thing, name)
         if value is not _EMPTY:
-            own[name] = value
-    return own
+            attributes[name] = value
+    return attributes
 
 
 def _held(thing: Any, name: str) -> Any:
@@ -211,8 +211,8 @@ def slots(kind: type) -> List[str]:
     """The names of the slots that a class and its bases define."""
     names: List[str] = []
     for base in kind.__mro__:
-        own = base.__dict__.get("__slots__", ())
-        for name in (own,) if isinstance(own, str) else own:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
             private = name.startswith("__") and not name.endswith("__")
             names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
     return [name for name in names if name not in ("__dict__", "__weakref__")]
@@ -223,8 +223,8 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
     if isinstance(thing, type):
         type.__setattr__(thing, name, value)
         return
-    own = _held(thing, "__dict__")
-    if own is not _EMPTY and name not in slots(type(thing)):
-        own[name] = value
+    attributes = _held(thing, "__dict__")
+    if attributes is not _EMPTY and name not in slots(type(thing)):
+        attributes[name] = value
     else:
         object.__setattr__(thing, name, value)

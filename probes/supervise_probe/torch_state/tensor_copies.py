@@ -86,7 +86,7 @@ class TensorCopies:
         nbytes: of all planned or made copies. in_memory: false while they are on disk only.
     """
 
-    def __init__(self, torch: ModuleType, before: Optional["TensorCopies"] = None) -> None:
+    def __init__(self, torch: ModuleType, older: Optional["TensorCopies"] = None) -> None:
         """`before`: the copies of the previous savepoint, to share what has not changed."""
         self._torch = torch
         self.slots: List[_Slot] = []
@@ -97,9 +97,9 @@ class TensorCopies:
         self._owners: List[Any] = []  # keeps the ids in _numbers valid until `copy`
         self._events: List[Any] = []
         self._shareable: Dict[int, _Slot] = {}
-        if before is not None:
+        if older is not None:
             self._shareable = {
-                id(slot.owner()): slot for slot in before.slots if slot.sample is not None
+                id(slot.owner()): slot for slot in older.slots if slot.sample is not None
             }
 
     def add(self, owner: Any) -> int:
@@ -152,9 +152,9 @@ class TensorCopies:
         Returns whether it has one of each, in the same shape.
         """
         slots = {id(slot.owner()): slot for slot in self.slots}
-        before = {id(slot.owner()): slot for slot in older.slots}
+        older_slots = {id(slot.owner()): slot for slot in older.slots}
         for tensor in tensors:
-            slot, old = slots[id(tensor)], before.get(id(tensor))
+            slot, old = slots[id(tensor)], older_slots.get(id(tensor))
             if old is None or old.key != slot.key:
                 return False
             if slot.buffer is not old.buffer:  # else nothing changed, and they share it

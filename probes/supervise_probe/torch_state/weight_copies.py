@@ -60,27 +60,27 @@ class WeightCopies:
         """Whether there are other ranks."""
         return self._position.world_size > 1
 
-    def uniform(self, known: OptimizerInfo) -> Optional[int]:
+    def uniform(self, info: OptimizerInfo) -> Optional[int]:
         """Return the number that all parameters of an optimizer share, else None.
 
         Remembered, since a step may have thousands of them.
         """
         self._look()
-        if known.ids not in self._uniform:
-            found = {self._of(parameter) for parameter in known.params}
-            self._uniform[known.ids] = found.pop() if len(found) == 1 else None
-        return self._uniform[known.ids]
+        if info.ids not in self._uniform:
+            counts = {self._of(parameter) for parameter in info.params}
+            self._uniform[info.ids] = counts.pop() if len(counts) == 1 else None
+        return self._uniform[info.ids]
 
     def groups(self, params: List[Any]) -> Dict[int, List[Any]]:
         """Return `params` by the number of their copies; empty where one's is not known."""
-        found: Dict[int, List[Any]] = {}
+        ranks: Dict[int, List[Any]] = {}
         self._look()
         for parameter in params:
             copies = self._of(parameter)
             if copies is None:
                 return {}
-            found.setdefault(copies, []).append(parameter)
-        return found
+            ranks.setdefault(copies, []).append(parameter)
+        return ranks
 
     def batch_copies(self) -> float:
         """Return how many ranks read the same batch: those that split a layer among them."""
@@ -90,16 +90,16 @@ class WeightCopies:
 
     def _look(self) -> None:
         ranks = self._position.world_size
-        looked = self._registry.modules.changes, ranks
-        if looked == self._looked:
+        state = self._registry.modules.changes, ranks
+        if state == self._looked:
             return
-        self._looked = looked
+        self._looked = state
         self._uniform.clear()
         self._by_id = dict.fromkeys(replicated(self._registry), ranks)
         for module in self._registry.modules:
             if type(module).__name__ == FSDP1:
-                whole = getattr(module.sharding_strategy, "name", "") == "NO_SHARD"
-                copies = ranks if whole else ranks // module.process_group.size()
+                is_whole = getattr(module.sharding_strategy, "name", "") == "NO_SHARD"
+                copies = ranks if is_whole else ranks // module.process_group.size()
                 self._by_id.update({id(p): copies for p in module.parameters()})
 
     def _of(self, parameter: Any) -> Optional[int]:
