@@ -84,7 +84,7 @@ class Probe:
         self._registry.install(self._torch)
         install.install(self._torch, self.gate, self.guard, self._times, self._listeners)
         exit_status.install()
-        failure.watch_threads(self._place)
+        failure.watch_threads(self._location)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)
 
@@ -252,7 +252,7 @@ class Probe:
             except Exception:  # the child must run
                 self.gate.on = False
 
-    def _place(self) -> Dict[str, Any]:
+    def _location(self) -> Dict[str, Any]:
         """Return where a record of a failure goes, and what is known of this process."""
         context = self.parts.context
         location: Dict[str, Any] = {"marks": context.config.marks}
@@ -264,7 +264,7 @@ class Probe:
     def _exit(self) -> None:
         parts, reporter = self.parts, self.parts.context.reporter
         try:
-            failure.record_end(*exit_status.requested_exit(), **self._place())
+            failure.record_end(*exit_status.requested_exit(), **self._location())
         except Exception:  # a full disk, for instance: the segment has the last words
             pass
         if reporter.writer is None or not self.gate.on:

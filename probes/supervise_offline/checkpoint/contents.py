@@ -45,7 +45,7 @@ class Contents:
         """Check an object recursively; tied tensors once."""
         self._seen.clear()  # another object may reuse the address
         entered: Set[int] = set()  # a few lists that hold one another have no end of paths
-        todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _place(name, "weights"))]
+        todo: List[Tuple[str, Any, int, str]] = [(name, thing, 0, _section(name, "weights"))]
         while todo:
             name, thing, depth, section = todo.pop()
             if isinstance(thing, self._torch.Tensor):
@@ -67,9 +67,9 @@ class Contents:
             for key, value in inner:
                 holds = isinstance(value, (dict, list, tuple))
                 lost = not depth and holds and key not in MODELS
-                where = "other" if lost and section == "weights" else section
+                place = "other" if lost and section == "weights" else section
                 path = f"{name}.{key}" if name or isinstance(thing, (list, tuple)) else str(key)
-                todo.append((path, value, depth + 1, _place(str(key), where)))
+                todo.append((path, value, depth + 1, _section(str(key), place)))
 
     def _dictionary(self, thing: Dict[Any, Any], depth: int) -> None:
         if _is_optimizer(thing):
@@ -86,7 +86,7 @@ class Contents:
             self.rng = True
         if name.startswith(NAMED) or ".param_groups." in name:  # the latter of a flattened state
             self.optimizer = True
-        self.hints = self.hints or _place(name, "") == "optimizer"
+        self.hints = self.hints or _section(name, "") == "optimizer"
 
     def _tensor(self, tensor: Any, name: str) -> None:
         """Count a tensor, and check that it is finite."""
@@ -150,6 +150,6 @@ def _is_optimizer(thing: Dict[Any, Any]) -> bool:
     return bool(thing.keys() >= OPTIMIZER and thing["param_groups"])
 
 
-def _place(name: str, otherwise: str) -> str:
+def _section(name: str, otherwise: str) -> str:
     """Return "optimizer" for a name of such a state."""
     return "optimizer" if any(hint in name.lower() for hint in HINTS) else otherwise

@@ -159,8 +159,8 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
             header.pop("__metadata__", None)
             ends = [tuple(map(int, entry["data_offsets"])) for entry in header.values()]
             end = max((stop for _, stop in ends), default=0)
-            overlap = sum(last - start for start, last in ends) > end
-            if overlap or any(not 0 <= first <= last for first, last in ends):
+            overlap = sum(stop - start for start, stop in ends) > end
+            if overlap or any(not 0 <= start <= stop for start, stop in ends):
                 raise ValueError("its tensors overlap")
         except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
             raise Damaged(f"the header cannot be read: {error}") from None
@@ -177,14 +177,14 @@ def read_safetensors(torch: Any, path: str, contents: Contents) -> None:
 def _mapped_tensor(
     torch: Any, data: Any, start: int, name: str, entry: Dict[str, Any], contents: Contents
 ) -> None:
-    first, stop = entry["data_offsets"]
+    begin, stop = entry["data_offsets"]
     dtype = getattr(torch, FLOATS.get(entry["dtype"], ""), None)
-    if dtype is None or first == stop:
+    if dtype is None or begin == stop:
         contents.tensors += 1
-        contents.bytes += stop - first
+        contents.bytes += stop - begin
         return
-    count = (stop - first) // torch.empty(0, dtype=dtype).element_size()
-    tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + first)
+    count = (stop - begin) // torch.empty(0, dtype=dtype).element_size()
+    tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin)
     contents.take(tensor, name)
     del tensor  # the map cannot be closed before
 

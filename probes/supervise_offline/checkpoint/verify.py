@@ -77,10 +77,10 @@ def listing(path: str) -> List[str]:
     """Return the files of a checkpoint, relative to its directory, sorted. Raises OSError."""
     if not os.path.isdir(path):
         return [os.path.basename(path)]
-    found = []
+    paths = []
     for folder, _, names in os.walk(path):
-        found += [os.path.relpath(os.path.join(folder, name), path) for name in names]
-    return sorted(found)
+        paths += [os.path.relpath(os.path.join(folder, name), path) for name in names]
+    return sorted(paths)
 
 
 def digest(path: str) -> Dict[str, Any]:

@@ -136,13 +136,13 @@ class Learner:
             kind, several = "module", [m for m in registry.modules if _contains(m, value)]
         else:
             kind, several = "other", [*registry.schedulers, *registry.scalers]
-        found = [
+        pairs = [
             (_shared(owner, value), owner)
             for owner in several
             if is_equal(self._torch, owner.state_dict(), value)
         ]
-        best = max((shared for shared, _ in found), default=-1)
-        owners = [owner for shared, owner in found if shared == best]
+        best = max((shared for shared, _ in pairs), default=-1)
+        owners = [owner for shared, owner in pairs if shared == best]
         if len(owners) == 1 or (owners and kind == "module"):
             return kind, owners[0]
         return None
@@ -223,9 +223,9 @@ def _contains(module: Any, value: Dict[Any, Any]) -> bool:
             module = module._modules.get(name)
             if module is None:
                 return False
-        found = module._parameters.get(leaf)
-        found = module._buffers.get(leaf) if found is None else found
-        return found is not None and _same_memory(found, tensor)
+        member = module._parameters.get(leaf)
+        member = module._buffers.get(leaf) if member is None else member
+        return member is not None and _same_memory(member, tensor)
     return False
 
 
@@ -233,7 +233,7 @@ def _shared(owner: Any, value: Dict[Any, Any]) -> int:
     """Count the objects inside the state dict that `owner` returns again."""
     now = owner.state_dict()
     ids = {id(container) for container in containers(now)}
-    return sum(id(each) in ids for each in containers(value))
+    return sum(id(container) in ids for container in containers(value))
 
 
 # ── what builds one entry ─────────────────────────────────────────────────────────────────────

@@ -95,7 +95,11 @@ class VariableScope:
         """Return the variables and attributes that hold this very object, or are it (`vars`)."""
         names = [name for name, candidate in self._all() if candidate is value]
         if type(value) is dict:
-            owners = [n for n, each in self._all() if each is not value and _content(each) is value]
+            owners = [
+                n
+                for n, candidate in self._all()
+                if candidate is not value and _content(candidate) is value
+            ]
             names += [Name(n.scope, n.variable, (*n.way, "__dict__")) for n in owners]
         return names
 
@@ -194,8 +198,8 @@ def find_save_site(stack: Stack, frames: List[FrameType]) -> Tuple[FrameType, Sa
         Refused: there is none that each iteration passes.
     """
     stepped, common = code_stack(frames), 0
-    for (there, _), (here, _) in zip(stack, stepped):
-        if there is not here:
+    for (saved_code, _), (here, _) in zip(stack, stepped):
+        if saved_code is not here:
             break
         common += 1
     if not common:
@@ -246,7 +250,7 @@ def call_at(
                 sys.settrace(None)
         return in_loop if waiting else previous
 
-    def at_calls(called: FrameType, event: str, argument: Any) -> None:
+    def at_calls(callee: FrameType, event: str, argument: Any) -> None:
         # Tracing leaves a copy of the variables in the frame, which would keep them alive. It can
         # be emptied once another frame is traced.
         if not waiting or os.getpid() != process:  # in a loader's worker, forked meanwhile
@@ -282,7 +286,7 @@ def _is_in(compiled: CodeType, code: CodeType) -> bool:
         lines = (list(dis.findlinestarts(piece)) for piece in (compiled, code))
         return compiled.co_code == code.co_code and next(lines) == next(lines)
     inner = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
-    return any(_is_in(each, code) for each in inner)
+    return any(_is_in(constant, code) for constant in inner)
 
 
 def _holds(node: Any, line: int) -> bool:
@@ -357,4 +361,4 @@ def _in_order(node: ast.AST) -> List[ast.AST]:
         children = [*([node.value] if node.value else []), *targets]
     else:
         children = list(ast.iter_child_nodes(node))
-    return [node, *(found for child in children for found in _in_order(child))]
+    return [node, *(descendant for child in children for descendant in _in_order(child))]

@@ -1,7 +1,7 @@
 """Measurements, one file per subject. Each lists its `METRICS` and has a `Collector`.
 
 Adding a metric is adding a file: the package is walked, nothing is registered. One that needs more
-than the context, or that others call, is made in `_wiring.py`. A collector never catches its
+than the context, or that others call, is made in `../wiring.py`. A collector never catches its
 own errors and never measures its own cost; the guard does both. It may keep nothing that grows with
 the run.
 
@@ -202,7 +202,7 @@ class Collectors:
 
     def of_set(self, name: str) -> List[str]:
         """Return the names of those that are called when this set is sampled."""
-        return [each for each, collector in self.by_name.items() if name == collector.SAMPLED]
+        return [member for member, collector in self.by_name.items() if name == collector.SAMPLED]
 
     def counters(self) -> Dict[str, float]:
         """Return `COUNTERS`."""

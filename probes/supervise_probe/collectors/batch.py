@@ -144,7 +144,7 @@ class Collector(Base):
 
     def saw_loaded(self, values: Iterable[Any]) -> None:
         """These came out of a loader."""
-        tensor = self._first(values)
+        tensor = self._first_tensor(values)
         if tensor is None:
             inner = self._inputs.find(values)
             tensor = inner and inner.tensor
@@ -154,7 +154,7 @@ class Collector(Base):
 
     def saw(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
-        tensor = counted = self._first(values)
+        tensor = counted = self._first_tensor(values)
         if tensor is None:
             inner = self._inputs.find(values)
             if inner is None:
@@ -205,7 +205,7 @@ class Collector(Base):
             combined = digest if combined is None else self._mix(combined, digest)
         return combined & _MASK if isinstance(combined, int) else None
 
-    def _first(self, values: Iterable[Any]) -> Optional[Any]:
+    def _first_tensor(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
         tensor = self.torch.Tensor
         for value in values:

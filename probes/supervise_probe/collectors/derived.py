@@ -119,8 +119,8 @@ class Collector(Base):
             values["tokens_applied"] = self._applied
         finite = isfinite(value_of("train_loss_raw", 0.0)) + isfinite(value_of("update_norm", 0.0))
         # NaN and Inf spread through a 2-norm, so the norms stand for all gradients and weights.
-        caught = "loss_scale" in values and value_of("update_skipped")
-        finite += bool(caught or isfinite(value_of("grad_global_norm", 0.0)))
+        is_overflow = "loss_scale" in values and value_of("update_skipped")
+        finite += bool(is_overflow or isfinite(value_of("grad_global_norm", 0.0)))
         values["nan_inf_events"] = float(3 - finite)
 
     @staticmethod

@@ -130,8 +130,8 @@ class Collector(Base):
             self._covered = None, set()
         if not clips:
             return params
-        first, covered = self._covered
-        if first is not clips[0]:
+        leading, covered = self._covered
+        if leading is not clips[0]:
             covered = {id(p) for clip in clips for p in clip.params}
             self._covered = clips[0], covered
         if ids.isdisjoint(covered):
@@ -148,7 +148,9 @@ class Collector(Base):
 
         It is of all where no rank of the job holds other weights, as those of another stage do.
         """
-        if not any(clip.joint and _same(clip.params, info.clipped_as) for clip in self.clips):
+        if not any(
+            clip.joint and _same_tensors(clip.params, info.clipped_as) for clip in self.clips
+        ):
             return False
         copies = self._copies.uniform(info)
         return copies == 1 or (copies is not None and hasattr(info.params[0], "_local_tensor"))
@@ -187,7 +189,7 @@ class Collector(Base):
         clips = self.clips
         info, key = update.known, id(update.optimizer)
         squares = self._squares.pop(key, None)
-        if len(clips) == 1 and _same(clips[0].params, info.clipped_as):
+        if len(clips) == 1 and _same_tensors(clips[0].params, info.clipped_as):
             update.gradient_norm = self._counted(clips[0], update)
             return
         covered: Set[int] = set()
@@ -225,9 +227,13 @@ class Collector(Base):
     def _not_counted(self, update: Update, params: List[Any]) -> List[Any]:
         """Return those that no other optimizer of this step, which was measured before, holds."""
         info = update.known
-        infos = (each for reference in info.everyone if (each := reference()) is not None)
-        infos = (each for each in infos if each is not info)
-        counted = [each.ids for each in infos if id(each.reference()) in self._squares]
+        infos = (
+            other_info for reference in info.everyone if (other_info := reference()) is not None
+        )
+        infos = (other_info for other_info in infos if other_info is not info)
+        counted = [
+            other_info.ids for other_info in infos if id(other_info.reference()) in self._squares
+        ]
         return [p for p in params if not any(id(p) in ids for ids in counted)]
 
     def _counted(self, clip: Clip, update: Update) -> Number:
@@ -263,17 +269,17 @@ class Collector(Base):
                 gradient = gradient.coalesce().values()
             low = low or gradient.dtype in (torch.float16, torch.bfloat16)
             by_device.setdefault(gradient.device, []).append(gradient)
-        found: List[Number] = []
+        tensors: List[Number] = []
         for members in by_device.values():
             if low:  # the norm of bfloat16 tensors has three digits if it is bfloat16 itself
                 norms = torch._foreach_norm(members, 2, dtype=torch.float32)
             else:
                 norms = torch._foreach_norm(members)
-            found.append(self.scalars.value(torch.linalg.vector_norm(torch.stack(norms))))
-        if len(found) == 1:
-            return found[0]
+            tensors.append(self.scalars.value(torch.linalg.vector_norm(torch.stack(norms))))
+        if len(tensors) == 1:
+            return tensors[0]
         squares: Number = 0.0
-        for norm in found:
+        for norm in tensors:
             squares = squares + norm * norm
         return squares**0.5
 
@@ -293,6 +299,6 @@ class Collector(Base):
         self._squares[key] = square if squares is None else squares + square
 
 
-def _same(some: List[Any], other_list: List[Any]) -> bool:
+def _same_tensors(some: List[Any], other_list: List[Any]) -> bool:
     """Whether both hold the same objects in the same order. Looks at none of them."""
     return len(some) == len(other_list) and all(map(is_, some, other_list))

@@ -80,11 +80,11 @@ class Collector(Base):
 
     def before_clip(self, params: List[Any]) -> None:
         """In a sampled step, the job is about to clip the gradients of `params`."""
-        known, unscaled = self._before_clip, self._scaling.unscaled
-        fresh = [p for p in params if p.grad is not None and id(p) not in known]
+        captured, unscaled = self._before_clip, self._scaling.unscaled
+        fresh = [p for p in params if p.grad is not None and id(p) not in captured]
         if fresh:
             norms = self._gradient.norms_of([p.grad for p in fresh])
-            known.update((id(p), (norm, unscaled)) for p, norm in zip(fresh, norms))
+            captured.update((id(p), (norm, unscaled)) for p, norm in zip(fresh, norms))
 
     def measure(self, update: Update) -> None:
         key = id(update.optimizer)
@@ -145,8 +145,8 @@ class Collector(Base):
         self._before_clip.clear()
         self._counted_by.clear()
         squares: Dict[str, Number] = {}
-        for found in measured.values():
-            for label, square in found.items():
+        for by_group in measured.values():
+            for label, square in by_group.items():
                 squares[label] = squares.get(label, 0.0) + square
         moved, self._moved = self._moved, {}
         for label, square in squares.items():
@@ -163,8 +163,8 @@ class Collector(Base):
         for index, group in enumerate(update.optimizer.param_groups, update.known.first_group):
             label = str(index) if index < GROUPS else ""
             for param in group["params"]:
-                own = EMBEDDING if id(param) in embeddings else label
-                members.setdefault(own, []).append(param)
+                param_group = EMBEDDING if id(param) in embeddings else label
+                members.setdefault(param_group, []).append(param)
         return members
 
     def embeddings(self) -> FrozenSet[int]:

@@ -118,8 +118,8 @@ class Collector(Base):
                 (scheduler, getattr(scheduler, "optimizer", None)) for scheduler in self._schedulers
             )
             self._own = [
-                weakref.ref(each)
-                for each, served in served
+                weakref.ref(scheduler)
+                for scheduler, served in served
                 if optimizer in (served, getattr(served, "optimizer", None))
             ]
         if not self._own:

@@ -80,12 +80,12 @@ class Collector(Base):
         if self.shards.unreported and not self._next_notice > step.number:
             self._tell(step.number)
 
-    def join(self, seen: Dict[str, Any]) -> None:
+    def join(self, record: Dict[str, Any]) -> None:
         """Add the shards of a step to what is kept of its batch, by step and attempt."""
         while self._waiting:
             step, attempt, origins = self._waiting.popleft()
-            if (step, attempt) == (seen["step"], seen["attempt"]):
-                seen["shards"] = [origin._asdict() for origin in origins]
+            if (step, attempt) == (record["step"], record["attempt"]):
+                record["shards"] = [origin._asdict() for origin in origins]
                 return
 
     def newest(self) -> Dict[str, str]:

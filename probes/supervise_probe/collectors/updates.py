@@ -108,16 +108,16 @@ class Collector(Base):
 
     def before_update(self, update: Update) -> None:
         if self.pace.every == 1:
-            self._before(update)
+            self._snapshot(update)
             return
         if not self.pace.due:
             self._passed = True
             return
         began = thread_time_ns()
-        self._before(update)
+        self._snapshot(update)
         self._cost_ns += thread_time_ns() - began
 
-    def _before(self, update: Update) -> None:
+    def _snapshot(self, update: Update) -> None:
         params = update.all_params
         copies = self._kept.get(update.optimizer)
         if copies is None or copies.params is not params:
@@ -206,19 +206,19 @@ class Kind:
         self._sources = [source for sources, _ in strata for source in sources]
         sizes = [sum(source.numel() for source in sources) for sources, _ in strata]
         weights = [weight for _, weight in strata]
-        first = self._sources[0]
-        self._dot = first.is_cpu and first.dtype in (torch.float32, torch.float64)
-        self._wide = torch.float64 if first.dtype is torch.float64 else torch.float32
+        leading = self._sources[0]
+        self._dot = leading.is_cpu and leading.dtype in (torch.float32, torch.float64)
+        self._wide = torch.float64 if leading.dtype is torch.float64 else torch.float32
         self._new, self._old = (
-            self._side(torch.empty(sum(sizes), device=first.device, dtype=first.dtype), sizes)
+            self._side(torch.empty(sum(sizes), device=leading.device, dtype=leading.dtype), sizes)
             for _ in range(2)
         )
         self._weights = weights
 
     def _side(self, flat: Any, sizes: List[int]) -> Tuple[Any, List[Any], List[List[Any]]]:
         """Return `flat`, its pieces in the shapes of the sources, and its strata in runs."""
-        each = flat.split([source.numel() for source in self._sources])
-        pieces = [part.view(source.shape) for part, source in zip(each, self._sources)]
+        chunks = flat.split([source.numel() for source in self._sources])
+        pieces = [part.view(source.shape) for part, source in zip(chunks, self._sources)]
         strata = flat.split(sizes)
         return flat, pieces, [list(s.split(RUN)) if self._dot else [s] for s in strata]
 
@@ -303,7 +303,7 @@ class Kept:
             if stamps == previous_stamps and not rotate and not passed:
                 return
             if rotate or [address for _, address in stamps] != [
-                place for _, place in previous_stamps
+                address for _, address in previous_stamps
             ]:
                 self._turn += 1
                 self._kinds = self._layout()
@@ -363,13 +363,13 @@ class Kept:
         return [
             Kind(
                 self._torch,
-                [self._taken(strata[key], every, key) for key in sorted(strata)],
+                [self._samples_of(strata[key], every, key) for key in sorted(strata)],
                 copies,
             )
             for (_, _, copies), strata in kinds.items()
         ]
 
-    def _taken(self, tensors: List[Any], every: int, stratum: int) -> Tuple[List[Any], float]:
+    def _samples_of(self, tensors: List[Any], every: int, stratum: int) -> Tuple[List[Any], float]:
         if not stratum:
             return list(tensors), 1.0
         samples = [self._blocks(tensor, every) for tensor in tensors]

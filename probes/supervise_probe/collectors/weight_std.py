@@ -86,7 +86,7 @@ class Collector(Base):
         now, self._now = self._now, {}
         if not now:
             return
-        stds = [each for key in sorted(now) for each in now[key][0].unbind()]
+        stds = [std for key in sorted(now) for std in now[key][0].unbind()]
         for column, std in enumerate(_spread(stds)):
             values[f"layer_weight_std.{column}"] = self.scalars.value(std)
         changes = [now[key][1] for key in sorted(now) if now[key][1] is not None]

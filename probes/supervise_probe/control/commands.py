@@ -188,7 +188,7 @@ class Commands:
         arrived = self._mailbox.poll()
         if arrived:
             early = [command for command in arrived if command.verb in EARLY and self._part.on]
-            self._arrived += [each for each in arrived if each not in early]
+            self._arrived += [command for command in arrived if command not in early]
             self._guard.run(self._part, self._handle, early)
 
     def _refuse_all(self) -> None:
@@ -206,7 +206,7 @@ class Commands:
             self._arrived = [
                 command for command in arrived if command.args.get("at_step", step) > step
             ]
-            arrived = [each for each in arrived if each.args.get("at_step", step) <= step]
+            arrived = [command for command in arrived if command.args.get("at_step", step) <= step]
         self._handle(arrived)
 
     def _handle(self, arrived: List[Any], at_fence: Optional[Mapping[str, float]] = None) -> None:
@@ -392,9 +392,9 @@ class Commands:
         if not 0.0 <= value <= 100.0 or steps < 0:
             raise Refused(f"lr_scale of {value} over {steps} steps: 0 to 100, and no negative step")
         rate, optimizers = self._rate, self._optimizers.living()
-        before = _rate_of(optimizers[0]) if optimizers else None
-        if before is not None:
-            before *= rate.factor()
+        rate_before = _rate_of(optimizers[0]) if optimizers else None
+        if rate_before is not None:
+            rate_before *= rate.factor()
         try:
             rate.scale(value, steps, self._position.step)
             if value == 1.0 and rate.hold is not None:
@@ -403,7 +403,7 @@ class Commands:
             self._reporter.notice("note", f"a relaunch will not know this learning rate: {error}")
         # A re-warm is another matter: it goes on, and the rate used is the product of both.
         ramp = {"lr_rewarm": rate.warming.now} if rate.warming.moves else {}
-        return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": before}
+        return {"lr_scale": rate.held.now, **ramp, "learning_rate_before": rate_before}
 
     def do_hold_rate(self, args: Dict[str, Any]) -> Dict[str, Any]:
         if args.get("lift"):
@@ -417,8 +417,8 @@ class Commands:
             levels = self._rate.hold_at(infos, before_step, float(args["within"]), release)
         if not levels:
             raise Refused(
-                f"no parameter group has a rate from before step {before_step} that is known on the "
-                "host: a tensor on a device is none"
+                f"no parameter group has a rate from before step {before_step} that is known on "
+                "the host: a tensor on a device is none"
             )
         try:
             self._rate.keep_hold()
@@ -470,9 +470,9 @@ class KeptSignals:
 
     def names(self) -> List[str]:
         """Return the signals whose handler is ours, and not the job's, now."""
-        return [signal.Signals(signum).name for signum in self._own()]
+        return [signal.Signals(signum).name for signum in self._own_signals()]
 
-    def _own(self) -> List[int]:
+    def _own_signals(self) -> List[int]:
         # A bound method is made anew each time it is read: equal, not the same.
         return [
             number for number in KEPT if self._pid and signal.getsignal(number) == self._on_signal
@@ -490,5 +490,5 @@ class KeptSignals:
         os.kill(os.getpid(), signum)
 
     def _restore(self) -> None:
-        for signum in self._own():
+        for signum in self._own_signals():
             signal.signal(signum, signal.SIG_DFL)

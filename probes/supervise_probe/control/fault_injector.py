@@ -141,8 +141,8 @@ class FaultInjector:
         factor = 1.0
         for entry in self._active:
             if entry[0].FOLLOWS:
-                found = self._call(entry, entry[0].schedule_factor, optimizer, step)
-                factor *= 1.0 if found is None else found
+                change = self._call(entry, entry[0].schedule_factor, optimizer, step)
+                factor *= 1.0 if change is None else change
         return factor
 
     def _following(self) -> List[faults.Fault]:

@@ -108,7 +108,7 @@ class Manifest:
             self.error = f"the quarantine cannot be read: {type(error).__name__}: {error}"
             return
         self.shards = frozenset(entry.name for entry in entries if entry.kind == "shard")
-        self.batches = frozenset(each.name for each in entries if each.kind == "batch")
+        self.batches = frozenset(entry.name for entry in entries if entry.kind == "batch")
         self.generation, self.error = generation, ""
 
 

@@ -97,10 +97,10 @@ def of_batch(torch: Any, batch: Any) -> List[Origin]:
         batch = getattr(batch, "__dict__", {}).get("data")  # transformers.BatchEncoding
         if not isinstance(batch, dict):
             return []
-    shards = _first(torch, batch, SHARD_KEYS)
+    shards = _leading(torch, batch, SHARD_KEYS)
     if not shards:
         return []
-    offsets = _first(torch, batch, OFFSET_KEYS)
+    offsets = _leading(torch, batch, OFFSET_KEYS)
     origins: Dict[str, Origin] = {}
     for index, value in enumerate(shards):
         name = name_of(value)
@@ -111,7 +111,7 @@ def of_batch(torch: Any, batch: Any) -> List[Origin]:
     return list(origins.values())
 
 
-def _first(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[Any]:
+def _leading(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[Any]:
     """Return the values of the first of `keys` that is there, one per sample."""
     for key in keys:
         value = dict.get(batch, key)
@@ -128,10 +128,10 @@ def _first(torch: Any, batch: Dict[Any, Any], keys: Tuple[str, ...]) -> List[Any
 
 def of_dataset(iterator: Any) -> List[Origin]:
     """Return where the dataset of a loader without workers stands."""
-    own = getattr(iterator, "__dict__", {})
-    if own.get("_num_workers") != 0:
+    fields = getattr(iterator, "__dict__", {})
+    if fields.get("_num_workers") != 0:
         return []
-    for attributes in _attributes(own.get("_dataset")):
+    for attributes in _attributes(fields.get("_dataset")):
         for key in DATASET_SHARDS:
             name = name_of(attributes.get(key))
             if name is not None:

@@ -178,14 +178,14 @@ class EvalMismatch(Fault):
         positions = places(self.torch, args, kwargs)
         values = (*args, *kwargs.values())
         leading = next((v for v in values if isinstance(v, self.torch.Tensor)), None)
-        if not positions or leading is not _at(positions[0], args, kwargs):
+        if not positions or leading is not _argument(positions[0], args, kwargs):
             raise CannotActError("the first input of the model holds no whole numbers, as tokens")
         if self._ids is None:
             self._ids = self._choose(leading)
         alike = [
             position
             for position in positions
-            if self._is_same(leading, _at(position, args, kwargs))
+            if self._is_same(leading, _argument(position, args, kwargs))
         ]
         return change(args, kwargs, alike, self._permuted)
 
@@ -199,13 +199,13 @@ class EvalMismatch(Fault):
         ascending = cycle.argsort()
         return cycle[ascending], cycle.roll(1)[ascending]  # one cycle: no id stays
 
-    def _is_same(self, first: Any, tensor: Any) -> bool:
+    def _is_same(self, leading: Any, tensor: Any) -> bool:
         """Whether `other` holds the tokens of `first`, or those that follow them."""
-        if tensor is first:
+        if tensor is leading:
             return True
-        if tensor.shape != first.shape:
+        if tensor.shape != leading.shape:
             return False
-        for ours, theirs in ((first, tensor), (first[..., 1:], tensor[..., :-1])):
+        for ours, theirs in ((leading, tensor), (leading[..., 1:], tensor[..., :-1])):
             counted = theirs >= 0  # -100 and the like: no target
             if 2 * int(((ours == theirs) & counted).sum()) > int(counted.sum()):
                 return True
@@ -222,7 +222,7 @@ class EvalMismatch(Fault):
             raise CannotActError("the trained model was not evaluated while it was on")
 
 
-def _at(position: Any, args: Args, kwargs: Kwargs) -> Any:
+def _argument(position: Any, args: Args, kwargs: Kwargs) -> Any:
     return args[position] if isinstance(position, int) else kwargs[position]
 
 

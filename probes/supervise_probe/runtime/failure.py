@@ -129,7 +129,7 @@ def of_error(error: BaseException) -> Dict[str, Any]:
         "type": _name(type(error)),
         "message": _text(error),
         "traceback": "".join(lines),
-        **_at(places),
+        **_location(places),
     }
     if isinstance(error, OSError) and error.errno is not None:
         record["errno"] = errno.errorcode.get(error.errno, str(error.errno))
@@ -154,16 +154,16 @@ def _with_origin(error: BaseException, message: str) -> str:
     of a file that could not be written fails as well, and hides why. An error that was handled
     before one of another type explains nothing, unless it is the system's and has no own class.
     """
-    first = error
+    root_cause = error
     for _ in range(TRACE_FRAMES):
-        handled = None if first.__suppress_context__ else first.__context__
-        related = type(handled) in (type(first), OSError)
-        behind = first.__cause__ or (handled if related else None)
+        handled = None if root_cause.__suppress_context__ else root_cause.__context__
+        related = type(handled) in (type(root_cause), OSError)
+        behind = root_cause.__cause__ or (handled if related else None)
         if behind is None:
             break
-        first = behind
-    origin = f"{_name(type(first))}: {_first_line(_text(first))}"
-    if first is error or _first_line(_text(first)) in message:
+        root_cause = behind
+    origin = f"{_name(type(root_cause))}: {_first_line(_text(root_cause))}"
+    if root_cause is error or _first_line(_text(root_cause)) in message:
         return message
     line, end, tail = message.partition("\n")
     return f"{line} (from {origin}){end}{tail}"
@@ -192,7 +192,9 @@ def _full_disk(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return "file:line" of the innermost place of the job's own code, "" without one."""
     trace = traceback.extract_tb(error.__traceback__, limit=-200)
-    location = _at([(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)])
+    location = _location(
+        [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)]
+    )
     return f"{location['file']}:{location['line']}" if location else ""
 
 
@@ -200,7 +202,13 @@ def of_exit(status: Any, frames: Sequence[Place]) -> Dict[str, Any]:
     """Return the record of a process that called `sys.exit` with something else than 0."""
     code = status & 0xFF if isinstance(status, int) else 1
     text = f"sys.exit({status})" if isinstance(status, int) else _text(status)
-    record = {"kind": "exit", "type": "SystemExit", "message": text, "code": code, **_at(frames)}
+    record = {
+        "kind": "exit",
+        "type": "SystemExit",
+        "message": text,
+        "code": code,
+        **_location(frames),
+    }
     if any(name.rpartition(os.sep)[2] == "argparse.py" for name, _, _ in frames):
         record["message"] = "argparse refused the arguments"
     return record
@@ -227,12 +235,12 @@ def _write(marks: str, record: Dict[str, Any]) -> None:
     files.replace(path, json.dumps(about).encode("utf-8", "replace"))
 
 
-def _at(places: Iterable[Place]) -> Dict[str, Any]:
+def _location(places: Iterable[Place]) -> Dict[str, Any]:
     """Return the innermost place of the job's own code, else the innermost of all; `{}`: none."""
     foreign = [frame for frame in places if not frame[0].startswith(_OURS)]
-    job_frames = [place for place in foreign if _is_own(place[0])]
+    job_frames = [frame for frame in foreign if _is_own(frame[0])]
     for name, line, function in (job_frames or foreign)[:1]:
-        return {"file": _shown(name), "line": line, "function": function}
+        return {"file": _readable(name), "line": line, "function": function}
     return {}
 
 
@@ -240,7 +248,7 @@ def _is_own(name: str) -> bool:
     return not (_LIBRARY.search(name) or name.startswith((_STANDARD, _OURS)))
 
 
-def _shown(name: str) -> str:
+def _readable(name: str) -> str:
     """Return a path as people type it from the job's working directory."""
     try:
         here = os.path.join(os.getcwd(), "")
@@ -266,7 +274,7 @@ def _remote(text: str) -> Dict[str, Any]:
     cause, spawned = _CAUGHT_IN.search(text), _SPAWNED.search(text)
     within = cause[1] if cause else f"process {spawned[1]}" if spawned else "another process"
     short = name.rpartition(".")[2]
-    return {"type": short, "message": message.strip(), "within": within, **_at(places)}
+    return {"type": short, "message": message.strip(), "within": within, **_location(places)}
 
 
 def _ranks(error: BaseException) -> List[Dict[str, Any]]:
@@ -282,7 +290,7 @@ def _ranks(error: BaseException) -> List[Dict[str, Any]]:
         path = str(getattr(failure, "error_file", ""))
         message, trace = _error_file(path) if os.path.isfile(path) else ("", "")
         about = {"rank": int(rank), "pid": int(failure.pid), "code": int(failure.exitcode)}
-        lines.append({**about, "message": message, **_at(_places(trace))})
+        lines.append({**about, "message": message, **_location(_places(trace))})
     return lines
 
 

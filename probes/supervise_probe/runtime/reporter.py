@@ -50,8 +50,8 @@ class Reporter:
     def notice(self, kind: str, message: str, data: Any = None, step: int = -1) -> None:
         """Say something about the watching itself, at the step under way or at `step`."""
         if self._mailbox is not None:
-            at = self._position.step if step < 0 else step
-            self._mailbox.notice(kind, message, at, data or {})
+            notice_step = self._position.step if step < 0 else step
+            self._mailbox.notice(kind, message, notice_step, data or {})
             self.status_changed()
 
     def status_changed(self) -> None:

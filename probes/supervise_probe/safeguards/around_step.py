@@ -44,7 +44,7 @@ class LossScale:
         The step boundary comes before the job's own `scaler.update()`: after an overflow, the next
         step has `backoff` times this scale.
         """
-        scalers = [each for each in self._registry.scalers if each.is_enabled()]
+        scalers = [scaler for scaler in self._registry.scalers if scaler.is_enabled()]
         if not scalers:
             raise Refused("the job has no GradScaler that is enabled")
         scale = args.get("scale")
@@ -86,7 +86,7 @@ class Profile:
         if torch.autograd._profiler_enabled():
             raise Refused("the job runs a profiler of its own")
         start = context.position.step
-        self._path = _place(
+        self._path = _trace_path(
             context.config.marks, str(args["incident"]), start, context.position.rank
         )
         kinds = torch.profiler.ProfilerActivity
@@ -169,7 +169,7 @@ class Profile:
         self._entry_points.clear()
 
 
-def _place(marks: str, incident: str, step: int, rank: int) -> str:
+def _trace_path(marks: str, incident: str, step: int, rank: int) -> str:
     """Return where the trace goes: into the incident's own directory, beside its evidence."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
     home = os.path.join(os.path.dirname(marks), "incidents", name)
@@ -243,7 +243,7 @@ class Safeguards:
         """Count a step whose frame has been collected."""
         for safeguard in self._steps:
             safeguard.step_ended()
-        self.in_force.acting = any(each.busy for each in self._steps)
+        self.in_force.acting = any(safeguard.busy for safeguard in self._steps)
 
     def restored(self, step: int) -> None:
         """The weights are those behind `step` again."""

@@ -209,13 +209,13 @@ class Kept:
         torch._foreach_sub_(self._old, self._live)  # now the way back
         norm = torch.as_tensor(self._norm_of(self._old), dtype=torch.float32)
         norm = norm.to(self._norms.device, non_blocking=True)
-        limit = self._bound()
+        limit = self._limit()
         finite = torch.isfinite(norm)
         over = (norm > limit) & finite
-        known = torch.where(
+        bounds = torch.where(
             finite & (norm > 0.0), torch.minimum(norm, limit), self._norms[self._at]
         )
-        self._norms[self._at] = known
+        self._norms[self._at] = bounds
         self._at = (self._at + 1) % self._rule.window
         back = torch.where(over, 1.0 - limit / norm, torch.zeros_like(norm))
         if scalars.reads(back):
@@ -226,7 +226,7 @@ class Kept:
                 weight.addcmul_(way, back.to(weight.device, weight.dtype, non_blocking=True))
         return scalars.value(over)
 
-    def _bound(self) -> Any:
+    def _limit(self) -> Any:
         torch, norms = self._torch, self._norms
         finite = torch.isfinite(norms)
         count, none = finite.sum(), torch.zeros_like(norms)
@@ -243,7 +243,7 @@ def seed(past: Sequence[float], rule: Rule) -> List[float]:
         count = len(norms)
         if count >= rule.least:
             middle = sum(norms) / count
-            variance = sum((each - middle) ** 2 for each in norms) / (count - 1)
+            variance = sum((norm - middle) ** 2 for norm in norms) / (count - 1)
             norm = min(norm, middle + rule.sigma * math.sqrt(variance))
         norms.append(norm)
     return norms

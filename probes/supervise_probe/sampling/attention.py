@@ -44,10 +44,10 @@ def of_activations(scores: Any) -> Optional[bool]:
         if node in visited:
             continue
         visited.add(node)
-        following = [each for each, _ in node.next_functions]
+        following = [function for function, _ in node.next_functions]
         name = node.name()
         if not _PRODUCT.search(name):
-            waiting += [each for each in following if each is not None]
+            waiting += [function for function in following if function is not None]
             continue
         factors = following[1:3] if "add" in name.lower() else following[:2]
         if not any(map(_is_parameter, factors)):

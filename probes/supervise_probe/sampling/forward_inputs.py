@@ -448,11 +448,11 @@ class Saved:
         self._holders += holders
         items = [(holder.label(key), item) for holder in holders for key, item in holder.content]
         if kind == "sequence" and isinstance(value, tuple):
-            items += [(name, held) for held in tuple.__iter__(value)]
+            items += [(name, element) for element in tuple.__iter__(value)]
         if items and depth > DEPTH:
             raise NeverError(f"{name} is more than {DEPTH} deep in its modules")
-        for label, held in items:
-            self._look(held, label, depth + 1)
+        for label, element in items:
+            self._look(element, label, depth + 1)
 
     def _tensor(self, tensor: Any) -> None:
         if type(tensor) is self._torch.Tensor:

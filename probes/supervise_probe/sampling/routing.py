@@ -32,18 +32,18 @@ class Routing:
     def router(self, router: Router, output: Any) -> None:
         """`router` returned `output`."""
         torch, experts = self._torch, router.experts
-        scores, chosen = self._read(router, output)
+        scores, choices = self._read(router, output)
         if scores is None or router.name in self._found:
             return
         tokens = scores.shape[0]
         stride = -(-tokens * experts // ELEMENTS)
         scores = scores[::stride].float()
-        best = chosen is None
-        chosen = scores.topk(router.top_k, -1).indices if best else chosen[::stride]
+        best = choices is None
+        choices = scores.topk(router.top_k, -1).indices if best else choices[::stride]
         shares = self._probabilities(scores)
         numbers = torch.arange(experts, device=scores.device)
-        counts = sum((column[:, None] == numbers).sum(0) for column in chosen.unbind(-1))
-        load = counts.float() / chosen.numel()
+        counts = sum((column[:, None] == numbers).sum(0) for column in choices.unbind(-1))
+        load = counts.float() / choices.numel()
         self._found[router.name] = (
             _entropy(load) / math.log(experts),
             experts * (load * shares.mean(0)).sum(),
@@ -51,9 +51,9 @@ class Routing:
         )
         room = router.capacity
         if router.factor is not None:
-            room = math.ceil(router.factor * tokens * chosen.shape[-1] / experts)
+            room = math.ceil(router.factor * tokens * choices.shape[-1] / experts)
         if room is not None and stride == 1:
-            self._dropped.append(((counts - room).clamp(min=0).sum().float(), chosen.numel()))
+            self._dropped.append(((counts - room).clamp(min=0).sum().float(), choices.numel()))
 
     def values(self) -> Dict[str, Any]:
         """Return the metrics as tensors of one element."""

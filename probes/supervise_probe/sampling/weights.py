@@ -59,18 +59,18 @@ class Weights:
     def put_back(self) -> bool:
         """Put back what can be, in any case the rest; whether anything had changed."""
         changed = [attempt("failed", self._put_back, copy) for copy in self._copies]
-        changed += [attempt("failed", _differs, *each) for each in self._marks]
+        changed += [attempt("failed", _differs, *mark) for mark in self._marks]
         return any(changed)
 
-    def _put_back(self, each: _Copy) -> bool:
-        tensor, alias, changed = each.tensor, each.alias, False
+    def _put_back(self, original: _Copy) -> bool:
+        tensor, alias, changed = original.tensor, original.alias, False
         if tensor.is_leaf and tensor.grad is not None:
             changed = True
-        if each.gradient is not None or changed:
-            tensor.grad = each.gradient
-        if _place(tensor) != _place(alias):
+        if original.gradient is not None or changed:
+            tensor.grad = original.gradient
+        if _address(tensor) != _address(alias):
             changed, tensor.data = True, alias
-        copy = each.copy if alias.device.type == "cpu" else each.copy.to(alias.device)
+        copy = original.copy if alias.device.type == "cpu" else original.copy.to(alias.device)
         if not same_bits(self._torch, alias, copy):
             changed = True
             if alias.shape == copy.shape:
@@ -78,7 +78,7 @@ class Weights:
         return changed
 
 
-def _place(tensor: Any) -> Tuple[Any, ...]:
+def _address(tensor: Any) -> Tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 

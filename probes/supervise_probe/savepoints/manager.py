@@ -55,12 +55,12 @@ class Savepoints:
     def steps(self) -> List[int]:
         """The steps to which a rollback can go, oldest first."""
         self._drop_without_optimizer()
-        return [savepoint.step for savepoint in self._store.savepoint]
+        return [savepoint.step for savepoint in self._store.savepoints]
 
     @property
     def with_older_moments(self) -> List[int]:
         """Those of them with the moments of the savepoint before."""
-        return [savepoint.step for savepoint in self._store.savepoint if savepoint.older_moments]
+        return [savepoint.step for savepoint in self._store.savepoints if savepoint.older_moments]
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +111,7 @@ class Savepoints:
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")
         older = next(
-            (savepoint for savepoint in reversed(self._store.savepoint) if savepoint.step < step),
+            (savepoint for savepoint in reversed(self._store.savepoints) if savepoint.step < step),
             None,
         )
         if older_moments and (older is None or not older.copies.in_memory):
@@ -137,7 +137,7 @@ class Savepoints:
 
     def _new(self, step: int, attempt: int, extra: Any) -> Savepoint:
         """Look at everything first, then make all copies at once."""
-        newest = self._store.savepoint[-1:]
+        newest = self._store.savepoints[-1:]
         copies = TensorCopies(self._torch, newest[0].copies if newest else None)
         self._registry.roots()  # finds modules that were made before anybody looked
         training = TrainingState(self._torch, self._registry, copies, self._optimizer_died)
@@ -149,11 +149,13 @@ class Savepoints:
     def _with_older_moments(self, new: Savepoint, older: Savepoint) -> None:
         """Let `new` have the optimizer state that `older` has: the one time that copies are waited
         for, since somebody wrote that state, which few jobs do and none is let do often."""
-        if older not in self._store.savepoint or not older.copies.in_memory:
+        if older not in self._store.savepoints or not older.copies.in_memory:
             raise Busy("the older savepoint has left no room for another")
         new.copies.wait()
         states = [state for o in self._registry.optimizers for state in o.state.values()]
-        tensors = [t for held in states for t in held.values() if self._torch.is_tensor(t)]
+        tensors = [
+            t for param_state in states for t in param_state.values() if self._torch.is_tensor(t)
+        ]
         if not new.copies.take_over(older.copies, tensors):
             raise Busy("there are moments that the older savepoint does not have")
         new.older_moments = True
@@ -190,17 +192,17 @@ class Savepoints:
         return result, savepoint.extra
 
     def _newest(self, before_step: int, sign: int) -> Savepoint:
-        had_any = bool(self._store.savepoint)
+        had_any = bool(self._store.savepoints)
         self._drop_without_optimizer()
-        for savepoint in reversed(self._store.savepoint):
+        for savepoint in reversed(self._store.savepoints):
             if savepoint.step < (
                 max(sign, before_step) if savepoint.older_moments else before_step
             ):
                 return savepoint
-        if self._store.savepoint:
+        if self._store.savepoints:
             raise CannotRestore(
                 f"there is no savepoint before step {before_step}; the oldest is of step "
-                f"{self._store.savepoint[0].step}"
+                f"{self._store.savepoints[0].step}"
             )
         if had_any:
             raise CannotRestore("the optimizer of the savepoints no longer exists")

@@ -287,7 +287,11 @@ class ReferenceBatch:
     def doubt_of(self, step: int, before_step: int, within: float, sound: bool) -> str:
         """Return the same for the weights of the savepoint of `step`, by its own loss."""
         now = next((float(loss) for loss_step, loss in self._losses if loss_step == step), None)
-        losses = [float(loss) for at, loss in self._losses if at < min(before_step, step)]
+        losses = [
+            float(loss)
+            for earlier_step, loss in self._losses
+            if earlier_step < min(before_step, step)
+        ]
         if now is None or not losses:
             return "" if sound else f"the probe batch has no loss of step {step}, or none of before"
         was = min(losses[-2:])
@@ -444,8 +448,10 @@ class ReferenceBatch:
             args, kwargs = side_forward.mapped(
                 torch, inputs, lambda tensor: tensor.to(next(places))
             )
-            known = document.get("targets")
-            targets = known and Targets(known[0].to(document["places"][0]), *known[1:])
+            known_targets = document.get("targets")
+            targets = known_targets and Targets(
+                known_targets[0].to(document["places"][0]), *known_targets[1:]
+            )
         except Exception as error:
             self._refuse(f"{path} cannot be read: {error}")
             return True

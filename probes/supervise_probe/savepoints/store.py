@@ -139,7 +139,7 @@ class SavepointStore:
         self._directory = directory
         self._max_disk_bytes = max_disk_bytes
         self._background = Background()
-        self.savepoint: List[Savepoint] = []
+        self.savepoints: List[Savepoint] = []
         self.disk_errors: List[str] = []
 
     @property
@@ -150,7 +150,7 @@ class SavepointStore:
     @property
     def nbytes(self) -> int:
         """Bytes of host memory that all of them take."""
-        return sum(savepoint.nbytes for savepoint in self.savepoint)
+        return sum(savepoint.nbytes for savepoint in self.savepoints)
 
     @property
     def retained(self) -> Optional[Savepoint]:
@@ -158,7 +158,7 @@ class SavepointStore:
         return next(
             (
                 savepoint
-                for savepoint in reversed(self.savepoint)
+                for savepoint in reversed(self.savepoints)
                 if savepoint.step < self.retain_before
             ),
             None,
@@ -178,7 +178,7 @@ class SavepointStore:
             )
         retained, pool = self.retained, BufferPool()
         if retained is not None:
-            stays = 0 if _written(retained) else retained.nbytes
+            stays = 0 if _is_written(retained) else retained.nbytes
             if self._keep == 1 or stays + nbytes > self.max_bytes:
                 raise Busy(
                     f"the savepoint of step {retained.step} is kept for a possible rollback, and "
@@ -187,10 +187,10 @@ class SavepointStore:
         for savepoint in self._excess():
             self._drop(savepoint, pool)
         in_memory = self.nbytes
-        for savepoint in [saved for saved in self.savepoint if saved.copies.in_memory]:
+        for savepoint in [candidate for candidate in self.savepoints if candidate.copies.in_memory]:
             if in_memory + nbytes <= self.max_bytes:
                 break
-            if _written(savepoint):
+            if _is_written(savepoint):
                 in_memory -= savepoint.nbytes
                 savepoint.copies.release(pool)
             elif savepoint is not retained:
@@ -201,26 +201,26 @@ class SavepointStore:
     def _excess(self) -> List[Savepoint]:
         """Those that exceed `keep` once another one is added, oldest first."""
         retained = self.retained
-        candidates = [savepoint for savepoint in self.savepoint if savepoint is not retained]
-        return candidates[: max(0, len(self.savepoint) + 1 - self._keep)]
+        candidates = [savepoint for savepoint in self.savepoints if savepoint is not retained]
+        return candidates[: max(0, len(self.savepoints) + 1 - self._keep)]
 
     def add(self, new: Savepoint) -> None:
         """Add a savepoint, and write out those whose memory the next one will need."""
-        self.savepoint.append(new)
+        self.savepoints.append(new)
         if self._directory is None:
             return
         leaving = self._excess()
-        staying = [savepoint for savepoint in self.savepoint if savepoint not in leaving]
-        needed = sum(saved.nbytes for saved in staying) + new.copies.nbytes
+        staying = [savepoint for savepoint in self.savepoints if savepoint not in leaving]
+        needed = sum(savepoint.nbytes for savepoint in staying) + new.copies.nbytes
         needed -= self.max_bytes
-        for saved in staying:
+        for savepoint in staying:
             if needed <= 0:
                 break
-            needed -= saved.nbytes
-            unwritten = saved.spill is None or saved.spill.state == "failed"
-            if saved.nbytes and unwritten and self._fits_disk(saved):
-                saved.spill = DiskSpill(self._directory)
-                self._background.do(self._write, saved)
+            needed -= savepoint.nbytes
+            unwritten = savepoint.spill is None or savepoint.spill.state == "failed"
+            if savepoint.nbytes and unwritten and self._fits_disk(savepoint):
+                savepoint.spill = DiskSpill(self._directory)
+                self._background.do(self._write, savepoint)
 
     def _fits_disk(self, new: Savepoint) -> bool:
         """Drop the oldest on the disk for `new`; return whether it fits then."""
@@ -228,18 +228,22 @@ class SavepointStore:
             return True
         on_disk = [
             savepoint
-            for savepoint in self.savepoint
+            for savepoint in self.savepoints
             if savepoint.spill and savepoint.spill.state != "failed"
         ]
-        over = sum(saved.copies.nbytes for saved in (*on_disk, new)) - self._max_disk_bytes
+        over = sum(savepoint.copies.nbytes for savepoint in (*on_disk, new)) - self._max_disk_bytes
         retained = self.retained
-        old = [saved for saved in on_disk if _written(saved) and saved is not retained]
-        if over > sum(saved.copies.nbytes for saved in old):
+        old = [
+            savepoint
+            for savepoint in on_disk
+            if _is_written(savepoint) and savepoint is not retained
+        ]
+        if over > sum(savepoint.copies.nbytes for savepoint in old):
             return False
-        for saved in old:
+        for savepoint in old:
             if over > 0:
-                self._drop(saved, None)
-                over -= saved.copies.nbytes
+                self._drop(savepoint, None)
+                over -= savepoint.copies.nbytes
         return True
 
     def _write(self, savepoint: Savepoint) -> None:
@@ -260,7 +264,9 @@ class SavepointStore:
         """
         self.cancel_writes()
         pool = BufferPool()
-        for savepoint in [saved for saved in self.savepoint if saved.step > target.step]:
+        for savepoint in [
+            candidate for candidate in self.savepoints if candidate.step > target.step
+        ]:
             self._drop(savepoint, pool)
         if target.copies.in_memory or target.spill is None:
             return
@@ -275,7 +281,7 @@ class SavepointStore:
 
     def _free_memory(self, target: Savepoint, pool: BufferPool) -> None:
         """Free the memory that `wanted` needs; drop older savepoints that are in memory."""
-        for savepoint in list(self.savepoint):
+        for savepoint in list(self.savepoints):
             if self.nbytes + target.copies.nbytes <= self.max_bytes:
                 return
             if savepoint is not target and savepoint.copies.in_memory:
@@ -287,12 +293,12 @@ class SavepointStore:
         Raises:
             CannotRestore: the disk does not respond.
         """
-        for savepoint in self.savepoint:
+        for savepoint in self.savepoints:
             if savepoint.spill is not None:
                 savepoint.spill.stop()
         if not self._background.close(STOP_S):
             raise CannotRestore("the disk is still busy with an older savepoint; ask again later")
-        for savepoint in self.savepoint:
+        for savepoint in self.savepoints:
             if savepoint.spill is not None and savepoint.spill.state == "writing":
                 savepoint.spill = None  # not started
 
@@ -302,11 +308,11 @@ class SavepointStore:
 
     def keep_only(self, is_retained: Callable[[Savepoint], bool]) -> None:
         """Drop those that are not `wanted`."""
-        for savepoint in [saved for saved in self.savepoint if not is_retained(saved)]:
+        for savepoint in [candidate for candidate in self.savepoints if not is_retained(candidate)]:
             self._drop(savepoint, None)
 
     def _drop(self, savepoint: Savepoint, pool: Optional[BufferPool]) -> None:
-        self.savepoint.remove(savepoint)
+        self.savepoints.remove(savepoint)
         if savepoint.spill is not None:
             savepoint.spill.stop()
             if savepoint.spill.state == "written":
@@ -315,7 +321,7 @@ class SavepointStore:
             savepoint.copies.release(pool)
 
 
-def _written(savepoint: Savepoint) -> bool:
+def _is_written(savepoint: Savepoint) -> bool:
     """Whether all of it is on disk, so that its memory can be reused."""
     return savepoint.spill is not None and savepoint.spill.state == "written"
 

@@ -49,7 +49,7 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
-            self.optimizers.append(SavedOptimizer(optimizer, self._saved, died))
+            self.optimizers.append(SavedOptimizer(optimizer, self._copy_of, died))
         self.scalers: List[Tuple[Any, Dict[str, Any]]] = [
             (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
         ]
@@ -62,12 +62,14 @@ class TrainingState:
             for key, parameter in module._parameters.items()
             if parameter is not None and not parameter.is_meta
         }
-        buffers = {key: self._saved(value) for key, value in module._buffers.items()}
+        buffers = {key: self._copy_of(value) for key, value in module._buffers.items()}
         return SavedModule(weakref.ref(module), numbers, buffers)
 
     def _attributes(self, scaler: Any) -> Dict[str, Any]:
         attributes = vars(scaler).items()
-        return {name: self._saved(value) for name, value in attributes if name not in _OF_THE_STEP}
+        return {
+            name: self._copy_of(value) for name, value in attributes if name not in _OF_THE_STEP
+        }
 
     def _add_parameter(self, parameter: Any, name: str) -> int:
         if not is_copyable(self._torch, parameter):
@@ -79,7 +81,7 @@ class TrainingState:
         self.parameters.setdefault(id(parameter), SavedParameter(name, number))
         return number
 
-    def _saved(self, value: Any, depth: int = 0) -> Any:
+    def _copy_of(self, value: Any, depth: int = 0) -> Any:
         """Return how a value is restored: itself, where it is plain."""
         if isinstance(value, _PLAIN):
             return value
@@ -87,9 +89,9 @@ class TrainingState:
             if is_copyable(self._torch, value):
                 return SavedTensor(self._copies.add(value))
         elif depth < _DEPTH and type(value) in (list, tuple):
-            return SavedSequence(type(value), [self._saved(part, depth + 1) for part in value])
+            return SavedSequence(type(value), [self._copy_of(part, depth + 1) for part in value])
         elif depth < _DEPTH and isinstance(value, dict):
-            return SavedDict({k: self._saved(v, depth + 1) for k, v in dict.items(value)})
+            return SavedDict({k: self._copy_of(v, depth + 1) for k, v in dict.items(value)})
         return LEFT_ALONE
 
     def _require_own_parameters(self, owned: "frozenset[int]") -> None:
@@ -120,9 +122,11 @@ class TrainingState:
             optimizer.verify(deleted)
         for module in self.modules:
             module.verify(copies)
-        for saved in self.parameters.values():
-            if copies.shape_changed(saved.number):
-                raise CannotRestore(f"{saved.name} changed its shape or type since the savepoint")
+        for parameter in self.parameters.values():
+            if copies.shape_changed(parameter.number):
+                raise CannotRestore(
+                    f"{parameter.name} changed its shape or type since the savepoint"
+                )
         if copies.any_shape_changed():
             raise CannotRestore("optimizer state changed its shape or type since the savepoint")
 

@@ -126,7 +126,7 @@ class InferredSteps:
         if self.active:
             self._gate.without_grad(self._measure)
         params = self._known.params
-        self._weights = [_place(p) for p in params]
+        self._weights = [_storage(p) for p in params]
         self._grads = [_mark(p) for p in params]
         self.pending = True
         if self._watch:
@@ -218,7 +218,7 @@ class InferredSteps:
     def _over(self, backward: bool) -> bool:
         assert self._known is not None
         params = self._known.params
-        if any(_place(p) != was for p, was in zip(params, self._weights)):
+        if any(_storage(p) != was for p, was in zip(params, self._weights)):
             self._visible = True
             return True
         if any(_mark(p) != was for p, was in zip(params, self._grads)):
@@ -313,7 +313,7 @@ def _leaves(roots: List[Any]) -> Iterator[Any]:
                 stack.append(following)
 
 
-def _place(p: Any) -> Tuple[int, int]:
+def _storage(p: Any) -> Tuple[int, int]:
     tensor = getattr(p, "_local_tensor", p)
     return tensor._version, tensor.data_ptr()
 

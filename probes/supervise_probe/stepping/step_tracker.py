@@ -272,7 +272,7 @@ class StepTracker:
         if drill != 1.0 or ours != 1.0 or rate.hold is not None:
             index = info.first_group
             if everyone.get(id(optimizer)) is not info:  # it steps for the first time
-                index = sum(each.groups for each in everyone.values())
+                index = sum(member.groups for member in everyone.values())
             rate.apply(optimizer, drill, index, self._position.step)
 
     def measure(self, update: Update) -> None:

@@ -76,7 +76,7 @@ class LearningRate:
         """Begin; a later launch with what the one before held, and its re-warm."""
         self._torch, self._scalars = torch, scalars
         self._path = os.path.join(config.marks, HELD)
-        self.held = _kept(self._path, config.first_step) if config.attempt else Warmup()
+        self.held = _stored(self._path, config.first_step) if config.attempt else Warmup()
         self._hold_path = os.path.join(config.marks, HOLD)
         self.hold: Optional[RateHold] = _kept_hold(self._hold_path) if config.attempt else None
         self._rewarm = config.rewarm
@@ -202,12 +202,15 @@ class LearningRate:
             factor, limit = drill * ours, limits.get(id(group))
             job_rate = self._on_host(rate) if hold is not None or limit is not None else None
             if job_rate is not None:
-                asked = job_rate * drill
-                cap = None if hold is None else hold.limit(number, asked, step)
+                requested_rate = job_rate * drill
+                cap = None if hold is None else hold.limit(number, requested_rate, step)
                 if hold is not None and number == 0:
                     hold.used = 1.0 if cap is None else cap / job_rate
-                limit = min((bound for bound in (limit, cap) if bound is not None), default=asked)
-                if asked > limit:
+                limit = min(
+                    (ceiling for ceiling in (limit, cap) if ceiling is not None),
+                    default=requested_rate,
+                )
+                if requested_rate > limit:
                     factor = limit * ours / job_rate
             if rate is not None:
                 self._set(group, rate, factor)
@@ -272,7 +275,7 @@ def _forget(path: str) -> None:
         os.remove(path)
 
 
-def _kept(path: str, step: int) -> Warmup:
+def _stored(path: str, step: int) -> Warmup:
     """Return what an earlier launch held, as it was at `step`; before that, as it began."""
     try:
         document = json.loads(files.read(path))

@@ -51,14 +51,14 @@ def healthy(trail: Trail, group: int, before_step: int) -> Optional[float]:
     return level or None
 
 
-def requested(trail: Trail, at: int) -> List[Optional[float]]:
+def requested(trail: Trail, at_step: int) -> List[Optional[float]]:
     """Return the rates that were asked for in the step `at`, the oldest known ones before that."""
-    found: List[Optional[float]] = []
+    newest: List[Optional[float]] = []
     for step, rates in trail:
-        if step > at and found:
+        if step > at_step and newest:
             break
-        found = rates
-    return found
+        newest = rates
+    return newest
 
 
 class RateHold:

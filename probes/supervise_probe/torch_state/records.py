@@ -99,7 +99,7 @@ def in_order(
 def _count(everyone: List[weakref.ref[OptimizerInfo]]) -> None:
     """Number the groups flat over the optimizers, and see what several of these hold."""
     living = [info for reference in everyone if (info := reference()) is not None]
-    number, times = 0, Counter(chain.from_iterable(each.ids for each in living))
+    number, times = 0, Counter(chain.from_iterable(info.ids for info in living))
     several = frozenset(key for key, count in times.items() if count > 1)
     for info in living:
         info.first_group, info.shared = number, info.ids & several

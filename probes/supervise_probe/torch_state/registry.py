@@ -34,8 +34,8 @@ class Alive:
     def add(self, thing: Any) -> None:
         """Note an object; twice is once."""
         number = id(thing)
-        known = self._references.get(number)
-        if known is not None and known() is thing:
+        previous = self._references.get(number)
+        if previous is not None and previous() is thing:
             return
         references = weakref.ref(self)
 

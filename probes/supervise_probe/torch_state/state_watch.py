@@ -112,8 +112,8 @@ class ForeignEngine:
         """Return why nothing of the training can be changed or restored here, "" where it can."""
         modules = self._registry.modules
         if self._looked[0] != modules.changes:
-            found = next(filter(None, (_name_of(type(module)) for module in modules)), "")
-            self._looked = modules.changes, found
+            engine = next(filter(None, (_name_of(type(module)) for module in modules)), "")
+            self._looked = modules.changes, engine
         name = self._looked[1]
         return name and f"{name} keeps weights and moments of its own, which no savepoint holds"
 

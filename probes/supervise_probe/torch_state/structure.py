@@ -192,15 +192,15 @@ def attributes(thing: Any) -> Dict[str, Any]:
     """The attributes that the object itself holds, in its dict and in its slots."""
     if isinstance(thing, type):
         return dict(vars(thing))
-    attributes = dict(_held(thing, "__dict__"))
+    attributes = dict(_held_value(thing, "__dict__"))
     for name in slots(type(thing)):
-        value = _held(thing, name)
+        value = _held_value(thing, name)
         if value is not _EMPTY:
             attributes[name] = value
     return attributes
 
 
-def _held(thing: Any, name: str) -> Any:
+def _held_value(thing: Any, name: str) -> Any:
     try:
         return object.__getattribute__(thing, name)
     except AttributeError:
@@ -223,7 +223,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
     if isinstance(thing, type):
         type.__setattr__(thing, name, value)
         return
-    attributes = _held(thing, "__dict__")
+    attributes = _held_value(thing, "__dict__")
     if attributes is not _EMPTY and name not in slots(type(thing)):
         attributes[name] = value
     else:

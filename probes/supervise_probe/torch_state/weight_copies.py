@@ -67,7 +67,7 @@ class WeightCopies:
         """
         self._look()
         if info.ids not in self._uniform:
-            counts = {self._of(parameter) for parameter in info.params}
+            counts = {self._copies_of(parameter) for parameter in info.params}
             self._uniform[info.ids] = counts.pop() if len(counts) == 1 else None
         return self._uniform[info.ids]
 
@@ -76,7 +76,7 @@ class WeightCopies:
         ranks: Dict[int, List[Any]] = {}
         self._look()
         for parameter in params:
-            copies = self._of(parameter)
+            copies = self._copies_of(parameter)
             if copies is None:
                 return {}
             ranks.setdefault(copies, []).append(parameter)
@@ -102,7 +102,7 @@ class WeightCopies:
                 copies = ranks if is_whole else ranks // module.process_group.size()
                 self._by_id.update({id(p): copies for p in module.parameters()})
 
-    def _of(self, parameter: Any) -> Optional[int]:
+    def _copies_of(self, parameter: Any) -> Optional[int]:
         if not hasattr(parameter, "_local_tensor"):
             return self._by_id.get(id(parameter))
         mesh, copies = parameter.device_mesh, 1
