@@ -1,7 +1,7 @@
 """Measurements, one file per subject. Each lists its `METRICS` and has a `Collector`.
 
 Adding a metric is adding a file: the package is walked, nothing is registered. One that needs more
-than the context, or that others call, is made in `../wiring.py`. A collector never catches its
+than the context, or that others call, is made in `wiring.py`. A collector never catches its
 own errors and never measures its own cost; the guard does both. It may keep nothing that grows with
 the run.
 

@@ -10,7 +10,7 @@ weights: chance begins at SEED.
 Refused, with the reason, where that cannot be kept: several ranks, whose collectives would wait for
 each other, except for a replica that calls none (`replica`); hooks of the job's own; inputs that
 are no tensors; buffers too large to keep a copy of; a forward that changes weights or counts
-something, which a trial finds out (`trial.py`).
+something, which a trial finds out.
 What a forward changes outside of its modules is not put back.
 """
 

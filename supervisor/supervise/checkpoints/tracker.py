@@ -52,7 +52,7 @@ class RunPosition:
 
 @dataclass(frozen=True)
 class SaveReport:
-    """One save that the job reported; see `save_reports.py` of the probe.
+    """One save that the job reported; see `resume.py` of the probe.
 
     Attributes:
         step: 0-based, the last whole optimizer step before it.

@@ -1,7 +1,7 @@
 """`supervise doctor`: check this machine and, given a command, the job's Python.
 
-It starts the job's interpreter, never the job: `_probe_check.py` trains a tiny model there, and
-`_metric_availability.py` tells which metrics to expect, `_script_check.py` what the script's text
+It starts the job's interpreter, never the job: `_job_check.py` trains a tiny model there,
+reports which metrics to expect, and what the script's text
 says of its checkpoints.
 """
 

@@ -271,7 +271,7 @@ def test_a_snapshot_writes_stacks_generators_and_batches(probed, tmp_path):
     stacks, rng, batches = (Path(path).read_text() for path in ack.result["files"])
     assert "train.py" in stacks
     assert {"python", "torch"} <= set(json.loads(rng))
-    assert [row["step"] for row in json.loads(batches)] == list(range(1, ack.step + 1))
+    assert [row["step"] for row in json.loads(batches)] == list(range(ack.step + 1))
 
 
 @pytest.mark.parametrize(

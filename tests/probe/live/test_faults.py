@@ -533,7 +533,7 @@ def test_a_drill_fires_once_per_run(probed, make_folder):
     probed.wait(job)
     spiked = [(f["attempt"], f["step"]) for f in job.frames if f["learning_rate"] > 0.02]
     assert spiked == [(0, 12), (0, 13), (0, 14), (1, 15)]
-    again = probed.run(loop(), drills=discover, marks=str(job.folder / "probe"))
+    again = probed.run(loop(), drills=lr_spike, marks=str(job.folder / "probe"))
     assert set(again.column("learning_rate")) == {1e-2}
 
 
