@@ -78,7 +78,7 @@ def test_a_tool_that_hangs_leaves_nothing_behind(fake_git, tmp_path, tool):
     fake_git("exit 3" if tool == "in the background" else "sleep 1000")
 
     if tool == "in the background":
-        assert "exit code 3" in host.git(tmp_path)["missing"]
+        assert "exit code 3" in host.git(tmp_path).missing
     else:
         with pytest.raises(OSError, match=r"longer than 0\.5 s"):
             host.run_tool(["git"], 0.5)

@@ -77,15 +77,15 @@ def _end_all() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(process.read_bytes().rpartition(b")")[2].split()[1])
         except OSError:  # it has just ended
             continue
         if parent == os.getpid():
-            found.append(int(process.parent.name))
-    return found
+            pids.append(int(process.parent.name))
+    return pids
 
 
 def _end_as(code: int) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from supervise.actions.relaunch import SLOWEST
+from supervise.checkpoints.service import RestoredCheckpoint
 from supervise.core.analysis.host_health import Finding
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
@@ -99,7 +100,7 @@ class Edges:
             raise self.error
         if checkpoint in self.lost:
             raise StoreError("it is gone")
-        return {"path": "/ckpt.pt", "moved": ["ckpt-3"]}
+        return RestoredCheckpoint("/ckpt.pt", ["ckpt-3"])
 
     def restart(self, launch):
         self.asked.append(("launch", launch.path, launch.step))

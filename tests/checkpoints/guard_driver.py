@@ -13,8 +13,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 import supervise_offline
 from supervise.checkpoints import registry as register
+from supervise.checkpoints.registry import RunFacts
 from supervise.checkpoints.service import CheckpointService
 from supervise.checkpoints.tracker import RunPosition
 from supervise.core.model.events import Notice
@@ -82,7 +85,7 @@ class GuardDriver:
             self.run,
             self.out,
             lambda: self.position,
-            facts={"argv": ["python", "train.py"]},
+            facts=RunFacts(["python", "train.py"]),
             code=lambda: {"commit": "1f2e"},
             data=["../tokenizer.json"],
             every_s=0.0,
@@ -136,7 +139,7 @@ class GuardDriver:
         return next(e for e in self.entries() if e["id"] == name)
 
     def entries(self):
-        return register.read(self.run)["checkpoints"]
+        return msgspec.to_builtins(register.read(self.run).checkpoints)
 
     def states(self, state):
         return [e["id"] for e in self.entries() if e["state"] == state]

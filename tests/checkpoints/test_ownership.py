@@ -43,7 +43,7 @@ def test_files_elsewhere_are_foreign(driver):
     assert [(step, ok) for _, step, ok in driver.run_once()] == [(19, True)]
 
     driver.guard.prepare("ckpt-1")
-    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+    (moved,) = driver.guard.restore("ckpt-1").moved
     assert moved.endswith("b.pt") and not own.exists() and all(path.exists() for path in theirs)
     (note,) = notes(driver)
     assert "out-b" in note and "another job" in note
@@ -74,7 +74,7 @@ def test_a_job_without_reports_owns_what_its_pattern_matches(driver):
     driver.write("b.pt", "good 2")
     driver.run_once()
 
-    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+    (moved,) = driver.guard.restore("ckpt-1").moved
 
     assert moved.endswith("b.pt") and notes(driver) == []
 
@@ -89,7 +89,7 @@ def test_copies_beside_reported_files_are_own(driver):
     shutil.copyfile(second, latest)
     driver.run_once()
 
-    moved = driver.guard.restore("ckpt-1")["moved"]
+    moved = driver.guard.restore("ckpt-1").moved
 
     assert len(moved) == 2 and first.exists() and not latest.exists() and not second.exists()
 
@@ -140,7 +140,7 @@ def test_file_reported_to_another_run_later_becomes_foreign(driver, beside):
 
     with pytest.raises(StoreError, match="ckpt-2 is unverified"):
         driver.guard.restore("ckpt-2")
-    assert driver.guard.restore("ckpt-1")["moved"] == []
+    assert driver.guard.restore("ckpt-1").moved == []
     assert driver.run_once() == [("ckpt-2", -1, False)]
     assert mine.exists() and theirs.exists()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from supervise.checkpoints.service import RestoredCheckpoint
 from supervise.errors import StoreError
 
 pytestmark = pytest.mark.slow  # it waits for files to be still
@@ -28,14 +29,14 @@ def test_restore(driver):
 
     done = driver.guard.restore("ckpt-1")
 
-    assert done["path"] == str(old) and old.read_text() == "good 1"
+    assert done.path == str(old) and old.read_text() == "good 1"
     assert sorted(p.name for p in driver.out.iterdir()) == ["ckpt_1.pt"]
     aside = driver.run / "checkpoints/aside"
-    assert sorted(done["moved"]) == [
+    assert sorted(done.moved) == [
         str(aside / name) for name in ("ckpt-2-ckpt_2.pt", "ckpt-3-ckpt_0.pt", "ckpt-4-ckpt_3.pt")
     ]
     assert not new.exists() and not bad.exists() and not last.exists()
-    assert driver.guard.restore("ckpt-1") == {"path": str(old), "moved": []}
+    assert driver.guard.restore("ckpt-1") == RestoredCheckpoint(str(old), [])
     assert driver.run_once() == [] and driver.pinned() == ["ckpt-1", "ckpt-2"]
 
 
@@ -51,9 +52,9 @@ def test_restore_directory(driver):
     done = driver.guard.restore("ckpt-1")
 
     assert (folder / "model.bin").read_text() == "good 1" and (folder / "z.txt").exists()
-    (moved,) = done["moved"]
+    (moved,) = done.moved
     assert (Path(moved) / "model.bin").read_text() == "torn"
-    assert driver.guard.restore("ckpt-1")["moved"] == []
+    assert driver.guard.restore("ckpt-1").moved == []
 
 
 def test_prepared_restore_reads_nothing_twice(driver):
@@ -63,7 +64,7 @@ def test_prepared_restore_reads_nothing_twice(driver):
     pinned = driver.run / "checkpoints/ckpt-1/data/a.pt"
     driver.guard.prepare("ckpt-1")
     pinned.write_text("rotten")
-    assert driver.guard.restore("ckpt-1") == {"path": str(path), "moved": []}
+    assert driver.guard.restore("ckpt-1") == RestoredCheckpoint(str(path), [])
 
     pinned.write_text("good 1")
     path.unlink()
@@ -81,7 +82,7 @@ def test_file_overwritten_after_prepare_is_replaced(driver):
     driver.guard.prepare("ckpt-1")
     path.write_text("saved on the way out")
 
-    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+    (moved,) = driver.guard.restore("ckpt-1").moved
 
     assert path.read_text() == "good 1" and Path(moved).read_text() == "saved on the way out"
 
@@ -126,7 +127,7 @@ def test_prepare_detects_that_newer_files_cannot_be_moved(driver, sealed):
     with pytest.raises(StoreError, match=r"ckpt-1 cannot be restored: .*Read-only"):
         driver.guard.prepare("ckpt-1")
     driver.guard.prepare("ckpt-2")
-    assert driver.guard.restore("ckpt-2") == {"path": str(newer), "moved": []}
+    assert driver.guard.restore("ckpt-2") == RestoredCheckpoint(str(newer), [])
     assert sorted(driver.out.iterdir()) == [path, newer]
 
 
@@ -145,7 +146,7 @@ def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
             (driver.out / f"inode-{len(list(driver.out.iterdir()))}").touch()
 
     driver.guard.prepare("ckpt-1")
-    (moved,) = driver.guard.restore("ckpt-1")["moved"]
+    (moved,) = driver.guard.restore("ckpt-1").moved
     assert Path(moved).read_text() == "good 2" and path.exists()
     assert not list(driver.out.glob(".supervise*"))
 
@@ -159,4 +160,4 @@ def test_counters_are_kept_for_a_supervisor_that_takes_over(driver):
     driver.guard.close()
     driver.open()
 
-    assert driver.guard.restore("ckpt-1")["counters"] == counters
+    assert driver.guard.restore("ckpt-1").counters == counters

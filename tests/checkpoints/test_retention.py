@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.checkpoints.registry import Entry
+from supervise.checkpoints.registry import Entry, FileFacts
 from supervise.checkpoints.retention import PinStore
 from supervise.checkpoints.tracker import RunPosition
 
@@ -251,8 +251,8 @@ def entry(tmp_path):
     path = tmp_path / "out" / "a.pt"
     path.parent.mkdir()
     path.write_bytes(BYTES)
-    about = {"size": len(BYTES), "sha256": hashlib.sha256(BYTES).hexdigest()}
-    return Entry("ckpt-1", str(path), bytes=len(BYTES), files={"a.pt": about})
+    file = FileFacts(len(BYTES), hashlib.sha256(BYTES).hexdigest())
+    return Entry("ckpt-1", str(path), bytes=len(BYTES), files={"a.pt": file})
 
 
 @pytest.fixture

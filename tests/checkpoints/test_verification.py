@@ -173,13 +173,13 @@ def test_verifier_is_in_the_supervisors_process_group(tmp_path):
     """Signals to the job and its memory accounting must not include it."""
     (tmp_path / "a.pt").write_text("good")
     python = tmp_path / "python"
-    group = "print(json.dumps({'environment': {'group': os.getpgrp()}}))"
+    group = "print(json.dumps({'environment': {'packages': os.getpgrp()}}))"
     python.write_text(f"#!{sys.executable}\nimport json, os\n{group}\n")
     python.chmod(0o755)
 
     answer = VerifierProcess(("load",)).verify(str(tmp_path / "a.pt"), 4, str(python))
 
-    assert answer.environment == {"group": os.getpgrp()}
+    assert answer.environment.packages == os.getpgrp()
 
 
 def test_verify_now_after_a_crash(driver):

@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_or_slow_costs_the_log_only(tmp_path):
 
 def test_files_are_limited_in_number_and_size(tmp_path):
     path = tmp_path / "output.log"
-    log = output_relay.Log(str(path), most=10)
+    log = output_relay.Log(str(path), max_bytes=10)
     for number in range(7):
         log.put(f"part {number}...\n".encode())
     log.close(5.0)

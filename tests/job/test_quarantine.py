@@ -50,8 +50,8 @@ def test_the_file_is_there_before_a_rank_hears_of_it(build, fake_rank):
 
     assert first == again and first["generation"] == first["held"] == 1 and first["ranks"] == 1
     assert first["takes_effect"] == "now" and first["entries"] == 1
-    assert seen[0]["generation"] == 1 and seen[0]["entries"][0]["from_attempt"] == 0
-    assert rank.letters[0][2]["path"] == str(held.path) and held.read()["generation"] == 1
+    assert seen[0].generation == 1 and seen[0].entries[0].from_attempt == 0
+    assert rank.letters[0][2]["path"] == str(held.path) and held.read().generation == 1
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_ranks_that_ask_take_it_up_and_let_it_go_at_one_step(gang):
     control, held, done = gang(0, 1)
     put = control.quarantine(ADD, key="k", deadline_s=10)
     again = control.quarantine(ADD, key="k", deadline_s=10)
-    assert [e["from_attempt"] for e in held.read()["entries"]] == [0]
+    assert [e.from_attempt for e in held.read().entries] == [0]
     out = {"release": ["a.tar"], "attempt": 2}
     freed = control.quarantine(out, key="r", deadline_s=10)
 
     assert (put["ranks"], put["takes_effect"], put["generation"]) == (2, "now", 2)
-    assert again == put and freed["generation"] == 4 and not held.read()["entries"]
+    assert again == put and freed["generation"] == 4 and not held.read().entries
     wait_until(lambda: all(len(each) == 2 for each in done()))
     first, second = done()
     assert first == second and [line.split()[1:] for line in first] == [
@@ -107,7 +107,7 @@ def test_where_one_rank_cannot_leave_it_out_all_wait_for_the_next_launch(gang):
 
     assert (seen["ranks"], seen["takes_effect"]) == (2, "at the next launch")
     assert "rank 1" in seen["why"] and "does not ask is_quarantined" in seen["why"]
-    assert held.read()["entries"][0]["from_attempt"] == 3 and done() == [[], []]
+    assert held.read().entries[0].from_attempt == 3 and done() == [[], []]
 
 
 def test_what_cannot_be_is_said(build, fake_rank):

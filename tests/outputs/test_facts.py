@@ -36,12 +36,12 @@ def test_a_change_is_named_and_hashed_but_not_copied(repository):
 
     found = host.git(path)
 
-    assert found["dirty"] == [" M train.py", "?? new.py"]
-    assert found["diff_sha256"] == hashlib.sha256(git("diff", "HEAD").encode()).hexdigest()
+    assert found.dirty == [" M train.py", "?? new.py"]
+    assert found.diff_sha256 == hashlib.sha256(git("diff", "HEAD").encode()).hexdigest()
 
 
 def test_outside_a_repository_the_reason_is_kept(tmp_path):
-    assert "not a git repository" in host.git(tmp_path)["missing"]
+    assert "not a git repository" in host.git(tmp_path).missing
 
 
 def test_output_that_goes_to_a_file_is_found(tmp_path):

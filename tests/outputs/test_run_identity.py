@@ -8,10 +8,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from supervise.runtime import identity
-from supervise.runtime.identity import ByteBudget, IdentityCollector, differences
+from supervise.runtime.identity import ByteBudget, Device, Identity, IdentityCollector, differences
 
 
 def no_driver():
@@ -30,7 +32,7 @@ def collect(tmp_path):
         collector.ended(30.0)
         found = collector.poll()
         assert found is not None and collector.poll() is None
-        assert collector.code() == {**found["code"], "files": found["files"]}
+        assert collector.code() == replace(found.code, files=found.files)
         return found
 
     return run
@@ -51,20 +53,20 @@ def test_files_of_the_command_and_inputs_are_hashed(collect, tmp_path):
         manifest=["shards.txt", "absent.txt"],
     )
 
-    assert found["files"] == {"train.py": sha("train.py"), "a.yaml": sha("a.yaml")}
-    assert found["inputs"] == {
+    assert found.files == {"train.py": sha("train.py"), "a.yaml": sha("a.yaml")}
+    assert found.inputs == {
         "shards.txt": sha("shards.txt"),
         "absent.txt": "not hashed: No such file or directory",
         "model/tokenizer.json": sha("model/tokenizer.json"),
     }
-    assert "not a git repository" in found["code"]["missing"]
-    assert found["hardware"]["cpus"] == os.cpu_count()
-    assert "pynvml" in found["hardware"]["missing"]
+    assert "not a git repository" in found.code.missing
+    assert found.hardware.cpus == os.cpu_count()
+    assert "pynvml" in found.hardware.missing
 
 
 def test_hashing_has_a_limit(tmp_path):
     (tmp_path / "large").write_text("12345")
-    budget = ByteBudget(left=8)
+    budget = ByteBudget(remaining=8)
 
     assert budget.digest(tmp_path / "large") == sha("12345")
     assert budget.digest(tmp_path / "large").startswith("not hashed: 5 bytes, beyond")
@@ -84,12 +86,12 @@ def test_packages_are_those_of_the_directories_that_the_job_loads_from(collect, 
         job.stdout.readline()
         own = identity.packages(job.pid)
         job.communicate(b"\n")
-    assert (own["source"], own["versions"]) == ("the job's process", {"fast-core": "1.2"})
-    assert own["sha256"] == hashlib.sha256(b"fast-core==1.2\n").hexdigest()
+    assert (own.source, own.versions) == ("the job's process", {"fast-core": "1.2"})
+    assert own.sha256 == hashlib.sha256(b"fast-core==1.2\n").hexdigest()
 
-    ours = collect("-c", "pass")["packages"]
-    assert ours["source"] == "the supervisor's Python: the job ended before it made a step"
-    assert ours["versions"]["psutil"]
+    ours = collect("-c", "pass").packages
+    assert ours.source == "the supervisor's Python: the job ended before it made a step"
+    assert ours.versions["psutil"]
 
 
 def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, monkeypatch):
@@ -106,9 +108,9 @@ def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, mo
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80),
         nvmlSystemGetDriverVersion=lambda: "570.1",
     )
-    found = collect(nvml=lambda: driver)["hardware"]
-    assert (found["devices"], found["driver"]) == (
-        [{"name": "H100", "uuid": "GPU-1", "memory_bytes": 80}],
+    found = collect(nvml=lambda: driver).hardware
+    assert (found.devices, found.driver) == (
+        [Device("H100", "GPU-1", 80)],
         "570.1",
     )
 
@@ -116,8 +118,8 @@ def test_devices_are_named_and_a_driver_that_hangs_costs_only_itself(collect, mo
     monkeypatch.setattr(identity, "DRIVER_S", 0.05)
     found = collect(nvml=release.wait)
     release.set()
-    assert found["hardware"]["missing"] == "no answer within 0.05 s"
-    assert found["packages"]["versions"]
+    assert found.hardware.missing == "no answer within 0.05 s"
+    assert found.packages.versions
 
 
 def test_what_differs_is_named_field_by_field():
@@ -139,13 +141,14 @@ def test_what_differs_is_named_field_by_field():
         "hardware": {"cpus": 2},
     }
 
-    found = differences(before, after)
+    found = differences(*[msgspec.convert(part, Identity) for part in (before, after)])
 
-    assert [one["field"] for one in found] == [
+    assert [change.field for change in found] == [
         *("code.commit", "files.train.py", "packages.versions.torch"),
     ]
     assert identity.describe(found) == (
         "code.commit aaaaaaaaaaaa → bbbbbbbbbbbb; files.train.py 1 → 2; "
         "packages.versions.torch 2.13.0 → 2.12.0"
     )
-    assert differences(before, before) == []
+    same = msgspec.convert(before, Identity)
+    assert differences(same, same) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from supervise.errors import StoreError
@@ -23,7 +24,7 @@ def manifest(run):
 
 
 def named(document):
-    return [entry["name"] for entry in document["entries"]]
+    return [entry.name for entry in document.entries]
 
 
 def test_a_change_is_the_next_generation_on_disk(manifest):
@@ -31,9 +32,10 @@ def test_a_change_is_the_next_generation_on_disk(manifest):
     manifest.change(shards("a.tar"), key="k1", live=True)
     made = manifest.change(shards("b.tar", by="ada"), key="k2", live=True)
 
-    assert made["generation"] == 2 and named(made) == ["a.tar", "b.tar"]
-    assert Quarantine(manifest.path).read() == made == json.loads(manifest.path.read_text())
-    assert made["entries"][0] == {
+    assert made.generation == 2 and named(made) == ["a.tar", "b.tar"]
+    assert Quarantine(manifest.path).read() == made
+    assert msgspec.to_builtins(made) == json.loads(manifest.path.read_text())
+    assert msgspec.to_builtins(made.entries[0]) == {
         "kind": "shard",
         "name": "a.tar",
         "step": 150,
@@ -44,7 +46,7 @@ def test_a_change_is_the_next_generation_on_disk(manifest):
         "from_attempt": 0,
         "until_attempt": None,
     }
-    assert [change["added"] for change in made["changes"]] == [["a.tar"], ["b.tar"]]
+    assert [change.added for change in made.changes] == [["a.tar"], ["b.tar"]]
     assert list(manifest.path.parent.glob(".quarantine*")) == []
 
 
@@ -53,7 +55,7 @@ def test_the_same_key_again_changes_nothing(manifest):
     first = manifest.change(shards("a.tar"), key="k1", live=True)
 
     assert manifest.change(shards("a.tar"), key="k1", live=True) == first
-    assert manifest.read()["generation"] == 1
+    assert manifest.read().generation == 1
 
 
 def test_nothing_to_add_and_nothing_to_release_are_errors(manifest):
@@ -64,7 +66,7 @@ def test_nothing_to_add_and_nothing_to_release_are_errors(manifest):
         manifest.change(shards("a.tar"), key="k2", live=True)
     with pytest.raises(StoreError, match=r"b\.tar is not in the quarantine"):
         manifest.change({"release": ["b.tar"]}, key="k3", live=True)
-    assert manifest.read()["generation"] == 1
+    assert manifest.read().generation == 1
 
 
 def test_more_shards_than_allowed_are_refused_whole(manifest):
@@ -83,7 +85,7 @@ def test_what_an_incident_brought_in_is_released(manifest):
     manifest.change(shards("b.tar", incident="inc-2"), key="k2", live=True)
     made = manifest.change({"release": {"incident": "inc-2"}, **FACTS}, key="k3", live=True)
 
-    assert named(made) == ["a.tar"] and made["changes"][-1]["released"] == ["b.tar"]
+    assert named(made) == ["a.tar"] and made.changes[-1].released == ["b.tar"]
     assert manifest.change({"release": {"incident": "inc-2"}}, key="k4", live=True) == made
     assert named(manifest.change({"release": ["a.tar"]}, key="k5", live=True)) == []
 
@@ -91,11 +93,11 @@ def test_what_an_incident_brought_in_is_released(manifest):
 def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
     """Entries say from and until which attempt; put back in, one counts on."""
     made = manifest.change(shards("a.tar"), key="k1", live=False)
-    assert made["entries"][0]["from_attempt"] == 4
+    assert made.entries[0].from_attempt == 4
     made = manifest.change({"release": ["a.tar"], "attempt": 6}, key="k2", live=False)
-    assert made["entries"][0]["until_attempt"] == 7
+    assert made.entries[0].until_attempt == 7
     made = manifest.change(shards("a.tar", attempt=6), key="k3", live=False)
-    assert [(e["from_attempt"], e["until_attempt"]) for e in made["entries"]] == [(4, None)]
+    assert [(e.from_attempt, e.until_attempt) for e in made.entries] == [(4, None)]
     manifest.change(shards("b.tar", attempt=6), key="k4", live=False)
     made = manifest.change({"release": ["b.tar"], "attempt": 6}, key="k5", live=False)
     assert named(made) == ["a.tar"]
@@ -103,18 +105,18 @@ def test_with_several_ranks_a_change_waits_for_the_next_launch(manifest):
     manifest.change(shards("c.tar", attempt=6), key="k6", live=False)
     manifest.change({"release": ["a.tar"], "attempt": 6}, key="k7", live=False)
     now, again = manifest.hasten("k7"), manifest.hasten("k7")
-    assert [(e["name"], e["from_attempt"]) for e in now["entries"]] == [("c.tar", 0)]
-    assert now == again and now["generation"] == 8
+    assert [(e.name, e.from_attempt) for e in now.entries] == [("c.tar", 0)]
+    assert now == again and now.generation == 8
 
 
 def test_a_person_may_write_it(manifest):
     """What is not said is in force everywhere; the next change goes on from there."""
     manifest.path.write_text('{"entries": [{"kind": "shard", "name": "a.tar"}]}')
 
-    (entry,) = manifest.read()["entries"]
-    assert (entry["from_attempt"], entry["until_attempt"]) == (0, None)
+    (entry,) = manifest.read().entries
+    assert (entry.from_attempt, entry.until_attempt) == (0, None)
     made = manifest.change(shards("b.tar"), key="k1", live=True)
-    assert (made["generation"], named(made)) == (1, ["a.tar", "b.tar"])
+    assert (made.generation, named(made)) == (1, ["a.tar", "b.tar"])
     assert named(manifest.change({"release": ["a.tar"]}, key="k2", live=True)) == ["b.tar"]
 
 
@@ -156,12 +158,14 @@ def test_supervisor_and_probe_read_the_same(manifest, text, shards, batches):
         return
     assert (probe.error, probe.shards, probe.batches) == ("", shards, batches)
     found = manifest.read()
-    manifest.path.write_text(json.dumps(found))  # as the next change would write it
+    manifest.path.write_text(
+        json.dumps(msgspec.to_builtins(found))
+    )  # as the next change would write it
     again = Manifest(str(manifest.path), 2)
     assert (again.shards, again.batches, again.generation) == (
         shards,
         batches,
-        found["generation"],
+        found.generation,
     )
 
 
@@ -169,8 +173,8 @@ def test_changes_are_kept_within_bounds(manifest):
     """The newest 64; a damaged file is said to be one."""
     for number in range(CHANGES + 5):
         manifest.change(shards(f"{number}.tar"), key=f"k{number}", live=True)
-    kept = manifest.read()["changes"]
-    assert len(kept) == CHANGES and kept[-1]["generation"] == CHANGES + 5
+    kept = manifest.read().changes
+    assert len(kept) == CHANGES and kept[-1].generation == CHANGES + 5
 
     manifest.path.write_text("{")
     with pytest.raises(StoreError, match="cannot read"):

@@ -43,43 +43,45 @@ def model_of(path: str, matched: Collection[str]) -> str:
     Args:
         matched: paths that patterns match; of them only one that matches as well stands for others.
     """
-    found = _MEMBER.fullmatch(Path(path).name)
-    if found is None or found["kind"] == MODEL:
+    member = _MEMBER.fullmatch(Path(path).name)
+    if member is None or member["kind"] == MODEL:
         return path
-    names = (f"{MODEL}_{found['step']}.{end}" for end in ("pt", "pth", "bin", "safetensors"))
+    names = (f"{MODEL}_{member['step']}.{end}" for end in ("pt", "pth", "bin", "safetensors"))
     models = (str(Path(path).with_name(name)) for name in names)
-    wanted = (m for m in models if (m in matched or path not in matched) and Path(m).is_file())
-    return next(wanted, path)
+    candidates = (m for m in models if (m in matched or path not in matched) and Path(m).is_file())
+    return next(candidates, path)
 
 
 def missing_names(path: str) -> list[str]:
     """Return the names that a set lacks, by its model's file; [] for any other file."""
-    found = _MEMBER.fullmatch(Path(path).name)
-    if found is None or found["kind"] != MODEL:
+    member = _MEMBER.fullmatch(Path(path).name)
+    if member is None or member["kind"] != MODEL:
         return []
-    sets, step = _sets(Path(path).parent), found["step"]
-    before = max((each for each in sets if int(each) < int(step)), key=int, default=step)
-    wanted = sets.get(before, {}).items()
-    lost = (name for key, name in wanted if key not in sets.get(step, {}))
-    return sorted(name.replace(f"_{before}", f"_{step}", 1) for name in lost)
+    sets, step = _sets(Path(path).parent), member["step"]
+    previous_step = max(
+        (step_text for step_text in sets if int(step_text) < int(step)), key=int, default=step
+    )
+    required = sets.get(previous_step, {}).items()
+    lost = (name for key, name in required if key not in sets.get(step, {}))
+    return sorted(name.replace(f"_{previous_step}", f"_{step}", 1) for name in lost)
 
 
 def has_optimizer(path: str) -> bool | None:
     """Return whether a set has an optimizer's file, None for a file that is in no set."""
-    found = _MEMBER.fullmatch(Path(path).name)
-    if found is None:
+    member = _MEMBER.fullmatch(Path(path).name)
+    if member is None:
         return None
-    members = _sets(Path(path).parent).get(found["step"], {})
+    members = _sets(Path(path).parent).get(member["step"], {})
     return any(OPTIMIZER in kind.lower() for kind, _ in members)
 
 
 def _sets(folder: Path) -> dict[str, dict[tuple[str, str], str]]:
     """Return step -> (kind, rank) -> name of the files in a directory."""
     sets: dict[str, dict[tuple[str, str], str]] = {}
-    for each in folder.iterdir():
-        if found := _MEMBER.fullmatch(each.name):
-            key = found["kind"], found["rank"] or ""
-            sets.setdefault(found["step"], {})[key] = each.name
+    for path in folder.iterdir():
+        if member := _MEMBER.fullmatch(path.name):
+            key = member["kind"], member["rank"] or ""
+            sets.setdefault(member["step"], {})[key] = path.name
     return sets
 
 
@@ -105,10 +107,10 @@ def stamp(path: str) -> Stamp | None:
 
 
 def _row(path: Path, name: str) -> tuple[str, int, int, int]:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return name, found.st_size, found.st_mtime_ns, found.st_ino
+    return name, status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
@@ -116,16 +118,16 @@ def matches(patterns: Iterable[str], cwd: Path) -> list[str]:
 
     Symbolic links and files that are still being written are left out.
     """
-    found = {}
+    by_path = {}
     for pattern in patterns:
         for name in glob.iglob(pattern, root_dir=cwd, recursive=True):  # noqa: PTH207, absolute too
             path = Path(os.path.normpath(cwd / name))
             try:
                 if not is_partial(path.name) and not path.is_symlink():
-                    found[str(path)] = path.stat().st_mtime_ns
+                    by_path[str(path)] = path.stat().st_mtime_ns
             except OSError:
                 continue
-    return sorted(found, key=lambda path: found[path])
+    return sorted(by_path, key=lambda path: by_path[path])
 
 
 def unusable(patterns: Sequence[str], cwd: Path) -> str:
@@ -133,12 +135,12 @@ def unusable(patterns: Sequence[str], cwd: Path) -> str:
     reasons = []
     for path in matches(patterns, cwd):
         model = model_of(path, ())
-        why = missing(path, stamp(path) or (), 1)
+        reason = missing(path, stamp(path) or (), 1)
         if model != path:
-            why = f"it is a part of {Path(model).name}, which is not matched"
-        if not why:
+            reason = f"it is a part of {Path(model).name}, which is not matched"
+        if not reason:
             return ""
-        reasons.append(f"{Path(path).name}: {why}")
+        reasons.append(f"{Path(path).name}: {reason}")
     return reasons[-1] if reasons else f"nothing matches {', '.join(patterns)}"
 
 
@@ -187,13 +189,13 @@ def is_same_file(path: str, identity: FileIdentity, seen: Stamp = ()) -> bool:
     others may be added after the save.
     """
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return False
-    if (found.st_dev, found.st_ino) != (identity.device, identity.stat[-1]):
+    if (status.st_dev, status.st_ino) != (identity.device, identity.stat[-1]):
         return False
-    known = {row[1:] for row in seen}
-    return any(row[1:] in known or identity.wrote(row) for row in stamp(path) or ())
+    known_rows = {row[1:] for row in seen}
+    return any(row[1:] in known_rows or identity.wrote(row) for row in stamp(path) or ())
 
 
 def contains(current: Stamp, identity: FileIdentity) -> bool:
@@ -213,8 +215,8 @@ def current_name(path: str, identity: FileIdentity | None, seen: Stamp = ()) -> 
     try:
         with os.scandir(Path(path).parent) as entries:
             for entry in entries:
-                same = entry.inode() == identity.stat[-1]
-                if same and is_same_file(entry.path, identity, seen):
+                is_same_inode = entry.inode() == identity.stat[-1]
+                if is_same_inode and is_same_file(entry.path, identity, seen):
                     return entry.path
     except OSError:
         pass
@@ -252,9 +254,9 @@ def _missing(lost: Sequence[str]) -> str:
 def has_optimizer_alongside(path: str) -> bool:
     """Whether a file of an optimizer lies beside, of the same step where names have one."""
     try:
-        if (found := has_optimizer(path)) is not None:
-            return found
-        return any("optim" in each.name.lower() for each in Path(_folder(path)).iterdir())
+        if (has_file := has_optimizer(path)) is not None:
+            return has_file
+        return any("optim" in file.name.lower() for file in Path(_folder(path)).iterdir())
     except OSError:
         return False
 
@@ -333,8 +335,8 @@ class OwnershipResolver:
             matched: paths that the patterns match.
         """
         self._claims = None
-        own = (e.path for e in self._register.entries if e.how not in UNREPORTED)
-        self._reported |= {_folder(path) for path in own}
+        own_paths = (e.path for e in self._register.entries if e.how not in UNREPORTED)
+        self._reported |= {_folder(path) for path in own_paths}
         self._covered |= any(_folder(path) in self._reported for path in matched)
 
     def verdict(self, entry: Entry) -> tuple[str, str]:
@@ -396,7 +398,7 @@ class OwnershipResolver:
             default=0,
         )
         registers = (f.glob(f"*/{registry.NAME}") for f in self._run_parents)
-        for path in {path for found in registers for path in found}:
+        for path in {path for register in registers for path in register}:
             if path.parent == self._run:
                 continue
             try:
@@ -405,8 +407,8 @@ class OwnershipResolver:
                     continue  # that run ended before
                 version = (found.st_mtime_ns, found.st_ino)
                 if self._cache.get(path, (None,))[0] != version:
-                    rows = registry.read(path.parent)["checkpoints"]
-                    self._cache[path] = version, [(e["how"], _rows(e["stamp"])) for e in rows]
+                    entries = registry.read(path.parent).checkpoints
+                    self._cache[path] = version, [(e.how, _rows(e.stamp)) for e in entries]
             except (OSError, StoreError, KeyError, TypeError):
                 continue  # being removed, or not a register
             for how, theirs in self._cache[path][1]:

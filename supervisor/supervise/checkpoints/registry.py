@@ -13,9 +13,10 @@ import json
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from .. import system
 from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
@@ -37,8 +38,33 @@ KEPT = 256  # newest entries that the register keeps, besides those whose files 
 Stamp = tuple[tuple[str, int, int, int], ...]  # per file: name, size, mtime in ns, inode
 
 
-@dataclass
-class Entry:
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+BatchFacts = dict[str, str | float | None]  # `{"path", "value"}` of the fixed batch, or `{"why"}`
+RankCounters = dict[str, dict[str, float]]
+
+
+class FileFacts(msgspec.Struct, frozen=True):
+    """Size and hash of a file of a checkpoint."""
+
+    size: Int64
+    sha256: str
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the verifier found in a checkpoint, see `supervise_offline.checkpoint.verify`.
+
+    Attributes:
+        bytes: of its tensors. step: that an integer in it gives. rng: it has random states.
+    """
+
+    files: dict[str, FileFacts] = {}
+    bytes: Int64 = 0
+    step: Int64 | None = None
+    rng: bool = False
+    resumable: str = UNKNOWN
+
+
+class Entry(msgspec.Struct, eq=False):
     """One checkpoint. Each write to the same path is another checkpoint.
 
     Attributes:
@@ -65,27 +91,27 @@ class Entry:
 
     id: str
     path: str
-    step: int = -1
-    attempt: int = 0
+    step: Int64 = -1
+    attempt: Int64 = 0
     how: str = GLOB
     saved: str = ""
     verified: str = ""
     seconds: float | None = None
-    bytes: int = 0
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tensor_bytes: int = 0
-    internal_step: int | None = None
+    bytes: Int64 = 0
+    files: dict[str, FileFacts] = {}
+    tensor_bytes: Int64 = 0
+    internal_step: Int64 | None = None
     rng: bool = False
     resumable: str = UNKNOWN
     state: str = FOUND
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = []
     pinned: bool = False
     present: bool = True
     stamp: Stamp = ()
     python: str | None = None
-    probe_batch: dict[str, Any] | None = None
-    counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)
+    probe_batch: BatchFacts | None = None
+    counters: RankCounters = {}
+    values: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -105,20 +131,28 @@ class Entry:
     @property
     def hashes(self) -> dict[str, str]:
         """SHA-256 by file."""
-        return {name: str(about["sha256"]) for name, about in self.files.items()}
+        return {name: file.sha256 for name, file in self.files.items()}
 
-    def describe(self, found: Mapping[str, Any]) -> None:
-        """Store what the verifier found in it, see `verification.Verdict`."""
-        self.files = dict(found.get("files", {}))
-        self.bytes = sum(file["size"] for file in self.files.values()) or self.bytes
-        self.tensor_bytes = int(found.get("bytes", 0))
-        self.internal_step, self.rng = found.get("step"), bool(found.get("rng"))
-        self.resumable = str(found.get("resumable", UNKNOWN))
+    def describe(self, findings: Findings) -> None:
+        """Store what the verifier found in it."""
+        self.files = dict(findings.files)
+        self.bytes = sum(file.size for file in self.files.values()) or self.bytes
+        self.tensor_bytes = findings.bytes
+        self.internal_step, self.rng = findings.step, findings.rng
+        self.resumable = findings.resumable
         # A file found by a pattern is seen late; a plausible step count inside it corrects that.
         if self.how == GLOB and self.internal_step is not None:
             late = self.step - (self.internal_step - 1)
             if 0 <= late <= NEAR:
                 self.step = self.internal_step - 1
+
+
+class RegisterDocument(msgspec.Struct, frozen=True):
+    """The content of `checkpoints.json`."""
+
+    next: int
+    checkpoints: list[Entry]
+    before: dict[str, Stamp]
 
 
 class Register:
@@ -143,10 +177,9 @@ class Register:
         # A FIFO that the job's user put there is replaced at the first write, not read.
         self.fresh = not self._path.is_file()
         if not self.fresh:
-            known = read(run)
-            self._next = int(known["next"])
-            self.before = {path: _stamp(rows) for path, rows in known["before"].items()}
-            self.entries = [_entry(row) for row in known["checkpoints"]]
+            document = read(run)
+            self._next, self.before = document.next, document.before
+            self.entries = document.checkpoints
 
     def add(self, path: str, **about: Any) -> Entry:
         """Add an entry for a new checkpoint and return it."""
@@ -164,8 +197,8 @@ class Register:
 
     def at(self, path: str) -> Entry | None:
         """Return the newest entry whose files are still present at `path`."""
-        found = (e for e in reversed(self.entries) if e.path == path and e.present)
-        return next(found, None)
+        matching = (e for e in reversed(self.entries) if e.path == path and e.present)
+        return next(matching, None)
 
     def newest(self) -> Entry | None:
         """Return the newest that is still there and the job's own, None without any."""
@@ -173,15 +206,12 @@ class Register:
 
     def write(self) -> None:
         """Write the register. Raises OSError; the old file is unchanged then."""
-        document = {
-            "next": self._next,
-            "checkpoints": [asdict(entry) for entry in self.entries],
-            "before": self.before,
-        }
-        files.replace(self._path, (json.dumps(document, indent=1) + "\n").encode(), durable=True)
+        document = RegisterDocument(self._next, self.entries, self.before)
+        text = json.dumps(msgspec.to_builtins(document), indent=1) + "\n"
+        files.replace(self._path, text.encode(), durable=True)
 
 
-def read(run: Path) -> dict[str, Any]:
+def read(run: Path) -> RegisterDocument:
     """Return the register of a run as written; an empty one if there is none.
 
     Raises:
@@ -189,53 +219,13 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = run / NAME
     try:
-        known = files.read_json(path)
-        if not isinstance(known["checkpoints"], list) or not isinstance(known["next"], int):
-            raise TypeError("next is not a number, or checkpoints is not a list")
-        for rows in known["before"].values():
-            _stamp(rows)
-        rows = [asdict(_entry(row)) for row in known["checkpoints"]]
+        return msgspec.convert(files.read_json(path), RegisterDocument)
     except FileNotFoundError:
-        return {"next": 1, "checkpoints": [], "before": {}}
+        return RegisterDocument(1, [], {})
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except ValueError as error:
         raise StoreError(f"{path} is not a register of checkpoints: {error}") from error
-    return {**known, "checkpoints": rows}
-
-
-_INT64 = 1 << 63
-_FIELD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("id", "path", "how", "saved", "verified", "state", "resumable"), str),
-    **dict.fromkeys(("step", "attempt", "bytes", "tensor_bytes"), int),
-    **dict.fromkeys(("rng", "pinned", "present"), bool),
-    **dict.fromkeys(("files", "values", "counters"), dict),
-    "problems": list,
-    "internal_step": int | None,
-    "seconds": int | float | None,
-    "python": str | None,
-    "probe_batch": dict | None,
-}
-
-
-def _matches(value: Any, kind: Any) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind) and (not is_int or -_INT64 <= value < _INT64)
-
-
-def _entry(row: Mapping[str, Any]) -> Entry:
-    for key in ("id", "path"):
-        row[key]  # the other fields have defaults
-    for key, kind in _FIELD_TYPES.items():
-        if key in row and not _matches(row[key], kind):
-            raise TypeError(f"the {key} of {str(row.get('id'))[:40]!r} is {str(row[key])[:40]!r}")
-    names = {each.name for each in fields(Entry)}
-    known = {key: value for key, value in row.items() if key in names}
-    return Entry(**{**known, "stamp": _stamp(row.get("stamp", ()))})
-
-
-def _stamp(rows: Any) -> Stamp:
-    return tuple((str(name), int(size), int(at), int(node)) for name, size, at, node in rows)
 
 
 PIECE = 1 << 24  # bytes
@@ -243,50 +233,97 @@ PIECE = 1 << 24  # bytes
 
 def inputs(paths: Sequence[str], cwd: Path) -> dict[str, str | None]:
     """Return the SHA-256 of each file, None for one that cannot be read."""
-    found: dict[str, str | None] = {}
+    digests: dict[str, str | None] = {}
     for name in paths:
         sha = hashlib.sha256()
         try:
             with os.fdopen(files.open_file(cwd / name, foreign=True), "rb") as file:
                 while piece := file.read(PIECE):
                     sha.update(piece)
-            found[name] = "sha256:" + sha.hexdigest()
+            digests[name] = "sha256:" + sha.hexdigest()
         except OSError:
-            found[name] = None
-    return found
+            digests[name] = None
+    return digests
 
 
-def describe(
-    entry: Entry,
-    facts: Mapping[str, Any],
-    code: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    inputs: Mapping[str, str | None],
-) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, JSON-ready.
+class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a manifest about the files of the checkpoint."""
 
-    Args:
-        facts: of the run: its command, its policy.
+    id: str
+    path: str
+    step: int
+    attempt: int
+    saved: str
+    verified: str
+    bytes: int
+    files: dict[str, FileFacts]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The interpreter that read a checkpoint; `lock` is a hash of all installed packages."""
+
+    python: str = ""
+    executable: str = ""
+    torch: str = ""
+    cuda: str | None = None
+    packages: int = 0
+    lock: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The origin of a checkpoint: its run, code, data and randomness.
+
+    Attributes:
         code: its version at the first launch: later edits are not part of the run.
     """
-    return {
-        "checkpoint": {
-            "id": entry.id,
-            "path": entry.path,
-            "step": entry.step,
-            "attempt": entry.attempt,
-            "saved": entry.saved,
-            "verified": entry.verified,
-            "bytes": entry.bytes,
-            "files": entry.files,
-        },
-        **facts,
-        "code": code,
-        "environment": environment,
-        "inputs": inputs,
-        "rng": "random states are in the checkpoint" if entry.rng else "no random states",
-        "metrics": entry.values,
-    }
+
+    checkpoint: CheckpointFacts
+    argv: Sequence[str]
+    policy: str
+    policy_digest: str
+    code: object
+    environment: Environment
+    inputs: Mapping[str, str | None]
+    rng: str
+    metrics: dict[str, float]
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """The part of a manifest about the run: its command without secrets, and its policy."""
+
+    argv: Sequence[str] = ()
+    policy: str = ""
+    policy_digest: str = ""
+
+
+def manifest(
+    entry: Entry,
+    facts: RunFacts,
+    code: object,
+    environment: Environment,
+    inputs: Mapping[str, str | None],
+) -> Manifest:
+    """Return the manifest of a checkpoint."""
+    return Manifest(
+        checkpoint=CheckpointFacts(
+            id=entry.id,
+            path=entry.path,
+            step=entry.step,
+            attempt=entry.attempt,
+            saved=entry.saved,
+            verified=entry.verified,
+            bytes=entry.bytes,
+            files=entry.files,
+        ),
+        argv=facts.argv,
+        policy=facts.policy,
+        policy_digest=facts.policy_digest,
+        code=code,
+        environment=environment,
+        inputs=inputs,
+        rng="random states are in the checkpoint" if entry.rng else "no random states",
+        metrics=entry.values,
+    )
 
 
 METRICS = ("checkpoint_ok", "checkpoint_size")
@@ -308,8 +345,8 @@ class CheckpointNotifications:
     def verdict(self, entry: Entry, ok: bool | None) -> None:
         """Report the result of a verification; None: it could not be verified."""
         if ok is None:
-            why = "; ".join(entry.problems)
-            self.note(f"checkpoint {entry.id} in {entry.path} could not be verified: {why}")
+            reason = "; ".join(entry.problems)
+            self.note(f"checkpoint {entry.id} in {entry.path} could not be verified: {reason}")
         elif ok:
             self.verified(entry)
         else:
@@ -327,16 +364,17 @@ class CheckpointNotifications:
         damage = "; ".join(entry.problems[:3])
         self._event(entry, False, f"is bad: {damage}", measured=True, damage=damage)
 
-    def unavailable(self, entry: Entry, why: str) -> None:
+    def unavailable(self, entry: Entry, reason: str) -> None:
         """Report that a checkpoint is no longer available for a rollback."""
-        self._event(entry, False, f"is no longer available: {why}", measured=False)
+        self._event(entry, False, f"is no longer available: {reason}", measured=False)
 
     def foreign(self, entry: Entry) -> None:
         """Report a checkpoint that is not the job's own, once per reason."""
-        why = "; ".join(entry.problems)
+        reason = "; ".join(entry.problems)
         self.note(
-            f"{entry.path} is left alone: {why}; `supervise checkpoints RUN` lists all such files",
-            once=f"foreign {entry.how} {why}",
+            f"{entry.path} is left alone: {reason}; `supervise checkpoints RUN` lists all such "
+            "files",
+            once=f"foreign {entry.how} {reason}",
         )
 
     def note(self, sentence: str, once: str = "") -> None:
@@ -361,7 +399,7 @@ class CheckpointNotifications:
         return self._frames.popleft() if self._frames else {}
 
     def _event(
-        self, entry: Entry, ok: bool, what: str, *, measured: bool, damage: str = ""
+        self, entry: Entry, ok: bool, text: str, *, measured: bool, damage: str = ""
     ) -> None:
         if measured:
             values = [float(ok)]
@@ -382,7 +420,7 @@ class CheckpointNotifications:
             "damage": damage,
         }
         step = entry.step if entry.step >= 0 else None
-        of = "" if step is None else f" of step {step}"
-        message = f"checkpoint {entry.id}{of} {what}"
+        step_text = "" if step is None else f" of step {step}"
+        message = f"checkpoint {entry.id}{step_text} {text}"
         now_ns = system.monotonic_ns()
         self._events.append(Notice(now_ns, "checkpoint", message, step=step, data=Payload(data)))

@@ -67,8 +67,8 @@ class PinStore:
 
     def clear(self) -> None:
         """Remove unfinished and unverified copies of a supervisor that died."""
-        for left in self._home.glob(".ckpt-*"):
-            self.unstage(left)
+        for remnant in self._home.glob(".ckpt-*"):
+            self.unstage(remnant)
 
     def folder(self, entry: Entry) -> Path:
         """Return the directory of a pinned checkpoint."""
@@ -120,8 +120,8 @@ class PinStore:
 
     def unverified(self, entry: Entry) -> Path | None:
         """Return what `copy` made, None if there is no such copy."""
-        found = self._fresh(entry) / DATA / entry.name
-        return found if found.exists() else None
+        copy = self._fresh(entry) / DATA / entry.name
+        return copy if copy.exists() else None
 
     def keep(self, entry: Entry) -> None:
         """Make the copy the pinned one. Raises OSError; the copy is removed then."""
@@ -167,10 +167,10 @@ class PinStore:
         Raises:
             OSError: they exist and cannot be read. InterruptedError: `stopped`.
         """
-        for name, wanted in entry.hashes.items():
+        for name, digest in entry.hashes.items():
             file = _member(path, name, entry)
             try:
-                if self._digest(file) != wanted:
+                if self._digest(file) != digest:
                     return f"{file} does not have the hash that was verified"
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 return f"{file}: {error.strerror}"
@@ -234,18 +234,18 @@ class PinStore:
         """
         home = self._home / ASIDE
         files.make_directory(home)
-        there = home / f"{mark}-{path.name}"
+        target = home / f"{mark}-{path.name}"
         near = path.with_name(f".aside-{mark}-{path.name}")
-        _remove(there)
+        _remove(target)
         _remove(near)
         keep = keep and path.is_file()
         try:
-            there.hardlink_to(path) if keep else path.rename(there)
+            target.hardlink_to(path) if keep else path.rename(target)
         except OSError:
-            there = near
+            target = near
             near.hardlink_to(path) if keep else path.rename(near)
         sync_directory(path.parent)
-        return there
+        return target
 
     def _transfer(
         self, source: Path, target: Path, hashes: Mapping[str, str | None], *, link: bool
@@ -258,7 +258,7 @@ class PinStore:
         """
         directory = source.is_dir()
         folders = {target.parent}
-        for name, wanted in hashes.items():
+        for name, digest in hashes.items():
             old = source / name if directory else source
             new = target / name if directory else target
             new.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ class PinStore:
                 os.link(old, new)
             else:
                 self._copy(old, new)
-            if wanted is not None and self._digest(new) != wanted:
+            if digest is not None and self._digest(new) != digest:
                 raise StoreError(f"{old} has changed since it was verified")
         for folder in folders:
             sync_directory(folder)
@@ -355,8 +355,8 @@ class HardLinkHolds:
         self._held: dict[str, Entry] = {}  # oldest first
         self._tried: set[str] = set()
         self._busy = ""
-        for left in home.glob(f"{HELD}*"):
-            files.remove_tree(left)
+        for remnant in home.glob(f"{HELD}*"):
+            files.remove_tree(remnant)
 
     def path(self, entry: Entry) -> Path | None:
         """Return the held file or directory, None if it is not held."""
@@ -365,28 +365,28 @@ class HardLinkHolds:
         except OSError:
             return None
 
-    def intact(self, entry: Entry, wanted: Stamp | None = None) -> bool:
+    def intact(self, entry: Entry, required_stamp: Stamp | None = None) -> bool:
         """Whether it is held with the content of its stamp; its present name does not matter.
 
         Args:
             wanted: an earlier stamp; default: that of the entry.
         """
-        wanted = entry.stamp if wanted is None else wanted
+        required_stamp = entry.stamp if required_stamp is None else required_stamp
         if entry.id not in self._held or (path := self.path(entry)) is None:
             return False
-        held = stamp(str(path)) or ()
+        held_stamp = stamp(str(path)) or ()
         if path.is_dir():
-            return held == wanted
-        return [row[1:] for row in held] == [row[1:] for row in wanted]
+            return held_stamp == required_stamp
+        return [row[1:] for row in held_stamp] == [row[1:] for row in required_stamp]
 
     def exclusive(self, entry: Entry) -> bool:
         """Whether it is intact and its files have no other name, so that it cannot change."""
         path = self.path(entry)
         if path is None or not self.intact(entry):
             return False
-        held = [path / name for name, *_ in entry.stamp] if path.is_dir() else [path]
+        held_files = [path / name for name, *_ in entry.stamp] if path.is_dir() else [path]
         try:
-            return all(file.stat().st_nlink == 1 for file in held)
+            return all(file.stat().st_nlink == 1 for file in held_files)
         except OSError:
             return False
 
@@ -480,7 +480,7 @@ class OverwriteTracker:
     def on_overwrite(self, path: str) -> None:
         """Count an overwrite before a verdict; paths that no longer exist are dropped."""
         counts = {**self._count, path: self._count.get(path, 0) + 1}
-        self._count = {each: count for each, count in counts.items() if Path(each).exists()}
+        self._count = {name: count for name, count in counts.items() if Path(name).exists()}
         if self._count.get(path) == OFTEN:
             self._notifications.note(
                 f"{path} was overwritten {OFTEN} times in a row before it could be verified: none "
@@ -581,7 +581,7 @@ class Retention:
         finally:
             self.lock.release()
 
-    def unpin_old(self, judged: Collection[str], suspects: Collection[str]) -> None:
+    def unpin_old(self, judged_ids: Collection[str], suspects: Collection[str]) -> None:
         """Remove pinned copies that newer good ones replace.
 
         Args:
@@ -590,14 +590,14 @@ class Retention:
             suspects: ids that are removed first, and never count as good.
         """
         with self.disk, self.lock:
-            known = [e for e in self.register.entries if e.pinned and e.id in judged]
-            sound = [e for e in known if e.state == VERIFIED]
+            judged_entries = [e for e in self.register.entries if e.pinned and e.id in judged_ids]
+            sound = [e for e in judged_entries if e.state == VERIFIED]
             good = [e for e in sound if e.id not in suspects]
             keep = (good or sound)[-self.keep_good :]
-            whole = [e for e in good or sound if e.resumable != WEIGHTS_ONLY]
-            if whole and whole[-1] not in keep:  # a relaunch prefers it to newer ones
-                keep[0] = whole[-1]
-            drop = [e for e in known if e not in keep and e.id != self.reserved]
+            resumable = [e for e in good or sound if e.resumable != WEIGHTS_ONLY]
+            if resumable and resumable[-1] not in keep:  # a relaunch prefers it to newer ones
+                keep[0] = resumable[-1]
+            drop = [e for e in judged_entries if e not in keep and e.id != self.reserved]
             for entry in drop:
                 self.pins.drop(entry)
                 entry.pinned = False
@@ -627,17 +627,17 @@ class Retention:
                     self.write()
             raise
 
-    def mark_unavailable(self, entry: Entry, why: str) -> None:
+    def mark_unavailable(self, entry: Entry, reason: str) -> None:
         """Record and report that no copy of a good checkpoint is left."""
-        entry.state, entry.problems = VANISHED, [why]
-        self.notifications.unavailable(entry, why)
+        entry.state, entry.problems = VANISHED, [reason]
+        self.notifications.unavailable(entry, reason)
 
     def has_room(self, entry: Entry) -> bool:
         """Whether the disk has room for a pinned copy; if not, a note says why."""
-        why = self.pins.no_room(entry.bytes)
-        if why:
-            self.notifications.note(f"checkpoints are not pinned: {why}", once="room")
-        return not why
+        reason = self.pins.no_room(entry.bytes)
+        if reason:
+            self.notifications.note(f"checkpoints are not pinned: {reason}", once="room")
+        return not reason
 
     def release(self, entry: Entry, *, overwritten: bool = False) -> None:
         """Drop copies of an entry without a verdict; if its files are intact it is tried again."""
@@ -649,6 +649,6 @@ class Retention:
         if entry.state == COPIED and (intact or self.holds.intact(entry)):
             entry.state = FOUND
         elif entry.state == COPIED or (entry.state == FOUND and not entry.present):
-            what = "overwritten" if entry.state == COPIED else "removed"
+            cause = "overwritten" if entry.state == COPIED else "removed"
             entry.state, entry.present = VANISHED, False
-            entry.problems = [f"it was {what} before it was verified"]
+            entry.problems = [f"it was {cause} before it was verified"]

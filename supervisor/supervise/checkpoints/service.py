@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from .. import system
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
@@ -33,9 +32,12 @@ from .registry import (
     FOUND,
     VANISHED,
     VERIFIED,
+    BatchFacts,
     CheckpointNotifications,
     Entry,
+    RankCounters,
     Register,
+    RunFacts,
     Stamp,
 )
 from .retention import Retention
@@ -50,6 +52,21 @@ class Prepared:
     id: str
     stamp: Stamp | None = None
     copy: Path | None = None
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    """A checkpoint at the path where the job loads it.
+
+    Attributes:
+        moved: new paths of the moved files.
+        probe_batch, counters: as the job reported them with the save.
+    """
+
+    path: str
+    moved: list[str]
+    probe_batch: BatchFacts | None = None
+    counters: RankCounters = field(default_factory=dict)
 
 
 @dataclass
@@ -68,12 +85,12 @@ class Restorer:
 
     def prepare(self, name: str) -> None:
         """See `CheckpointService.prepare`."""
-        kept = self.kept
-        with kept.exclusive_disk():
+        retention = self.kept
+        with retention.exclusive_disk():
             self.discard_prepared()
-            with kept.lock:
+            with retention.lock:
                 entry = self._verified(name)
-            kept.reserved = name
+            retention.reserved = name
             try:
                 self._check_set_aside(entry)
                 stamp = discovery.stamp(entry.path)
@@ -81,14 +98,16 @@ class Restorer:
                     self._prepared = Prepared(name, stamp=stamp)
                 else:
                     self._check_replace(entry)
-                    self._prepared = Prepared(name, copy=kept.stage(self._require_pinned(entry)))
+                    self._prepared = Prepared(
+                        name, copy=retention.stage(self._require_pinned(entry))
+                    )
             except OSError as error:
                 raise StoreError(f"checkpoint {name} cannot be restored: {error}") from error
 
-    def restore(self, name: str) -> dict[str, Any]:
+    def restore(self, name: str) -> RestoredCheckpoint:
         """See `CheckpointService.restore`."""
-        kept = self.kept
-        with kept.exclusive_disk(), kept.lock:
+        retention = self.kept
+        with retention.exclusive_disk(), retention.lock:
             try:
                 self.scan()
                 entry = self._verified(name)
@@ -98,10 +117,10 @@ class Restorer:
                 raise StoreError(f"checkpoint {name} cannot be restored: {error}") from error
             finally:
                 self.discard_prepared()
-            kept.write()
-            facts = {"probe_batch": entry.probe_batch, "counters": entry.counters}
-            reported = {key: value for key, value in facts.items() if value}
-            return {"path": entry.path, "moved": [str(path) for path in moved], **reported}
+            retention.write()
+            return RestoredCheckpoint(
+                entry.path, [str(path) for path in moved], entry.probe_batch, entry.counters
+            )
 
     def discard_prepared(self) -> None:
         """Remove an unused prepared copy."""
@@ -145,15 +164,15 @@ class Restorer:
             return False
 
     def _replace(self, entry: Entry) -> list[Path]:
-        kept, prepared = self.kept, self._prepared
+        retention, prepared = self.kept, self._prepared
         self._check_replace(entry)
         copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
-        before = kept.pins.place(entry, copy or kept.stage(self._require_pinned(entry)))
-        for other in kept.register.entries:
+        moved = retention.pins.place(entry, copy or retention.stage(self._require_pinned(entry)))
+        for other in retention.register.entries:
             if other.path == entry.path and other.present and other is not entry:
                 self._mark_moved(other)
         entry.present, entry.stamp = True, discovery.stamp(entry.path) or ()
-        return [] if before is None else [before]
+        return [] if moved is None else [moved]
 
     def _set_aside(self, entry: Entry) -> list[Path]:
         """Move checkpoints that are newer than `entry`, or bad, out of the job's way."""
@@ -171,9 +190,11 @@ class Restorer:
     def _own_others(self, entry: Entry) -> list[tuple[Entry, bool]]:
         """Return the job's other checkpoints, each with whether its step or save is newer."""
         entries = list(self.kept.register.entries)
-        at = entries.index(entry)
-        others = [(i, e) for i, e in enumerate(entries) if e is not entry and self.owners.is_own(e)]
-        return [(other, i > at or other.step > entry.step) for i, other in others]
+        index = entries.index(entry)
+        own_others = [
+            (i, e) for i, e in enumerate(entries) if e is not entry and self.owners.is_own(e)
+        ]
+        return [(other, i > index or other.step > entry.step) for i, other in own_others]
 
     def _check_replace(self, entry: Entry) -> None:
         """Raise StoreError if the file at its path belongs to another run."""
@@ -191,8 +212,10 @@ class Restorer:
         A move needs write permission for the directory, and no disk space.
         """
         with self.kept.lock:
-            others = self._own_others(entry)
-            paths = [Path(o.path) for o, newer in others if o.present and (newer or o.state == BAD)]
+            own_others = self._own_others(entry)
+            paths = [
+                Path(o.path) for o, newer in own_others if o.present and (newer or o.state == BAD)
+            ]
         for folder in {path.parent for path in paths if path.exists()}:
             trial = files.unpredictable(folder / "supervise")
             try:
@@ -257,8 +280,8 @@ class CheckpointService:
         cwd: Path,
         position: Callable[[], RunPosition],
         *,
-        facts: Mapping[str, Any] | None = None,
-        code: Callable[[], Mapping[str, Any]] = dict,
+        facts: RunFacts | None = None,
+        code: Callable[[], object] = dict,
         data: Sequence[str] = (),
         runs: Path | None = None,
         every_s: float = EVERY_S,
@@ -281,7 +304,7 @@ class CheckpointService:
             cwd,
             settings.verify,
             limit_s=limit_s,
-            facts=dict(facts or {}),
+            facts=facts or RunFacts(),
             code=code,
             data=tuple(data),
         )
@@ -322,10 +345,10 @@ class CheckpointService:
         self._kept.closed.set()
         self._verifier.process.close()
         self._restorer.discard_prepared()
-        last = Thread(target=self._scan_ended, name="last scan", daemon=True)
-        self._start(last)  # a thread, because the disk may hang
+        last_scan = Thread(target=self._scan_ended, name="last scan", daemon=True)
+        self._start(last_scan)  # a thread, because the disk may hang
         until_s = time.monotonic() + CLOSE_S
-        for thread in (*self._threads, self._urgent_thread, last):
+        for thread in (*self._threads, self._urgent_thread, last_scan):
             if thread is not None and thread.is_alive():
                 thread.join(timeout=max(0.0, until_s - time.monotonic()))
         self._kept.close()
@@ -422,8 +445,10 @@ class CheckpointService:
 
         0 only when it has looked at all; its last verdict may still have to be polled.
         """
-        step, left = self._candidates
-        return None if step != before or (not left and self.is_verifying_awaited) else left
+        step, remaining = self._candidates
+        return (
+            None if step != before or (not remaining and self.is_verifying_awaited) else remaining
+        )
 
     @property
     def is_verifying_now(self) -> bool:
@@ -436,9 +461,9 @@ class CheckpointService:
     def _be_patient(self) -> None:
         """Postpone the end of `verify_now` if the verifier has worked since the last look."""
         self._looked_s = time.monotonic()
-        done = self._verifier.process.work_done()
-        works = abs(done - self._work_done) >= 1.0  # a start or an end of one is work, too
-        self._work_done = done if works else self._work_done
+        work_s = self._verifier.process.work_done()
+        works = abs(work_s - self._work_done) >= 1.0  # a start or an end of one is work, too
+        self._work_done = work_s if works else self._work_done
         if works and self._is_urgent and not any(map(_is_resumable, [*self._register.entries])):
             self._urgent_until_s = self._looked_s + self._patience_s
 
@@ -477,16 +502,12 @@ class CheckpointService:
         """
         self._restorer.prepare(name)
 
-    def restore(self, name: str) -> dict[str, Any]:
+    def restore(self, name: str) -> RestoredCheckpoint:
         """Restore a verified checkpoint to the path where the job loads it; the job must not run.
 
         The job's own newer files (by step or by time of the save) and bad ones are moved away, so
         that a job that loads the newest loads this one. An unchanged file stays; else the pinned
         copy replaces it, if it has the verified hashes. Idempotent, and fast after `prepare`.
-
-        Returns:
-            `path`; `moved`: new paths of the moved files; `probe_batch` and `counters`: if the job
-            reported them.
 
         Raises:
             StoreError: it is unknown, not verified, damaged, or cannot be written.
@@ -575,11 +596,11 @@ class CheckpointService:
     def _verify_newest_before(self, before: int) -> bool:
         """Verify the newest candidate; return whether to try another one."""
         with self._kept.lock:
-            left = [e for e in self._register.entries if e.state in (FOUND, COPIED)]
-            left = [e for e in left if e.earliest < before]
-            able = [e for e in left if e in self._ready or e.state == COPIED]
+            candidates = [e for e in self._register.entries if e.state in (FOUND, COPIED)]
+            candidates = [e for e in candidates if e.earliest < before]
+            able = [e for e in candidates if e in self._ready or e.state == COPIED]
             self._ready = [e for e in self._ready if e not in able[-1:]]
-            self._candidates = before, len(left)
+            self._candidates = before, len(candidates)
         if not able:
             return False
         sentence = f"checkpoint {able[-1].label} is verified at once"
@@ -592,9 +613,9 @@ class CheckpointService:
         start_s = time.monotonic()
         with self._kept.lock:
             self._scan_ended()
-            known = self._register.entries
-            good = [n for n, e in enumerate(known) if newest and e.present and _is_resumable(e)]
-            ready = known[good[-1] + 1 :] if good else known
+            entries = self._register.entries
+            good = [n for n, e in enumerate(entries) if newest and e.present and _is_resumable(e)]
+            ready = entries[good[-1] + 1 :] if good else entries
             ready = [e for e in ready if e in self._ready or e.state == COPIED]
             ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
         for entry in ready:
@@ -629,13 +650,13 @@ class CheckpointService:
     def _run(self, work: Callable[[], bool], wake: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread only
         while not self._closed.is_set():
-            more, start_s = False, time.monotonic()
+            has_more, start_s = False, time.monotonic()
             try:
-                more = work()
+                has_more = work()
             except Exception as error:  # the guard may fail, the run may not
                 self._report_failure(error)
             took_s = time.monotonic() - start_s
-            if not more:  # a pattern over a large tree is scanned less often
+            if not has_more:  # a pattern over a large tree is scanned less often
                 self._closed.wait(max(min(self._every_s, LEAST_S), took_s))
                 wake.wait(max(self._every_s, IDLE * took_s))
             if wake is not self._closed:

@@ -18,7 +18,19 @@ from .. import system
 from ..core.model.events import Notice
 from . import discovery
 from .discovery import CONTESTED, FOREIGN, FileIdentity, OwnershipResolver
-from .registry import BAD, COPIED, FOUND, UNVERIFIED, VANISHED, VERIFIED, Entry, Register, Stamp
+from .registry import (
+    BAD,
+    COPIED,
+    FOUND,
+    UNVERIFIED,
+    VANISHED,
+    VERIFIED,
+    BatchFacts,
+    Entry,
+    RankCounters,
+    Register,
+    Stamp,
+)
 
 CLOSE_EVERY = 10  # scans between two close scans: a network disk is slow
 PATIENCE_S = 60.0  # for missing files, and for the final name of a renamed one
@@ -69,8 +81,8 @@ class SaveReport:
     seconds: float | None = None
     identity: FileIdentity | None = None
     python: str | None = None
-    probe_batch: dict[str, Any] | None = None
-    counters: Mapping[str, Any] = field(default_factory=dict)
+    probe_batch: BatchFacts | None = None
+    counters: RankCounters = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -79,7 +91,7 @@ def save_report(event: Notice, position: RunPosition) -> SaveReport | None:
 
     The notice has the step under way; the save contains the one before.
     """
-    data: Mapping[str, Any] = dict(event.data)
+    data: dict[str, Any] = dict(event.data)
     path, file, seconds = data.get("path"), data.get("file"), data.get("seconds")
     if not isinstance(path, str):
         return None
@@ -147,14 +159,14 @@ class CheckpointTracker:
         cwd: Path,
         settle_s: float,
         owners: OwnershipResolver,
-        held: Callable[[Entry], bool],
+        is_held: Callable[[Entry], bool],
     ) -> None:
         self._register = register
         self._patterns = patterns
         self._cwd = cwd
         self._settle_s = settle_s
         self._owners = owners
-        self._held = held
+        self._held = is_held
         self._reports: deque[SaveReport] = deque()
         self._pending: dict[str, _Pending] = {}
         self._by_step: dict[tuple[int, int], dict[int, Entry]] = {}
@@ -205,8 +217,8 @@ class CheckpointTracker:
                 self._disown(entry, changes)
         for path in matched:
             self._add(path, matched, position, now_s, wall, changes)
-        found = {e.id for e in self._register.entries if e.state in (FOUND, COPIED)}
-        self._pending = {name: p for name, p in self._pending.items() if name in found}
+        unverified_ids = {e.id for e in self._register.entries if e.state in (FOUND, COPIED)}
+        self._pending = {name: p for name, p in self._pending.items() if name in unverified_ids}
         return changes
 
     # ── new checkpoints ───────────────────────────────────────────────────────────────────────────
@@ -270,8 +282,8 @@ class CheckpointTracker:
         for entry in reversed(self._register.entries):
             if entry.present and len(entry.stamp) == 1 and entry.stamp[0][3] == inode:
                 near = Path(entry.path).parent == Path(report.path).parent
-                same = near and discovery.is_same_file(entry.path, report.identity)
-                return entry if same else None
+                is_same = near and discovery.is_same_file(entry.path, report.identity)
+                return entry if is_same else None
         return None
 
     def _check_ranks(self, report: SaveReport, entry: Entry, changes: Changes) -> None:
@@ -336,14 +348,14 @@ class CheckpointTracker:
 
     def _disown(self, entry: Entry, changes: Changes) -> bool:
         """Return whether it is not the job's own; such a file is never restored or moved."""
-        how, why = self._owners.verdict(entry)
-        if how:
+        state, reason = self._owners.verdict(entry)
+        if state:
             if entry.state == VERIFIED:
                 changes.lost.append(entry)
-            entry.state, entry.how, entry.problems = UNVERIFIED, how, [why]
+            entry.state, entry.how, entry.problems = UNVERIFIED, state, [reason]
             changes.foreign.append(entry)
             changes.any = True
-        return bool(how)
+        return bool(state)
 
     def _forget(self, entry: Entry, changes: Changes) -> None:
         """Drop a changed file of another job; its next content is a new entry."""

@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 from .. import system
@@ -26,7 +26,17 @@ from ..errors import StoreError
 from ..store import files
 from ..system import Child
 from . import discovery, registry
-from .registry import BAD, COPIED, FOUND, UNVERIFIED, VERIFIED, Entry
+from .registry import (
+    BAD,
+    COPIED,
+    FOUND,
+    UNVERIFIED,
+    VERIFIED,
+    Entry,
+    Environment,
+    Findings,
+    RunFacts,
+)
 from .retention import Retention
 
 LIMIT_S = 900.0  # per checkpoint, plus one second per SLOWEST bytes; project defaults
@@ -43,14 +53,14 @@ class Verdict:
     Attributes:
         ok: None if it could not be verified.
         problems: reasons, one sentence each.
-        found: the verifier's description, see `supervise_offline.checkpoint.verify`.
+        findings: the contents, None if it did not get so far.
         environment: of the interpreter; empty if it did not start.
     """
 
     ok: bool | None
     problems: tuple[str, ...] = ()
-    found: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    findings: Findings | None = None
+    environment: Environment = field(default_factory=Environment)
 
 
 class VerifierProcess:
@@ -63,8 +73,8 @@ class VerifierProcess:
         wanted: some of `load`, `finite`, `optimizer`.
     """
 
-    def __init__(self, wanted: Iterable[str], limit_s: float = LIMIT_S) -> None:
-        self._wanted = dict.fromkeys(wanted, True)
+    def __init__(self, required: Iterable[str], limit_s: float = LIMIT_S) -> None:
+        self._wanted = dict.fromkeys(required, True)
         self._wanted["load"] = bool(self._wanted)
         self._limit_s = limit_s
         self._process: Child | None = None
@@ -96,13 +106,13 @@ class VerifierProcess:
             return Verdict(None, (f"the verifier could not be started: {failed}",))
         except subprocess.TimeoutExpired:
             return Verdict(None, (f"the verifier took longer than {limit_s:.0f} s",))
-        environment: dict[str, Any] = lines[0].get("environment", {}) if lines else {}
-        found = next((r for r in lines if r.get("path") == path), None)
-        if found is not None:
-            problems = (*found["problems"], *found["unread"])
-            return Verdict(found["ok"], problems, found, environment)
-        ok, problem = _explain_exit(code, [r["error"] for r in lines if "error" in r], error)
-        return Verdict(ok, (problem,), {}, environment)
+        environment = next((line.environment for line in lines if line.environment), Environment())
+        for line in lines:
+            if line.path == path:
+                return Verdict(line.ok, (*line.problems, *line.unread), line.findings, environment)
+        errors = [line.error for line in lines if line.error]
+        ok, problem = _explain_exit(code, errors, error)
+        return Verdict(ok, (problem,), None, environment)
 
     def close(self) -> None:
         """End a running verification; the waiting caller returns."""
@@ -122,16 +132,16 @@ class VerifierProcess:
 
         Of the verification under way, and of this process, which copies what is good.
         """
-        done = 0.0
+        work_s = 0.0
         with suppress(psutil.Error, AttributeError, OSError):  # ended, or a system without counts
-            done += psutil.Process().io_counters().write_chars / 1e6  # we read /proc for this
+            work_s += psutil.Process().io_counters().write_chars / 1e6  # we read /proc for this
             if (process := self._process) is not None:
                 for child in psutil.Process(process.pid).children(recursive=True):
                     times = child.cpu_times()
-                    done += child.io_counters().read_chars / 1e6 + 10.0 * (
+                    work_s += child.io_counters().read_chars / 1e6 + 10.0 * (
                         times.user + times.system
                     )
-        return done
+        return work_s
 
     def lower_priority(self, niceness: int) -> None:
         """Set the niceness of the verification under way. Thread-safe."""
@@ -144,7 +154,7 @@ class VerifierProcess:
 
     def _run(
         self, command: Sequence[str], paths: Sequence[str], limit_s: float, *, urgent: bool
-    ) -> tuple[list[dict[str, Any]], str, int]:
+    ) -> tuple[list[_Answer], str, int]:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._cancelled = False
@@ -166,7 +176,7 @@ class VerifierProcess:
             process.end()
         lines = out.decode("utf-8", "replace").splitlines()
         return (
-            [_object(line) for line in lines],
+            [_answer(line) for line in lines],
             error.decode("utf-8", "replace"),
             process.returncode,
         )
@@ -181,12 +191,32 @@ def _set_niceness(process: psutil.Process, niceness: int) -> None:
         process.ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def _object(line: str) -> dict[str, Any]:
+class _Answer(Findings, msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the verifier: its environment, an error, or the verdict on a path."""
+
+    environment: Environment | None = None
+    error: str = ""
+    path: str = ""
+    ok: bool | None = None
+    problems: list[str] = []
+    unread: list[str] = []
+
+    @property
+    def findings(self) -> Findings:
+        return Findings(
+            files=self.files,
+            bytes=self.bytes,
+            step=self.step,
+            rng=self.rng,
+            resumable=self.resumable,
+        )
+
+
+def _answer(line: str) -> _Answer:
     try:
-        found = json.loads(line)
+        return msgspec.convert(json.loads(line), _Answer)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return _Answer()
 
 
 def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | None, str]:
@@ -199,16 +229,16 @@ def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | 
         return None, "reading it came to a halt: the verifier made no progress for two minutes"
     if code < 0:
         return None, f"the verifier was killed ({signal.strsignal(-code)}), perhaps out of memory"
-    last = (error.strip().splitlines() or ["no output"])[-1]
-    return None, f"the verifier ended with exit code {code}: {last[:200]}"
+    last_line = (error.strip().splitlines() or ["no output"])[-1]
+    return None, f"the verifier ended with exit code {code}: {last_line[:200]}"
 
 
 class CheckpointVerifier:
     """Verifies the checkpoints of a register, one at a time, and pins the good ones.
 
     Args:
-        wanted: what must hold of one, see `core.model.policy.Checkpoints`.
-        facts, code, data: for manifests, see `manifest.describe` and `manifest.inputs`.
+        required: what must hold of one, see `core.model.policy.Checkpoints`.
+        facts, code, data: for manifests, see `registry.manifest` and `registry.inputs`.
 
     Attributes:
         current: what is being verified, None for nothing.
@@ -218,14 +248,14 @@ class CheckpointVerifier:
         self,
         retention: Retention,
         cwd: Path,
-        wanted: Sequence[str],
+        required: Sequence[str],
         *,
         limit_s: float = LIMIT_S,
-        facts: Mapping[str, Any],
-        code: Callable[[], Mapping[str, Any]],
+        facts: RunFacts,
+        code: Callable[[], object],
         data: Sequence[str],
     ) -> None:
-        self.process = VerifierProcess(wanted, limit_s)
+        self.process = VerifierProcess(required, limit_s)
         self._kept, self._cwd, self._facts, self._data = retention, cwd, facts, data
         self._code = code
         self._notifications = retention.notifications
@@ -254,28 +284,32 @@ class CheckpointVerifier:
             urgent: the job has ended: the disk is free, and the job overwrites nothing.
             awaited: the job runs, and a rollback waits for this checkpoint.
         """
-        kept = self._kept
-        with kept.lock:
+        retention = self._kept
+        with retention.lock:
             self.current = entry
-            link = kept.holds.acquire(entry)
+            link = retention.holds.acquire(entry)
         try:
             self._verify(entry, link, urgent=urgent, awaited=awaited)
         finally:
-            with kept.lock:
+            with retention.lock:
                 self.current = None
-                kept.holds.release(entry)
+                retention.holds.release(entry)
 
     def _verify(self, entry: Entry, link: Path | None, *, urgent: bool, awaited: bool) -> None:
-        kept = self._kept
-        often = entry.present and entry.path in kept.overwrites and not kept.holds.exclusive(entry)
+        retention = self._kept
+        often = (
+            entry.present
+            and entry.path in retention.overwrites
+            and not retention.holds.exclusive(entry)
+        )
         try:
             copy = self._copy(entry) if (often and not urgent) or entry.state == COPIED else None
         except (StoreError, InterruptedError):
             return  # overwritten during the copy
-        with kept.lock:
+        with retention.lock:
             if entry.state not in (FOUND, COPIED):
                 return
-            path, seen = entry.path, entry.stamp
+            path, seen_stamp = entry.path, entry.stamp
         link = link if copy is None else None
         source = str(copy or link or path)
         try:
@@ -283,48 +317,48 @@ class CheckpointVerifier:
                 source, entry.bytes, entry.python, urgent=urgent or awaited
             )
         except InterruptedError:
-            with kept.lock:
+            with retention.lock:
                 if entry is not self._handed_over:
-                    kept.release(entry)
+                    retention.release(entry)
             return
-        unread = verdict.ok is None and not verdict.found and entry.id not in self._tried
-        with kept.lock:
-            if kept.closed.is_set():
+        unread = verdict.ok is None and verdict.findings is None and entry.id not in self._tried
+        with retention.lock:
+            if retention.closed.is_set():
                 return
-            changed = discovery.stamp(path) != seen
-            linked = copy is not None and kept.link and discovery.stamp(source) != seen
+            changed = discovery.stamp(path) != seen_stamp
+            linked = copy is not None and retention.link and discovery.stamp(source) != seen_stamp
             if link is None:
                 failed = linked or (changed and (copy is None or not verdict.ok))
             else:  # the job may have been adding files to a directory
-                failed = changed and not verdict.ok and len(seen) > 1
-                failed = failed or not kept.holds.intact(entry, seen)
+                failed = changed and not verdict.ok and len(seen_stamp) > 1
+                failed = failed or not retention.holds.intact(entry, seen_stamp)
             if failed:
-                kept.release(entry, overwritten=True)  # it may have been read half written
+                retention.release(entry, overwritten=True)  # it may have been read half written
                 return
             if unread:  # out of memory or time: a second try may succeed
                 self._tried.add(entry.id)
             if unread or entry.state not in (FOUND, COPIED):
-                kept.release(entry)
+                retention.release(entry)
                 return
             entry.state = COPIED  # while it is being pinned
             entry.problems, entry.verified = list(verdict.problems), system.wall()
-            entry.describe(verdict.found)
+            entry.describe(verdict.findings or Findings())
             if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(path):
                 entry.resumable = UNKNOWN  # a set of files
         if verdict.ok and not self._pin(entry, verdict.environment, link, copied=copy is not None):
             return
-        with kept.lock:
-            lost = (now := discovery.stamp(path)) != seen and not entry.pinned
+        with retention.lock:
+            lost = (now := discovery.stamp(path)) != seen_stamp and not entry.pinned
             lost = lost and (verdict.ok is True or link is None)
             if lost or entry.state != COPIED:
-                kept.release(entry, overwritten=lost)
+                retention.release(entry, overwritten=lost)
                 return
             entry.state = STATES[verdict.ok]
-            kept.overwrites.on_verdict(path, overwritten=now not in (seen, None))
-            kept.write()  # before the report: an adopting supervisor must know it too
+            retention.overwrites.on_verdict(path, overwritten=now not in (seen_stamp, None))
+            retention.write()  # before the report: an adopting supervisor must know it too
             self._notifications.verdict(entry, verdict.ok)
         if copy is not None and not verdict.ok:
-            kept.pins.drop(entry)
+            retention.pins.drop(entry)
 
     def _copy(self, entry: Entry) -> Path | None:
         """Copy an entry before its verification; None: it must be verified in place.
@@ -334,19 +368,19 @@ class CheckpointVerifier:
         Raises:
             StoreError: it was overwritten meanwhile. InterruptedError: see `PinStore.copy`.
         """
-        kept = self._kept
+        retention = self._kept
         try:
-            with kept.disk:
-                if entry.state == COPIED and (made := kept.pins.unverified(entry)) is not None:
-                    return made  # handed over
-                if not kept.has_room(entry):
+            with retention.disk:
+                if entry.state == COPIED and (copy := retention.pins.unverified(entry)) is not None:
+                    return copy  # handed over
+                if not retention.has_room(entry):
                     return None
-                with kept.lock:
+                with retention.lock:
                     entry.state = COPIED if entry.state == FOUND else entry.state
-                return kept.pins.copy(entry)
+                return retention.pins.copy(entry)
         except (StoreError, OSError) as error:
-            with kept.lock:
-                kept.release(entry, overwritten=isinstance(error, StoreError))
+            with retention.lock:
+                retention.release(entry, overwritten=isinstance(error, StoreError))
             if isinstance(error, (StoreError, InterruptedError)):
                 raise
             if entry.state == FOUND:
@@ -354,7 +388,7 @@ class CheckpointVerifier:
             return None
 
     def _pin(
-        self, entry: Entry, environment: Mapping[str, Any], link: Path | None, *, copied: bool
+        self, entry: Entry, environment: Environment, link: Path | None, *, copied: bool
     ) -> bool:
         """Pin a good checkpoint. False: it changed or there was no time; verify it again.
 
@@ -363,17 +397,17 @@ class CheckpointVerifier:
         Args:
             link: path of its hold, if held. copied: a copy was verified; it becomes the pin.
         """
-        kept = self._kept
-        exclusive = link is not None and kept.holds.exclusive(entry)  # no copy is needed
+        retention = self._kept
+        exclusive = link is not None and retention.holds.exclusive(entry)  # no copy is needed
         try:
-            with kept.disk:
-                if not (copied or exclusive or kept.has_room(entry)):
+            with retention.disk:
+                if not (copied or exclusive or retention.has_room(entry)):
                     return True
                 if copied:
-                    kept.pins.keep(entry)
+                    retention.pins.keep(entry)
                 else:
-                    kept.pins.pin(entry, link, link=exclusive)
-                with kept.lock:
+                    retention.pins.pin(entry, link, link=exclusive)
+                with retention.lock:
                     entry.pinned = True
                 inputs = registry.inputs(self._data, self._cwd)
                 for name in (name for name, sha in inputs.items() if sha is None):
@@ -382,13 +416,13 @@ class CheckpointVerifier:
                         "this run's checkpoints lack its hash",
                         once=f"manifest {name}",
                     )
-                content = registry.describe(entry, self._facts, self._code(), environment, inputs)
-                text = json.dumps(content, indent=1, default=str) + "\n"
-                path = kept.pins.folder(entry) / "manifest.json"
+                content = registry.manifest(entry, self._facts, self._code(), environment, inputs)
+                text = json.dumps(msgspec.to_builtins(content, enc_hook=str), indent=1) + "\n"
+                path = retention.pins.folder(entry) / "manifest.json"
                 files.replace(path, text.encode(), durable=True)
         except (StoreError, InterruptedError) as error:
-            with kept.lock:
-                kept.release(entry, overwritten=isinstance(error, StoreError))
+            with retention.lock:
+                retention.release(entry, overwritten=isinstance(error, StoreError))
             return False
         except OSError as error:
             self._notifications.note(f"checkpoints cannot be pinned: {error}", once="pin")
@@ -396,26 +430,29 @@ class CheckpointVerifier:
 
     def retest(self) -> None:
         """Verify the newest pinned copy again, as a test of a restore."""
-        kept = self._kept
-        with kept.lock:
-            pinned = [e for e in kept.register.entries if e.pinned and e.state == VERIFIED]
+        retention = self._kept
+        with retention.lock:
+            pinned = [e for e in retention.register.entries if e.pinned and e.state == VERIFIED]
         if not pinned:
             return
         entry = pinned[-1]
         try:
-            verdict = self.process.verify(str(kept.pins.data(entry)), entry.bytes, entry.python)
+            verdict = self.process.verify(
+                str(retention.pins.data(entry)), entry.bytes, entry.python
+            )
         except InterruptedError:
             return
-        found = {name: file["sha256"] for name, file in verdict.found.get("files", {}).items()}
-        with kept.lock:
-            if kept.closed.is_set() or not entry.pinned:
+        found_files = {} if verdict.findings is None else verdict.findings.files
+        digests = {name: file.sha256 for name, file in found_files.items()}
+        with retention.lock:
+            if retention.closed.is_set() or not entry.pinned:
                 return
-            if verdict.ok is False or (found and found != entry.hashes):
+            if verdict.ok is False or (digests and digests != entry.hashes):
                 problems = verdict.problems or ("its files are not those that were verified",)
                 entry.state = BAD
                 entry.problems = [f"the pinned copy: {problem}" for problem in problems]
             elif verdict.ok:
                 entry.verified = system.wall()
-            kept.write()
+            retention.write()
             if entry.state == BAD:
                 self._notifications.bad(entry)

@@ -123,8 +123,7 @@ def refuse_unknown(run: Path, shards: Sequence[str]) -> None:
     """Raise RefusedError if one of the shards to release is not in the quarantine of a run."""
     if not shards:
         return
-    entries = Quarantine(RunDir.open(run).quarantine_path).read()["entries"]
-    held = sorted(each["name"] for each in entries if each["until_attempt"] is None)
+    held = sorted(Quarantine(RunDir.open(run).quarantine_path).read().names())
     absent = ", ".join(name for name in shards if name not in held)
     if absent:
         contents = ", ".join(held) or "nothing"

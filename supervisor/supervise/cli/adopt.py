@@ -261,38 +261,37 @@ def _from_checkpoint(
         guard.verify_now(VERIFY_S)
         while guard.is_verifying_now:
             time.sleep(POLL_S)
-        saved = [e for e in registry.read(run.path)["checkpoints"] if e["state"] in registry.JUDGED]
-        saved = [e for e in saved if e["present"] or e["pinned"]]
+        saved = [e for e in registry.read(run.path).checkpoints if e.state in registry.JUDGED]
+        saved = [e for e in saved if e.present or e.pinned]
         if not saved:
             return None
-        good = [entry for entry in saved if entry["state"] == registry.VERIFIED]
+        good = [entry for entry in saved if entry.state == registry.VERIFIED]
         if how is None or not good:
             raise _unable(run, saved[-1], argv, verified=bool(good))
-        whole = [entry for entry in good if entry["resumable"] != WEIGHTS_ONLY]
-        name = str((whole or good)[-1]["id"])
+        whole = [entry for entry in good if entry.resumable != WEIGHTS_ONLY]
+        name = (whole or good)[-1].id
         guard.prepare(name)
         back, entry = guard.restore(name), (whole or good)[-1]
     finally:
         guard.close()
-    added = recipes.command(how, str(back["path"]), int(entry["step"]))
-    aside = f"; set aside: {', '.join(back['moved'])}" if back["moved"] else ""
+    added = recipes.command(how, back.path, entry.step)
+    aside = f"; set aside: {', '.join(back.moved)}" if back.moved else ""
     print_line(
-        f"supervise: going on from {name} of step {entry['step']} in {back['path']}, with "
-        f"{added}{aside}"
+        f"supervise: going on from {name} of step {entry.step} in {back.path}, with {added}{aside}"
     )
     return Launch(
-        step=int(entry["step"]),
-        path=str(back["path"]),
-        probe_batch=back.get("probe_batch"),
-        counters=back.get("counters"),
+        step=entry.step,
+        path=back.path,
+        probe_batch=back.probe_batch,
+        counters=back.counters,
     )
 
 
 def _unable(
-    run: RunDir, newest: Mapping[str, Any], argv: Sequence[str], *, verified: bool
+    run: RunDir, newest: registry.Entry, argv: Sequence[str], *, verified: bool
 ) -> UsageError:
     """Return the refusal to start a job at step 0 beside its checkpoints, and what to type."""
-    where = f"{run.path} has saved checkpoints, the newest of step {newest['step']}"
+    where = f"{run.path} has saved checkpoints, the newest of step {newest.step}"
     fresh = "; to start the command as it is: the same with --fresh"
     if verified:
         return UsageError(

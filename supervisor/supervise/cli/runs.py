@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from .. import system
 from ..checkpoints import registry
@@ -250,9 +251,9 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     opened = RunDir.open(run)
     if verify:
         return _verify(opened)
-    found = registry.read(opened.path)["checkpoints"]
+    found = registry.read(opened.path).checkpoints
     if as_json:
-        click.echo(document(found))
+        click.echo(document(msgspec.to_builtins(found)))
     elif found:
         print_table([_checkpoint_row(entry) for entry in found], CHECKPOINT_HEADER)
     else:
@@ -283,28 +284,28 @@ def _verify(run: RunDir) -> int:
     )
     entry.state, entry.problems = VERDICTS[verdict.ok], list(verdict.problems)
     entry.verified = system.wall()
-    if verdict.found:
-        entry.describe(verdict.found)
+    if verdict.findings is not None:
+        entry.describe(verdict.findings)
     register.write()
-    print_table([_checkpoint_row(asdict(entry))], CHECKPOINT_HEADER)
+    print_table([_checkpoint_row(entry)], CHECKPOINT_HEADER)
     return 0 if verdict.ok else 1
 
 
-def _checkpoint_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _checkpoint_row(entry: registry.Entry) -> tuple[str, ...]:
     return (
-        str(entry["id"]),
-        str(entry["step"]) if entry["step"] >= 0 else "?",
-        str(entry["attempt"]),
-        str(entry["state"]),
-        "yes" if entry["pinned"] else "no",
-        size(entry["bytes"]),
-        str(entry["saved"])[:19],
-        "; ".join([str(entry["path"]), *_weights_only(entry), *entry.get("problems", ())]),
+        entry.id,
+        str(entry.step) if entry.step >= 0 else "?",
+        str(entry.attempt),
+        entry.state,
+        "yes" if entry.pinned else "no",
+        size(entry.bytes),
+        entry.saved[:19],
+        "; ".join([entry.path, *_weights_only(entry), *entry.problems]),
     )
 
 
-def _weights_only(entry: Mapping[str, Any]) -> list[str]:
-    only = entry["resumable"] == WEIGHTS_ONLY
+def _weights_only(entry: registry.Entry) -> list[str]:
+    only = entry.resumable == WEIGHTS_ONLY
     return ["weights only: a relaunch prefers one with the optimizer's state"] if only else []
 
 

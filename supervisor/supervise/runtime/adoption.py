@@ -152,9 +152,9 @@ class Orphans:
         self._report("orphans-left", message, trains, verdict=verdict)
 
     def _report(
-        self, kind: str, message: str, trains: Mapping[int, int | None] | None = None, **more: str
+        self, kind: str, message: str, trains: Mapping[int, int | None] | None = None, **facts: str
     ) -> None:
-        data: dict[str, Json] = dict(more)
+        data: dict[str, Json] = dict(facts)
         if trains:
             data["processes"] = {str(pid): rank for pid, rank in trains.items()}
             data["end"] = " ".join(["kill", *map(str, sorted(trains))])
@@ -212,14 +212,16 @@ class Adoption:
         alive = self._control.process.returncode is None
         code = HUMAN if self._stopped(alive=alive) else past.exit_code
         self._control.resume(past.paused_until_ns, code)
-        told = {
+        facts = {
             "pid": os.getpid(),
             "late": len(past.unwritten),
             "messages": repeated,
             "channels": outbox.channels,
             "journal": self._recorder.journal,
         }
-        self._recorder.note("recovered", processor.state.step, "another supervisor took over", told)
+        self._recorder.note(
+            "recovered", processor.state.step, "another supervisor took over", facts
+        )
         now_ns = system.monotonic_ns()
         processor.process(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
         self._perform_again()
@@ -267,16 +269,16 @@ class Adoption:
             return
         verb = verb_of(awaited_action(self._processor.state))
         answered = self._control.answered(self._processor.action_key(run.intent.action_id))
-        gone = withdrawal.withdrawn(self._processor.policy, self._processor.state)
-        if gone and not answered:
-            lost = f"{gone}, and so is who asked for it"
+        withdrawn = withdrawal.withdrawn(self._processor.policy, self._processor.state)
+        if withdrawn and not answered:
+            lost = f"{withdrawn}, and so is who asked for it"
             self._processor.process(
                 Finished(system.monotonic_ns(), run.intent.action_id, False, error=lost)
             )
             return
-        why = f"{run.intent.action_id} was under way: performed again under its key"
+        reason = f"{run.intent.action_id} was under way: performed again under its key"
         action = {"id": run.intent.action_id, "verb": verb}
-        self._recorder.note("recovered", self._processor.state.step, why, {"action": action})
+        self._recorder.note("recovered", self._processor.state.step, reason, {"action": action})
         if verb == "stop" and self._control.process.returncode is not None:
             # It ended in the middle of our stop: that this was by chance cannot be shown.
             self._control.exit_code = run.intent.args.parse(EndArgs).exit_code

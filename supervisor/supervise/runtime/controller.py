@@ -28,7 +28,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
@@ -37,6 +36,7 @@ from supervise_probe.ipc import fences
 from supervise_probe.wire import WireError
 
 from ..errors import ActionError, StoreError, SuperviseError
+from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .fencing import Ack, Lease, PendingCommand, Rank, Ranks, Standing, carry_out, ending, judge
 from .idleness import Looks, work
 from .process import LOOP_S, Process, halt
@@ -73,15 +73,6 @@ WHEN = {
 LEAST_S = 5.0  # for a command whose deadline the one before it took
 
 
-class Manifest(Protocol):
-    """What this needs of the manifest in the run directory."""
-
-    @property
-    def path(self) -> Path: ...
-    def change(self, change: Mapping[str, Any], *, key: str, live: bool) -> dict[str, Any]: ...
-    def hasten(self, key: str) -> dict[str, Any]: ...
-
-
 class FencedJob(Protocol):
     """What this needs of the job."""
 
@@ -95,7 +86,7 @@ class FencedJob(Protocol):
 
 def quarantine(
     job: FencedJob,
-    manifest: Manifest | None,
+    manifest: Quarantine | None,
     args: Mapping[str, Any],
     key: str,
     deadline_s: float,
@@ -112,25 +103,25 @@ def quarantine(
     until = time.monotonic() + deadline_s
     live = job.world_size == 1
     try:
-        written = manifest.change(args, key=key, live=live)
+        generation = manifest.change(args, key=key, live=live)
     except StoreError as error:
         raise ActionError(str(error), hint=error.hint) from error
-    seen = job.command("quarantine", _order(manifest, written), key=key, deadline_s=deadline_s)
-    more = {"takes_effect": NOW} if live else _at_one_step(job, manifest, written, key, until)
+    result = job.command("quarantine", _order(manifest, generation), key=key, deadline_s=deadline_s)
+    effect = {"takes_effect": NOW} if live else _at_one_step(job, manifest, generation, key, until)
     return {
-        **seen,
-        "generation": written["generation"],
-        "entries": len(written["entries"]),
-        **more,
+        **result,
+        "generation": generation.generation,
+        "entries": len(generation.entries),
+        **effect,
     }
 
 
-def _order(manifest: Manifest, written: Mapping[str, Any]) -> dict[str, Any]:
-    return {"generation": written["generation"], "path": str(manifest.path)}
+def _order(manifest: Quarantine, generation: QuarantineGeneration) -> dict[str, Any]:
+    return {"generation": generation.generation, "path": str(manifest.path)}
 
 
 def _at_one_step(
-    job: FencedJob, manifest: Manifest, written: Mapping[str, Any], key: str, until: float
+    job: FencedJob, manifest: Quarantine, generation: QuarantineGeneration, key: str, until: float
 ) -> dict[str, Any]:
     """Let all ranks take it up at one step; where one cannot, it stays with the next launch.
 
@@ -141,7 +132,7 @@ def _at_one_step(
     """
     left_s = max(LEAST_S, until - time.monotonic())
     try:
-        order = _order(manifest, written)
+        order = _order(manifest, generation)
         seen = job.command("quarantine_now", order, key=f"{key}/now", deadline_s=left_s)
     except ActionError as error:
         if not error.refused:
@@ -152,8 +143,8 @@ def _at_one_step(
     except StoreError as error:
         raise ActionError(str(error), hint=error.hint) from error
     left_s = max(LEAST_S, until - time.monotonic())
-    held = job.command("quarantine", _order(manifest, kept), key=f"{key}/kept", deadline_s=left_s)
-    return {**held, "generation": kept["generation"], "takes_effect": WHEN[seen["way"]]}
+    result = job.command("quarantine", _order(manifest, kept), key=f"{key}/kept", deadline_s=left_s)
+    return {**result, "generation": kept.generation, "takes_effect": WHEN[seen["way"]]}
 
 
 T = TypeVar("T")
@@ -189,7 +180,7 @@ class Control:
         segments: Ranks,
         collect: Collect,
         relaunch: Relaunch,
-        manifest: Manifest | None = None,
+        manifest: Quarantine | None = None,
         lease: Lease | None = None,
         wake: Callable[[], None] = lambda: None,
         looks: Looks | None = None,
@@ -279,52 +270,52 @@ class Control:
 
     def _file(self, acks: list[tuple[int, Ack]], ranks: Mapping[int, Rank]) -> None:
         ended = self.process.returncode
-        for asked in self._open:
+        for pending in self._open:
             for rank, ack in acks:
-                if ack.key == asked.key and asked.sent is not None and rank in asked.sent:
-                    asked.answers[rank] = ack
-            for rank, segment in (asked.sent or {}).items():
+                if ack.key == pending.key and pending.sent is not None and rank in pending.sent:
+                    pending.answers[rank] = ack
+            for rank, segment in (pending.sent or {}).items():
                 if ranks.get(rank) is not segment:  # after an exec the pid would be the same
-                    asked.lost.setdefault(rank, f"rank {rank} went away")
+                    pending.lost.setdefault(rank, f"rank {rank} went away")
             if ended is not None:
-                asked.refusal = f"the job has ended ({ending(ended)})"
+                pending.refusal = f"the job has ended ({ending(ended)})"
         for rank, ack in acks:
             if ack.key in self._overdue:
-                what = "was done" if ack.ok else f"was refused: {ack.error}"
+                outcome = "was done" if ack.ok else f"was refused: {ack.error}"
                 verb = self._overdue[ack.key]
-                self._late.append(f"{verb} by rank {rank} after its deadline {what}")
+                self._late.append(f"{verb} by rank {rank} after its deadline {outcome}")
 
     def late(self) -> list[str]:
         """Return a sentence for each answer that came after its command was given up, once."""
         return [self._late.popleft() for _ in range(len(self._late))]
 
-    def _send(self, asked: PendingCommand, args: Mapping[str, Any], *, partly: bool) -> None:
+    def _send(self, pending: PendingCommand, args: Mapping[str, Any], *, partly: bool) -> None:
         """On the main loop: send to every rank, or refuse before anything was sent."""
-        if asked not in self._open:
+        if pending not in self._open:
             return  # given up before the main loop came to it
         ranks = self._segments.ranks
-        if self.answered(asked.key):
-            asked.answers |= {rank: self._earlier_acks[rank, asked.key] for rank in ranks}
-            asked.sent = dict(ranks)
+        if self.answered(pending.key):
+            pending.answers |= {rank: self._earlier_acks[rank, pending.key] for rank in ranks}
+            pending.sent = dict(ranks)
         elif self.process.returncode is not None:
-            asked.refusal = f"the job has ended ({ending(self.process.returncode)})"
+            pending.refusal = f"the job has ended ({ending(self.process.returncode)})"
         elif self.withdrawn:
-            asked.refusal, asked.withdrawn = self.withdrawn, True
+            pending.refusal, pending.withdrawn = self.withdrawn, True
         elif not ranks:
-            asked.refusal = "no probe is attached to the job"
+            pending.refusal = "no probe is attached to the job"
         elif len(ranks) < self._world_size and not partly:
-            asked.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
+            pending.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
         else:
-            sent = {}
-            if asked.verb in LOOKS and (step := common_step(ranks)) != NONE:
+            sent_ids = {}
+            if pending.verb in LOOKS and (step := common_step(ranks)) != NONE:
                 args = {**args, "at_step": step}
             for rank, segment in ranks.items():
-                sent[rank] = segment
+                sent_ids[rank] = segment
                 try:
-                    segment.send(asked.key, asked.verb, args)
+                    segment.send(pending.key, pending.verb, args)
                 except (SuperviseError, WireError, OSError, ValueError) as error:
-                    asked.lost[rank] = f"rank {rank} cannot be written to: {error}"
-            asked.sent = sent
+                    pending.lost[rank] = f"rank {rank} cannot be written to: {error}"
+            pending.sent = sent_ids
         with self._wakeup:
             self._wakeup.notify_all()
 
@@ -340,52 +331,52 @@ class Control:
     ) -> PendingCommand:
         """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
         looks is done at the end of one step where that is possible."""
-        asked = PendingCommand(verb, key, self._wakeup)
+        pending = PendingCommand(verb, key, self._wakeup)
         with self._wakeup:
-            self._open.append(asked)
-        self._work.append(lambda: self._send(asked, args, partly=partly))
+            self._open.append(pending)
+        self._work.append(lambda: self._send(pending, args, partly=partly))
         self._wake()
-        return asked
+        return pending
 
     def expect(self, verb: str, key: str) -> PendingCommand:
         """Take the answers of all ranks to an order that reaches them by another way."""
-        asked = PendingCommand(verb, key, self._wakeup)
+        pending = PendingCommand(verb, key, self._wakeup)
 
         def begin() -> None:
             ranks = self._segments.ranks
             with self._wakeup:
-                self._open.append(asked)
-            asked.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
-            asked.sent = dict(ranks)
+                self._open.append(pending)
+            pending.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
+            pending.sent = dict(ranks)
 
         self.on_loop(begin, LOOP_S)
-        return asked
+        return pending
 
     def standing(self) -> dict[int, Standing]:
         """Return where each rank is."""
 
         def look() -> dict[int, Standing]:
-            found = {}
+            results = {}
             for number, rank in self._segments.ranks.items():
                 with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
                     collective = rank.collective()
-                    found[number] = Standing(
+                    results[number] = Standing(
                         rank.step,
                         rank.beat().phase,
                         (rank.step_ns() or 0) / 1e9,
                         waits=collective is not None and collective.inside,
                         halted=halted(rank.pid),
                     )
-            return found
+            return results
 
         return self.on_loop(look, LOOP_S)
 
-    def forget(self, asked: PendingCommand) -> None:
+    def forget(self, pending: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
         with self._wakeup:
-            self._open.remove(asked)
-            if asked.verb != "fence" and set(asked.sent or {}) - set(asked.answers):
-                self._overdue[asked.key] = asked.verb
+            self._open.remove(pending)
+            if pending.verb != "fence" and set(pending.sent or {}) - set(pending.answers):
+                self._overdue[pending.key] = pending.verb
 
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
         """Run `call` on the main loop and return its result.
@@ -395,18 +386,18 @@ class Control:
         """
         result: list[T] = []
         failure: list[Exception] = []
-        done = threading.Event()
+        finished = threading.Event()
 
         def work() -> None:
             try:
                 result.append(call())
             except Exception as error:
                 failure.append(error)
-            done.set()
+            finished.set()
 
         self._work.append(work)
         self._wake()
-        if not done.wait(timeout_s):
+        if not finished.wait(timeout_s):
             raise ActionError("the supervisor's main loop is busy", retryable=True)
         if failure:
             raise failure[0]
@@ -444,19 +435,19 @@ class Control:
             sent_args["lease_s"] = min(self._lease.lease_s, float(args["lease_s"]))
         if self._world_size > 1 and verb in fences.FENCED:
             directory = self._segments.directory
-            seen = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
+            result = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
         else:
-            asked = self.ask(verb, sent_args, key=key)
+            pending = self.ask(verb, sent_args, key=key)
             try:
-                answers = asked.wait(deadline_s)
+                answers = pending.wait(deadline_s)
             finally:
-                self.forget(asked)
-            judge(asked, answers, deadline_s)
-            first = answers[min(answers)]
-            seen = {**first.result, "ranks": len(answers), "ack_step": first.step}
+                self.forget(pending)
+            judge(pending, answers, deadline_s)
+            answer = answers[min(answers)]
+            result = {**answer.result, "ranks": len(answers), "ack_step": answer.step}
         if verb == "pause":
             self._lease.hold(time.monotonic_ns() + int(float(args["lease_s"]) * 1e9))
-        return seen
+        return result
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
         """Collect the evidence bundle; return `{"path", "sha256", "bytes", "files"}`."""
@@ -469,7 +460,7 @@ class Control:
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Return per rank `pid`, `phase`, `seen_ns`, `status`, and the newest `collective` where
         it called one. Call it on the main loop."""
-        found = {}
+        views = {}
         for number, rank in self._segments.ranks.items():
             view: dict[str, Any] = {"pid": rank.pid, "phase": None, "seen_ns": 0, "status": {}}
             with suppress(SuperviseError, OSError):  # a broken segment, which the poll tells of
@@ -477,8 +468,8 @@ class Control:
                 view |= {"phase": beat.phase, "seen_ns": beat.seen_ns, "status": rank.status()}
                 if (collective := rank.collective()) is not None:
                     view["collective"] = collective._asdict()
-            found[number] = view
-        return found
+            views[number] = view
+        return views
 
     def release_signals(self) -> None:
         """Let a signal that comes to the job do what it does by default."""
@@ -496,10 +487,10 @@ class Control:
             `returncode`, `survivors`, `interrupt` (what came of asking), `exit_code`.
         """
         self.raise_if_withdrawn()
-        seen = halt(self, grace_s=grace_s, term_s=term_s)
-        if seen["how"] != "ended":
+        result = halt(self, grace_s=grace_s, term_s=term_s)
+        if result["how"] != "ended":
             self.exit_code = exit_code
-        return {**seen, "exit_code": self.exit_code}
+        return {**result, "exit_code": self.exit_code}
 
     def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
         """Stop the gang, put a checkpoint in its place, and start the job again from it."""

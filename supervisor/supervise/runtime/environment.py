@@ -157,8 +157,10 @@ def child_environment(
         return child
     inject = str(inject_dir())
     # An empty PYTHONPATH is no PYTHONPATH; an empty entry in it would be the working directory.
-    before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != inject]
-    child["PYTHONPATH"] = os.pathsep.join([inject, *before] if before != [""] else [inject])
+    entries = [
+        entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != inject
+    ]
+    child["PYTHONPATH"] = os.pathsep.join([inject, *entries] if entries != [""] else [inject])
     child["SUPERVISE_PROBE"] = str(probe_config.resolve())
     return child
 
@@ -177,7 +179,7 @@ def marked(pid: int, run_id: str) -> bool | None:
         return False
     except OSError:
         return None
-    if any(each.startswith(f"{LAUNCH}={run_id}:".encode()) for each in variables):
+    if any(variable.startswith(f"{LAUNCH}={run_id}:".encode()) for variable in variables):
         return True
     return None if ours and not any(map(_VARIABLE.match, variables)) else False
 
@@ -186,14 +188,14 @@ def launched(name: str) -> int | None:
     """Return the pid of our first process of the launch `name`, None when none lives."""
     import psutil
 
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         try:
             if process.environ().get(LAUNCH) == name and process.uids().real == os.getuid():
-                found[process.pid] = process.ppid()
+                processes[process.pid] = process.ppid()
         except (psutil.Error, OSError):  # gone, or another user's
             continue
-    return min((pid for pid, parent in found.items() if parent not in found), default=None)
+    return min((pid for pid, parent in processes.items() if parent not in processes), default=None)
 
 
 def tier(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
@@ -216,12 +218,12 @@ def inner_restarts(argv: Sequence[str]) -> int:
     Source: `--max-restarts` of torch.distributed.run, 0 by default.
     """
     args = list(argv)
-    for place, arg in enumerate(args):
-        name, _, given = arg.partition("=")
+    for index, arg in enumerate(args):
+        name, _, value = arg.partition("=")
         if name in ("--max-restarts", "--max_restarts"):
-            given = given or "".join(args[place + 1 : place + 2])
-            known = any(re.search(r"torchrun|torch\.distributed", w) for w in args[:place])
-            return int(given) if known and given.isdecimal() else 0
+            value = value or "".join(args[index + 1 : index + 2])
+            is_torchrun = any(re.search(r"torchrun|torch\.distributed", w) for w in args[:index])
+            return int(value) if is_torchrun and value.isdecimal() else 0
     return 0
 
 
@@ -234,42 +236,42 @@ def _reason(argv: list[str], path: str, depth: int = 0) -> str | None:
         return _python_flags(argv[1:])
     if name in _LAUNCHERS:
         return _behind_launcher(argv[1:])
-    found = shutil.which(argv[0], path=path)
-    if found is None:
+    path_found = shutil.which(argv[0], path=path)
+    if path_found is None:
         return None  # it cannot be started, which is another message
-    shebang = _shebang(Path(found))
+    shebang = _shebang(Path(path_found))
     if shebang:
-        return _reason([*shebang, found, *argv[1:]], path, depth + 1)
+        return _reason([*shebang, path_found, *argv[1:]], path, depth + 1)
     if any(_PYTHON.match(Path(arg).name) or arg.endswith(".py") for arg in argv[1:]):
         return _behind_launcher(argv[1:])
     return f"{name} is not Python"
 
 
 def _behind_launcher(args: list[str]) -> str | None:
-    for place, arg in enumerate(args):
+    for index, arg in enumerate(args):
         if _PYTHON.match(Path(arg).name):
-            return _python_flags(args[place + 1 :])
+            return _python_flags(args[index + 1 :])
     return None
 
 
 def _python_flags(args: list[str]) -> str | None:
     """Walk over the interpreter's own options, up to the script, `-c` or `-m`."""
-    rest = iter(args)
-    for arg in rest:
+    remaining = iter(args)
+    for arg in remaining:
         if not arg.startswith("-") or arg in ("-", "--"):
             return None
         if arg.startswith("--"):
             if arg == "--check-hash-based-pycs":
-                next(rest, None)
+                next(remaining, None)
             continue
-        for at, letter in enumerate(arg[1:], start=1):
+        for index, letter in enumerate(arg[1:], start=1):
             if letter in _KEEPS_OUT:
                 return _KEEPS_OUT[letter]
             if letter in "cm":
                 return None  # what follows belongs to the program
             if letter in "WX":
-                if at == len(arg) - 1:
-                    next(rest, None)
+                if index == len(arg) - 1:
+                    next(remaining, None)
                 break
     return None
 
@@ -348,7 +350,7 @@ def lend(path: Path, pid: int) -> None:
         os.close(files.create(path / f"{JOB}{pid}"))
 
 
-def slots(path: Path, wanted: int) -> int:
+def slots(path: Path, slot_count: int) -> int:
     """Return how many frames a rank's segment may hold: `wanted`, fewer where memory is scarce.
 
     A container's /dev/shm of 64 MB belongs to the data workers first: a segment takes at most a
@@ -357,8 +359,8 @@ def slots(path: Path, wanted: int) -> int:
     try:
         free = os.statvfs(path)
     except OSError:
-        return wanted
-    return max(LEAST_SLOTS, min(wanted, free.f_bavail * free.f_frsize // 32 // SLOT_BYTES))
+        return slot_count
+    return max(LEAST_SLOTS, min(slot_count, free.f_bavail * free.f_frsize // 32 // SLOT_BYTES))
 
 
 def remove(path: Path) -> None:
@@ -397,7 +399,7 @@ def sweep(root: Path) -> list[Path]:
 
 def _users(path: Path) -> list[int]:
     """Return the processes that made the files of a directory, by the names of the files."""
-    return [int(found[1]) for file in path.iterdir() if (found := _USER.fullmatch(file.name))]
+    return [int(match[1]) for file in path.iterdir() if (match := _USER.fullmatch(file.name))]
 
 
 def _in_use(file: Path) -> bool:
@@ -405,10 +407,10 @@ def _in_use(file: Path) -> bool:
 
     Anything can be planted under such a name, and pids are reused.
     """
-    found = _USER.fullmatch(file.name)
-    if found is None:
+    match = _USER.fullmatch(file.name)
+    if match is None:
         return False
-    pid = int(found[1])
+    pid = int(match[1])
     stat = stat_fields(pid) if pid > 1 else None
     lives = stat is not None and stat[STATE] not in (b"Z", b"X")
     return lives and (file.suffix != SEGMENT or _may_be_of(file, pid))

@@ -41,6 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import psutil
 
 from ..core.model.events import Frame
@@ -95,8 +96,8 @@ def trace(
     rows += [row for row in _of_frames(window, ranks) if row["rank"] not in recorded]
     if not rows:
         return None
-    last = max(row["step"] for row in rows) if breach_step is None else breach_step
-    rows = [row for row in rows if last - BEFORE <= row["step"] <= last]
+    last_step = max(row["step"] for row in rows) if breach_step is None else breach_step
+    rows = [row for row in rows if last_step - BEFORE <= row["step"] <= last_step]
     rows.sort(key=lambda row: (row["attempt"], row["step"], row["rank"]))
     return {"breach_step": breach_step, "steps": rows, "shards": _summary(rows)}
 
@@ -107,7 +108,7 @@ def _of_frames(window: Frames, ranks: Mapping[int, Mapping[str, Any]]) -> Iterab
         number = values.get("batch_shard")
         if number is None:
             continue
-        known = (ranks.get(frame.rank, {}).get("status") or {}).get("shards") or {}
+        shard_names = (ranks.get(frame.rank, {}).get("status") or {}).get("shards") or {}
         shard = "several shards" if number < 0 else f"shard number {number:.0f}"
         yield {
             "rank": frame.rank,
@@ -116,7 +117,7 @@ def _of_frames(window: Frames, ranks: Mapping[int, Mapping[str, Any]]) -> Iterab
             "fingerprint": values.get("batch_fingerprint"),
             "shards": [
                 {
-                    "shard": str(known.get(f"{number:.0f}", shard)),
+                    "shard": str(shard_names.get(f"{number:.0f}", shard)),
                     "offset": values.get("batch_offset"),
                 }
             ],
@@ -174,7 +175,7 @@ class EvidenceSource(Protocol):
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> Pending: ...
-    def forget(self, asked: Any) -> None: ...
+    def forget(self, pending: Any) -> None: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def ranks(self) -> Mapping[int, Mapping[str, Any]]: ...
     def processes(self) -> list[psutil.Process]: ...
@@ -235,12 +236,12 @@ class Evidence:
         home = self._incidents / re.sub(r"[^A-Za-z0-9_.-]", "_", incident).lstrip(".")
         try:
             files.make_directory(home)
-            for made in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
+            for manifest in sorted(home.glob(f"snapshot-*/{MANIFEST}")):
                 with suppress(OSError, ValueError, KeyError, TypeError):  # not a bundle
-                    if json.loads(files.read(made))["key"] == key:
-                        return described(made)
-            for left in home.glob(".snapshot-*"):  # of a killed supervisor
-                files.remove_tree(left)
+                    if json.loads(files.read(manifest))["key"] == key:
+                        return described(manifest)
+            for remnant in home.glob(".snapshot-*"):  # of a killed supervisor
+                files.remove_tree(remnant)
             number = 1 + sum(1 for _ in home.glob("snapshot-*"))
             temporary = files.unpredictable(home / f"snapshot-{number}")
             files.make_directory(temporary)
@@ -250,12 +251,12 @@ class Evidence:
         try:
             self._fill(bundle, job, incident, key)
             bundle.seal(incident, key)
-            made = temporary.rename(home / f"snapshot-{number}")
+            manifest = temporary.rename(home / f"snapshot-{number}")
         except OSError as error:
             raise _unwritable(home, error) from error
         finally:
             files.remove_tree(temporary)
-        return described(made / MANIFEST)
+        return described(manifest / MANIFEST)
 
     def main_stack(self, pid: int) -> str:
         """Return where the main thread of a process of the job is, "" where nobody can tell."""
@@ -269,18 +270,18 @@ class Evidence:
         ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
         if ended:
             bundle.json("failures.json", [asdict(failure) for failure in ended])
-        asked = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
+        pending = job.ask("snapshot", {"directory": str(bundle.path)}, key=key, partly=True)
         try:
-            found = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
-            window, onset = found or ((), None)
+            metrics = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
+            window, onset = metrics or ((), None)
             bundle.text("metrics.csv", metrics_csv(window))
             bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
             self._environment(bundle, members)
             stands_still = survey.silent_s() > HUNG_AFTER_S
             hung = survey.has_exited() or stands_still
-            answers = asked.wait(_patience_s(bundle.left_s(), hung=hung) if ranks else 0.0)
+            answers = pending.wait(_patience_s(bundle.left_s(), hung=hung) if ranks else 0.0)
         finally:
-            job.forget(asked)
+            job.forget(pending)
         for rank in ranks:
             _confirm(bundle, rank, answers.get(rank))
         breach = onset.breach_step if onset is not None and onset.id == incident else None
@@ -290,11 +291,11 @@ class Evidence:
             for rank, view in ranks.items()
             if (bundle.path / f"rank-{rank}-stacks.txt").exists()
         }
-        wanted = {view["pid"] for view in ranks.values()}
+        pids = {view["pid"] for view in ranks.values()}
         for process in members:
             if process.pid not in confirmed:
-                is_wanted = process.pid in wanted or not ranks
-                self._stacks(bundle, process, wanted=is_wanted, forks=stands_still)
+                is_wanted = process.pid in pids or not ranks
+                self._stacks(bundle, process, is_hung=is_wanted, forks=stands_still)
         if ranks and stands_still:
             bundle.source("standstill", lambda: _standstill(bundle, survey, ranks, window))
         views = bundle.source("incident", lambda: job.on_loop(lambda: self.views(incident), LOOP_S))
@@ -322,7 +323,7 @@ class Evidence:
                 bundle.text(clean.text(f"log-{number}-{Path(name).name}"), text)
 
     def _stacks(
-        self, bundle: Bundle, process: psutil.Process, *, wanted: bool, forks: bool
+        self, bundle: Bundle, process: psutil.Process, *, is_hung: bool, forks: bool
     ) -> None:
         """Read stacks without the probe; only failures of `wanted` ones are reported.
 
@@ -331,20 +332,20 @@ class Evidence:
         """
         forks = forks and bundle.left_s() > 2 * ANSWER_S
         readers = [partial(ask, process.pid, self._marks, forks=forks)]
-        if wanted and bundle.left_s() > 1.0:
+        if is_hung and bundle.left_s() > 1.0:
             limit_s = min(PY_SPY_S, bundle.left_s())
             readers.append(partial(py_spy, process.pid, limit_s))
-        why = []
+        reasons = []
         for read in readers:
             try:
                 text = read()
             except OSError as error:
-                why.append(str(error))
+                reasons.append(str(error))
             else:
                 bundle.text(f"stacks-{process.pid}.txt", text)
                 return
-        if wanted:
-            bundle.missing(f"Python stacks of process {process.pid}", "; ".join(why))
+        if is_hung:
+            bundle.missing(f"Python stacks of process {process.pid}", "; ".join(reasons))
 
 
 def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
@@ -375,9 +376,9 @@ def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
             if (bundle.path / name).exists():
                 bundle.source(name, partial(bundle.clean, name))
         return
-    why = ack.error if ack is not None else "the probe did not answer in time"
+    reason = ack.error if ack is not None else "the probe did not answer in time"
     bundle.missing(
-        f"stacks, random state and batch fingerprints from the probe of rank {rank}", why
+        f"stacks, random state and batch fingerprints from the probe of rank {rank}", reason
     )
     for incomplete in bundle.path.glob(f"rank-{rank}-*"):
         incomplete.unlink(missing_ok=True)
@@ -391,9 +392,9 @@ def _shards(
         path = bundle.path / f"rank-{rank}-batches.json"
         if path.exists():
             tapes[rank] = bundle.source(path.name, partial(_json, path))
-    found = trace(tapes, ranks, window, breach)
-    if found is not None:
-        bundle.json(SHARDS, found)
+    origins = trace(tapes, ranks, window, breach)
+    if origins is not None:
+        bundle.json(SHARDS, origins)
 
 
 def _standstill(
@@ -456,17 +457,17 @@ class Bundle:
         """Return the seconds left until the deadline."""
         return max(0.0, self._end - time.monotonic())
 
-    def missing(self, what: str, why: str) -> None:
+    def missing(self, subject: str, reason: str) -> None:
         """Record what could not be read."""
-        self._missing.append({"what": what, "why": why})
+        self._missing.append({"what": subject, "why": reason})
 
-    def source(self, what: str, get: Callable[[], T]) -> T | None:
+    def source(self, subject: str, get: Callable[[], T]) -> T | None:
         """Return the result of `get`; record a failure as missing."""
         try:
             return get()
         except Exception as error:  # one broken source must not cost the others
-            _log.warning("evidence without %s", what, exc_info=True)
-            self.missing(what, str(error) or type(error).__name__)
+            _log.warning("evidence without %s", subject, exc_info=True)
+            self.missing(subject, str(error) or type(error).__name__)
             return None
 
     def text(self, name: str, text: str) -> None:
@@ -475,7 +476,7 @@ class Bundle:
 
     def json(self, name: str, document: Any) -> None:
         """Write one JSON file without secrets."""
-        plain = json.loads(json.dumps(document, default=str))
+        plain = json.loads(json.dumps(msgspec.to_builtins(document, enc_hook=str), default=str))
         self._write(name, json.dumps(self.redactor.tree(plain), indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -521,7 +522,7 @@ def described(manifest: Path) -> dict[str, Any]:
     traced = manifest.parent / SHARDS
     shards = json.loads(files.read(traced))["shards"] if traced.exists() else {}
     still = manifest.parent / STANDSTILL
-    why = json.loads(files.read(still))["text"] if still.exists() else ""
+    reason = json.loads(files.read(still))["text"] if still.exists() else ""
     return {
         "path": "/".join(manifest.parent.parts[-3:]),
         "sha256": _sha256(manifest),
@@ -529,7 +530,7 @@ def described(manifest: Path) -> dict[str, Any]:
         "files": [file["name"] for file in content["files"]],
         "missing": [gap["what"] for gap in content["missing"]],
         **({"shards": shards} if shards else {}),
-        **({"standstill": why} if why else {}),
+        **({"standstill": reason} if reason else {}),
     }
 
 

@@ -92,14 +92,14 @@ class FailureRecords:
         classes: Callable[[], tuple[FailureClass, ...]],
         counters: OomCounters,
         leading: Callable[[], Collection[int]],
-        known: Collection[str] = (),
+        known_names: Collection[str] = (),
     ) -> None:
         self._marks = marks
         self._change = DirectoryChange(marks)
         self._classes = classes
         self._counters = counters
         self._leading = leading
-        self._known = set(known)
+        self._known = set(known_names)
         self._pids: set[int] = set()  # of this launch, whose end is known
         self._ranks: dict[int, int] = {}  # of this launch, by pid, as far as known
         self._world = 1  # of this launch, at least
@@ -125,25 +125,27 @@ class FailureRecords:
             pid, returncode: of its first process. ends: what those that trained recorded, by pid.
         """
         self._ranks = {each: end[0] for each, end in ends.items()}
-        found = [*self._records(now_ns), *self._fatal(now_ns)]
+        notices = [*self._records(now_ns), *self._fatal(now_ns)]
         for each, (rank, code, text) in ends.items():
             if code and text and each not in self._pids:  # its record could not be written
-                found += self._report(f"end.{each}", _last_message(rank, each, code, text), now_ns)
+                notices += self._report(
+                    f"end.{each}", _last_message(rank, each, code, text), now_ns
+                )
         if returncode < 0 and returncode not in ASKED and pid not in self._pids:
-            found += self._signalled(pid, returncode, now_ns)
+            notices += self._signalled(pid, returncode, now_ns)
         elif 128 - returncode in FATAL and self._pids.isdisjoint(self._leading()):
             # So a shell reports a signal that ended what it waited for.
             silent = [each for each, (_, code, _) in ends.items() if code is None]
             ended = silent[0] if len(silent) == 1 else pid
-            found += self._signalled(ended, 128 - returncode, now_ns)
-        return found
+            notices += self._signalled(ended, 128 - returncode, now_ns)
+        return notices
 
     def _signalled(self, pid: int, returncode: int, now_ns: int) -> list[Notice]:
         failure = Failure(SIGNAL, rank=self._ranks.get(pid), pid=pid, returncode=returncode)
         return self._report(f"exit.{pid}", failure, now_ns)
 
     def _records(self, now_ns: int) -> list[Notice]:
-        found: list[Notice] = []
+        notices: list[Notice] = []
         for name in sorted(_names(self._marks)):
             if not _RECORD.fullmatch(name) or name in self._known:
                 continue
@@ -153,15 +155,15 @@ class FailureRecords:
                 continue
             ranks = list(_ranks(data))
             children = tuple(rank.pid for rank in ranks)
-            found += self._report(name, replace(_failure(data), children=children), now_ns)
+            notices += self._report(name, replace(_failure(data), children=children), now_ns)
             self._ranks.update({each.pid: each.rank for each in ranks if each.rank is not None})
             self._world = max([self._world, *(each.world_size for each in ranks)])
             if any((rank.returncode or 0) < 0 for rank in ranks):
-                found += self._fatal(now_ns)  # what Python wrote of a signal says more
+                notices += self._fatal(now_ns)  # what Python wrote of a signal says more
             for rank in ranks:
                 if rank.pid not in self._pids and rank.returncode not in ASKED:
-                    found += self._report(f"{name}:{rank.pid}", rank, now_ns)
-        return found
+                    notices += self._report(f"{name}:{rank.pid}", rank, now_ns)
+        return notices
 
     def _fatal(self, now_ns: int) -> Iterator[Notice]:
         for name in sorted(_names(self._marks)):
@@ -175,8 +177,8 @@ class FailureRecords:
             pid = int(match[1])
             type_ = _SIGNALS.get(fatal[1], fatal[1])
             frames = _FRAME.findall(text.partition("Current thread")[2].partition("\n\n")[0])
-            own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-            file, line, function = (own or frames or [("", "0", "")])[0]
+            own_frames = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+            file, line, function = (own_frames or frames or [("", "0", "")])[0]
             failure = Failure(
                 SIGNAL,
                 type_,
@@ -214,11 +216,11 @@ class FailureRecords:
 def _last_message(rank: int, pid: int, code: int, text: str) -> Failure:
     """Return the failure that the last message in a segment names: `type: message (file:line)`."""
     clean = _clean(text, TEXT_CHARS)
-    place = re.search(r" \((.+):(\d+)\)$", clean)
-    name, _, message = (clean[: place.start()] if place else clean).partition(": ")
-    file, line = (place[1], int(place[2])) if place else ("", 0)
+    match = re.search(r" \((.+):(\d+)\)$", clean)
+    name, _, message = (clean[: match.start()] if match else clean).partition(": ")
+    file, line = (match[1], int(match[2])) if match else ("", 0)
     failure = Failure(EXCEPTION, name, message, file, line, rank=rank, pid=pid, returncode=code)
-    if message or place:
+    if message or match:
         return failure
     return replace(failure, kind=EXIT, type="SystemExit", message=clean)
 
@@ -227,9 +229,9 @@ def _failure(data: Mapping[str, Any]) -> Failure:
     texts: dict[str, Any] = {name: _clean(str(data.get(name) or ""), TEXT_CHARS) for name in _TEXTS}
     texts["traceback"] = _clean(str(data.get("traceback") or ""), TRACE_CHARS)
     kind = data.get("kind")
-    known = kind in (EXCEPTION, EXIT, THREAD, LAUNCHER)
+    is_known = kind in (EXCEPTION, EXIT, THREAD, LAUNCHER)
     return Failure(
-        kind=str(kind) if known else EXCEPTION,
+        kind=str(kind) if is_known else EXCEPTION,
         line=_int(data.get("line")) or 0,
         rank=_int(data.get("rank")),
         world_size=_int(data.get("world_size")) or 1,
@@ -301,10 +303,10 @@ def _read_text(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(_read_text(path))
+        document = json.loads(_read_text(path))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _names(directory: Path) -> list[str]:

@@ -120,25 +120,27 @@ class PendingCommand:
         return self.sent is not None and self.sent.keys() <= self.answers.keys() | self.lost.keys()
 
 
-def judge(asked: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
+def judge(pending: PendingCommand, answers: Mapping[int, Ack], deadline_s: float) -> None:
     """Raise `ActionError` unless every rank that was asked did it."""
-    verb = asked.verb
+    verb = pending.verb
     refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]
     if refused:
         rank, first = refused[0]
-        nowhere = len(refused) == len(asked.sent or {})
-        meant = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
-        raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=meant)
-    silent = sorted(set(asked.sent or {}) - set(answers))
-    if asked.sent is None:
-        why, meant = asked.refusal or "the main loop is busy", asked.withdrawn
-        raise ActionError(f"{verb} was not sent: {why}", refused=meant)
+        nowhere = len(refused) == len(pending.sent or {})
+        refused_all = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
+        raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=refused_all)
+    silent = sorted(set(pending.sent or {}) - set(answers))
+    if pending.sent is None:
+        reason, refused_all = pending.refusal or "the main loop is busy", pending.withdrawn
+        raise ActionError(f"{verb} was not sent: {reason}", refused=refused_all)
     if not silent:
         return
-    why = asked.refusal or "; ".join(asked.lost[rank] for rank in silent if rank in asked.lost)
-    why = why or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
-    partly = f" after {len(answers)} of {len(asked.sent)} ranks did it: they may differ now"
-    raise ActionError(f"{verb}: {why}{partly if answers else ''}")
+    reason = pending.refusal or "; ".join(
+        pending.lost[rank] for rank in silent if rank in pending.lost
+    )
+    reason = reason or f"no answer within {deadline_s:g} s from rank {', '.join(map(str, silent))}"
+    partly = f" after {len(answers)} of {len(pending.sent)} ranks did it: they may differ now"
+    raise ActionError(f"{verb}: {reason}{partly if answers else ''}")
 
 
 def ending(returncode: int) -> str:
@@ -163,39 +165,41 @@ def objection(boundaries: Mapping[int, Sequence[Boundary]]) -> Objection | None:
     """Return which ranks do not mean the same step by its number, None where all do."""
     first, *others = sorted(boundaries)
     for rank in others:
-        found = _compare(first, boundaries[first], rank, boundaries[rank])
-        if found is not None:
-            return found
+        reason = _compare(first, boundaries[first], rank, boundaries[rank])
+        if reason is not None:
+            return reason
     return None
 
 
 def _compare(
-    first: int, mine: Sequence[Boundary], rank: int, theirs: Sequence[Boundary]
+    first_rank: int, mine: Sequence[Boundary], rank: int, theirs: Sequence[Boundary]
 ) -> Objection | None:
-    ours = {step: (number, at) for step, number, at in mine}
-    other = {step: (number, at) for step, number, at in theirs}
-    common = sorted(ours.keys() & other.keys())
+    ours = {step: (number, time_ns) for step, number, time_ns in mine}
+    others = {step: (number, at) for step, number, at in theirs}
+    common = sorted(ours.keys() & others.keys())
     if not common:
-        why = f"nobody knows whether ranks {first} and {rank} mean the same step by its number"
-        return Objection(why, lasting=not mine or not theirs)
+        unknown = (
+            f"nobody knows whether ranks {first_rank} and {rank} mean the same step by its number"
+        )
+        return Objection(unknown, lasting=not mine or not theirs)
     for step in common:
-        if ours[step][0] != other[step][0]:
+        if ours[step][0] != others[step][0]:
             return Objection(
-                f"by the end of step {step} rank {first} had taken part in {ours[step][0]} "
-                f"collectives of the job and rank {rank} in {other[step][0]}: they do not mean "
+                f"by the end of step {step} rank {first_rank} had taken part in {ours[step][0]} "
+                f"collectives of the job and rank {rank} in {others[step][0]}: they do not mean "
                 "the same step by its number",
                 lasting=True,
             )
     if ours[common[0]][0] == ours[common[-1]][0]:
-        return _compare_times(first, ours, rank, other, common)
+        return _compare_times(first_rank, ours, rank, others, common)
     return None
 
 
 def _compare_times(
-    first: int,
+    first_rank: int,
     ours: Mapping[int, tuple[int, int]],
     rank: int,
-    other: Mapping[int, tuple[int, int]],
+    others: Mapping[int, tuple[int, int]],
     common: Sequence[int],
 ) -> Objection | None:
     """They share no collective: has each ended a step before the other ended the next one?"""
@@ -203,15 +207,15 @@ def _compare_times(
     apart = [
         step
         for step in steps
-        if ours[step][1] > other[step + 1][1] or other[step][1] > ours[step + 1][1]
+        if ours[step][1] > others[step + 1][1] or others[step][1] > ours[step + 1][1]
     ]
     if steps and not apart:
         return None
-    what = f"ranks {first} and {rank} take part in no collective of the whole job"
+    fact = f"ranks {first_rank} and {rank} take part in no collective of the whole job"
     if not steps:
-        return Objection(f"{what}, and have made too few steps together to compare their times")
+        return Objection(f"{fact}, and have made too few steps together to compare their times")
     return Objection(
-        f"{what}, and do not wait for each other: in {len(apart)} of {len(steps)} steps one was a "
+        f"{fact}, and do not wait for each other: in {len(apart)} of {len(steps)} steps one was a "
         "whole step ahead",
         lasting=True,
     )
@@ -310,7 +314,7 @@ class Letters(Protocol):
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> PendingCommand: ...
     def expect(self, verb: str, key: str) -> PendingCommand: ...
-    def forget(self, asked: PendingCommand) -> None: ...
+    def forget(self, pending: PendingCommand) -> None: ...
     def standing(self) -> dict[int, Standing]: ...
 
 
@@ -396,13 +400,13 @@ class Fence:
             "until_ns": int(self._until * 1e9),
         }
         began = time.monotonic()
-        asked = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
+        pending = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
         try:
-            answers = self._promises(asked, path)
+            answers = self._promises(pending, path)
         finally:
-            self._job.forget(asked)
+            self._job.forget(pending)
         self._trip_s = max(TRIP_S, time.monotonic() - began)
-        objection = self._objection(asked, answers)
+        objection = self._objection(pending, answers)
         if objection is None:
             step = next(iter(answers.values())).result["step"]  # of a supervisor before us, maybe
             try:
@@ -417,9 +421,9 @@ class Fence:
         else:
             self._decide(path, fences.ABORT, objection.why, step)
         past = [ack.result["past"] for ack in answers.values() if "past" in ack.result]
-        written = self._read(path)
-        if not past and written is not None and "past" in written.args:
-            past = [written.args["past"]]  # its answer is late, where the main loop is
+        document = self._read(path)
+        if not past and document is not None and "past" in document.args:
+            past = [document.args["past"]]  # its answer is late, where the main loop is
         if past and self._vetoes < VETOES:
             self._vetoes += 1
             self._least = step + max(past)
@@ -440,15 +444,15 @@ class Fence:
         while True:
             ranks = self._job.standing()
             missing = self._job.world_size - len(ranks)
-            why = f"{missing} of {self._job.world_size} ranks have no probe attached"
+            reason = f"{missing} of {self._job.world_size} ranks have no probe attached"
             if missing <= 0:
-                why = _not_now(ranks)
-            if not why:
+                reason = _not_now(ranks)
+            if not reason:
                 break
             if time.monotonic() >= self._until:
-                raise ActionError(f"{self._verb} was not sent: {why}", refused=True)
+                raise ActionError(f"{self._verb} was not sent: {reason}", refused=True)
             time.sleep(LOOK_S)
-        steps = [each.step for each in ranks.values()]
+        steps = [rank.step for rank in ranks.values()]
         farthest: int = max(self._least, *steps)
         if all(each.phase == "paused" for each in ranks.values()):
             return farthest
@@ -456,14 +460,14 @@ class Fence:
         lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
         return farthest + (lead << self._vetoes)
 
-    def _promises(self, asked: PendingCommand, path: str) -> dict[int, Ack]:
+    def _promises(self, pending: PendingCommand, path: str) -> dict[int, Ack]:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
         over_s: float | None = None
         self._held_s = math.inf
-        while not asked.settled and time.monotonic() < self._until:
-            answers = asked.wait(LOOK_S)
-            if self._are_held(asked, answers):
+        while not pending.settled and time.monotonic() < self._until:
+            answers = pending.wait(LOOK_S)
+            if self._are_held(pending, answers):
                 break
             if over_s is None and self._read(path) is not None:
                 over_s = time.monotonic() + max(
@@ -471,12 +475,12 @@ class Fence:
                 )  # the others answer at their next step
             if over_s is not None and time.monotonic() > over_s:
                 break
-        return asked.wait(0.0) or answers
+        return pending.wait(0.0) or answers
 
-    def _are_held(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> bool:
+    def _are_held(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> bool:
         """Return whether all that have not answered wait in a collective for those that stand at
         the fence: then the end of a step of these is not one of those."""
-        silent = set(asked.sent or ()) - set(answers)
+        silent = set(pending.sent or ()) - set(answers)
         if not silent or not answers or not all(ack.ok for ack in answers.values()):
             return False
         ranks = self._job.standing()
@@ -488,25 +492,25 @@ class Fence:
         self._held_s = min(self._held_s, time.monotonic())
         return time.monotonic() - self._held_s > HELD_S
 
-    def _objection(self, asked: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
+    def _objection(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
-        if asked.sent is None:
-            return Objection(asked.refusal or "the main loop is busy")
+        if pending.sent is None:
+            return Objection(pending.refusal or "the main loop is busy")
         refused = [(rank, ack) for rank, ack in answers.items() if not ack.ok]
         if refused:
             rank, ack = refused[0]
             return Objection(f"rank {rank}: {ack.error}", ack.result.get("unfenceable") is True)
-        silent = sorted(set(asked.sent) - set(answers))
+        silent = sorted(set(pending.sent) - set(answers))
         if silent:
-            missing = _absentees(silent, asked, self._job.standing(), "promise")
+            missing = _absentees(silent, pending, self._job.standing(), "promise")
             stands = self._read(self._path())
             if stands is not None:
                 missing = f"{missing}, and {stands.why}"
             elif time.monotonic() - self._held_s > HELD_S:
-                there = ", ".join(map(str, sorted(answers)))
+                rank_list = ", ".join(map(str, sorted(answers)))
                 return Objection(
                     f"rank {', '.join(map(str, silent))} waits in a collective for what rank "
-                    f"{there} does only behind the end of its step",
+                    f"{rank_list} does only behind the end of its step",
                     lasting=True,
                 )
             return Objection(missing)
@@ -524,10 +528,15 @@ class Fence:
             raise ActionError(f"the verdict of a fence cannot be read: {error}") from error
 
     def _decide(
-        self, path: str, decision: str, why: str, step: int, args: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        decision: str,
+        reason: str,
+        step: int,
+        args: Mapping[str, Any] | None = None,
     ) -> fences.Verdict:
         try:
-            return fences.decide(path, decision, why, step, dict(args or {}))
+            return fences.decide(path, decision, reason, step, dict(args or {}))
         except (OSError, ValueError, KeyError) as error:
             raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
 
@@ -540,26 +549,30 @@ def agree(
     Raises:
         ActionError: there is nothing that all can do.
     """
-    ways = {each["way"] for each in facts.values() if "way" in each}
+    ways = {fact["way"] for fact in facts.values() if "way" in fact}
     if len(ways) > 1:
         raise ActionError(f"they would do it in different ways: {', '.join(sorted(ways))}")
     if verb != "rollback":
         return {}
     common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
     undo = set.intersection(*(set(each.get("undo") or ()) for each in facts.values()))
-    before = args["before_step"]
-    older = [s for s in common if s < (max(args.get("sign", 0), before) if s in undo else before)]
+    before_step = args["before_step"]
+    older = [
+        s
+        for s in common
+        if s < (max(args.get("sign", 0), before_step) if s in undo else before_step)
+    ]
     if not older:
-        raise ActionError(f"there is no savepoint before step {before} that all ranks have")
+        raise ActionError(f"there is no savepoint before step {before_step} that all ranks have")
     return {"to_step": max(older)}
 
 
 def _not_now(ranks: Mapping[int, Standing]) -> str:
     """Return which rank cannot be fenced just now, and why; "" where all can."""
-    for rank, each in sorted(ranks.items()):
-        if _is_away(each):
-            return f"rank {rank} is in {each.phase}"
-        if each.step < FIRST_STEPS or (not each.step_s and each.phase == "step"):
+    for rank, standing in sorted(ranks.items()):
+        if _is_away(standing):
+            return f"rank {rank} is in {standing.phase}"
+        if standing.step < FIRST_STEPS or (not standing.step_s and standing.phase == "step"):
             return f"rank {rank} is in its first steps"
     if len({each.phase for each in ranks.values()}) > 1:
         paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
@@ -572,26 +585,26 @@ def _is_away(rank: Standing) -> bool:
 
 
 def _absentees(
-    silent: Sequence[int], asked: PendingCommand, ranks: Mapping[int, Standing], what: str
+    silent: Sequence[int], pending: PendingCommand, ranks: Mapping[int, Standing], action: str
 ) -> str:
     """Return which ranks keep the silent ones from what they were to do.
 
     One that has answered and then died or stopped is waited for by those that have not.
     """
-    known = list(asked.lost.values())
-    known += [
+    lost_texts = list(pending.lost.values())
+    lost_texts += [
         f"rank {rank} {ranks[rank].halted}"
-        for rank in sorted(asked.sent or ())
-        if rank not in asked.lost and rank in ranks and ranks[rank].halted
+        for rank in sorted(pending.sent or ())
+        if rank not in pending.lost and rank in ranks and ranks[rank].halted
     ]
-    if known:
-        return "; ".join(known)
+    if lost_texts:
+        return "; ".join(lost_texts)
     away = [f"rank {r} is in {ranks[r].phase}" for r in silent if r in ranks and _is_away(ranks[r])]
     if away:
-        return f"{'; '.join(away)} and did not {what}"
+        return f"{'; '.join(away)} and did not {action}"
     busy = [rank for rank in silent if rank in ranks and not ranks[rank].waits]
     names = ", ".join(map(str, busy or silent))
-    return f"rank {names} did not {what}"
+    return f"rank {names} did not {action}"
 
 
 def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> dict[str, Any]:
@@ -614,15 +627,15 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
     except ActionError as error:
         if error.refused:
             raise
-        why = str(error)
+        reason = str(error)
         silent = sorted(set(expected.sent or {}) - set(answers))
         if silent:
             missing = _absentees(silent, expected, job.standing(), "answer")
-            why = f"{expected.verb} was decided on, and {missing}"
+            reason = f"{expected.verb} was decided on, and {missing}"
         if not any(ack.ok for ack in answers.values()):
-            raise ActionError(f"{why}: no rank is known to have done it") from error
-        why = f"the ranks differ from step {step} on: {why}"
-        raise ActionError(why, inconsistent=True) from error
-    first = answers[min(answers)]
+            raise ActionError(f"{reason}: no rank is known to have done it") from error
+        reason = f"the ranks differ from step {step} on: {reason}"
+        raise ActionError(reason, inconsistent=True) from error
+    answer = answers[min(answers)]
     longest = max(float(ack.result.get("wait_ms", 0.0)) for ack in answers.values())
-    return {**first.result, "ranks": len(answers), "ack_step": step, "wait_ms": longest}
+    return {**answer.result, "ranks": len(answers), "ack_step": step, "wait_ms": longest}

@@ -111,11 +111,11 @@ class Foreground:
 
     def _since_end_s(self, process: Process, disk_s: float) -> float:
         """Return for how long the job has ended; who signals since then does not want to wait."""
-        asked = self._forwarder.asked
+        signal_count = self._forwarder.asked
         if self._ended is None or self._ended[0] is not process:
-            self._ended, self._disk_s = (process, self._now_s, asked), disk_s
+            self._ended, self._disk_s = (process, self._now_s, signal_count), disk_s
         _, since_s, asked_before = self._ended
-        if self._cut_short_s is None and asked > asked_before:
+        if self._cut_short_s is None and signal_count > asked_before:
             self._cut_short_s = self._now_s + VERIFY_NOW_S
         if self._cut_short_s is not None and self._now_s >= self._cut_short_s:
             self._outbox.abort_close()
@@ -125,25 +125,25 @@ class Foreground:
         if hanging == self._hanging:
             return
         self._hanging = hanging
-        where = run_path(self._app.settings.run)
+        location = run_path(self._app.settings.run)
         if hanging:
             self._app.settings.print_line(
-                f"supervise: the disk of {where} does not answer. The job goes on and gets its "
+                f"supervise: the disk of {location} does not answer. The job goes on and gets its "
                 "signals; nothing is decided or acted on until the disk answers"
             )
         else:
             self._app.settings.print_line(
-                f"supervise: the disk of {where} answers again; recording goes on"
+                f"supervise: the disk of {location} answers again; recording goes on"
             )
 
     def _abandon(self, process: Process, trouble: str) -> int:
         """Let out what needs no disk, say what is lost, and return the exit code."""
         app = self._app
-        code, where = app.exit_code(process), run_path(app.settings.run)
-        ending = f"supervise: exit code {code}; the disk of {where} {trouble}. "
+        code, location = app.exit_code(process), run_path(app.settings.run)
+        ending = f"supervise: exit code {code}; the disk of {location} {trouble}. "
         if app.closed:
             self._app.settings.print_line(
-                f"{ending}The record is complete: supervise audit show {where}"
+                f"{ending}The record is complete: supervise audit show {location}"
             )
             return code
         events, decisions = app.unrecorded(process)
@@ -151,7 +151,7 @@ class Foreground:
         self._app.settings.print_line(
             f"{ending}Not recorded: at least {counted(events, 'event')} and "
             f"{counted(decisions, 'decision')}, and what would follow from them\n"
-            f"  once the disk answers, complete the record: supervise adopt {where}"
+            f"  once the disk answers, complete the record: supervise adopt {location}"
         )
         return code
 

@@ -132,14 +132,16 @@ class OwnTimes:
             [median(parts) for parts in zip(*rows, strict=True)]
             for rows in zip(*self._steps, strict=True)
         ]
-        own = [sum(parts) for parts in usual]
-        slow = own.index(max(own))
+        compute = [sum(parts) for parts in usual]
+        slow = compute.index(max(compute))
         step = median(self._times)
-        rest = max(step - (own[slow] - median_low(own)), 1e-3 * step)
-        others = [median_low(column) for column in zip(*usual, strict=True)]
-        excess = [mine - other for mine, other in zip(usual[slow], others, strict=True)]
+        remainder = max(step - (compute[slow] - median_low(compute)), 1e-3 * step)
+        medians = [median_low(column) for column in zip(*usual, strict=True)]
+        excess = [
+            mine - median_time for mine, median_time in zip(usual[slow], medians, strict=True)
+        ]
         return {
-            "straggler_ratio": step / rest,
+            "straggler_ratio": step / remainder,
             "straggler_rank": float(slow),
             "straggler_part": float(excess.index(max(excess))),
         }
@@ -157,10 +159,10 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     """
     found = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
-    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    if len(known) == len(ranks):
-        found["loss_dispersion"] = stdev(known)
-        found["loss_outlier_rank"] = float(_furthest(known, median_low(known)))
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(finite) == len(ranks):
+        found["loss_dispersion"] = stdev(finite)
+        found["loss_outlier_rank"] = float(_furthest(finite, median_low(finite)))
     entropies = [e for values in ranks if (e := values.get(ENTROPY)) is not None]
     if len(entropies) == len(ranks):
         found["batch_dispersion"] = stdev(entropies)
@@ -179,7 +181,7 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def hold_the_same(ranks: Sequence[Values], before: bool) -> bool:
+def hold_the_same(ranks: Sequence[Values], was_same: bool) -> bool:
     """Return whether the ranks are replicas: their gradients are the same, to the bit.
 
     Not the norms of their weights, which ranks measure on samples of their own where steps are
@@ -187,7 +189,7 @@ def hold_the_same(ranks: Sequence[Values], before: bool) -> bool:
     """
     norms = [values.get(NORM) for values in ranks]
     if any(not norm or not math.isfinite(norm) for norm in norms):
-        return before
+        return was_same
     return len(set(norms)) == 1
 
 
@@ -198,7 +200,7 @@ def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
     skipped. skip_mismatch_rank: the first of them; between two, the one that skipped.
     """
     skipped = [values.get(SKIPPED) for values in ranks]
-    if any(each is None for each in skipped):
+    if any(skip is None for skip in skipped):
         return {}
     alone = [rank for rank, each in enumerate(skipped) if each]
     if 2 * len(alone) > len(skipped):
@@ -214,11 +216,11 @@ def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
     the ranks do not say how it adds up and do not agree.
     """
     rows = dict(enumerate(ranks))
-    found = fold(rows, 0, (LOSS, TOKENS, NORM), len(rows))
+    values = fold(rows, 0, (LOSS, TOKENS, NORM), len(rows))
     if not adds_up(ranks, NORM):
-        del found[NORM]
+        del values[NORM]
     names = {LOSS: "job_loss", TOKENS: "job_tokens", NORM: "job_grad_norm"}
-    return {names[name]: value for name, value in found.items() if value is not None}
+    return {names[name]: value for name, value in values.items() if value is not None}
 
 
 def _furthest(values: Sequence[float], middle: float) -> int:
@@ -226,8 +228,8 @@ def _furthest(values: Sequence[float], middle: float) -> int:
 
 
 def _sketch(values: Values) -> list[float]:
-    found = [v for name, v in values.items() if name.startswith(SKETCH) and v is not None]
-    return found if any(found) else []
+    sketch = [v for name, v in values.items() if name.startswith(SKETCH) and v is not None]
+    return sketch if any(sketch) else []
 
 
 def _digests(values: Values) -> dict[str, float]:
@@ -325,28 +327,28 @@ class RunMetrics:
         or were suspended, when the frame was published. These are in the frames of the leader;
         heartbeat_missing is in those of every rank, as the leader may be the silent one.
         """
-        before = self._newest_ns.get(frame.rank)
+        previous_ns = self._newest_ns.get(frame.rank)
         self._newest_ns[frame.rank] = frame.at_ns
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if world_size > 1:
-            if before is not None:
+            if previous_ns is not None:
                 times = self._step_ns.setdefault(frame.rank, deque(maxlen=STEPS))
-                times.append(frame.at_ns - before)
-            found[MISSING] = float(self._missing)
+                times.append(frame.at_ns - previous_ns)
+            values[MISSING] = float(self._missing)
         if not leads:
-            return found
+            return values
         now_ns, suspended_ns = self._now()
         if suspended_ns != self._suspended_ns:
             self._judged_from_ns, self._suspended_ns = now_ns, suspended_ns
         if frame.at_ns >= self._judged_from_ns:
-            found[LAG] = max(0.0, (now_ns - frame.at_ns) / SECOND)
+            values[LAG] = max(0.0, (now_ns - frame.at_ns) / SECOND)
         if self._relaunches or self._replaced:
-            found[RESTARTS] = HOURS_A_DAY * self._restarts(now_ns)
+            values[RESTARTS] = HOURS_A_DAY * self._restarts(now_ns)
         if self._errors:
             counts = {name: _within_hour(times, now_ns) for name, times in self._errors.items()}
-            found[ERRORS] = float(sum(counts.values()))
-            found |= {f"{ERRORS}.{name}": float(count) for name, count in counts.items()}
-        return found
+            values[ERRORS] = float(sum(counts.values()))
+            values |= {f"{ERRORS}.{name}": float(count) for name, count in counts.items()}
+        return values
 
     def _restarts(self, now_ns: int) -> int:
         """Return how often the job was started again in the last hour, by whomever."""
@@ -448,9 +450,9 @@ class FrameEnricher:
                 self._together.forget(event.rank)
                 if self._run is not None:
                     self._run.on_announced(event)
-                before = self._before.pop(event.rank, None)
-                same = before is not None and before.segment == event.segment
-                columns = before.names if before is not None and same else ()
+                previous = self._before.pop(event.rank, None)
+                is_same_segment = previous is not None and previous.segment == event.segment
+                columns = previous.names if previous is not None and is_same_segment else ()
                 known = self._ranks[event.rank] = _Rank(event, columns)
             else:
                 known.announce(event)
@@ -460,16 +462,16 @@ class FrameEnricher:
         return [event]
 
     def _frame(self, rank: _Rank, frame: Frame) -> list[Event]:
-        own = rank.own
+        announced = rank.own
         leads = frame.rank == min(self._ranks)
-        if own.world_size > 1:
-            values = dict(zip(own.names, frame.values, strict=False))
-            self._together.add(frame.attempt, frame.step, frame.rank, own.world_size, values)
-        beside = dict(self._machine(own.pid, leads))
+        if announced.world_size > 1:
+            values = dict(zip(announced.names, frame.values, strict=False))
+            self._together.add(frame.attempt, frame.step, frame.rank, announced.world_size, values)
+        beside = dict(self._machine(announced.pid, leads))
         if leads:
             beside |= self._together.newest()
         if self._run is not None:
-            beside |= self._run.of_frame(frame, own.world_size, leads=leads)
+            beside |= self._run.of_frame(frame, announced.world_size, leads=leads)
         events: list[Event] = []
         if new := [name for name in beside if name not in rank.columns]:
             rank.add(new)

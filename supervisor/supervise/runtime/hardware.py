@@ -129,7 +129,7 @@ def least(levels: Sequence[float], noise: float, apart_s: float) -> float:
     """Return the least rise a second, less noise and slowing; 0.0 for a clock that stands."""
     if apart_s <= 0.0:
         return 0.0
-    rises = [after - before for before, after in pairwise(levels)]
+    rises = [level - previous_level for previous_level, level in pairwise(levels)]
     slowing = max(0.0, rises[0] - rises[-1] - noise)
     return max(0.0, min(rises) - SCATTER * noise - SLOWING * slowing) / apart_s
 
@@ -298,9 +298,9 @@ class Hardware:
         except Exception as error:
             self._strikes[subject] = self._strikes.get(subject, 0) + 1
             if self._strikes[subject] == STRIKES:
-                what = f"{subject} cannot be measured: {type(error).__name__}: {error}"
-                self._troubles.append(what)
-                _log.exception("%s", what)
+                text = f"{subject} cannot be measured: {type(error).__name__}: {error}"
+                self._troubles.append(text)
+                _log.exception("%s", text)
             return otherwise
         self._strikes[subject] = 0
         return answer
@@ -308,22 +308,22 @@ class Hardware:
     # ── the host ──────────────────────────────────────────────────────────────────────────────────
 
     def _memory(self, growth: Growth) -> dict[str, float]:
-        own, files = 0, 0
+        private, files = 0, 0
         now_s = time.monotonic()
         if now_s >= self._found_at + self._members_every_s:
             self._found, self._found_at = list(self._members()), now_s
         for process in self._found:
             try:
                 sizes = process.memory_info()
-                own += sizes.rss - getattr(sizes, "shared", 0)  # only Linux tells it
+                private += sizes.rss - getattr(sizes, "shared", 0)  # only Linux tells it
                 files += process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        self._peak_bytes = max(self._peak_bytes, own)
+        self._peak_bytes = max(self._peak_bytes, private)
         memory = psutil.virtual_memory()
         values = {"host_mem_used": memory.percent, "open_files": float(files)}
         if self._steps:
-            growth.add(time.monotonic(), own, memory.available)
+            growth.add(time.monotonic(), private, memory.available)
         bound = growth.bound()
         if bound is not None:
             values["host_mem_growth"] = bound * 3600.0
@@ -362,7 +362,7 @@ class Hardware:
         if self._devices is None:
             self._devices = self._open(nvml)
             self._xids = Xids(nvml, self._devices)
-        found: dict[int, dict[str, float]] = {}
+        by_pid: dict[int, dict[str, float]] = {}
         errors, share = self._xids.count(), 0.0
         ours = {ELSEWHERE, *(process.pid for process in self._found)}
         for device in self._devices:
@@ -373,12 +373,12 @@ class Hardware:
             if ours & {pid if psutil.pid_exists(pid) else ELSEWHERE for pid in users}:
                 share = max(share, values.get("gpu_util", 0.0) / 100.0)
             for pid in users:
-                mine = found.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
+                mine = by_pid.setdefault(pid if psutil.pid_exists(pid) else ELSEWHERE, {})
                 for name, value in values.items():
                     worse = min if name == "gpu_util" else max
                     mine[name] = worse(mine.get(name, value), value)
         self._device_share = share
-        return found
+        return by_pid
 
     def _open(self, nvml: Any) -> list[Any]:
         try:
@@ -390,7 +390,7 @@ class Hardware:
     def _device(self, nvml: Any, device: Any) -> dict[str, float]:
         """Return what one device tells; what it does not support is left out."""
         memory = nvml.nvmlDeviceGetMemoryInfo(device)
-        asked: dict[str, Callable[[], float]] = {
+        queries: dict[str, Callable[[], float]] = {
             "gpu_util": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
             "gpu_mem_used": lambda: 100.0 * memory.used / memory.total,
             "gpu_temperature": lambda: float(
@@ -404,7 +404,7 @@ class Hardware:
             ),
         }
         values = {}
-        for name, ask in asked.items():
+        for name, ask in queries.items():
             try:
                 values[name] = ask()
             except nvml.NVMLError:  # consumer cards count no ECC errors, some tell no power

@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import psutil
+from msgspec import UNSET, Struct, UnsetType
 
 from .. import system
 from ..core.analysis import host_health
@@ -87,20 +88,20 @@ class OomCounters:
     def killed(self) -> str:
         """Return how many processes were killed since the start, and where; "" for none."""
         now = self._read()
-        for where, total in now.items():
-            grown = total - self._before.get(where, total)
+        for counter, total in now.items():
+            grown = total - self._before.get(counter, total)
             if grown > 0:
                 count = f"{grown} process" + ("es" if grown > 1 else "")
-                return f"the kernel's out of memory killer ended {count} of {where}"
+                return f"the kernel's out of memory killer ended {count} of {counter}"
         return ""
 
     def _read(self) -> dict[str, int]:
-        found = {}
-        for where, path in self._files.items():
+        totals = {}
+        for counter, path in self._files.items():
             count = _counter(path)
             if count is not None:
-                found[where] = count
-        return found
+                totals[counter] = count
+        return totals
 
 
 def group_file(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> Path | None:
@@ -119,9 +120,9 @@ def group_file(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> Path | No
         else:
             continue
         # In a container the group's own path may not be visible: its root is the group then.
-        for place in places:
-            if place.is_file():
-                return place
+        for path in places:
+            if path.is_file():
+                return path
     return None
 
 
@@ -149,17 +150,33 @@ def run_tool(argv: Sequence[str], timeout_s: float = TOOL_S, cwd: Path | None = 
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environ.pop("PYTHONPATH", None)
     try:
-        done = system.run_tool(argv, within_s=timeout_s, env=environ, cwd=cwd)
+        process = system.run_tool(argv, within_s=timeout_s, env=environ, cwd=cwd)
     except subprocess.TimeoutExpired:
         raise OSError(f"{argv[0]} took longer than {timeout_s:g} s") from None
-    if done.returncode != 0:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-        raise OSError(f"{Path(argv[0]).name}: {why}")
-    return done.stdout
+    if process.returncode != 0:
+        lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {process.returncode}"
+        raise OSError(f"{Path(argv[0]).name}: {reason}")
+    return process.stdout
 
 
-def git(directory: Path) -> dict[str, Any]:
+class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The version of a directory of code, or the reason why it is `missing`.
+
+    Attributes:
+        dirty: files that differ from the commit. files: digests of named files.
+    """
+
+    commit: str | UnsetType = UNSET
+    branch: str | UnsetType = UNSET
+    dirty: list[str] | UnsetType = UNSET
+    dirty_count: int | UnsetType = UNSET
+    diff_sha256: str | UnsetType | None = UNSET
+    files: Mapping[str, str] | UnsetType = UNSET
+    missing: str | UnsetType = UNSET
+
+
+def git(directory: Path) -> CodeVersion:
     """Return the version of the code in `directory`: commit, branch, dirty files, hash of the diff.
 
     The diff itself is left out: it may contain secrets. Its SHA-256 shows whether two runs had the
@@ -176,15 +193,15 @@ def git(directory: Path) -> dict[str, Any]:
                 [*base, "diff", "--no-ext-diff", "--no-textconv", "HEAD"], cwd=directory
             )
     except OSError as error:
-        return {"missing": str(error)}
+        return CodeVersion(missing=str(error))
     commit, _, branch = head.decode("utf-8", "replace").strip().partition("\n")
-    return {
-        "commit": commit,
-        "branch": branch,
-        "dirty": dirty[:DIRTY_FILES],
-        "dirty_count": len(dirty),
-        "diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None,
-    }
+    return CodeVersion(
+        commit=commit,
+        branch=branch,
+        dirty=dirty[:DIRTY_FILES],
+        dirty_count=len(dirty),
+        diff_sha256=hashlib.sha256(diff).hexdigest() if diff else None,
+    )
 
 
 def machine_facts(*disks: Path) -> dict[str, Any]:
@@ -247,15 +264,15 @@ def output_files(pid: int) -> dict[str, Path]:
     Returns:
         Their names, and the paths to read them by: below /proc, which also reaches a rotated file.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for number in (1, 2):
         link = Path(f"/proc/{pid}/fd/{number}")
         try:
             if stat.S_ISREG(link.stat().st_mode):
-                found.setdefault(str(link.readlink()).removesuffix(" (deleted)"), link)
+                paths.setdefault(str(link.readlink()).removesuffix(" (deleted)"), link)
         except OSError:
             continue
-    return found
+    return paths
 
 
 def tail(path: Path, limit: int = TAIL_BYTES) -> str:
@@ -288,17 +305,17 @@ def available_bytes(group: Path | None = None) -> int | None:
     counters = group_file()
     if group is None and counters is not None:
         group = counters.parent
-    found = [] if group is None else _allowed(group)
+    available = [] if group is None else _allowed(group)
     with suppress(OSError, RuntimeError):
-        found.append(int(psutil.virtual_memory().available))
-    return min(found, default=None)
+        available.append(int(psutil.virtual_memory().available))
+    return min(available, default=None)
 
 
 def _allowed(group: Path) -> list[int]:
     """Return what the limit of a cgroup leaves, nothing where it has none."""
-    for most, in_use, unused in LIMITS:
+    for limit_file, in_use, unused in LIMITS:
         with suppress(OSError, ValueError):
-            limit = int((group / most).read_text())  # "max" is no number: there is no limit
+            limit = int((group / limit_file).read_text())  # "max" is no number: there is no limit
             rows = (line.split() for line in (group / "memory.stat").read_text().splitlines())
             idle = next((int(row[1]) for row in rows if row[:1] == [unused]), 0)
             return [limit - int((group / in_use).read_text()) + idle]
@@ -356,12 +373,12 @@ class HealthGate:
 
     def __init__(
         self,
-        wanted: Callable[[], HostHealth | Literal["none"] | None],
+        configured: Callable[[], HostHealth | Literal["none"] | None],
         environ: Mapping[str, str],
         machine: Callable[[], Machine | None],
         classes: Callable[[], Sequence[FailureClass]],
     ) -> None:
-        self._wanted = wanted
+        self._wanted = configured
         self._environ = {k: v for k, v in environ.items() if not k.startswith("SUPERVISE")}
         self._machine = machine
         self._classes = classes
@@ -381,10 +398,10 @@ class HealthGate:
         devices, report = self._devices(until_s)
         if alive:
             return [disk, devices]
-        found = [self._memory(settings, until_s), disk, devices]
-        if host_health.refusal(found):
-            return found
-        return [*found, self._matmul(start, settings, bool(report), until_s)]
+        findings = [self._memory(settings, until_s), disk, devices]
+        if host_health.refusal(findings):
+            return findings
+        return [*findings, self._matmul(start, settings, bool(report), until_s)]
 
     def memo(self, start: Start) -> dict[str, Any]:
         """Return what `of_memo` needs to ask the same questions later; plain data."""
@@ -402,11 +419,12 @@ class HealthGate:
         """Judge the memory, once it has come back."""
         machine = self._machine()
         peak = None if machine is None else machine.peak_bytes
-        wanted, until_s = _bytes(settings.memory_gb), min(until_s, time.monotonic() + MEMORY_S)
+        required_bytes = _bytes(settings.memory_gb)
+        until_s = min(until_s, time.monotonic() + MEMORY_S)
         while True:
-            found = host_health.judge_memory(available_bytes(), peak, wanted)
-            if found.verdict != BAD or time.monotonic() > until_s - LOOK_S:
-                return found
+            finding = host_health.judge_memory(available_bytes(), peak, required_bytes)
+            if finding.verdict != BAD or time.monotonic() > until_s - LOOK_S:
+                return finding
             time.sleep(LOOK_S)
 
     def _disk(self, start: Start, settings: HostHealth) -> Finding:
@@ -416,21 +434,21 @@ class HealthGate:
             free, total = usage.free, usage.total
         except OSError:
             pass
-        wanted = _bytes(settings.disk_gb)
-        return host_health.judge_disk(str(start.folder), free, total, start.size, wanted)
+        required_bytes = _bytes(settings.disk_gb)
+        return host_health.judge_disk(str(start.folder), free, total, start.size, required_bytes)
 
     def _devices(self, until_s: float) -> tuple[Finding, list[Any]]:
         """Judge what the driver says; return its devices too."""
         machine = self._machine()
-        before = None if machine is None else machine.device_count
+        previous_count = None if machine is None else machine.device_count
         rows: list[Any] | None = []
         trouble = ""
-        if before or any(node.exists() for node in NVIDIA):
+        if previous_count or any(node.exists() for node in NVIDIA):
             command = [sys.executable, "-I", nvml_report.__file__]
             rows, trouble = _answer(command, min(DRIVER_S, until_s - time.monotonic()), None)
         some = bool(self._environ.get("CUDA_VISIBLE_DEVICES"))
-        found = host_health.judge_devices(rows, before, some=some, trouble=trouble)
-        return found, rows or []
+        findings = host_health.judge_devices(rows, previous_count, some=some, trouble=trouble)
+        return findings, rows or []
 
     def _matmul(
         self, start: Start, settings: HostHealth, has_devices: bool, until_s: float
@@ -478,13 +496,13 @@ def _answer(
     if within_s <= 0.0:
         return None, "there was no time left to ask"
     try:
-        done = system.run_tool(command, within_s=within_s, env=environ)
+        process = system.run_tool(command, within_s=within_s, env=environ)
     except subprocess.TimeoutExpired:
         return None, f"no answer within {within_s:.0f} s"
     except OSError as error:
         return None, f"{command[0]} cannot be started: {error.strerror or error}"
     try:
-        return json.loads(done.stdout.splitlines()[-1]), ""
+        return json.loads(process.stdout.splitlines()[-1]), ""
     except (IndexError, ValueError):
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return None, (lines or [f"it ended with code {done.returncode}"])[-1][:200]
+        lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+        return None, (lines or [f"it ended with code {process.returncode}"])[-1][:200]

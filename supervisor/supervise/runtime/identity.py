@@ -22,14 +22,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import psutil
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from .. import __version__
 from ..store import files
 from ..system import Thread
 from . import host
+from .host import CodeVersion
 
 MAX_FILES = 32  # of each sort; project default
 MAX_BYTES = 64 << 20  # of one file; the largest tokenizers have 35 MB
@@ -59,7 +63,87 @@ JOB = "the job's process"
 _PACKAGE = re.compile(r"([^-]+)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _LIBRARIES = re.compile(r"(/\S.*?/(?:site|dist)-packages)/")
 
-Identity = Mapping[str, Any]
+Digests = Mapping[str, str]  # path -> "sha256:..." or a sentence; or one sentence under `missing`
+
+
+class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of an identity; `missing` is the reason why it, or the rest of it, is not known."""
+
+    missing: str | UnsetType = UNSET
+
+
+class Packages(Part, frozen=True, kw_only=True):
+    """The installed packages; `sha256` is of the list of names and versions."""
+
+    source: str | UnsetType = UNSET
+    directories: list[str] | UnsetType = UNSET
+    sha256: str | UnsetType = UNSET
+    versions: dict[str, str] | UnsetType = UNSET
+
+
+class Device(Struct, frozen=True):
+    """One device of the NVIDIA driver."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+
+
+class Hardware(Part, frozen=True, kw_only=True):
+    """CPU, memory in bytes, and the devices with their driver."""
+
+    cpu: str | UnsetType = UNSET
+    cpus: int | UnsetType | None = UNSET
+    memory_bytes: int | UnsetType = UNSET
+    devices: list[Device] | UnsetType = UNSET
+    driver: str | UnsetType | None = UNSET
+
+
+class Platform(Struct, frozen=True):
+    """The operating system and the name of the host."""
+
+    platform: str
+    host: str
+
+
+class Supervisor(Part, frozen=True, kw_only=True):
+    """The version of this project, and a digest of the files that hold its formulas."""
+
+    version: str | UnsetType = UNSET
+    formulas_sha256: str | UnsetType = UNSET
+
+
+class Identity(Part, frozen=True, kw_only=True):
+    """Everything that one launch consists of."""
+
+    command: list[str] | UnsetType = UNSET
+    code: CodeVersion | UnsetType = UNSET
+    files: Digests | UnsetType = UNSET
+    inputs: Digests | UnsetType = UNSET
+    hardware: Hardware | UnsetType = UNSET
+    system: Platform | UnsetType = UNSET
+    supervise: Supervisor | UnsetType = UNSET
+    packages: Packages | UnsetType = UNSET
+
+
+class RecordedIdentity(Struct, frozen=True):
+    """The identity of the newest launch in `identity.json` and in the audit log."""
+
+    run: str
+    attempt: int
+    identity: Identity
+
+
+P = TypeVar("P", CodeVersion, Hardware, Packages, Supervisor)
+Leaf = str | int | float | bool | list[str] | None
+
+
+class Difference(Struct, frozen=True):
+    """A field that two launches have with different values."""
+
+    field: str
+    before: Leaf
+    after: Leaf
 
 
 class IdentityCollector:
@@ -85,7 +169,7 @@ class IdentityCollector:
         self._nvml = nvml or _pynvml
         self._collection: _Collection | None = None
         self._first_code = threading.Event()
-        self._code: dict[str, Any] = {}
+        self._code = CodeVersion()
 
     def start(self) -> None:
         """Collect what a launch consists of; the one before is left as it is."""
@@ -93,8 +177,8 @@ class IdentityCollector:
         try:
             Thread(target=self._collect, args=(collection,), name="identity", daemon=True).start()
         except RuntimeError as error:  # at the limit of threads
-            self._code_is_known({"missing": str(error)})
-            collection.finish({"missing": f"not collected: {error}"})
+            self._code_is_known(CodeVersion(missing=str(error)))
+            collection.finish(Identity(missing=f"not collected: {error}"))
 
     def loaded(self, pid: int) -> None:
         """A process of the job makes steps: its libraries are loaded. Safe to repeat."""
@@ -107,9 +191,10 @@ class IdentityCollector:
             self._collection.load(None)
             self._collection.done.wait(within_s)
 
-    def recall(self, found: Identity) -> None:
+    def recall(self, identity: Identity) -> None:
         """Another supervisor has collected the identity of the launch that goes on."""
-        self._code_is_known({**found.get("code", {}), "files": found.get("files", {})})
+        code = identity.code or CodeVersion()
+        self._code_is_known(replace(code, files=identity.files or {}))
 
     def poll(self) -> Identity | None:
         """Return the identity of the newest launch, once; None before it is known."""
@@ -119,33 +204,40 @@ class IdentityCollector:
         self._collection = None
         return collection.result
 
-    def code(self) -> dict[str, Any]:
+    def code(self) -> CodeVersion:
         """Return the code and the named files of the first launch; waits for them. Any thread."""
         self._first_code.wait(CODE_S)
-        return dict(self._code)
+        return self._code
 
-    def _code_is_known(self, found: Mapping[str, Any]) -> None:
+    def _code_is_known(self, code: CodeVersion) -> None:
         if not self._first_code.is_set():
-            self._code = dict(found)
+            self._code = code
             self._first_code.set()
 
     def _collect(self, collection: _Collection) -> None:
-        found: dict[str, Any] = {"command": self._argv}
+        identity = Identity(command=self._argv)
         try:
             budget = ByteBudget()
-            found["code"] = _guarded(lambda: code(self._directory, self._argv))
-            found["files"] = _guarded(lambda: named_files(self._argv, self._directory, budget))
-            self._code_is_known({**found["code"], "files": found["files"]})
-            found["inputs"] = _guarded(
-                lambda: input_files(self._argv, self._directory, self._manifest, budget)
+            version = _guarded(lambda: code(self._directory, self._argv), CodeVersion)
+            files = _guarded_digests(lambda: named_files(self._argv, self._directory, budget))
+            self._code_is_known(replace(version, files=files))
+            identity = replace(
+                identity,
+                code=version,
+                files=files,
+                inputs=_guarded_digests(
+                    lambda: input_files(self._argv, self._directory, self._manifest, budget)
+                ),
+                hardware=_guarded(lambda: hardware(self._nvml), Hardware),
+                system=Platform(platform.platform(), platform.node()),
+                supervise=_guarded(supervise, Supervisor),
             )
-            found["hardware"] = _guarded(lambda: hardware(self._nvml))
-            found["system"] = {"platform": platform.platform(), "host": platform.node()}
-            found["supervise"] = _guarded(supervise)
-            found["packages"] = _guarded(lambda: packages(*collection.process()))
+            identity = replace(
+                identity, packages=_guarded(lambda: packages(*collection.process()), Packages)
+            )
         finally:
-            self._code_is_known({"missing": "not collected"})
-            collection.finish(found)
+            self._code_is_known(CodeVersion(missing="not collected"))
+            collection.finish(identity)
 
 
 class _Collection:
@@ -153,7 +245,7 @@ class _Collection:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.result: Identity = {}
+        self.result = Identity()
         self._loaded = threading.Event()
         self._pid: int | None = None
 
@@ -168,16 +260,16 @@ class _Collection:
             return None, f"the job made no step within {LOADED_S:g} s"
         return self._pid, "the job ended before it made a step"
 
-    def finish(self, found: Identity) -> None:
-        self.result = found
+    def finish(self, identity: Identity) -> None:
+        self.result = identity
         self.done.set()
 
 
 class ByteBudget:
     """How many bytes of files may still be hashed."""
 
-    def __init__(self, left: int = ALL_BYTES) -> None:
-        self.left = left
+    def __init__(self, remaining: int = ALL_BYTES) -> None:
+        self.left = remaining
 
     def digest(self, path: Path) -> str:
         """Return "sha256:..." of a file, or why it was not hashed."""
@@ -194,30 +286,29 @@ class ByteBudget:
             return f"not hashed: {error.strerror or error}"
 
 
-def code(directory: Path, argv: Sequence[str]) -> dict[str, Any]:
+def code(directory: Path, argv: Sequence[str]) -> CodeVersion:
     """Return the version of the job's code: of its working directory, else of its script."""
-    found = host.git(directory)
+    version = host.git(directory)
     scripts = [path.parent for path in _paths(argv, directory) if path.suffix == ".py"]
-    for place in scripts[:1]:
-        if "missing" in found and place != directory:
-            found = host.git(place)
+    for folder in scripts[:1]:
+        if version.missing and folder != directory:
+            version = host.git(folder)
     # Untracked files come and go with what the job writes.
-    kept = ("commit", "branch", "diff_sha256", "missing")
-    return {name: found[name] for name in kept if name in found}
+    return replace(version, dirty=UNSET, dirty_count=UNSET)
 
 
 def _paths(argv: Sequence[str], directory: Path) -> list[Path]:
     """Return the files and directories that a command names, also as `--option=PATH` and `-m`."""
-    found: dict[Path, None] = {}
-    for place, arg in enumerate(argv[1:], 1):
+    paths: dict[Path, None] = {}
+    for index, arg in enumerate(argv[1:], 1):
         names = [arg, arg.partition("=")[2]]
-        if argv[place - 1] == "-m":
+        if argv[index - 1] == "-m":
             names.append(f"{arg.replace('.', '/')}.py")
         for name in filter(None, names):
             with suppress(OSError, ValueError):  # too long for a path, or a NUL
                 if (directory / name).exists():
-                    found[directory / name] = None
-    return list(found)
+                    paths[directory / name] = None
+    return list(paths)
 
 
 def _hashed(paths: Iterable[Path], directory: Path, budget: ByteBudget) -> dict[str, str]:
@@ -230,8 +321,8 @@ def _hashed(paths: Iterable[Path], directory: Path, budget: ByteBudget) -> dict[
 
 def named_files(argv: Sequence[str], directory: Path, budget: ByteBudget) -> dict[str, str]:
     """Return the SHA-256 of each script and configuration file that the command names."""
-    found = (path for path in _paths(argv, directory) if path.suffix in CONFIGS)
-    return _hashed((path for path in found if path.is_file()), directory, budget)
+    configs = (path for path in _paths(argv, directory) if path.suffix in CONFIGS)
+    return _hashed((path for path in configs if path.is_file()), directory, budget)
 
 
 def input_files(
@@ -245,13 +336,13 @@ def input_files(
     named = [directory / name for name in manifest]
     places = [directory, directory / "data"]
     places += [path for path in _paths(argv, directory) if path.is_dir()][:MAX_FILES]
-    known = [place / name for place in places for name in sorted(RECOGNISED)]
+    candidates = [folder / name for folder in places for name in sorted(RECOGNISED)]
     return _hashed(
-        dict.fromkeys([*named, *(path for path in known if path.is_file())]), directory, budget
+        dict.fromkeys([*named, *(path for path in candidates if path.is_file())]), directory, budget
     )
 
 
-def packages(pid: int | None, why: str = "") -> dict[str, Any]:
+def packages(pid: int | None, reason: str = "") -> Packages:
     """Return the installed packages: of a process of the job, else of the supervisor, with why."""
     directories: list[str] = []
     source = JOB
@@ -259,59 +350,59 @@ def packages(pid: int | None, why: str = "") -> dict[str, Any]:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
             directories = sorted(set(_LIBRARIES.findall(maps)))
-            why = "the job's process has loaded no package from a library of its own"
+            reason = "the job's process has loaded no package from a library of its own"
         except OSError as error:
-            why = f"the job's process cannot be read: {error.strerror}"
+            reason = f"the job's process cannot be read: {error.strerror}"
     if not directories:
-        source = f"{SUPERVISOR}: {why}"
+        source = f"{SUPERVISOR}: {reason}"
         directories = [path for path in sys.path if Path(path).is_dir()]
-    versions = dict(sorted(pair for place in reversed(directories) for pair in _versions(place)))
+    versions = dict(sorted(pair for folder in reversed(directories) for pair in _versions(folder)))
     listed = "".join(f"{name}=={version}\n" for name, version in versions.items())
-    return {
-        "source": source,
-        "directories": directories,
-        "sha256": hashlib.sha256(listed.encode()).hexdigest(),
-        "versions": versions,
-    }
+    return Packages(
+        source=source,
+        directories=directories,
+        sha256=hashlib.sha256(listed.encode()).hexdigest(),
+        versions=versions,
+    )
 
 
 def _versions(directory: str) -> Iterator[tuple[str, str]]:
     with suppress(OSError):
         for path in Path(directory).iterdir():
-            if (found := _PACKAGE.fullmatch(path.name)) is not None:
-                yield re.sub(r"[-_.]+", "-", found[1]).lower(), found[2]
+            if (match := _PACKAGE.fullmatch(path.name)) is not None:
+                yield re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
 
 
-def hardware(nvml: Callable[[], Any]) -> dict[str, Any]:
+def hardware(nvml: Callable[[], Any]) -> Hardware:
     """Return CPU, memory in bytes, and the devices with their driver."""
     model = platform.machine()
     with suppress(OSError):
         info = Path("/proc/cpuinfo").read_text("utf-8", "replace")
         model = next(iter(re.findall(r"^model name\s*: (.+)$", info, re.MULTILINE)), model)
-    return {
-        "cpu": model,
-        "cpus": psutil.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        **_within(DRIVER_S, lambda: _devices(nvml())),
-    }
+    return replace(
+        _within(DRIVER_S, lambda: _devices(nvml())),
+        cpu=model,
+        cpus=psutil.cpu_count(),
+        memory_bytes=psutil.virtual_memory().total,
+    )
 
 
-def _devices(nvml: Any) -> dict[str, Any]:
+def _devices(nvml: Any) -> Hardware:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return {"devices": [], "driver": None}
+        return Hardware(devices=[], driver=None)
     devices = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         devices.append(
-            {
-                "name": _text(nvml.nvmlDeviceGetName(handle)),
-                "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-                "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            }
+            Device(
+                _text(nvml.nvmlDeviceGetName(handle)),
+                _text(nvml.nvmlDeviceGetUUID(handle)),
+                int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            )
         )
-    return {"devices": devices, "driver": _text(nvml.nvmlSystemGetDriverVersion())}
+    return Hardware(devices=devices, driver=_text(nvml.nvmlSystemGetDriverVersion()))
 
 
 def _text(value: str | bytes) -> str:
@@ -324,81 +415,100 @@ def _pynvml() -> Any:
     return pynvml
 
 
-def _within(limit_s: float, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `read` does, or why it did not in time; its thread is left behind then."""
-    found: dict[str, Any] = {}
-    thread = Thread(target=lambda: found.update(_guarded(read)), daemon=True)
+def _within(limit_s: float, read: Callable[[], Hardware]) -> Hardware:
+    """Return the result of `read`, or that there was none in time; its thread is left behind."""
+    results: list[Hardware] = []
+    thread = Thread(target=lambda: results.append(_guarded(read, Hardware)), daemon=True)
     thread.start()
     thread.join(limit_s)
-    return {"missing": f"no answer within {limit_s:g} s"} if thread.is_alive() else found
+    return results[0] if results else Hardware(missing=f"no answer within {limit_s:g} s")
 
 
-def supervise() -> dict[str, Any]:
+def supervise() -> Supervisor:
     """Return the version of this project, and a digest of the files that hold its formulas."""
-    return {"version": __version__, "formulas_sha256": formulas_digest()}
+    return Supervisor(version=__version__, formulas_sha256=formulas_digest())
 
 
 def formulas_digest() -> str:
     """Return the SHA-256 over the sources of all detectors and collectors."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in FORMULAS:
         package, _, folder = name.partition("/")
         spec = importlib.util.find_spec(package)
         places = (spec.submodule_search_locations if spec is not None else None) or ()
-        for path in sorted(path for place in places for path in Path(place, folder).glob("*.py")):
-            whole.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return whole.hexdigest()
+        for path in sorted(
+            path for location in places for path in Path(location, folder).glob("*.py")
+        ):
+            digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
-def _guarded(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `read` does, or why it cannot: a broken part must not cost the others."""
+def _guarded(read: Callable[[], P], part: Callable[..., P]) -> P:
+    """Return the result of `read`, or why it failed: a broken part must not cost the others."""
+    try:
+        return read()
+    except Exception as error:
+        return part(missing=f"{type(error).__name__}: {error}")
+
+
+def _guarded_digests(read: Callable[[], Digests]) -> Digests:
+    """Return the result of `read`, or why it failed."""
     try:
         return read()
     except Exception as error:
         return {"missing": f"{type(error).__name__}: {error}"}
 
 
-def differences(before: Identity, after: Identity) -> list[dict[str, Any]]:
-    """Return `{"field", "before", "after"}` for each part that is known in both and differs."""
-    found = []
-    for part in before.keys() & after.keys():
-        old, new = before[part], after[part]
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            if "missing" in old or "missing" in new or old.get("source") != new.get("source"):
-                continue
-            old, new = dict(_leaves(old)), dict(_leaves(new))
-            names = sorted(old.keys() | new.keys())
-            found += [
-                {"field": f"{part}.{name}", "before": old.get(name), "after": new.get(name)}
-                for name in names
-                if old.get(name) != new.get(name) and not _is_expected(part, name, old.get(name))
-            ]
-        elif old != new:
-            found.append({"field": part, "before": old, "after": new})
-    return sorted(found, key=lambda one: str(one["field"]))
+def differences(previous: Identity, current: Identity) -> list[Difference]:
+    """Return the fields that are known in both and differ."""
+    changes = []
+    for part in previous.__struct_fields__:
+        old, new = getattr(previous, part), getattr(current, part)
+        if old is UNSET or new is UNSET or _is_unknown(old, new):
+            continue
+        old_leaves, new_leaves = dict(_leaves(part, old)), dict(_leaves(part, new))
+        changes += [
+            Difference(name, old_leaves.get(name), new_leaves.get(name))
+            for name in old_leaves.keys() | new_leaves.keys()
+            if old_leaves.get(name) != new_leaves.get(name)
+            and not _is_expected(name, old_leaves.get(name))
+        ]
+    return sorted(changes, key=lambda change: change.field)
 
 
-def _is_expected(part: str, name: str, before: Any) -> bool:
-    """Whether a difference is another one again, or a file that the job itself has written."""
-    return (part, name) == ("packages", "sha256") or (part == "inputs" and before is None)
+def _is_unknown(old: object, new: object) -> bool:
+    """Return whether a part is missing in one of both, or is of another source."""
+    parts = [msgspec.to_builtins(part) for part in (old, new)]
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    is_missing = any("missing" in part for part in parts)
+    return is_missing or parts[0].get("source") != parts[1].get("source")
 
 
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, inner in value.items():
-        if isinstance(inner, Mapping):
-            yield from _leaves(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", inner
+def _is_expected(name: str, old: Leaf) -> bool:
+    """Return whether a difference repeats another one, or is a file that the job has written."""
+    return name == "packages.sha256" or (name.startswith("inputs.") and old is None)
 
 
-def describe(found: Sequence[Mapping[str, Any]]) -> str:
+def _leaves(name: str, value: object) -> Iterator[tuple[str, Leaf]]:
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        for key, inner in plain.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    else:
+        yield name, plain
+
+
+def describe(changes: Sequence[Difference]) -> str:
     """Return differences as one sentence."""
-    parts = [f"{d['field']} {_short(d['before'])} → {_short(d['after'])}" for d in found[:4]]
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"{'; '.join(parts)}{more}"
+    parts = [
+        f"{change.field} {_short(change.before)} → {_short(change.after)}" for change in changes[:4]
+    ]
+    suffix = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
+    return f"{'; '.join(parts)}{suffix}"
 
 
-def _short(value: Any) -> str:
+def _short(value: Leaf) -> str:
     if value is None:
         return "none"
     text = str(value).removeprefix("sha256:")

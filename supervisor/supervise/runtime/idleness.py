@@ -63,8 +63,8 @@ def movement(job: Idle, within_s: float) -> str:
         thread slept where it was.
     """
     pids, window_s = job.pids(), within_s / WINDOWS
-    before = _stacks(job, pids)
-    if not before or not all(before.values()):
+    earlier_stacks = _stacks(job, pids)
+    if not earlier_stacks or not all(earlier_stacks.values()):
         return "where its main threads are cannot be read"
     for _ in range(WINDOWS):
         woke = {pid: _wakes(pid) for pid in pids.values()}
@@ -75,7 +75,7 @@ def movement(job: Idle, within_s: float) -> str:
             if (wakes := _wakes(pid) - woke[pid]) > 1 + WAKES * window_s:
                 return f"the main thread of rank {rank} woke {wakes} times in {window_s:.0f} s"
         for rank, stack in _stacks(job, pids).items():
-            if stack != before[rank]:
+            if stack != earlier_stacks[rank]:
                 return f"the main thread of rank {rank} went from one line to another"
     return ""
 
@@ -163,10 +163,10 @@ class Phases:
         """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
-            found, within_s = counters(self._members()), now_s - self._looked_s
-            used = {**difference(self._before, found), "device": self._device()}
+            usage, within_s = counters(self._members()), now_s - self._looked_s
+            used = {**difference(self._before, usage), "device": self._device()}
             self._works = within_s < 3.0 * LOOK_S and busy(used, within_s)  # else: the first look
-            self._looked_s, self._before = now_s, found
+            self._looked_s, self._before = now_s, usage
         return self._works
 
     def _slow(self, took_ns: int) -> list[Notice]:
@@ -193,30 +193,38 @@ def work(
     Args:
         device: returns the share of the time that the most used device of the job is in use.
     """
-    before, until_s, most = counters(process.tree.members()), time.monotonic() + within_s, 0.0
+    start_usage, until_s, highest = (
+        counters(process.tree.members()),
+        time.monotonic() + within_s,
+        0.0,
+    )
     while process.returncode is None and (left_s := until_s - time.monotonic()) > 0.0:
-        most = max(most, device())
+        highest = max(highest, device())
         process.wait(min(left_s, DEVICE_S))
-    return {**difference(before, counters(process.tree.members())), "device": most}
+    return {**difference(start_usage, counters(process.tree.members())), "device": highest}
 
 
 def difference(
-    before: dict[int, tuple[float, int]], after: dict[int, tuple[float, int]]
+    start_usage: dict[int, tuple[float, int]], end_usage: dict[int, tuple[float, int]]
 ) -> dict[str, float]:
     return {
-        "cpu_s": sum(cpu - before.get(pid, (0.0, 0))[0] for pid, (cpu, _) in after.items()),
-        "bytes": sum(moved - before.get(pid, (0.0, 0))[1] for pid, (_, moved) in after.items()),
+        "cpu_s": sum(
+            cpu - start_usage.get(pid, (0.0, 0))[0] for pid, (cpu, _) in end_usage.items()
+        ),
+        "bytes": sum(
+            moved - start_usage.get(pid, (0.0, 0))[1] for pid, (_, moved) in end_usage.items()
+        ),
     }
 
 
 def counters(members: Iterable[psutil.Process]) -> dict[int, tuple[float, int]]:
     """Return per pid its CPU seconds, and the bytes that it moved by calls or page faults."""
-    found = {}
+    usage = {}
     for member in members:
         try:
             times, io = member.cpu_times(), member.io_counters()
             moved = max(io.read_chars + io.write_chars, io.read_bytes + io.write_bytes)
-            found[member.pid] = (times.user + times.system, moved)
+            usage[member.pid] = (times.user + times.system, moved)
         except (psutil.Error, OSError):
             continue
-    return found
+    return usage

@@ -241,11 +241,11 @@ class Flush:
                 if self._stop.is_set():
                     return
                 if message.state == "waits" and self.is_due(message):
-                    tried = self._try(message)
-                    if tried is not None:
-                        messages[index] = tried
+                    outcome = self._try(message)
+                    if outcome is not None:
+                        messages[index] = outcome
                         self._mark(run, messages)
-                        yield tried
+                        yield outcome
 
     def is_due(self, message: LateMessage) -> bool:
         """Return whether this sends such a message."""
@@ -345,14 +345,14 @@ class Courier:
             if path in self._unusable:
                 continue
             try:
-                for tried in self._flush.send(path):
-                    if tried.state == "waits":
+                for outcome in self._flush.send(path):
+                    if outcome.state == "waits":
                         continue
-                    self._record(tried)
-                    if tried.state == "delivered":
-                        delivered[tried.channel] += 1
+                    self._record(outcome)
+                    if outcome.state == "delivered":
+                        delivered[outcome.channel] += 1
                     else:
-                        self._print_line(f"supervise: {tried.text}")
+                        self._print_line(f"supervise: {outcome.text}")
                 remains = remains or any(map(self._flush.is_due, waiting(path)))
             except StoreError as error:
                 self._unusable.add(path)

@@ -115,20 +115,20 @@ class Launcher:
             ActionError: it has been started by somebody else.
         """
         name = f"{self._run.id}:{launch.attempt}"
-        made = self._existing(launch.attempt, name) if launch.attempt else None
-        if made is not None:
-            return self._adopt_existing(*made)
+        segments = self._existing(launch.attempt, name) if launch.attempt else None
+        if segments is not None:
+            return self._adopt_existing(*segments)
         config = probe_config(self._run, self.directory, policy, self._drills)
         argv, environ = list(self._argv), dict(self._environ)
         if not launch.attempt:
             self._run.write_secret(ENVIRON, environ)
         if launch.path:
-            how = policy.job.relaunch or RelaunchSettings()
-            config |= _resuming(launch, how.resume)
+            relaunch = policy.job.relaunch or RelaunchSettings()
+            config |= _resuming(launch, relaunch.resume)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [recipes.fill(arg, launch.path, launch.step) for arg in how.args]
-            for key, value in how.env.items():
+            argv += [recipes.fill(arg, launch.path, launch.step) for arg in relaunch.args]
+            for key, value in relaunch.env.items():
                 environ[key] = recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
@@ -159,9 +159,9 @@ class Launcher:
 
     def _existing(self, attempt: int, name: str) -> tuple[int, int] | None:
         """Return pid and start time of this launch, if a supervisor before us has made it."""
-        last = last_launch(self._run)
-        if last is not None and last["attempt"] == attempt:
-            return last["pid"], last["start_ticks"]
+        newest = last_launch(self._run)
+        if newest is not None and newest["attempt"] == attempt:
+            return newest["pid"], newest["start_ticks"]
         pid = environment.launched(name)
         ticks = None if pid is None else start_ticks(pid)
         return None if pid is None or ticks is None else (pid, ticks)
@@ -198,19 +198,19 @@ def redactor(
         also: further environments, such as that of a supervisor that came later.
     """
     names = redaction.named(policy.notify)
-    found = Redactor(environ, argv, names)
-    for each in also:
-        found.environment(each)
-    return found.fresh()
+    redactor = Redactor(environ, argv, names)
+    for value in also:
+        redactor.environment(value)
+    return redactor.fresh()
 
 
-def _resuming(launch: Launch, how: str) -> dict[str, Any]:
+def _resuming(launch: Launch, method: str) -> dict[str, Any]:
     """Return the settings that only the probe of a later launch gets."""
     return {
         "attempt": launch.attempt,
         "first_step": launch.step + 1,
         "counters": dict(launch.counters or {}),
-        "resume": {"how": how, "path": launch.path} if how != "args" else None,
+        "resume": {"how": method, "path": launch.path} if method != "args" else None,
         "rewarm": None if launch.rewarm is None else dict(launch.rewarm),
         "skip": None if launch.skip is None else [list(pair) for pair in launch.skip],
     }

@@ -79,8 +79,8 @@ class _Followed:
 
     fd: int
     identity: tuple[int, int]
-    at: int
-    rest: bytes = b""
+    offset: int
+    partial: bytes = b""
 
 
 class LogFiles:
@@ -124,12 +124,12 @@ class LogFiles:
             for path in self._paths():
                 if path not in self._followed:
                     self._follow(path)
-        found: list[Failure] = []
+        failures: list[Failure] = []
         for path in list(self._followed):
             with suppress(OSError):  # a file system that fails: the next look tries again
                 for line in self._lines(path, until, last=last):
-                    found += self._match(path, line, now_ns)
-        return found
+                    failures += self._match(path, line, now_ns)
+        return failures
 
     def close(self) -> None:
         """Close all files."""
@@ -138,55 +138,57 @@ class LogFiles:
         self._followed.clear()
 
     def _paths(self) -> list[str]:
-        found: set[str] = set()
+        paths: set[str] = set()
         for pattern in self._globs:
-            found.update(glob.iglob(pattern, recursive=True))  # noqa: PTH207, absolute too
-        return sorted(found)[:FILES]
+            paths.update(glob.iglob(pattern, recursive=True))  # noqa: PTH207, absolute too
+        return sorted(paths)[:FILES]
 
     def _follow(self, path: str, *, from_end: bool = False) -> None:
         if len(self._followed) >= FILES:
             return
         with suppress(OSError):  # it vanished, or is no regular file
             fd = files.open_file(Path(path), foreign=True)
-            seen = os.fstat(fd)
-            at = seen.st_size if from_end else 0
-            self._followed[path] = _Followed(fd, (seen.st_dev, seen.st_ino), at)
+            status = os.fstat(fd)
+            offset = status.st_size if from_end else 0
+            self._followed[path] = _Followed(fd, (status.st_dev, status.st_ino), offset)
 
     def _lines(self, path: str, until: float, *, last: bool) -> Iterator[str]:
         """Yield the new lines that match, until there are none or the time is up."""
-        one = self._followed[path]
-        size = os.fstat(one.fd).st_size
-        if size < one.at:
-            one.at, one.rest = 0, b""
-        elif size - one.at > BEHIND:
-            one.at, one.rest = size - BEHIND, b""
+        followed = self._followed[path]
+        size = os.fstat(followed.fd).st_size
+        if size < followed.offset:
+            followed.offset, followed.partial = 0, b""
+        elif size - followed.offset > BEHIND:
+            followed.offset, followed.partial = size - BEHIND, b""
         while time.monotonic() < until:
-            block = os.pread(one.fd, BLOCK, one.at)
+            block = os.pread(followed.fd, BLOCK, followed.offset)
             if not block:
                 if last:
-                    yield from _matching(self._patterns, one.rest)
-                self._rotated(path, one)
+                    yield from _matching(self._patterns, followed.partial)
+                self._rotated(path, followed)
                 return
-            one.at += len(block)
-            text = one.rest + block
+            followed.offset += len(block)
+            text = followed.partial + block
             cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-            one.rest = text[max(cut, len(text) - LINE_BYTES) :]  # of an endless line the newest
+            followed.partial = text[
+                max(cut, len(text) - LINE_BYTES) :
+            ]  # of an endless line the newest
             yield from _matching(self._patterns, text[:cut])
 
-    def _rotated(self, path: str, one: _Followed) -> None:
+    def _rotated(self, path: str, followed: _Followed) -> None:
         """Begin the file that has this name now, if that is another one."""
         with suppress(FileNotFoundError):
             now = Path(path).stat()
-            if (now.st_dev, now.st_ino) != one.identity:
-                os.close(one.fd)
+            if (now.st_dev, now.st_ino) != followed.identity:
+                os.close(followed.fd)
                 del self._followed[path]
                 self._follow(path)
 
     def _match(self, path: str, line: str, now_ns: int) -> Iterator[Failure]:
-        shown = os.path.relpath(path, self._directory)
+        shown_path = os.path.relpath(path, self._directory)
         text = line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"
         failure = classify(
-            Failure(LOG, message=text, file=shown, at_ns=now_ns, leading=True), self._classes()
+            Failure(LOG, message=text, file=shown_path, at_ns=now_ns, leading=True), self._classes()
         )
         count = self._found[failure.cls] = self._found.get(failure.cls, 0) + 1
         if failure.cls and count <= PER_CLASS:
@@ -195,16 +197,16 @@ class LogFiles:
 
 def _patterns(classes: Sequence[FailureClass]) -> list[re.Pattern[bytes]]:
     """Return what finds a line of any class; one that begins with letters takes 1 ms per MB."""
-    return [re.compile(text.encode()) for each in classes for text in each.logs]
+    return [re.compile(text.encode()) for failure_class in classes for text in failure_class.logs]
 
 
 def _matching(patterns: Sequence[re.Pattern[bytes]], text: bytes) -> Iterator[str]:
     """Yield the lines in which a pattern is found, in their order, each once."""
     places = {}
     for pattern in patterns:
-        for found in pattern.finditer(text):
-            marks = (text.rfind(mark, 0, found.start()) for mark in (b"\n", b"\r"))
-            places[max(marks) + 1] = found.span()
+        for match in pattern.finditer(text):
+            marks = (text.rfind(mark, 0, match.start()) for mark in (b"\n", b"\r"))
+            places[max(marks) + 1] = match.span()
             if len(places) >= MOST_LINES:
                 break
     for first, (start, end) in sorted(places.items()):
@@ -248,15 +250,15 @@ class JobOutput:
         places: dict[tuple[int, int, int], _Stream] = {}
         for fd in STREAMS:
             try:
-                seen = os.fstat(fd)
+                status = os.fstat(fd)
             except OSError:  # it is closed
                 continue
-            if stat.S_ISREG(seen.st_mode):
+            if stat.S_ISREG(status.st_mode):
                 continue
-            place = seen.st_dev, seen.st_ino, seen.st_rdev
-            if place not in places:
-                places[place] = _open(fd)
-            self.outputs[fd] = places[place].job
+            file_id = status.st_dev, status.st_ino, status.st_rdev
+            if file_id not in places:
+                places[file_id] = _open(fd)
+            self.outputs[fd] = places[file_id].job
         self._streams = list(places.values())
 
     def start(self) -> None:
@@ -391,8 +393,12 @@ class SupervisorLog(logging.Handler):
             return
         try:
             if self._dropped:
-                last = {"msg": "the log is incomplete", "name": __name__, "levelname": "WARNING"}
-                record = logging.makeLogRecord({**last, "dropped": self._dropped})
+                final_record = {
+                    "msg": "the log is incomplete",
+                    "name": __name__,
+                    "levelname": "WARNING",
+                }
+                record = logging.makeLogRecord({**final_record, "dropped": self._dropped})
                 self._queue.put(record, timeout=CLOSE_S)
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:  # the disk hangs

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from .. import system
+from ..checkpoints.registry import RunFacts
 from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..core.handlers.job_lifecycle import ASKED, MEANT, is_crash
@@ -75,7 +76,7 @@ def service(settings: Settings, processor: EventProcessor) -> CheckpointService:
         StoreError: the register of this run cannot be read.
     """
     policy = settings.policy
-    facts = {"argv": list(settings.argv), "policy": policy.name, "policy_digest": policy.digest}
+    facts = RunFacts(list(settings.argv), policy.name, policy.digest)
     return CheckpointService(
         policy.job.checkpoints,
         settings.run.path,
@@ -128,15 +129,15 @@ def _with_counters(event: Notice, window: Window) -> Notice:
     newest = {rank: step for rank, step in counted if rank != event.rank}
     by_rank = {"all": saver} if saver else {}
     for rank, step in newest.items() if len(newest) < RANKS else ():
-        seen, was = counted[rank, step], counted.get((event.rank or 0, step), saver)
-        pairs = {name: (seen.get(name), was.get(name)) for name in saver}
+        counters, was = counted[rank, step], counted.get((event.rank or 0, step), saver)
+        pairs = {name: (counters.get(name), was.get(name)) for name in saver}
         ahead = {
             n: own - its for n, (own, its) in pairs.items() if own is not None and its is not None
         }
         if any(ahead.values()):
             by_rank[str(rank)] = {n: count + ahead.get(n, 0.0) for n, count in saver.items()}
-    last = counted.get((event.rank or 0, (event.step or 0) - 1), {})
-    values = {name: value for name, value in last.items() if value is not None}
+    previous = counted.get((event.rank or 0, (event.step or 0) - 1), {})
+    values = {name: value for name, value in previous.items() if value is not None}
     return replace(event, data=event.data.extended(counters=by_rank, values=values))
 
 
@@ -145,19 +146,19 @@ def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) ->
 
     The engine is told when the number of those that it may be changes.
     """
-    before = checkpoint_choice.needed_before(processor.policy, processor.state)
-    if before is None:
+    before_step = checkpoint_choice.needed_before(processor.policy, processor.state)
+    if before_step is None:
         return
-    left = checkpoints.candidates(before)
+    remaining = checkpoints.candidates(before_step)
     for event in checkpoints.poll():  # the last verdict comes before "none is left"
         processor.process(event)
     if (awaited := checkpoint_choice.awaited(processor.policy, processor.state)) is None:
         return
-    if left is not None and left != awaited.candidates:
-        text = f"{left} checkpoints from before step {before} are to be verified"
-        data = Payload({"candidates": left})
+    if remaining is not None and remaining != awaited.candidates:
+        text = f"{remaining} checkpoints from before step {before_step} are to be verified"
+        data = Payload({"candidates": remaining})
         processor.process(Notice(system.monotonic_ns(), "checkpoint-search", text, data=data))
-    checkpoints.verify_awaited(before)
+    checkpoints.verify_awaited(before_step)
 
 
 class LastLook:
@@ -219,9 +220,9 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     able = policy.mode in ACTING_MODES and "relaunch" not in job.unavailable
     if not returncode or policy.job.on_crash is None or not able:
         return False
-    meant = job.stopping or job.end_requested or returncode in (*ASKED, *MEANT)
-    held = state.incident is not None and state.incident.phase == HELD
-    return not (meant or held or state.step in job.restarts.crashes)
+    is_deliberate = job.stopping or job.end_requested or returncode in (*ASKED, *MEANT)
+    is_held = state.incident is not None and state.incident.phase == HELD
+    return not (is_deliberate or is_held or state.step in job.restarts.crashes)
 
 
 def resume(checkpoints: CheckpointService, past: RecoveredRun, policy: Policy) -> None:
@@ -241,9 +242,14 @@ def position(processor: EventProcessor) -> RunPosition:
         names, frame = newest
         pairs = zip(names, frame.values, strict=False)
         values = {name: value for name, value in pairs if value is not None}
-    known = state.checkpoints
+    checkpoints = state.checkpoints
     return RunPosition(
-        state.step, state.attempt, values, known.suspects(), state.job.world_size, known.on_trial()
+        state.step,
+        state.attempt,
+        values,
+        checkpoints.suspects(),
+        state.job.world_size,
+        checkpoints.on_trial(),
     )
 
 
@@ -274,8 +280,10 @@ class App:
         self._launcher = launcher
         self._hardware: Hardware
         self._forwarder = forwarder
-        taken = None if settings.past is None else settings.past.taken
-        self._segments = Segments(settings.shm, settings.run.marks_path, system.monotonic_ns, taken)
+        read_cursor = None if settings.past is None else settings.past.taken
+        self._segments = Segments(
+            settings.shm, settings.run.marks_path, system.monotonic_ns, read_cursor
+        )
         forwarder.keep = self._segments.keep_signals
         self._status = Status(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = service(settings, self.processor)
@@ -326,8 +334,8 @@ class App:
     def exit_code(self, process: Process) -> int:
         """Return the exit code to pass on for a process that has ended. Any thread."""
         state, policy = self.processor.state, self.processor.policy
-        own = self._is_cancelled or self._orphans.left or self._orphans.ended_well
-        by_policy = None if own else ends_with(self.control, state, policy)
+        is_exit_of_job = self._is_cancelled or self._orphans.left or self._orphans.ended_well
+        by_policy = None if is_exit_of_job else ends_with(self.control, state, policy)
         returncode = process.returncode or 0
         if process.unknown and state.job.returncode is not None:
             returncode = state.job.returncode  # a supervisor before us saw it
@@ -389,9 +397,9 @@ class App:
     def unrecorded(self, process: Process) -> tuple[int, int]:
         """Return how many events and decisions are not on disk, as far as we know of them."""
         events, decisions = self.processor.unwritten
-        told = self._ended_process is process  # its end is one more event
-        known = self._pending_events + self._segments.unread() + self._forwarder.waiting
-        return events + known + (not told), decisions
+        is_exit_recorded = self._ended_process is process  # its end is one more event
+        waiting = self._pending_events + self._segments.unread() + self._forwarder.waiting
+        return events + waiting + (not is_exit_recorded), decisions
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
 
@@ -511,7 +519,7 @@ class App:
     def _run_round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
         self.processor.mark_progress()
-        processor, found = self.processor, self._read()
+        processor, event_count = self.processor, self._read()
         if control.has_unpaused():  # its notice of that was lost
             self._process(
                 [Notice(system.monotonic_ns(), withdrawal.ENDED, "the job is not paused")]
@@ -526,14 +534,14 @@ class App:
         for event in self._checkpoints.poll():
             processor.process(event)
         self._preemptor.run_round(control, ended=control.process.returncode is not None)
-        for told in self._inbox.poll():
-            processor.told(told)
+        for command in self._inbox.poll():
+            processor.told(command)
         processor.collect_results()
         self._segments.retain_before(
             action_planning.retain_before(processor.policy, processor.state),
             system.monotonic_ns(),
         )
-        return found
+        return event_count
 
     def _read(self) -> int:
         """Take what the segments have; return how many events that were."""
@@ -559,12 +567,12 @@ class App:
 
     def _was_stalled(self, control: Control) -> bool:
         """Whether the newest round took long: what came meanwhile is read before time is told."""
-        before, suspended_before = self._last_round
+        previous_ns, suspended_before = self._last_round
         now_ns, suspended_ns = self._last_round = control.process.now()
-        stalled_s = (now_ns - before - max(0, suspended_ns - suspended_before)) / 1e9
+        stalled_s = (now_ns - previous_ns - max(0, suspended_ns - suspended_before)) / 1e9
         if stalled_s > STALLED_S:
-            what = "the disk or this machine did not respond"
-            text = f"supervisor stalled for {stalled_s:.0f} s: {what}"
+            cause = "the disk or this machine did not respond"
+            text = f"supervisor stalled for {stalled_s:.0f} s: {cause}"
             self.processor.process(Notice(now_ns, "note", text))
         return stalled_s > STALLED_S
 
@@ -576,8 +584,8 @@ class App:
         suspended_s = (suspended_ns - self._suspended_ns) / 1e9
         if suspended_s > 0:
             self._suspended_ns = suspended_ns
-            told = f"stopped and continued from the terminal after {suspended_s:.0f} s"
-            processor.process(Notice(now_ns, "suspended", told))
+            text = f"stopped and continued from the terminal after {suspended_s:.0f} s"
+            processor.process(Notice(now_ns, "suspended", text))
         beats = []
         for segment in self._segments.ranks.values():
             with suppress(SegmentError):  # the next poll tells it, once
@@ -590,11 +598,11 @@ class App:
             lives = control.process.returncode is None
             ends = self._segments.dead() if lives else {}
             dead = {n for n, code in ends.items() if code is None or is_crash(code)}
-            judged, notices = self._phases.seen(beats, now_ns, dead)
+            beat_events, notices = self._phases.seen(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
-            self._enricher.on_beats(judged, processor.state.job.failures, now_ns)
-            processor.process(Tick(now_ns, judged))
+            self._enricher.on_beats(beat_events, processor.state.job.failures, now_ns)
+            processor.process(Tick(now_ns, beat_events))
         self._preemptor.run_second(control)
         verify_awaited(self._checkpoints, processor)
         dense = rule_scope.needs_dense_sampling(processor.policy, processor.state)

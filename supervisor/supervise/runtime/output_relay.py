@@ -46,9 +46,9 @@ class Log:
         waiting: bytes that wait for the disk. lost: bytes that were not kept since the last note.
     """
 
-    def __init__(self, path: str, most: int = MOST_KEPT, waiting: int = MOST_WAITING) -> None:
+    def __init__(self, path: str, max_bytes: int = MOST_KEPT, waiting: int = MOST_WAITING) -> None:
         self._path = path
-        self._most = most
+        self._most = max_bytes
         self._most_waiting = waiting
         self._queue: deque[bytes] = deque()
         self.waiting = self.lost = 0
@@ -162,12 +162,12 @@ def write_all(fd: int, data: bytes) -> None:
 
 def follow_size(source: int, terminal: int, over: threading.Event) -> None:
     """Give the pseudo terminal the size of the terminal, whenever that changes."""
-    known = size_of(terminal)
+    previous_size = size_of(terminal)
     while not over.wait(SIZE_S):
         size = size_of(terminal)
-        if size in (known, None):
+        if size in (previous_size, None):
             continue
-        known = size
+        previous_size = size
         with suppress(OSError):
             fcntl.ioctl(source, termios.TIOCSWINSZ, size)
             os.killpg(os.tcgetpgrp(terminal), signal.SIGWINCH)

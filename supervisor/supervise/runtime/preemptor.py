@@ -48,7 +48,7 @@ class Job(Protocol):
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> PendingCommand: ...
-    def forget(self, asked: PendingCommand) -> None: ...
+    def forget(self, pending: PendingCommand) -> None: ...
 
 
 class Processor(Protocol):
@@ -93,11 +93,13 @@ class Preemptor:
 
     def adopt(self, process: Process) -> None:
         """Pass on what the supervisor before us held when it died."""
-        held = self._processor.state.job.held_signals
-        for name in held:
+        held_signals = self._processor.state.job.held_signals
+        for name in held_signals:
             process.signal(signal.Signals[name])
-        if held:
-            self._report_failure(held[0], "the supervisor that held it died", signals=list(held))
+        if held_signals:
+            self._report_failure(
+                held_signals[0], "the supervisor that held it died", signals=list(held_signals)
+            )
 
     # ── what happens ──────────────────────────────────────────────────────────────────────────────
 
@@ -116,8 +118,8 @@ class Preemptor:
     def _is_lost(self, data: Mapping[str, Any]) -> bool:
         """Whether a signal was passed on without a checkpoint that the policy asks for."""
         passed = not (data.get("held") or data.get("killed") or data.get("handled"))
-        wanted = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
-        return wanted and passed and bool(self._refusal)
+        was_held = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
+        return was_held and passed and bool(self._refusal)
 
     def run_second(self, job: Job) -> None:
         """Once a second: offer to hold signals, and look at the clock and the drain file."""
@@ -173,9 +175,9 @@ class Preemptor:
 
     def _kept_signals(self, job: Job) -> list[str]:
         """Return what the probe has taken in the process that signals are passed on to."""
-        first = self._forwarder.pid
-        found = (rank for rank in job.ranks().values() if rank.get("pid") == first)
-        return [str(each) for rank in found for each in rank["status"].get("kept_signals") or ()]
+        pid = self._forwarder.pid
+        views = (rank for rank in job.ranks().values() if rank.get("pid") == pid)
+        return [str(name) for rank in views for name in rank["status"].get("kept_signals") or ()]
 
     # ── one request ───────────────────────────────────────────────────────────────────────────────
 
@@ -188,15 +190,15 @@ class Preemptor:
         if self._asked.withdrawn:  # another action is, at this moment: order it again
             self._drop(job)
             return
-        why = self._outcome(self._asked)
-        if why is None:
+        outcome = self._outcome(self._asked)
+        if outcome is None:
             return
-        if why and not holds:  # nothing is delayed by another try
-            self._answer = why
+        if outcome and not holds:  # nothing is delayed by another try
+            self._answer = outcome
             self._next_order_s = time.monotonic() + RETRY_S
             self._drop(job)
         else:
-            self._forwarder.settle(why)
+            self._forwarder.settle(outcome)
 
     def _order(self, job: Job, deadline_s: float) -> None:
         self._orders += 1
@@ -210,13 +212,13 @@ class Preemptor:
             job.forget(self._asked)
         self._asked = None
 
-    def _outcome(self, asked: PendingCommand) -> str | None:
+    def _outcome(self, pending: PendingCommand) -> str | None:
         """Return "" for a checkpoint that was written, why there is none, None: not known yet."""
-        if asked.refusal is not None:
-            return asked.refusal
-        if asked.lost:
-            return next(iter(asked.lost.values()))
-        for ack in asked.answers.values():
+        if pending.refusal is not None:
+            return pending.refusal
+        if pending.lost:
+            return next(iter(pending.lost.values()))
+        for ack in pending.answers.values():
             if not ack.ok:
                 return ack.error or "the probe refused it"
             for report in self._reports:
@@ -229,17 +231,21 @@ class Preemptor:
     def _conclude(self, settled: Settled) -> None:
         """Report how a request ended, and end the job where no signal does."""
         if settled.refusal:
-            tried = "" if settled.signals else self._answer  # says more than that time is up
-            self._report_failure(settled.cause, tried or settled.refusal)
+            answer = "" if settled.signals else self._answer  # says more than that time is up
+            self._report_failure(settled.cause, answer or settled.refusal)
             return
-        saved: Payload = next(
-            (each.data for each in reversed(self._reports) if each.kind == "checkpoint-saved"),
+        save_report: Payload = next(
+            (
+                report.data
+                for report in reversed(self._reports)
+                if report.kind == "checkpoint-saved"
+            ),
             NOTHING,
         )
         text = f"{settled.cause}: the job wrote a checkpoint in {settled.waited_s:.1f} s"
-        path, step = saved.get("path"), saved.get("step")
-        more = {"path": path, "step": step, "signals": list(settled.signals)}
-        self._notice(text, "saved", settled.cause, **more)
+        path, step = save_report.get("path"), save_report.get("step")
+        facts = {"path": path, "step": step, "signals": list(settled.signals)}
+        self._notice(text, "saved", settled.cause, **facts)
         if not settled.signals:
             args: dict[str, Json] = {"requeue": True, "key": f"{KIND}-{settled.cause}"}
             stop = OperatorCommand(system.monotonic_ns(), settled.cause, "stop", Payload(args))
@@ -247,19 +253,19 @@ class Preemptor:
 
     # ── notices ───────────────────────────────────────────────────────────────────────────────────
 
-    def _report_failure(self, cause: str, why: str, **more: Any) -> None:
-        text = f"{cause}: the job wrote no checkpoint: {why}"
-        self._notice(text, "failed", cause, why=why, **more)
+    def _report_failure(self, cause: str, reason: str, **facts: Any) -> None:
+        text = f"{cause}: the job wrote no checkpoint: {reason}"
+        self._notice(text, "failed", cause, why=reason, **facts)
 
     def _report_unavailable(self, job: Job) -> None:
         """Report once what will not change by itself: the mode, or the number of ranks."""
-        why = lasting_refusal(self._processor)
-        if why and why != self._reported and job.ranks():
-            self._reported = why
-            self._notice(f"job.preempt has no effect: {why}", "unavailable", "", why=why)
+        reason = lasting_refusal(self._processor)
+        if reason and reason != self._reported and job.ranks():
+            self._reported = reason
+            self._notice(f"job.preempt has no effect: {reason}", "unavailable", "", why=reason)
 
-    def _notice(self, message: str, phase: str, cause: str, **more: Any) -> None:
-        data = {"phase": phase, "cause": cause, **more}
+    def _notice(self, message: str, phase: str, cause: str, **facts: Any) -> None:
+        data = {"phase": phase, "cause": cause, **facts}
         self._processor.process(Notice(system.monotonic_ns(), KIND, message, data=Payload(data)))
 
     # ── causes without a signal ───────────────────────────────────────────────────────────────────
@@ -282,9 +288,9 @@ class Preemptor:
 
 def refusal(processor: Processor, job: Job) -> str:
     """Return why no checkpoint can be ordered now, "" where it can."""
-    why = lasting_refusal(processor)
-    if why:
-        return why
+    reason = lasting_refusal(processor)
+    if reason:
+        return reason
     if processor.performing in ENDING:
         return f"a {processor.performing} is in progress"
     if job.paused:
@@ -314,9 +320,9 @@ def _end_time(environ: Mapping[str, str]) -> float | None:
     return float(text) if text.isascii() and text.isdigit() else None
 
 
-def _answers(ordered: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+def _answers(ordered: Mapping[str, Any], save_report: Mapping[str, Any]) -> bool:
     """Whether a save is the one that was ordered: by its path, or, from a library, by its step."""
     path = ordered.get("path")
     if path:
-        return bool(saved.get("path") == path)
-    return saved.get("how") == "its library"
+        return bool(save_report.get("path") == path)
+    return save_report.get("how") == "its library"

@@ -185,9 +185,9 @@ def _not_found(command: str, path: Path, search: str) -> LaunchError:
     if os.path.isfile(path):  # noqa: PTH113 - the file is there, so it is the interpreter in its first line that is not
         with path.open("rb") as file:
             line = file.readline(256).decode("utf-8", "replace")
-        wanted = line[2:].strip() if line.startswith("#!") else "its loader"
+        interpreter = line[2:].strip() if line.startswith("#!") else "its loader"
         return LaunchError(
-            f"cannot start {command}: its interpreter {wanted} does not exist",
+            f"cannot start {command}: its interpreter {interpreter} does not exist",
             exit_code=NOT_EXECUTABLE,
         )
     hint = _run_with_python(command) if os.path.isfile(command) else None  # noqa: PTH113
@@ -248,7 +248,7 @@ class Process:
         pid: int,
         group: int,
         terminal: Terminal | None = None,
-        before: Set[tuple[int, int | None]] = frozenset(),
+        earlier_children: Set[tuple[int, int | None]] = frozenset(),
     ) -> None:
         """Watch a process that runs.
 
@@ -257,7 +257,7 @@ class Process:
         """
         self.pid = pid
         self.group = group
-        self._before = before
+        self._before = earlier_children
         self.returncode: int | None = None
         self.unknown = False
         self.interrupted = False
@@ -284,11 +284,11 @@ class Process:
         Raises:
             LaunchError: it was not found or is not executable.
         """
-        before = frozenset((child, start_ticks(child)) for child in _children())
+        earlier_children = frozenset((child, start_ticks(child)) for child in _children())
         pid, group = spawn(argv, environ, outputs)
         if terminal is not None:
             terminal.lend(group)
-        return cls(pid, group, terminal, before)
+        return cls(pid, group, terminal, earlier_children)
 
     @cached_property
     def tree(self) -> Tree:
@@ -362,17 +362,17 @@ class Process:
             `how` it ended (`ended` when nobody was left, else `term` or `kill`), `returncode`, and
             `survivors`, the pids that outlived KILL for `kill_s` (stuck in the kernel).
         """
-        how = "ended"
-        left = self.tree.members()
-        if left:
-            how = "term"
-            left = self.tree.end(signal.SIGTERM, term_s)
-        if left:
-            how = "kill"
-            left = self.tree.end(signal.SIGKILL, kill_s)
-        self.wait(0.0 if left else 1.0)
-        survivors = [process.pid for process in left]
-        return {"how": how, "returncode": self.returncode, "survivors": survivors}
+        outcome = "ended"
+        members = self.tree.members()
+        if members:
+            outcome = "term"
+            members = self.tree.end(signal.SIGTERM, term_s)
+        if members:
+            outcome = "kill"
+            members = self.tree.end(signal.SIGKILL, kill_s)
+        self.wait(0.0 if members else 1.0)
+        survivors = [process.pid for process in members]
+        return {"how": outcome, "returncode": self.returncode, "survivors": survivors}
 
     def return_terminal(self) -> None:
         """Take the foreground from it: what is typed now, Ctrl-C above all, comes to us."""
@@ -491,8 +491,12 @@ class AdoptedProcess(Process):
             if self.returncode is None:
                 stat = stat_fields(self.pid)
                 if stat is None or int(stat[STARTED]) != self._ticks:
-                    known = self._exit_status.returncode() if self._held else None
-                    self._end(known if known is not None else self._recorded(self.pid, self._ticks))
+                    returncode = self._exit_status.returncode() if self._held else None
+                    self._end(
+                        returncode
+                        if returncode is not None
+                        else self._recorded(self.pid, self._ticks)
+                    )
                 elif stat[STATE] in (b"Z", b"X"):
                     self._end(os.waitstatus_to_exitcode(int(stat[EXIT])))
             return self.returncode
@@ -521,14 +525,14 @@ class AdoptedTree(Tree):
 
     def members(self) -> list[psutil.Process]:
         """Return the living processes of the job, parents before their children."""
-        found: dict[psutil.Process, None] = {}
+        members: dict[psutil.Process, None] = {}
         for root in self._children():
-            found[root] = None
+            members[root] = None
             try:
-                found.update(dict.fromkeys(root.children(recursive=True)))
+                members.update(dict.fromkeys(root.children(recursive=True)))
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in found if process.pid != os.getpid() and alive(process)]
+        return [process for process in members if process.pid != os.getpid() and alive(process)]
 
     def reap(self, every_s: float = 1.0) -> int:
         """Collect nothing: they are not our children."""
@@ -596,7 +600,7 @@ class Ranks(Protocol):
     def ranks(self) -> dict[int, dict[str, Any]]: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def release_signals(self) -> None: ...
-    def forget(self, asked: PendingCommand) -> None: ...
+    def forget(self, pending: PendingCommand) -> None: ...
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> PendingCommand: ...
@@ -613,10 +617,10 @@ def halt(job: Ranks, *, grace_s: float, term_s: float) -> dict[str, Any]:
     asked_for = _interrupt(job, grace_s)
     ended = job.process.returncode is not None
     job.release_signals()
-    seen = job.process.stop(term_s=term_s)
+    result = job.process.stop(term_s=term_s)
     if ended:
-        seen["how"] = "interrupt" if asked_for == "interrupted" else "ended"
-    return {**seen, "interrupt": asked_for, "seconds": round(time.monotonic() - since, 3)}
+        result["how"] = "interrupt" if asked_for == "interrupted" else "ended"
+    return {**result, "interrupt": asked_for, "seconds": round(time.monotonic() - since, 3)}
 
 
 def _interrupt(job: Ranks, grace_s: float) -> str:
@@ -637,19 +641,19 @@ def _interrupt(job: Ranks, grace_s: float) -> str:
     if silent_ns > grace_s * 1e9:
         return f"skipped: the job was silent for {silent_ns / 1e9:.0f} s"
     key = f"stop-{time.monotonic_ns()}"
-    asked = job.ask("stop", {"how": "interrupt"}, key=key, partly=True)
+    pending = job.ask("stop", {"how": "interrupt"}, key=key, partly=True)
     try:
-        answers = asked.wait(max(0.0, deadline - time.monotonic()))
+        answers = pending.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        job.forget(asked)
+        job.forget(pending)
     if not any(ack.ok for ack in answers.values()):
         errors = [ack.error for ack in answers.values() if ack.error]
-        return f"not done: {errors[0] if errors else asked.refusal or 'no rank answered'}"
+        return f"not done: {errors[0] if errors else pending.refusal or 'no rank answered'}"
     job.process.wait(max(0.0, deadline - time.monotonic()))
     return "interrupted"
 
 
 def silence_ns(job: Ranks) -> int | None:
     """On the main loop: how long the rank that was heard last has been silent."""
-    heard = [view["seen_ns"] for view in job.ranks().values()]
-    return time.monotonic_ns() - max(heard) if heard else None
+    heard_ns = [view["seen_ns"] for view in job.ranks().values()]
+    return time.monotonic_ns() - max(heard_ns) if heard_ns else None

@@ -89,21 +89,23 @@ class Tree:
         before: pid and start of the children that we had before the job; they are not the job's.
     """
 
-    def __init__(self, leader: int, before: Set[tuple[int, int | None]] = frozenset()) -> None:
+    def __init__(
+        self, leader: int, earlier_children: Set[tuple[int, int | None]] = frozenset()
+    ) -> None:
         self._leader = leader
-        self._before = before
+        self._before = earlier_children
         self._reaped_at = 0.0
 
     def members(self) -> list[psutil.Process]:
         """Return the living processes of the job, parents before their children."""
-        found: list[psutil.Process] = []
+        members: list[psutil.Process] = []
         for child in self._children():
-            found.append(child)
+            members.append(child)
             try:
-                found += child.children(recursive=True)
+                members += child.children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in found if alive(process)]
+        return [process for process in members if alive(process)]
 
     def signal(self, signum: int, *, group: int | None = None) -> int:
         """Send `signum` to every process of the job; return how many it was sent to.
@@ -111,8 +113,8 @@ class Tree:
         Args:
             group: only to those in this process group.
         """
-        meant = [p for p in self.members() if group is None or group_of(p.pid) == group]
-        return sum(_send(process, signum) for process in meant)
+        members = [p for p in self.members() if group is None or group_of(p.pid) == group]
+        return sum(_send(process, signum) for process in members)
 
     def end(self, signum: int, within_s: float) -> list[psutil.Process]:
         """Send `signum` and wait up to `within_s` for all to end; return the survivors.
@@ -255,11 +257,11 @@ def stop_ourselves(signum: int) -> None:
     In an orphaned process group, where no shell could continue us, the kernel discards the signal
     and this returns at once.
     """
-    before = signal.signal(signum, signal.SIG_DFL)
+    handler = signal.signal(signum, signal.SIG_DFL)
     try:
         os.kill(0, signum)
     finally:
-        signal.signal(signum, before)
+        signal.signal(signum, handler)
 
 
 def _exists(group: int) -> bool:
@@ -275,8 +277,8 @@ def _exists(group: int) -> bool:
 @contextmanager
 def _unstoppable() -> Iterator[None]:
     """Changing the foreground from the background would stop us (SIGTTOU)."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

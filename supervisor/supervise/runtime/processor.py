@@ -121,7 +121,7 @@ def _perform(
     action: Action,
     args: Payload,
     key: str,
-    done: SimpleQueue[Finished],
+    results: SimpleQueue[Finished],
     wake: Callable[[], None],
 ) -> None:
     try:
@@ -146,7 +146,7 @@ def _perform(
         finished = Finished(time.monotonic_ns(), action_id, False, Payload(facts), text)
     else:
         finished = Finished(time.monotonic_ns(), action_id, True, Payload(result))
-    done.put(finished)
+    results.put(finished)
     wake()
 
 
@@ -231,15 +231,15 @@ class EventProcessor:
             self.window.append((names, event))
             self.training.take(names, event)
         self.state, decisions = engine.step(self._judging_policy(), self.state, event)
-        written: list[int | None] = []
+        numbers: list[int | None] = []
         for made in decisions:
-            self._unwritten = (0, len(decisions) - len(written))
-            written.append(self.recorder.decision(made, number, event.at_ns))
+            self._unwritten = (0, len(decisions) - len(numbers))
+            numbers.append(self.recorder.decision(made, number, event.at_ns))
         self._unwritten = (0, 0)
         if self._metrics is not None:
             names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
             self._metrics.observe(event, names, decisions)
-        for decision, seq in zip(decisions, written, strict=True):
+        for decision, seq in zip(decisions, numbers, strict=True):
             self.last = decision
             if isinstance(decision, ActionPlanned):
                 self._perform(decision.action.id, decision.action.verb, decision.action.args)
@@ -270,10 +270,10 @@ class EventProcessor:
     def check_space(self) -> None:
         """Renew the record's reserve; say when it comes into use, and when it is whole again."""
         self.recorder.check_space(self._run.path)
-        why = self.recorder.no_space
-        if bool(why) != self._is_short and not self.recorder.ended:
-            self._is_short = bool(why)
-            self._report_space(record_space.SHORT if why else record_space.ENOUGH, why)
+        shortage = self.recorder.no_space
+        if bool(shortage) != self._is_short and not self.recorder.ended:
+            self._is_short = bool(shortage)
+            self._report_space(record_space.SHORT if shortage else record_space.ENOUGH, shortage)
 
     def _report_unprotected(self) -> None:
         """Say once, at once, that the record ended before the run."""
@@ -281,8 +281,8 @@ class EventProcessor:
             self._is_unprotected = True
             self._report_space(record_space.UNPROTECTED, self.recorder.trouble or "")
 
-    def _report_space(self, kind: str, why: str) -> None:
-        text = f"the disk of {self._run.path}: {why or 'it has space again'}"
+    def _report_space(self, kind: str, shortage: str) -> None:
+        text = f"the disk of {self._run.path}: {shortage or 'it has space again'}"
         acts = {"acts": self.policy.mode in ACTING_MODES}
         data = self.recorder.shortage(self._run.path) | acts
         self.process(Notice(system.monotonic_ns(), kind, text, data=Payload(data)))
@@ -392,9 +392,9 @@ class EventProcessor:
     def raise_if_stopped(self) -> None:
         """Raise ActionError when an operator said `stop` while the job was dead."""
         incident = self.state.incident
-        for told in incident.deferred.commands if incident is not None else ():
-            if told.command == "stop":
-                raise ActionError(f"not started again: {told.operator} said stop")
+        for command in incident.deferred.commands if incident is not None else ():
+            if command.command == "stop":
+                raise ActionError(f"not started again: {command.operator} said stop")
 
     def resume_action(self) -> None:
         """Perform the action that waits for its outcome, which somebody else began."""
@@ -458,10 +458,11 @@ class EventProcessor:
         if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 
-    def _delivered(self, request: str, how: str) -> None:
+    def _delivered(self, request: str, channel: str) -> None:
         """Let the time to answer a request begin."""
         pending = self.state.approvals.pending
         if pending is not None and pending.id == request and not pending.delivered:
-            text = f"{request} was delivered {how}; it waits for {pending.timeout_s:.0f} s from now"
+            timeout = f"it waits for {pending.timeout_s:.0f} s from now"
+            text = f"{request} was delivered {channel}; {timeout}"
             at_ns = system.monotonic_ns()
             self.process(Notice(at_ns, approvals.DELIVERED, text, data=Payload({"id": request})))

@@ -34,6 +34,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
+from ..checkpoints.service import RestoredCheckpoint
 from ..core.analysis import host_health
 from ..core.analysis.host_health import Finding
 from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
@@ -64,8 +65,8 @@ def stopped_for(run: RunDir, key: str) -> bool:
     """Whether the job was stopped for this order, and was not started again. Raises StoreError."""
     if not (run.path / _marks(key)).exists():
         return False
-    done = run.read_json(_marks(key))
-    return done.get("how", "ended") != "ended" and "pid" not in done
+    marks = run.read_json(_marks(key))
+    return marks.get("how", "ended") != "ended" and "pid" not in marks
 
 
 def ends_with(job: Control | None, state: State, policy: Policy) -> int | None:
@@ -91,7 +92,7 @@ class Guard(Protocol):
     @property
     def is_verifying_now(self) -> bool: ...
     def prepare(self, name: str) -> None: ...
-    def restore(self, name: str) -> Mapping[str, Any]: ...
+    def restore(self, name: str) -> RestoredCheckpoint: ...
     def origin(self, name: str) -> tuple[str, int, str | None]: ...
 
 
@@ -161,32 +162,32 @@ class Relauncher:
         """
         until = time.monotonic() + deadline_s
         name = _marks(key)
-        done = self._read(name, key)
+        marks = self._read(name, key)
         prepared = ""
-        if "how" not in done:
+        if "how" not in marks:
             prepared = str(args["checkpoint"])
             self._carefully(lambda: self._guard.prepare(prepared))
             if job.process.returncode is None:
                 self._check_host(job, prepared, until - STOP_S, alive=True)
                 if works := self._movement(job, float(args.get("if_idle_s", 0.0))):
-                    why = f"the job makes no steps but works ({works}): not restarted"
-                    raise ActionError(why)
+                    reason = f"the job makes no steps but works ({works}): not restarted"
+                    raise ActionError(reason)
             if time.monotonic() > until - STOP_S - MARGIN_S:
                 raise ActionError("preparing took so long that the job was not stopped any more")
             job.raise_if_withdrawn()
-            done |= self._stop(job, name, done)
-            done["args"] = dict(args)
-            self._write(name, done)
-        job.exit_code = None if done["how"] == "ended" else HUMAN
-        if "path" not in done:
-            done |= self._put_back(job, done["args"], prepared, until)
-            self._write(name, done)
-        if "pid" not in done:
-            self._check_host(job, str(done["args"]["checkpoint"]), until - 2.0 * MARGIN_S)
-            self._start(job, name, done, until)
-        args = done["args"]
-        seen = {key: value for key, value in done.items() if key not in ("key", "args")}
-        return {**seen, "checkpoint": args["checkpoint"], "step": args["step"]}
+            marks |= self._stop(job, name, marks)
+            marks["args"] = dict(args)
+            self._write(name, marks)
+        job.exit_code = None if marks["how"] == "ended" else HUMAN
+        if "path" not in marks:
+            marks |= self._put_back(job, marks["args"], prepared, until)
+            self._write(name, marks)
+        if "pid" not in marks:
+            self._check_host(job, str(marks["args"]["checkpoint"]), until - 2.0 * MARGIN_S)
+            self._start(job, name, marks, until)
+        args = marks["args"]
+        result = {key: value for key, value in marks.items() if key not in ("key", "args")}
+        return {**result, "checkpoint": args["checkpoint"], "step": args["step"]}
 
     def _movement(self, job: Control, idle_s: float) -> str:
         """Return why a job that lives cannot count as idle, "" where it can or need not."""
@@ -204,18 +205,18 @@ class Relauncher:
         try:
             path, size, python = self._guard.origin(checkpoint)
             start = Start(Path(path).parent, size, python)
-            found = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
-            text, data = host_health.summary(found)
-            told = Notice(time.monotonic_ns(), host_health.KIND, text, data=data)
-            job.on_loop(lambda: self._process(told), LOOP_S)
+            findings = self._gate.look(start, max(0.0, until - time.monotonic()), alive=alive)
+            text, data = host_health.summary(findings)
+            notice = Notice(time.monotonic_ns(), host_health.KIND, text, data=data)
+            job.on_loop(lambda: self._process(notice), LOOP_S)
         except Exception:
             _log.exception("the health of this host is not known")
             return
-        if why := host_health.refusal(found):
+        if reason := host_health.refusal(findings):
             if not alive:
                 with suppress(StoreError):
-                    self._run.write_json(UNFIT, self._gate.memo(start) | {"why": why})
-            raise ActionError(f"this host is not fit to start the job on: {why}")
+                    self._run.write_json(UNFIT, self._gate.memo(start) | {"why": reason})
+            raise ActionError(f"this host is not fit to start the job on: {reason}")
 
     def _put_back(
         self, job: Control, order: Mapping[str, Any], prepared: str, until: float
@@ -242,11 +243,11 @@ class Relauncher:
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
                 continue
-            told = {key: back[key] for key in ("probe_batch", "counters") if key in back}
+            facts: dict[str, Any] = {"probe_batch": back.probe_batch, "counters": back.counters}
+            facts = {name: value for name, value in facts.items() if value}
             if failed:
-                told["failed"] = {what: str(error) for what, error in failed.items()}
-            path, moved = str(back["path"]), list(back["moved"])
-            return {"args": dict(args), "path": path, "moved": moved, **told}
+                facts["failed"] = {stage: str(error) for stage, error in failed.items()}
+            return {"args": dict(args), "path": back.path, "moved": back.moved, **facts}
 
     def _choose(self, job: Control, order: Mapping[str, Any], until: float) -> Mapping[str, Any]:
         """Return the order as the engine wants it once the rest is verified.
@@ -272,42 +273,42 @@ class Relauncher:
             return order
         while self._guard.is_verifying_now and time.monotonic() < latest(order):
             time.sleep(LOOK_S)
-        chosen = in_time(lambda _: self._loop.choose())
-        return chosen if time.monotonic() < latest(chosen) else order
+        args = in_time(lambda _: self._loop.choose())
+        return args if time.monotonic() < latest(args) else order
 
-    def _start(self, job: Control, name: str, done: dict[str, Any], until: float) -> None:
-        args = done["args"]
+    def _start(self, job: Control, name: str, marks: dict[str, Any], until: float) -> None:
+        args = marks["args"]
         launch = Launch(
             int(args["attempt"]),
             int(args["step"]),
-            done["path"],
+            marks["path"],
             args["rewarm"],
             args["skip"],
-            done.get("probe_batch"),
-            done.get("counters"),
+            marks.get("probe_batch"),
+            marks.get("counters"),
         )
 
         def start() -> None:
             if time.monotonic() > until - MARGIN_S:
                 raise ActionError("it came too late to be started again")
             pid = self._carefully(lambda: self._loop.restart(launch))
-            done.update(pid=pid, attempt=launch.attempt)
+            marks.update(pid=pid, attempt=launch.attempt)
             job.exit_code = None
             with suppress(ActionError):  # it runs, whatever the disk says
-                self._write(name, done)
+                self._write(name, marks)
 
         job.on_loop(start, max(0.0, until - time.monotonic()))
 
-    def _stop(self, job: Control, name: str, done: dict[str, Any]) -> dict[str, Any]:
+    def _stop(self, job: Control, name: str, marks: dict[str, Any]) -> dict[str, Any]:
         """End the job, and say how it ended: `stopped` by one who died over that cannot be told."""
-        before_us = done.pop(STOPPING, False)
-        self._write(name, {**done, STOPPING: before_us or job.process.returncode is None})
+        before_us = marks.pop(STOPPING, False)
+        self._write(name, {**marks, STOPPING: before_us or job.process.returncode is None})
         job.on_loop(job.process.return_terminal, LOOP_S)  # a Ctrl-C from now on ends the whole run
-        seen = halt(job, grace_s=GRACE_S, term_s=TERM_S)
-        if seen["returncode"] is None or seen["survivors"]:
-            raise ActionError(f"processes of the job are still alive after KILL: {seen}")
-        how = "stopped" if before_us and seen["how"] == "ended" else seen["how"]
-        return {"how": how, "returncode": seen["returncode"]}
+        result = halt(job, grace_s=GRACE_S, term_s=TERM_S)
+        if result["returncode"] is None or result["survivors"]:
+            raise ActionError(f"processes of the job are still alive after KILL: {result}")
+        outcome = "stopped" if before_us and result["how"] == "ended" else result["how"]
+        return {"how": outcome, "returncode": result["returncode"]}
 
     def _read(self, name: str, key: str) -> dict[str, Any]:
         """Return the stages that are done; the file says whose they are."""
@@ -315,10 +316,10 @@ class Relauncher:
             return {"key": key}
         return dict(self._carefully(lambda: self._run.read_json(name)))
 
-    def _write(self, name: str, done: Mapping[str, Any]) -> None:
+    def _write(self, name: str, marks: Mapping[str, Any]) -> None:
         try:
             files.make_directory((self._run.path / name).parent)
-            self._run.write_json(name, done, durable=True)
+            self._run.write_json(name, marks, durable=True)
         except (OSError, StoreError) as error:
             raise ActionError(f"the relaunch cannot be written down: {error}") from error
 

@@ -108,7 +108,7 @@ RESULT = {
 NEEDED = {"rollback": ("attempt", "step"), "loss_scale": ("loss_scale",), "clip": ("clip_bound",)}
 
 
-def check_header(found: wire.Header) -> str | None:
+def check_header(header: wire.Header) -> str | None:
     """Return what of a segment's header cannot be, None when it is sound."""
     limits = {
         "rank": MAX_RANKS,
@@ -118,50 +118,50 @@ def check_header(found: wire.Header) -> str | None:
         "created_ns": MAX_NS,
     }
     for name, limit in limits.items():
-        value = getattr(found, name)
+        value = getattr(header, name)
         if value >= limit:
             return f"has a header that is out of range: {name} {value}"
     return None
 
 
-def check_slot(found: wire.Slot, now_ns: int) -> str | None:
+def check_slot(slot: wire.Slot, now_ns: int) -> str | None:
     """Return what of a frame cannot be, None when it is sound."""
     limits = {"step": MAX_STEP, "attempt": MAX_ATTEMPT, "at_ns": now_ns + AHEAD_NS}
     for name, limit in limits.items():
-        value = getattr(found, name)
+        value = getattr(slot, name)
         if value >= limit:
             return f"{name} {value}"
     return None
 
 
-def are_names(found: Any) -> TypeGuard[list[str]]:
+def are_names(value: Any) -> TypeGuard[list[str]]:
     """Return whether that is a table of metric names."""
     return (
-        isinstance(found, list)
-        and len(found) <= MAX_NAMES
-        and all(isinstance(name, str) and _encodes(name) for name in found)
+        isinstance(value, list)
+        and len(value) <= MAX_NAMES
+        and all(isinstance(name, str) and _encodes(name) for name in value)
     )
 
 
-def valid_returncode(found: Any) -> int | None:
+def valid_returncode(value: Any) -> int | None:
     """Return the returncode that a job has told, None where it is none."""
-    return found if type(found) is int and -MAX_CODE < found < MAX_CODE else None
+    return value if type(value) is int and -MAX_CODE < value < MAX_CODE else None
 
 
-def is_letter(found: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
+def is_letter(value: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
     """Return whether a letter has that shape, `ACK` or `NOTICE`, and can be kept and shown."""
-    if not isinstance(found, dict) or found.keys() != shape.keys():
+    if not isinstance(value, dict) or value.keys() != shape.keys():
         return False
-    if not all(_is(found[key], kind) for key, kind in shape.items()) or not is_bounded(found):
+    if not all(_is(value[key], kind) for key, kind in shape.items()) or not is_bounded(value):
         return False
-    if found["step"] is not None and not -1 <= found["step"] < MAX_STEP:
+    if value["step"] is not None and not -1 <= value["step"] < MAX_STEP:
         return False
     if shape is ACK:
-        return _answers(found)
-    if not 0 <= found["frame"] < MAX_STEP:
+        return _answers(value)
+    if not 0 <= value["frame"] < MAX_STEP:
         return False
-    kind = found["notice"]
-    return kind not in OWN and _told(found["data"], DATA.get(kind, {}))
+    kind = value["notice"]
+    return kind not in OWN and _told(value["data"], DATA.get(kind, {}))
 
 
 def is_bounded(value: Any) -> bool:
@@ -169,16 +169,16 @@ def is_bounded(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-            elif isinstance(each, str):
-                if not _encodes(each):
+        for item in level:
+            if isinstance(item, dict):
+                inner += item
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str):
+                if not _encodes(item):
                     return False
-            elif isinstance(each, int) and not -MAX_INT <= each < MAX_INT:
+            elif isinstance(item, int) and not -MAX_INT <= item < MAX_INT:
                 return False
         if not inner:
             return True
@@ -211,8 +211,10 @@ def _told(data: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
             if not _is(value, kind):
                 return False
         elif value is not None and value != {}:
-            whole = kind is not _STAMP or (isinstance(value, dict) and kind.keys() <= value.keys())
-            if not whole or not isinstance(value, dict) or not _told(value, kind):
+            is_complete = kind is not _STAMP or (
+                isinstance(value, dict) and kind.keys() <= value.keys()
+            )
+            if not is_complete or not isinstance(value, dict) or not _told(value, kind):
                 return False
     return True
 
@@ -270,38 +272,38 @@ class SegmentFile:
             raise self.fault("had its header overwritten")
         return counters
 
-    def read(self, at: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes at offset `at`."""
         try:
-            raw = os.pread(self._fd, size, at)
+            raw = os.pread(self._fd, size, offset)
         except OSError as error:
             raise self.fault(f"cannot be read: {error.strerror}") from error
         if len(raw) < size:
-            raise self.fault(f"is short: {len(raw)} of {size} bytes at offset {at}")
+            raise self.fault(f"is short: {len(raw)} of {size} bytes at offset {offset}")
         return raw
 
-    def write(self, at: int, raw: bytes) -> None:
+    def write(self, offset: int, raw: bytes) -> None:
         """Write `raw` at offset `at`; never makes the file longer."""
         with self._writing:  # or it would go to what has the number of a closed file by then
             self._check_size()
             try:
-                os.pwrite(self._fd, raw, at)
+                os.pwrite(self._fd, raw, offset)
             except OSError as error:
                 raise self.fault(f"cannot be written: {error.strerror}") from error
 
-    def write_checked(self, at: int, *counters: int) -> None:
+    def write_checked(self, offset: int, *counters: int) -> None:
         """Write checked words, one after the other."""
         pairs = (wire.CHECKED.pack(word, word ^ wire.ALL_ONES) for word in counters)
-        self.write(at, b"".join(pairs))
+        self.write(offset, b"".join(pairs))
 
-    def document(self, at: int, size: int) -> tuple[int, Any]:
+    def document(self, offset: int, size: int) -> tuple[int, Any]:
         """Return `(generation, JSON value)` of the names or status area; 0 while there is none.
 
         The newer of its two halves counts, or the other while that is half-written or damaged.
         """
-        halves = [wire.unpack_letter(self.read(at + half * size, size)) for half in (0, 1)]
-        whole = [(seq, raw) for seq, raw in filter(None, halves) if raw is not None]
-        generation, raw = max(whole, default=(0, b""))
+        halves = [wire.unpack_letter(self.read(offset + half * size, size)) for half in (0, 1)]
+        valid = [(seq, raw) for seq, raw in filter(None, halves) if raw is not None]
+        generation, raw = max(valid, default=(0, b""))
         return generation, parse(raw)
 
     def close(self) -> None:
@@ -311,9 +313,9 @@ class SegmentFile:
             if fd >= 0:
                 os.close(fd)
 
-    def fault(self, what: str, hint: str | None = None) -> SegmentError:
+    def fault(self, fault_text: str, hint: str | None = None) -> SegmentError:
         """Return the error that says `what` about this segment."""
-        return SegmentError(f"segment {self.path.name} {what}", hint=hint)
+        return SegmentError(f"segment {self.path.name} {fault_text}", hint=hint)
 
     def _check_size(self) -> None:
         try:
@@ -340,9 +342,9 @@ def parse(raw: bytes) -> Any:
         return None
 
 
-def read_u64(counters: bytes, at: int) -> int:
+def read_u64(counters: bytes, offset: int) -> int:
     """Return the number at offset `at` of `SegmentFile.counters()`."""
-    return int.from_bytes(counters[at : at + 8], "little")
+    return int.from_bytes(counters[offset : offset + 8], "little")
 
 
 _STEP_TIMES = 31  # enough for a median that one slow step does not move
@@ -462,9 +464,9 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        seen = wire.checked(self._file.counters(), wire.BEAT_AT)
-        if seen is not None and seen & 7 < len(wire.PHASES) and seen < MAX_NS:
-            self._beat = (seen & ~7, wire.PHASES[seen & 7])
+        beat_fields = wire.checked(self._file.counters(), wire.BEAT_AT)
+        if beat_fields is not None and beat_fields & 7 < len(wire.PHASES) and beat_fields < MAX_NS:
+            self._beat = (beat_fields & ~7, wire.PHASES[beat_fields & 7])
         return Beat(self.rank, *self._beat)
 
     def collective(self) -> wire.Collective | None:
@@ -484,8 +486,8 @@ class Segment:
         """
         if read_u64(self._file.counters(), wire.STATUS_GENERATION_AT) != self._status_generation:
             generation, status = self._file.document(wire.STATUS_AT, wire.STATUS_SIZE)
-            whole = isinstance(status, dict) and is_bounded(status)
-            if generation > self._status_generation and whole:
+            is_valid = isinstance(status, dict) and is_bounded(status)
+            if generation > self._status_generation and is_valid:
                 self._status = status
                 self._status_generation = generation
         return self._status
@@ -501,8 +503,8 @@ class Segment:
         Raises:
             SegmentError: as `poll`.
         """
-        found = wire.unpack_letter(self._file.read(wire.END_AT, wire.END_SIZE))
-        end = parse(found[1]) if found and found[1] is not None else None
+        fields = wire.unpack_letter(self._file.read(wire.END_AT, wire.END_SIZE))
+        end = parse(fields[1]) if fields and fields[1] is not None else None
         if not isinstance(end, dict):
             return None
         code, text = end.get("returncode"), end.get("text")
@@ -526,8 +528,8 @@ class Segment:
             )
         if self._sent is None:
             self._sent = self._count_sent()
-        at = wire.COMMANDS_AT + self._sent % wire.LETTER_SLOTS * wire.LETTER_SIZE
-        self._file.write(at, wire.pack_letter(self._sent, payload))
+        offset = wire.COMMANDS_AT + self._sent % wire.LETTER_SLOTS * wire.LETTER_SIZE
+        self._file.write(offset, wire.pack_letter(self._sent, payload))
         self._sent += 1
         self._file.write(wire.COMMANDS_HEAD_AT, self._sent.to_bytes(8, "little"))
 
@@ -595,19 +597,19 @@ class Segment:
             )
         )
 
-    def _take_frames(self, head: int, limit: int, found: list[tuple[int, Event]]) -> None:
+    def _take_frames(self, head: int, limit: int, numbered: list[tuple[int, Event]]) -> None:
         """Add frames and gaps to `found`, each with the number of frames published by then."""
         if self._tries >= wire.PATIENCE:
             raise self._file.fault("has frames, but its table of names is damaged")
         if self._odd is not None:  # what came before it is told first
             raise self._file.fault(f"has a frame that is out of range: {self._odd}", FAULTY_HINT)
-        taken, self._held = self._held + self._frames.take(head, limit), []
-        for index, (seq, lost, slot) in enumerate(taken):
+        slots, self._held = self._held + self._frames.take(head, limit), []
+        for index, (seq, lost, slot) in enumerate(slots):
             if max(seq, lost) >= MAX_STEP:
                 self._odd = f"number {seq + lost}"
                 return
             if slot is None:
-                found.append((seq + lost, Gap(self._clock(), self.rank, seq, lost)))
+                numbered.append((seq + lost, Gap(self._clock(), self.rank, seq, lost)))
                 continue
             self._odd = check_slot(slot, self._clock())
             if self._odd is not None:
@@ -615,23 +617,23 @@ class Segment:
             if len(slot.values) > len(self._names):
                 names: list[Event] = []
                 self._take_names(self._file.counters(), names)
-                found += [(seq, event) for event in names]
+                numbered += [(seq, event) for event in names]
             absent = len(self._names) - len(slot.values)
             if absent < 0:
-                self._held = taken[index:]
+                self._held = slots[index:]
                 self._tries += 1
                 return
             self._tries = 0
             values = slot.values + (None,) * absent  # names that came after this frame
             frame = Frame(slot.at_ns, self.rank, slot.attempt, slot.step, values)
-            found.append((seq + 1, frame))
+            numbered.append((seq + 1, frame))
             if self._last is not None and self._last[0] == seq - 1 and slot.at_ns > self._last[1]:
                 self._step_ns.append(slot.at_ns - self._last[1])
             self._last, self.step = (seq, slot.at_ns), slot.step
 
     def _take_letters(self, head: int) -> list[tuple[int, Event]]:
         """Return notices, each with the number of frames published before it; keep the acks."""
-        found: list[tuple[int, Event]] = []
+        numbered: list[tuple[int, Event]] = []
         bad, newest = 0, 0
         for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
             letter = parse(raw) if raw is not None else None
@@ -642,14 +644,14 @@ class Segment:
                 continue
             elif is_letter(letter, NOTICE):
                 frame, kind = letter.pop("frame"), letter.pop("notice")
-                found.append((frame, self._notice(number, kind=kind, **letter)))
+                numbered.append((frame, self._notice(number, kind=kind, **letter)))
             else:
                 bad += lost or 1
                 newest = number + max(lost - 1, 0)
         if bad:
             message = f"{bad} letters from the probe of rank {self.rank} were lost or unreadable"
-            found.append((self._frames.next, self._notice(newest, kind="note", message=message)))
-        return found
+            numbered.append((self._frames.next, self._notice(newest, kind="note", message=message)))
+        return numbered
 
     def _notice(self, letter: int, **fields: Any) -> Notice:
         return Notice(
@@ -658,12 +660,12 @@ class Segment:
 
     def _count_sent(self) -> int:
         # A supervisor before us may have died between the letter and the count: the letters decide.
-        sent = 0
+        sent_count = 0
         for index in range(wire.LETTER_SLOTS):
-            at = wire.COMMANDS_AT + index * wire.LETTER_SIZE
-            found = wire.unpack_letter(self._file.read(at, wire.LETTER_SIZE))
-            sent = max(sent, found[0] + 1 if found else 0)
-        return sent
+            offset = wire.COMMANDS_AT + index * wire.LETTER_SIZE
+            fields = wire.unpack_letter(self._file.read(offset, wire.LETTER_SIZE))
+            sent_count = max(sent_count, fields[0] + 1 if fields else 0)
+        return sent_count
 
     def _slot(self, index: int) -> bytes:
         return self._file.read(wire.HEADER_SIZE + index * self._slot_size, self._slot_size)
@@ -691,9 +693,9 @@ def recorded_end(shm_dir: Path, pid: int, start_ticks: int) -> int | None:
                 segment.close()
         except SegmentError:
             continue
-        found = (segment.created_ns, segment.pid, None if end is None else end[0])
+        record = (segment.created_ns, segment.pid, None if end is None else end[0])
         if segment.start_ticks >= start_ticks:
-            newest[segment.rank] = max(found, newest.get(segment.rank, found))
+            newest[segment.rank] = max(record, newest.get(segment.rank, record))
     for _, who, returncode in newest.values():
         if who == pid:
             return returncode

@@ -99,14 +99,14 @@ class Segments:
         shm_dir: Path,
         marks_dir: Path,
         clock: Callable[[], int],
-        taken: ReadCursor | None = None,
+        read_cursor: ReadCursor | None = None,
     ) -> None:
         """Read what is in `shm_dir` and `marks_dir`, behind what was `taken` before."""
         self.ranks: dict[int, Segment] = {}
         self.directory, self._segments_change = shm_dir, DirectoryChange(shm_dir)
         self._marks_dir, self._marks_change = marks_dir, DirectoryChange(marks_dir)
         self._clock = clock
-        self._taken = ReadCursor() if taken is None else taken
+        self._taken = ReadCursor() if read_cursor is None else read_cursor
         # Names of segments and marks that were dealt with.
         self._known = {f"off.{pid}" for pid in self._taken.silent}
         self._waiting: list[Segment] = []  # of ranks whose process still lives
@@ -129,7 +129,7 @@ class Segments:
         for rank in sorted(self.ranks):
             self._read(self.ranks[rank], events)
         self._take_marks(events)
-        self._interval_s = self._next_interval_s(found=bool(events))
+        self._interval_s = self._next_interval_s(is_new=bool(events))
         return events
 
     def unread(self) -> int:
@@ -149,7 +149,7 @@ class Segments:
         """
         return self._interval_s
 
-    def tighten(self, wanted: bool, now_ns: int) -> str | None:
+    def tighten(self, dense: bool, now_ns: int) -> str | None:
         """Let the probes sample more densely while `wanted`. Call it every second.
 
         The wish expires by itself in the probes, so that a supervisor that dies takes it along.
@@ -157,14 +157,14 @@ class Segments:
         Returns:
             A sentence when it begins or ends, else None.
         """
-        if wanted:
+        if dense:
             for segment in self.ranks.values():
                 with suppress(SegmentError):  # the poll tells of a broken segment
                     segment.tighten(now_ns + _TIGHT_NS)
-        if wanted == self._tight:
+        if dense == self._tight:
             return None
-        self._tight = wanted
-        if wanted:
+        self._tight = dense
+        if dense:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
 
@@ -214,21 +214,21 @@ class Segments:
 
         None: it recorded none, as a process that is killed.
         """
-        found: dict[int, int | None] = {}
+        codes: dict[int, int | None] = {}
         for rank, segment in self.ranks.items():
             if segment.lived and not _lives(segment):  # else it may live where we cannot look
                 with suppress(SegmentError):
                     end = segment.end()
-                    found[rank] = None if end is None else end[0]
-        return found
+                    codes[rank] = None if end is None else end[0]
+        return codes
 
     def ends(self) -> dict[int, tuple[int, int | None, str]]:
         """Return what processes recorded of their exit: pid -> rank, returncode, last message."""
-        found: dict[int, tuple[int, int | None, str]] = {}
+        ends: dict[int, tuple[int, int | None, str]] = {}
         for rank, segment in self.ranks.items():
             with suppress(SegmentError):
-                found[segment.pid] = (rank, *(segment.end() or (None, "")))
-        return found
+                ends[segment.pid] = (rank, *(segment.end() or (None, "")))
+        return ends
 
     def wrote(self, pid: int) -> bool:
         """Whether process `pid` is the newest of a rank."""
@@ -246,9 +246,9 @@ class Segments:
         self._waiting.clear()
 
     def _find(self, events: list[Event]) -> list[Segment]:
-        found: list[Segment] = []
+        segments: list[Segment] = []
         if not self._segments_change.due(self._clock()):
-            return found
+            return segments
         for name in _names(self.directory):
             match = _SEGMENT_NAME.fullmatch(name)
             if match is None or name in self._known:
@@ -267,18 +267,18 @@ class Segments:
                 segment.close()
                 continue
             if self._resume(segment):
-                found.append(segment)
-        return sorted(found, key=lambda segment: segment.created_ns)
+                segments.append(segment)
+        return sorted(segments, key=lambda segment: segment.created_ns)
 
     def _resume(self, segment: Segment) -> bool:
         """Go on behind what was taken of it; False when it was read to its end and replaced."""
-        key, taken = (segment.rank, segment.created_ns), self._taken
-        if segment.created_ns < taken.newest.get(segment.rank, 0):
+        key, read_cursor = (segment.rank, segment.created_ns), self._taken
+        if segment.created_ns < read_cursor.newest.get(segment.rank, 0):
             segment.close()
             return False
-        if key in taken.frames or key in taken.letters:
+        if key in read_cursor.frames or key in read_cursor.letters:
             with suppress(SegmentError):  # the poll tells of a broken segment
-                segment.resume(taken.frames.get(key, 0), taken.letters.get(key, 0))
+                segment.resume(read_cursor.frames.get(key, 0), read_cursor.letters.get(key, 0))
         return True
 
     def _adopt(self, segment: Segment, events: list[Event]) -> None:
@@ -362,9 +362,9 @@ class Segments:
             Notice(self._clock(), "segment-fault", message, rank=rank, data=Payload({"pid": pid}))
         )
 
-    def _next_interval_s(self, *, found: bool) -> float:
+    def _next_interval_s(self, *, is_new: bool) -> float:
         now_ns = self._clock()
-        if found:
+        if is_new:
             self._frames_ns = now_ns
             steps = [ns for segment in self.ranks.values() if (ns := segment.step_ns()) is not None]
             self._step_s = min(steps) / 1e9 if steps else 0.0

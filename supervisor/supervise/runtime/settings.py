@@ -103,23 +103,23 @@ class RecoveredRun:
         past = cls(load(run.policy_path))
         log = [record for record in audit.read(run.audit_path) if record["actor"] == "engine"]
         events, find = journal.read(run.journal_path), policies.finder(run, load)
-        written = end = 0
-        for number, event, policy, state, made in replay.fold(past.policy, events, None, find):
+        record_count = end = 0
+        for number, event, policy, state, decisions in replay.fold(past.policy, events, None, find):
             past.policy, past.state = policy, state
-            what = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
-            with understood(what, "the journal was changed, or another version wrote it"):
+            subject = f"event {number} ({type(event).__name__}) of the journal of {run.path}"
+            with understood(subject, "the journal was changed, or another version wrote it"):
                 past._see(event)
-                for decision in made:
+                for decision in decisions:
                     past._decided(decision)
-                    if written == len(log):
+                    if record_count == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not replay.same(log[written], number, record(decision)):
-                        raise _apart(run, log[written])
-                    written += 1
+                    if not replay.same(log[record_count], number, record(decision)):
+                        raise _apart(run, log[record_count])
+                    record_count += 1
             end = number + 1
-        if written < len(log):
-            raise _apart(run, log[written], end)
+        if record_count < len(log):
+            raise _apart(run, log[record_count], end)
         return past
 
     def _see(self, event: Event) -> None:

@@ -186,8 +186,8 @@ class Forwarder:
         with self._lock:
             self._process = None
             self._own, self._has_passed, self._kill_again_ns = frozenset(), False, 0
-            held = self._preemption.restart(time.monotonic())
-            self._early += [(signal.Signals[name], False) for name in held]
+            held_signals = self._preemption.restart(time.monotonic())
+            self._early += [(signal.Signals[name], False) for name in held_signals]
 
     # ── signals that wait for a checkpoint ────────────────────────────────────────────────────────
 
@@ -195,7 +195,7 @@ class Forwarder:
         """The main thread calls `pass_on_overdue` in time from now on."""
         self._may_hold = True
 
-    def offer(self, grace_s: float, for_s: float, own: Collection[str] = ()) -> None:
+    def offer(self, grace_s: float, for_s: float, own_handlers: Collection[str] = ()) -> None:
         """Hold what comes within the next `for_s` seconds, each for at most `grace_s`.
 
         Args:
@@ -203,7 +203,7 @@ class Forwarder:
                 is left alone: its launcher may be ending it.
         """
         with self._lock:
-            self._is_asked, self._own = True, frozenset(own)
+            self._is_asked, self._own = True, frozenset(own_handlers)
             if self._may_hold:
                 self._preemption.offer(grace_s, time.monotonic() + for_s)
                 may_keep = self._own and not (self._has_passed or self._preemption.is_over)
@@ -218,10 +218,10 @@ class Forwarder:
 
     def kept(self, name: str) -> None:
         """The probe kept a signal that came to the job itself; perhaps to nobody else."""
-        signum = next((each for each in FORWARDED if each.name == name), None)
+        signum = next((candidate for candidate in FORWARDED if candidate.name == name), None)
         with self._lock:
-            known = self._has_passed or name in self._preemption.names
-            if name in HOLDABLE and signum is not None and not known:
+            is_known = self._has_passed or name in self._preemption.names
+            if name in HOLDABLE and signum is not None and not is_known:
                 self._deal_with(signum)
 
     def ask(self, cause: str, within_s: float) -> bool:
@@ -240,21 +240,24 @@ class Forwarder:
     def request(self) -> tuple[str, float, bool] | None:
         """The cause of the request that waits, its deadline, and whether it holds a signal."""
         with self._lock:
-            found = self._preemption.request
-            held = self._preemption.holds
-            return None if found is None else (found.cause, found.deadline_s, held)
+            request = self._preemption.request
+            held_signals = self._preemption.holds
+            return None if request is None else (request.cause, request.deadline_s, held_signals)
 
     def settle(self, refusal: str = "") -> None:
         """Pass on what waits: the checkpoint is there, or will not be, because of `refusal`."""
         with self._lock:  # not while it is passed on: that waits for other locks
-            held, process = self._preemption.settle(time.monotonic(), refusal), self._process
-        self._pass_on(process, held)
+            held_signals, process = (
+                self._preemption.settle(time.monotonic(), refusal),
+                self._process,
+            )
+        self._pass_on(process, held_signals)
 
     def pass_on_overdue(self) -> None:
         """Pass on what has waited for its whole grace."""
         with self._lock:
-            held, process = self._preemption.expire(time.monotonic()), self._process
-        self._pass_on(process, held)
+            held_signals, process = self._preemption.expire(time.monotonic()), self._process
+        self._pass_on(process, held_signals)
 
     def overdue_in_s(self) -> float:
         """Return for how long nothing is overdue."""
@@ -264,13 +267,13 @@ class Forwarder:
     def settled(self) -> list[Settled]:
         """Return the requests that ended since the last call, oldest first."""
         with self._lock:
-            found = list(self._preemption.settled)
+            settled = list(self._preemption.settled)
             self._preemption.settled.clear()
-        return found
+        return settled
 
-    def _pass_on(self, process: Process | None, held: list[str]) -> None:
+    def _pass_on(self, process: Process | None, held_signals: list[str]) -> None:
         if process is not None:
-            for name in held:
+            for name in held_signals:
                 self._forward(process, signal.Signals[name], kill=False)
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,9 +289,12 @@ class Forwarder:
             signal.signal(signum, handler)
         self._before.clear()
         if self._children_before is not None:
-            before = self._children_before
+            previous_handler = self._children_before
             # Inherited from a careless parent; with it the kernel throws exit codes away.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL if before == signal.SIG_IGN else before)
+            signal.signal(
+                signal.SIGCHLD,
+                signal.SIG_DFL if previous_handler == signal.SIG_IGN else previous_handler,
+            )
             signal.set_wakeup_fd(self._fd_before)
             self._children_before = None
         if self._terminal is not None:
@@ -332,7 +338,7 @@ class Forwarder:
             kill = signum in _ENDING and self._ending >= PATIENCE
             handled, passed = self._judge(signum, kill=kill)
             if signum not in _SILENT:
-                notice = self._notice(signum, kill=kill, handled=handled, held=not passed)
+                notice = self._notice(signum, kill=kill, handled=handled, is_held=not passed)
                 self._notices.append(notice)
             self.asked += signum in FINAL
             if self.final is None and signum in FINAL:
@@ -353,9 +359,9 @@ class Forwarder:
             handled = name not in self._own and is_handled(process.pid, signum)
         now_s, waits_not = time.monotonic(), handled is not False
         passed = self._preemption.on_signal(name, now_s, handled=waits_not)
-        return handled, [signal.Signals[each] for each in passed]
+        return handled, [signal.Signals[number] for number in passed]
 
-    def _notice(self, signum: int, *, kill: bool, handled: bool | None, held: bool) -> Notice:
+    def _notice(self, signum: int, *, kill: bool, handled: bool | None, is_held: bool) -> Notice:
         name = signal.Signals(signum).name
         here = signum == signal.SIGINT and self._terminal is not None and self._terminal.ours()
         data: dict[str, Json] = {
@@ -364,18 +370,18 @@ class Forwarder:
             "killed": kill,
             "typed": here,
         }
-        how = f"was passed on{' from the terminal' if here else ''}"
+        outcome = f"was passed on{' from the terminal' if here else ''}"
         if handled is not None:
             data["handled"] = handled
-            how += ", since the job handles it itself" if handled else ""
+            outcome += ", since the job handles it itself" if handled else ""
         if self._process is not None and self._process.returncode is not None:
-            how = "came after the end of the job"
+            outcome = "came after the end of the job"
         elif kill:
-            how = f"came as number {self._ending} of INT and TERM: all of the job was killed"
-        elif held:
+            outcome = f"came as number {self._ending} of INT and TERM: all of the job was killed"
+        elif is_held:
             data["held"] = True
-            how = "waits for a checkpoint of the job"
-        return Notice(time.monotonic_ns(), "signal", f"{name} {how}", data=Payload(data))
+            outcome = "waits for a checkpoint of the job"
+        return Notice(time.monotonic_ns(), "signal", f"{name} {outcome}", data=Payload(data))
 
     def _forward(self, process: Process, signum: int, *, kill: bool) -> None:
         if signum == signal.SIGCONT:

@@ -49,8 +49,8 @@ def catches(pid: int, signum: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> (signum - 1) & 1)
 
 
 def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = False) -> str:
@@ -347,10 +347,10 @@ def _place(frame: re.Match[str]) -> str:
 def main_stack(marks: Path, pid: int) -> str:
     """Return the frames of a process's main thread, "" where they cannot be read."""
     try:
-        found = main_frames(ask(pid, marks).splitlines())
+        frames = main_frames(ask(pid, marks).splitlines())
     except OSError:
         return ""
-    return "\n".join(frame[0].strip() for frame in found)
+    return "\n".join(frame[0].strip() for frame in frames)
 
 
 def main_frames(lines: Iterable[str]) -> list[re.Match[str]]:

@@ -51,25 +51,25 @@ def capabilities(
         probe: the status of the leading rank's probe, empty where it has none.
         channels: names of the channels that people are told on.
     """
-    found = {}
+    availability = {}
     if policy.mode not in ACTING_MODES:
-        found["actions"] = f"none in mode {policy.mode} (--mode enforce)"
+        availability["actions"] = f"none in mode {policy.mode} (--mode enforce)"
     else:
-        found["rollback"] = _rollback(policy, state, probe)
-        found["relaunch"] = _relaunch(policy, state, probe)
+        availability["rollback"] = _rollback(policy, state, probe)
+        availability["relaunch"] = _relaunch(policy, state, probe)
         for name, how in (probe.get("safeguards") or {}).items():
             if how.startswith(CANNOT):
-                found[name] = f"no ({how.removeprefix(CANNOT)})"
+                availability[name] = f"no ({how.removeprefix(CANNOT)})"
         if policy.job.preempt is not None:
-            found["preempt"] = _preempt(state, probe)
-    found["ranks"] = str(state.job.world_size)
-    found["messages"] = ", ".join(channels) if channels[1:] else "console only"
-    return found
+            availability["preempt"] = _preempt(state, probe)
+    availability["ranks"] = str(state.job.world_size)
+    availability["messages"] = ", ".join(channels) if channels[1:] else "console only"
+    return availability
 
 
-def line(found: Mapping[str, str]) -> str:
+def line(availability: Mapping[str, str]) -> str:
     """Return them as one line."""
-    return " · ".join(f"{what}: {how}" for what, how in found.items())
+    return " · ".join(f"{remedy}: {state}" for remedy, state in availability.items())
 
 
 def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
@@ -79,8 +79,8 @@ def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
     refused = str(probe.get("rollback", "")).startswith(REFUSED)
     # Three show how far apart they are.
     enough = 3 if policy.savepoints is None else min(3, policy.savepoints.keep)
-    known = "rollback" in state.job.unavailable or refused
-    return known or len(probe.get("savepoints") or ()) >= enough
+    is_decided = "rollback" in state.job.unavailable or refused
+    return is_decided or len(probe.get("savepoints") or ()) >= enough
 
 
 def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
@@ -109,12 +109,12 @@ def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
 
 
 def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
-    why = state.job.unavailable.get("relaunch")
+    reason = state.job.unavailable.get("relaunch")
     if policy.job.relaunch is None:
         library = probe.get("library")
         return f"not configured ({f'{library} recognised: ' if library else ''}{INIT})"
-    if why:
-        return f"no ({why})"
+    if reason:
+        return f"no ({reason})"
     if not _has(policy, "relaunch"):
         return f"only by command (policy {policy.name} never runs it)"
     good = state.checkpoints.good()
@@ -122,10 +122,10 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
         patterns = ", ".join(policy.job.checkpoints.glob)
         named = f", job.checkpoints.glob is {patterns}" if patterns else ""
         return f"not yet (no checkpoint is verified{named})"
-    whole = [each for each in good if each.resumable != WEIGHTS_ONLY]
-    if not whole:
+    resumable = [checkpoint for checkpoint in good if checkpoint.resumable != WEIGHTS_ONLY]
+    if not resumable:
         return f"weights only, from {good[-1].id} (no checkpoint holds an optimizer)"
-    return f"yes, from {whole[-1].id}"
+    return f"yes, from {resumable[-1].id}"
 
 
 def _preempt(state: State, probe: Mapping[str, Any]) -> str:
@@ -141,14 +141,14 @@ def _has(policy: Policy, verb: str) -> bool:
     """Return whether any rule, or a crash, can lead to this action."""
     names = [rule.runbook for rule in policy.rules]
     names += [policy.job.on_crash, *policy.ladder.levels]
-    seen: set[str] = set()
+    visited: set[str] = set()
     while names:
         book = policy.runbooks.get(names.pop() or "")
-        if book is None or book.name in seen:
+        if book is None or book.name in visited:
             continue
         if verb in book.verbs:
             return True
-        seen.add(book.name)
+        visited.add(book.name)
         names += (book.if_it_fails, book.if_refused)
     return False
 
@@ -187,12 +187,15 @@ def _reasons(state: Mapping[str, Any], age_s: float | None) -> Iterator[str]:
     if trouble := state.get("trouble"):
         yield f"no action is possible: {trouble}"
     elif space := state.get("space"):
-        left, needed = (f"{space[key] / 1e6:.1f} MB" for key in ("reserve_bytes", "need_bytes"))
-        yield f"the disk is full: free {needed} on {space['mount']}; {left} in reserve"
+        remaining, needed = (
+            f"{space[key] / 1e6:.1f} MB" for key in ("reserve_bytes", "need_bytes")
+        )
+        yield f"the disk is full: free {needed} on {space['mount']}; {remaining} in reserve"
     incident = (state.get("incidents") or {}).get("open") or {}
     about = f"{incident.get('id')} {incident.get('severity')}" if incident else "no incident"
-    for one in state.get("approvals") or ():
-        yield f"waits for a person: supervise approve RUN {one['id']} ({one['runbook']}, {about})"
+    for request in state.get("approvals") or ():
+        command = f"supervise approve RUN {request['id']}"
+        yield f"waits for a person: {command} ({request['runbook']}, {about})"
     machine = state["state"]
     if machine == state_machine.HOLDING:
         yield f"automatic actions are off, a person is needed: supervise release RUN ({about})"
@@ -312,16 +315,16 @@ class TrainingProgress:
             self._recent.clear()
         rank, values = frame.rank, frame.values
         self._steps[rank] = frame.step
-        known = self._columns.get(rank)
-        if known is None or known[0] is not names:
-            known = self._columns[rank] = _columns(names)
+        columns = self._columns.get(rank)
+        if columns is None or columns[0] is not names:
+            columns = self._columns[rank] = _columns(names)
         if rank == min(self._steps):
             if self._recent and frame.step <= self._recent[-1][1]:
                 self._recent.clear()
             self._recent.append((frame.at_ns, frame.step))
-            self._tokens = _tokens(values, known[1])
+            self._tokens = _tokens(values, columns[1])
         if self._loss is None or rank <= self._loss[0]:
-            self._take_loss(names, frame, known[2])
+            self._take_loss(names, frame, columns[2])
 
     def _take_loss(self, names: Sequence[str], frame: Frame, columns: Sequence[int]) -> None:
         for column in columns:
@@ -351,7 +354,7 @@ class TrainingProgress:
             total, origin = reported, str((probe or {}).get("library", ""))
         speed = self._speed()
         step = max(self._steps.values(), default=-1)
-        left = None if total is None else max(0, total - 1 - step)
+        remaining = None if total is None else max(0, total - 1 - step)
         rank, metric, loss = self._loss or (None, None, None)
         tokens, of_what = self._tokens or (None, None)
         return {
@@ -364,8 +367,8 @@ class TrainingProgress:
             "last_step_s": round((now_ns - self._recent[-1][0]) / 1e9, 1) if self._recent else None,
             "planned_steps": total,
             "planned_by": origin if total is not None else None,
-            "eta_s": round(left / speed) if left is not None and speed else None,
-            "lag": {str(r): step - at for r, at in sorted(self._steps.items())},
+            "eta_s": round(remaining / speed) if remaining is not None and speed else None,
+            "lag": {str(r): step - rank_step for r, rank_step in sorted(self._steps.items())},
             "curve": {"steps": self._curve.steps, "loss": self._curve.losses},
         }
 
@@ -373,9 +376,9 @@ class TrainingProgress:
         """Return the steps per second; what took as long as many steps was a pause."""
         spans = [(b - a, to - since) for (a, since), (b, to) in pairwise(self._recent)]
         typical = median(ns / steps for ns, steps in spans) if spans else 0.0
-        kept = [(ns, steps) for ns, steps in spans if ns / steps <= PAUSE_STEPS * typical]
-        took_ns = sum(ns for ns, _ in kept)
-        return sum(steps for _, steps in kept) / (took_ns / 1e9) if took_ns > 0 else None
+        regular = [(ns, steps) for ns, steps in spans if ns / steps <= PAUSE_STEPS * typical]
+        took_ns = sum(ns for ns, _ in regular)
+        return sum(steps for _, steps in regular) / (took_ns / 1e9) if took_ns > 0 else None
 
 
 def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
@@ -383,16 +386,16 @@ def planned_in(argv: Sequence[str]) -> tuple[int | None, str]:
 
     Two options that disagree are none.
     """
-    found: dict[str, int] = {}
+    planned: dict[str, int] = {}
     for this, following in zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, value = this.partition("=")
         text = value if equals else following
         option = name.lstrip("-").replace("-", "_").lower()
         if option in PLANNED and (equals or name.startswith("--")) and text.isdecimal():
-            found[f"{name}={text}" if equals else f"{name} {text}"] = int(text)
-    if len(set(found.values())) != 1:
+            planned[f"{name}={text}" if equals else f"{name} {text}"] = int(text)
+    if len(set(planned.values())) != 1:
         return None, ""
-    origin, total = next(iter(found.items()))
+    origin, total = next(iter(planned.items()))
     return (total, origin) if total > 0 else (None, "")
 
 
@@ -445,7 +448,7 @@ def snapshot(
         trouble: why decisions cannot be recorded, None if they can.
     """
     pending = state.approvals.pending
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "state": state.machine,
         "mode": policy.mode,
         "policy": policy.name,
@@ -474,14 +477,14 @@ def snapshot(
         "updated_wall": wall,
     }
     if state.job.failures:
-        found["failures"] = [failure.text for failure in state.job.failures_by_cause[:FAILURES]]
+        document["failures"] = [failure.text for failure in state.job.failures_by_cause[:FAILURES]]
     if cause := state.job.cause:
-        found["ended_by"] = {"text": cause.text, "class": cause.cls, "means": cause.title}
+        document["ended_by"] = {"text": cause.text, "class": cause.cls, "means": cause.title}
     if awaited := _awaited(policy, state):
-        found["waits_for"] = awaited
+        document["waits_for"] = awaited
     if trouble is not None:
-        found["trouble"] = trouble
-    return found
+        document["trouble"] = trouble
+    return document
 
 
 def cpu_wait(state: State) -> float:
@@ -512,13 +515,13 @@ def _open(incident: Incident | None) -> dict[str, Any] | None:
 
 
 def _awaited(policy: Policy, state: State) -> str:
-    before = checkpoint_choice.needed_before(policy, state)
+    before_step = checkpoint_choice.needed_before(policy, state)
     awaited = checkpoint_choice.awaited(policy, state)
-    if before is None or awaited is None:
+    if before_step is None or awaited is None:
         return ""
     for_s = (state.at_ns - awaited.since_ns) / 1e9
-    left = "" if awaited.candidates is None else f", {awaited.candidates} to verify"
-    return f"a verified checkpoint from before step {before} (for {for_s:.0f} s{left})"
+    remaining = "" if awaited.candidates is None else f", {awaited.candidates} to verify"
+    return f"a verified checkpoint from before step {before_step} (for {for_s:.0f} s{remaining})"
 
 
 def _request(pending: ApprovalRequest, now_ns: int) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import system
 from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
@@ -24,7 +26,14 @@ from . import status
 from .controller import Control
 from .failures import End, FailureRecords
 from .host import OomCounters
-from .identity import MAX_DIFFERENCES, Identity, describe, differences
+from .identity import (
+    MAX_DIFFERENCES,
+    Difference,
+    Identity,
+    RecordedIdentity,
+    describe,
+    differences,
+)
 from .logs import LogFiles
 from .processor import EventProcessor
 from .settings import Settings
@@ -109,9 +118,9 @@ class Status:
         self._settings.identity.ended(IDENTITY_S)
 
     def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
-        for found in self._logs.poll(now_ns, last=last):
-            data = {**asdict(found), "record": found.kind}
-            self._processor.process(Notice(now_ns, FAILURE, found.text, data=Payload(data)))
+        for failure in self._logs.poll(now_ns, last=last):
+            data = {**asdict(failure), "record": failure.kind}
+            self._processor.process(Notice(now_ns, FAILURE, failure.text, data=Payload(data)))
 
     def _failure_classes(self) -> tuple[FailureClass, ...]:
         from ..catalog.loader import failure_classes  # most jobs end well
@@ -130,13 +139,13 @@ class Status:
             self._processor.process(notice)
         self._report_logs(now_ns)
         elapsed_s = (now_ns - self._launched_ns) / 1e9
-        known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
+        is_known = self._settings.tier == "T0" and elapsed_s > TICK_NS / 1e9
         if self._is_reported or self._processor.names:
             return
         marks = {path.name.partition(".")[0] for path in self._settings.run.marks_path.glob("*")}
         if works():
             self._worked_s = elapsed_s
-        if not (last or known or elapsed_s > first_step_deadline_s(marks, self._worked_s)):
+        if not (last or is_known or elapsed_s > first_step_deadline_s(marks, self._worked_s)):
             return
         self._is_reported, self._tier = True, "T0"
         message = status.no_probe(marks, self._settings.tier_reason)
@@ -153,7 +162,7 @@ class Status:
         self._identity.poll(ranks, now_ns)
         can = capabilities(self._processor.policy, self._processor.state, probe, self._channels)
         self._report_once(can, probe, now_ns)
-        found = status.snapshot(
+        document = status.snapshot(
             self._processor.policy,
             self._processor.state,
             ranks,
@@ -163,25 +172,25 @@ class Status:
             last=self._processor.last,
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
-        found["can"] = can if probe else {}
+        document["can"] = can if probe else {}
         if self._recorder.no_space:
-            found["space"] = self._recorder.shortage(self._settings.run.path)
+            document["space"] = self._recorder.shortage(self._settings.run.path)
         policy = self._processor.policy
-        found["training"] = self._processor.training.facts(policy.job.steps, now_ns, probe)
-        found["messages_to"] = list(self._channels)
-        found["messages_waiting"] = self._processor.waiting_messages()
+        document["training"] = self._processor.training.facts(policy.job.steps, now_ns, probe)
+        document["messages_to"] = list(self._channels)
+        document["messages_waiting"] = self._processor.waiting_messages()
         if self._settings.heartbeat is not None:
-            found["heartbeat"] = self._settings.heartbeat.health()
+            document["heartbeat"] = self._settings.heartbeat.health()
         if self._settings.metrics is not None:
             policy, state = self._processor.policy, self._processor.state
             self._settings.metrics.publish(policy, state, now_ns, self._recorder.trouble)
         try:
-            self._settings.run.write_json("state.json", self._settings.redactor.tree(found))
+            self._settings.run.write_json("state.json", self._settings.redactor.tree(document))
         except StoreError as error:
-            if (why := no_space(error)) is None:
+            if (shortage := no_space(error)) is None:
                 self._recorder.failed(error)
             else:  # the record has a reserve
-                self._recorder.on_full(why)
+                self._recorder.on_full(shortage)
 
     def _report_once(self, can: Mapping[str, str], probe: Mapping[str, Any], now_ns: int) -> None:
         """Say what can be done: once the savepoints have shown it, after a minute in any case."""
@@ -203,23 +212,19 @@ class _LaunchIdentity:
         self._settings = settings
         self._processor = processor
         self._recorder = recorder
-        self._before: Mapping[str, Any] | None = None  # run, attempt and identity
+        self._previous: RecordedIdentity | None = None
         self._launches = 0
         if (path := settings.run.path if settings.past else settings.previous) is not None:
-            with suppress(StoreError, LookupError, TypeError, ValueError):
-                kept = RunDir.open(path).read_json(IDENTITY)
-                self._before = {
-                    "run": str(kept["run"]),
-                    "attempt": int(kept["attempt"]),
-                    "identity": dict(kept["identity"]),
-                }
+            with suppress(StoreError, ValueError):
+                document = RunDir.open(path).read_json(IDENTITY)
+                self._previous = msgspec.convert(document, RecordedIdentity)
 
     def launched(self) -> None:
         """A process was launched, or goes on under another supervisor."""
-        past, before, self._launches = self._settings.past, self._before, self._launches + 1
+        past, previous, self._launches = self._settings.past, self._previous, self._launches + 1
         adopted = past.launched if past is not None and self._launches == 1 else None
-        if before is not None and adopted is not None and before["attempt"] == adopted.attempt:
-            self._settings.identity.recall(before["identity"])
+        if previous is not None and adopted is not None and previous.attempt == adopted.attempt:
+            self._settings.identity.recall(previous.identity)
         else:
             self._settings.identity.start()
 
@@ -227,28 +232,32 @@ class _LaunchIdentity:
         """Record the identity once it is known."""
         if ranks and self._processor.state.step >= 0:
             self._settings.identity.loaded(int(ranks[min(ranks)]["pid"]))
-        found = self._settings.identity.poll()
-        if found is not None:
-            self._record(self._settings.redactor.tree(found), now_ns)
+        identity = self._settings.identity.poll()
+        if identity is not None:
+            plain = self._settings.redactor.tree(msgspec.to_builtins(identity))
+            self._record(msgspec.convert(plain, Identity), now_ns)
 
-    def _record(self, found: Identity, now_ns: int) -> None:
-        run, state, before = self._settings.run, self._processor.state, self._before
-        data = {"run": run.id, "attempt": state.job.launched, "identity": found}
-        self._before = data
-        changed = [] if before is None else differences(before["identity"], found)
+    def _record(self, identity: Identity, now_ns: int) -> None:
+        run, state, previous = self._settings.run, self._processor.state, self._previous
+        self._previous = RecordedIdentity(run.id, state.job.launched, identity)
+        document = msgspec.to_builtins(self._previous)
         text = "what this launch consists of"
-        if before is not None:
-            of = f"attempt {before['attempt']}"
-            of += "" if before["run"] == run.id else f" of run {before['run']}"
-            text = f"the job is the same as in {of}"
-            if changed:
-                text = f"the job differs from {of}: {describe(changed)}"
-            data = data | {"since": of, "differs": changed[:MAX_DIFFERENCES]}
-        self._recorder.note("identity", state.step, text, data)
+        changes: list[Difference] = []
+        comparison = {}
+        if previous is not None:
+            changes = differences(previous.identity, identity)
+            other_run = "" if previous.run == run.id else f" of run {previous.run}"
+            launch = f"attempt {previous.attempt}{other_run}"
+            text = f"the job is the same as in {launch}"
+            if changes:
+                text = f"the job differs from {launch}: {describe(changes)}"
+            shown = msgspec.to_builtins(changes[:MAX_DIFFERENCES])
+            comparison = {"since": launch, "differs": shown}
+        self._recorder.note("identity", state.step, text, document | comparison)
         with suppress(StoreError):  # a cache: the audit log has it
-            run.write_json(IDENTITY, self._before)
-        if changed:
-            about: dict[str, Json] = {"differs": changed[:MAX_DIFFERENCES], "number": len(changed)}
+            run.write_json(IDENTITY, document)
+        if changes:
+            about: dict[str, Json] = {"differs": comparison["differs"], "number": len(changes)}
             self._processor.process(Notice(now_ns, "identity-changed", text, data=Payload(about)))
 
 
@@ -267,21 +276,21 @@ def vitals(processor: EventProcessor, run_id: str) -> Vitals:
 
 def channels(broken: Iterable[Trouble], now_ns: int) -> dict[str, Any]:
     """Return `{"channels": {name: what is wrong}}` for the status, nothing while all work."""
-    found = {
-        each.channel: {
-            "undelivered": each.undelivered,
-            "since_wall": system.wall(now_ns / 1e9 - each.since_s),
-            "error": each.error,
+    broken_channels = {
+        trouble.channel: {
+            "undelivered": trouble.undelivered,
+            "since_wall": system.wall(now_ns / 1e9 - trouble.since_s),
+            "error": trouble.error,
         }
-        for each in broken
+        for trouble in broken
     }
-    return {"channels": found} if found else {}
+    return {"channels": broken_channels} if broken_channels else {}
 
 
 def closed(run: RunDir, broken: Iterable[Trouble]) -> None:
     """Put the channels into the newest status: it was written before the last messages went out."""
-    found = channels(broken, system.monotonic_ns())
+    broken_channels = channels(broken, system.monotonic_ns())
     with suppress(StoreError):  # a cache; the audit log has what became of each message
         state = run.read_json("state.json")
-        if state.pop("channels", None) or found:
-            run.write_json("state.json", state | found)
+        if state.pop("channels", None) or broken_channels:
+            run.write_json("state.json", state | broken_channels)

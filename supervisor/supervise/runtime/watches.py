@@ -113,7 +113,7 @@ class ControlInbox:
             paths = sorted(self._directory.glob("*.json"))
         except OSError:
             return []
-        found = []
+        commands = []
         for path in paths:
             try:
                 if path in self._taken:
@@ -125,7 +125,7 @@ class ControlInbox:
                 content = json.loads(raw, parse_constant=_refuse)
                 args = {key: _flat(value) for key, value in content["args"].items()}
                 if args.get("key") not in self._received:
-                    found.append(
+                    commands.append(
                         OperatorCommand(
                             self._clock(),
                             str(content["operator"]),
@@ -135,14 +135,14 @@ class ControlInbox:
                     )
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # not a command, or already removed
-        return found
+        return commands
 
 
 def _flat(value: Any) -> Any:
     """Return an argument, which is a value or a list of values."""
-    for each in value if isinstance(value, list) else [value]:
-        if isinstance(each, list | dict):
-            raise TypeError(each)
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, list | dict):
+            raise TypeError(item)
     return value
 
 
@@ -176,13 +176,13 @@ def checkpoint_targets(
     patterns: Iterable[str], cwd: Path, wake: Callable[[], None]
 ) -> list[Target]:
     """Return the directories that the literal beginnings of glob patterns lead to."""
-    found: dict[Path, Target] = {}
+    targets: dict[Path, Target] = {}
     for pattern in patterns:
         parts = (cwd / pattern).parts[:-1]
         literal = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         directory = Path(*parts[:literal])
-        found[directory] = Target(directory, wake, below=True)
-    return list(found.values())
+        targets[directory] = Target(directory, wake, below=True)
+    return list(targets.values())
 
 
 class FileWatch:
@@ -333,23 +333,23 @@ class PolicyWatch:
         """Post a reload if the file holds another policy that loads; return whether it does."""
         if self._reloader.source != self._source:
             return False  # an operator chose another file
-        before = self._in_force()
+        policy_before = self._in_force()
         mode = self._reloader.mode
         try:
             policy = self._reloader.load(self._source, mode=mode)
-            if MODES.index(policy.mode) > MODES.index(before.mode):
-                mode = before.mode
+            if MODES.index(policy.mode) > MODES.index(policy_before.mode):
+                mode = policy_before.mode
                 policy = self._reloader.load(self._source, mode=mode)
         except SuperviseError as error:
             if str(error) != self._refused:
                 self._refused = str(error)
                 self._print_line(
                     f"supervise: {self._source} was changed and does not load; policy "
-                    f"{before.name} stays in force: supervise policy check {self._source}"
+                    f"{policy_before.name} stays in force: supervise policy check {self._source}"
                 )
             return False
         self._refused = ""
-        if policy.digest == before.digest:
+        if policy.digest == policy_before.digest:
             return False
         at_ns = system.monotonic_ns()
         args = {"policy": None, "mode": mode, "key": f"{at_ns}-{OPERATOR}"}
@@ -360,10 +360,10 @@ class PolicyWatch:
         while not self._closed:
             if self._changed.wait(RESCAN_S):
                 self._settle()
-            seen = self._snapshot()
-            if self._closed or seen == self._seen:
+            snapshot = self._snapshot()
+            if self._closed or snapshot == self._seen:
                 continue
-            self._seen = seen
+            self._seen = snapshot
             try:
                 self.check()
             except Exception:  # the run goes on under its policy
@@ -385,12 +385,12 @@ class PolicyWatch:
         """Return name, size and time of the files, and of the packs and runbooks beside them."""
         files = self._files()
         beside = (file for path in files for part in _parts(path) for file in part.glob("*.yaml"))
-        found = set()
+        stats = set()
         for path in (*files, *beside):
             with suppress(OSError):  # just being replaced
                 look = path.stat()
-                found.add((str(path), look.st_size, look.st_mtime_ns))
-        return frozenset(found)
+                stats.add((str(path), look.st_size, look.st_mtime_ns))
+        return frozenset(stats)
 
 
 def _parts(path: Path) -> tuple[Path, Path]:

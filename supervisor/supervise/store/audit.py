@@ -189,11 +189,13 @@ class Chain:
         if not wrong and not files.shallow(record.get("data")):
             wrong = ["data"]
         if wrong:
-            number, why = self.size - 1, f"its field {wrong[0]!r} is missing or invalid"
-            raise TamperError(f"audit record {number} was changed: {why}", seq=number, hint=_GOOD)
+            number, reason = self.size - 1, f"its field {wrong[0]!r} is missing or invalid"
+            raise TamperError(
+                f"audit record {number} was changed: {reason}", seq=number, hint=_GOOD
+            )
 
-    def _tampered(self, why: str) -> TamperError:
-        message = f"audit record {self.size} (byte {self.offset}) was changed: {why}"
+    def _tampered(self, reason: str) -> TamperError:
+        message = f"audit record {self.size} (byte {self.offset}) was changed: {reason}"
         return TamperError(message, seq=self.size, hint=_GOOD)
 
 
@@ -235,8 +237,8 @@ def lines(path: Path) -> Iterator[tuple[bytes, int]]:
             while line := file.readline(MAX_LINE):
                 length = len(line)
                 if length == MAX_LINE and not line.endswith(b"\n"):
-                    more, ended = _rest(file)
-                    length += more
+                    remaining, ended = _rest(file)
+                    length += remaining
                     line = line[:_BLOCK] + b"\n" * ended
                 yield line, length
     except OSError as error:
@@ -247,13 +249,13 @@ def _rest(file: BinaryIO) -> tuple[int, bool]:
     """Skip to the end of a line; return the number of bytes, and whether there is a line feed."""
     length = 0
     while True:
-        at = file.tell()
+        offset = file.tell()
         try:  # holes are zeros and contain no line feed
-            data = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            data = os.lseek(file.fileno(), offset, os.SEEK_DATA)
         except OSError as error:
-            data = os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else at
+            data = os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else offset
         file.seek(data)
-        length += data - at
+        length += data - offset
         block = file.readline(_BLOCK)
         length += len(block)
         if not block or block.endswith(b"\n"):
@@ -271,7 +273,7 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
         StoreError: the file cannot be read.
     """
     chain = Chain(run)
-    seen = None  # the head at the size of the witness
+    witness_head = None  # the head at the size of the witness
 
     def report(status: str, message: str, bad_seq: int | None = None) -> Report:
         return Report(status, chain.size, chain.head, bad_seq, chain.offset, message)
@@ -284,16 +286,18 @@ def verify(path: Path, run: str | None = None, witness: tuple[int, str] | None =
                 break
             chain.check(chain.take(line))
             if witness is not None and chain.size == witness[0]:
-                seen = chain.head
+                witness_head = chain.head
     except TamperError as error:
         return report("tampered", str(error), error.seq)
     size = chain.size
-    if witness is not None and seen is None:
+    if witness is not None and witness_head is None:
         text = f"the log has {size} records, the witness {witness[0]}: records were removed"
         return report("tampered", text, size)
     head = "" if witness is None else witness[1].lower()
-    if witness is not None and not (len(head) >= WITNESS and str(seen).startswith(head)):
-        text = f"the first {witness[0]} records differ from those of the witness (head {seen})"
+    if witness is not None and not (len(head) >= WITNESS and str(witness_head).startswith(head)):
+        text = (
+            f"the first {witness[0]} records differ from those of the witness (head {witness_head})"
+        )
         return report("tampered", text)
     if tail:
         text = f"record {size} (byte {chain.offset}) is truncated, {tail} bytes of it exist"
@@ -545,12 +549,12 @@ class Audit:
                 missing = self._check_files(missing)
                 checked_s = time.monotonic()
 
-    def _check_files(self, before: str | None) -> str | None:
+    def _check_files(self, head_before: str | None) -> str | None:
         """Return what is missing; counts if found twice: a network disk may err briefly."""
-        found = files.missing(self._path, self._opened) or self._missing_journal()
-        if found is not None and found == before and self.trouble is None:
-            self.trouble = found
-        return found
+        trouble = files.missing(self._path, self._opened) or self._missing_journal()
+        if trouble is not None and trouble == head_before and self.trouble is None:
+            self.trouble = trouble
+        return trouble
 
     def _sync(self) -> None:
         self._dirty.clear()
@@ -637,13 +641,13 @@ def _keep(remains: Path, path: Path, offset: int) -> None:
     with os.fdopen(files.open_file(path), "rb") as file:
         file.seek(offset)
         tail = file.read(MAX_TAIL)
-    before = b""
+    earlier_tail = b""
     if remains.exists():
         with os.fdopen(files.open_file(remains), "rb") as file:
-            before = file.read(MAX_TAIL)
-    if not before.endswith(tail):
-        before += tail
-    files.replace(remains, before, durable=True)
+            earlier_tail = file.read(MAX_TAIL)
+    if not earlier_tail.endswith(tail):
+        earlier_tail += tail
+    files.replace(remains, earlier_tail, durable=True)
 
 
 def _close(fd: int) -> None:
@@ -658,10 +662,10 @@ MAKE_PUBLIC = "make it with: openssl pkey -in key.pem -pubout -out public.pem"
 def sign(data: bytes, key: Path) -> bytes:
     """Return the signature of `data` by the private key in a PEM file. Raises UsageError."""
     from_pem, _, private, _ = _cryptography()
-    found = _load(lambda raw: from_pem(raw, password=None), key, MAKE_KEY)
-    if not isinstance(found, private):
+    private_key = _load(lambda raw: from_pem(raw, password=None), key, MAKE_KEY)
+    if not isinstance(private_key, private):
         raise UsageError(f"{key} is not an Ed25519 private key", hint=MAKE_KEY)
-    return bytes(found.sign(data))
+    return bytes(private_key.sign(data))
 
 
 def is_signed(data: bytes, signature: bytes, key: Path) -> bool:
@@ -669,11 +673,11 @@ def is_signed(data: bytes, signature: bytes, key: Path) -> bool:
     _, public_pem, _, public = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
-    found = _load(public_pem, key, MAKE_PUBLIC)
-    if not isinstance(found, public):
+    public_key = _load(public_pem, key, MAKE_PUBLIC)
+    if not isinstance(public_key, public):
         raise UsageError(f"{key} is not an Ed25519 public key", hint=MAKE_PUBLIC)
     try:
-        found.verify(signature, data)
+        public_key.verify(signature, data)
     except InvalidSignature:
         return False
     return True

@@ -94,10 +94,10 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def missing(path: Path, known: os.stat_result) -> str | None:
+def missing(path: Path, opened: os.stat_result) -> str | None:
     """Return a sentence if `path` is not the opened file any more; None if it is, or unknown."""
     try:
-        if os.path.samestat(path.stat(), known):
+        if os.path.samestat(path.stat(), opened):
             return None
     except (FileNotFoundError, NotADirectoryError):
         pass
@@ -114,12 +114,12 @@ def read_json(path: Path, limit: int = MAX_JSON, *, foreign: bool = False) -> An
         ValueError: it is larger than `limit` bytes, not JSON, or nested too deep.
     """
     try:
-        found = json.loads(read(path, foreign=foreign, limit=limit))
+        document = json.loads(read(path, foreign=foreign, limit=limit))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if not shallow(found):
+    if not shallow(document):
         raise ValueError("it is nested too deep")
-    return found
+    return document
 
 
 def shallow(value: Any) -> bool:
@@ -155,11 +155,11 @@ def open_file(path: Path, flags: int = os.O_RDONLY, *, foreign: bool = False) ->
         refuse_exchanged(path)
     fd = os.open(path, flags | safe, FILE)
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if not foreign and not _is_ours(found.st_uid, path):
-            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))
+        if not foreign and not _is_ours(status.st_uid, path):
+            raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}", str(path))
         if flags & os.O_CREAT:
             os.fchmod(fd, FILE)
     except BaseException:
@@ -228,10 +228,10 @@ def is_own_directory(path: Path) -> bool:
     It is ours if a file that we create in it has the same owner: some file systems report another
     user id than ours.
     """
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return False
-    if found.st_uid == os.geteuid():
+    if status.st_uid == os.geteuid():
         return True
     try:
         trial = unpredictable(path / "owner")
@@ -239,7 +239,7 @@ def is_own_directory(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return os.fstat(fd).st_uid == found.st_uid
+        return os.fstat(fd).st_uid == status.st_uid
     finally:
         os.close(fd)
         trial.unlink()
@@ -294,16 +294,16 @@ def write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
     Returns:
         Number of bytes written, and why the others were not, None if all were.
     """
-    done = 0
+    count = 0
     try:
         with waiting():
-            while done < len(data):
-                if not (written := os.write(fd, data[done:] if done else data)):
+            while count < len(data):
+                if not (size := os.write(fd, data[count:] if count else data)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                done += written
+                count += size
     except OSError as error:
-        return done, error
-    return done, None
+        return count, error
+    return count, None
 
 
 def allocate(fd: int, start: int, size_bytes: int) -> None:
@@ -326,16 +326,16 @@ def _is_ours(uid: int, path: Path) -> bool:
 
 def hold(path: Path) -> None:
     """Take down which directory `path` is, for all that this process will write below it."""
-    found = path.lstat()
-    _held[path] = found.st_dev, found.st_ino
+    status = path.lstat()
+    _held[path] = status.st_dev, status.st_ino
 
 
 def refuse_exchanged(path: Path) -> None:
     """Raise OSError if a held directory above `path` is another one now."""
     for parent in path.parents:
         if parent in _held:
-            found = parent.lstat()
-            if (found.st_dev, found.st_ino) != _held[parent]:
+            status = parent.lstat()
+            if (status.st_dev, status.st_ino) != _held[parent]:
                 raise OSError(errno.ESTALE, "the directory was moved or replaced", str(parent))
 
 
@@ -355,43 +355,43 @@ def foreign(path: Path) -> tuple[str, str]:
     closed = False
     for chain in dict.fromkeys((path, real)):
         for folder in reversed(chain.parents):
-            found = folder.stat()
-            if found.st_uid not in ours | _unmapped():
-                why = (
-                    f"{folder} belongs to user {_user(found.st_uid)}, who may rename what is in it"
+            status = folder.stat()
+            if status.st_uid not in ours | _unmapped():
+                reason = (
+                    f"{folder} belongs to user {_user(status.st_uid)}, who may rename what is in it"
                 )
-                return why, "start the next run below a directory of yours: --run-dir DIR"
-            if _open_to_others(found) and not found.st_mode & stat.S_ISVTX:
+                return reason, "start the next run below a directory of yours: --run-dir DIR"
+            if _open_to_others(status) and not status.st_mode & stat.S_ISVTX:
                 return f"{folder} may be written by other users", f"chmod go-w {folder}"
-            if closed := not found.st_mode & _SEARCH:
+            if closed := not status.st_mode & _SEARCH:
                 break  # nobody else gets below
     closed = closed or not real.stat().st_mode & _SEARCH
-    for each in (real, *real.iterdir(), *real.glob("*/*")):
-        found = each.lstat()
-        if found.st_uid not in ours:
-            return f"{each} belongs to user {_user(found.st_uid)}", f"look at it: ls -l {each}"
-        if not closed and _open_to_others(found) and not stat.S_ISLNK(found.st_mode):
-            return f"{each} may be written by other users", f"chmod -R go-w {path}"
+    for child in (real, *real.iterdir(), *real.glob("*/*")):
+        status = child.lstat()
+        if status.st_uid not in ours:
+            return f"{child} belongs to user {_user(status.st_uid)}", f"look at it: ls -l {child}"
+        if not closed and _open_to_others(status) and not stat.S_ISLNK(status.st_mode):
+            return f"{child} may be written by other users", f"chmod -R go-w {path}"
     return "", ""
 
 
-def _open_to_others(found: os.stat_result) -> bool:
+def _open_to_others(status: os.stat_result) -> bool:
     """Whether others than the owner may write; the group of one user is that user."""
-    if not found.st_mode & stat.S_IWGRP or found.st_mode & stat.S_IWOTH:
-        return bool(found.st_mode & stat.S_IWOTH)
+    if not status.st_mode & stat.S_IWGRP or status.st_mode & stat.S_IWOTH:
+        return bool(status.st_mode & stat.S_IWOTH)
     try:
-        group, owner = grp.getgrgid(found.st_gid), pwd.getpwuid(found.st_uid)
+        group, owner = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
     except KeyError:
         return True
-    alone = owner.pw_gid == found.st_gid and group.gr_name == owner.pw_name
+    alone = owner.pw_gid == status.st_gid and group.gr_name == owner.pw_name
     return not alone or bool(set(group.gr_mem) - {owner.pw_name})
 
 
 def _unmapped() -> set[int]:
     """Return who owns what is of users that this user namespace does not have, such as its root."""
     try:
-        whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
-        return set() if whole else {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+        is_initial = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+        return set() if is_initial else {int(Path("/proc/sys/kernel/overflowuid").read_text())}
     except (OSError, ValueError):
         return set()
 
@@ -428,8 +428,8 @@ def take(fd: int, path: Path) -> None:
 
 def holder(fd: int) -> int | None:
     """Return the pid of the process that has the lock, None if unknown."""
-    found = os.fstat(fd)
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    status = os.fstat(fd)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -439,7 +439,7 @@ def holder(fd: int) -> int | None:
         if "->" in columns:  # somebody waits for a lock
             continue
         kind, pid, inode = columns[1], int(columns[4]), columns[5]
-        if kind == "FLOCK" and inode == f"{device}:{found.st_ino}" and pid > 0:
+        if kind == "FLOCK" and inode == f"{device}:{status.st_ino}" and pid > 0:
             return pid
     return None
 

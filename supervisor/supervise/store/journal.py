@@ -102,10 +102,10 @@ class Segment:
 
     def blocks(self, end: int) -> Iterator[bytes]:
         """Yield the bytes up to `end`."""
-        at = 0
-        while at < end and (block := os.pread(self._fd, min(self.BLOCK, end - at), at)):
+        offset = 0
+        while offset < end and (block := os.pread(self._fd, min(self.BLOCK, end - offset), offset)):
             yield block
-            at += len(block)
+            offset += len(block)
 
     def records(self, *, newest: bool) -> Iterator[tuple[int, int, bytes, int]]:
         """Yield `(number, kind, payload, end offset)` of each valid record.
@@ -115,24 +115,24 @@ class Segment:
         """
         number, offset = self.first, START.size
         while offset < self.size:
-            found = self._record_at(offset)
-            if self.is_thinned and found is not None:
-                number += (found[0] - number) & 0xFFFFFFFF
-            if found is None or found[0] != number & 0xFFFFFFFF:
+            record = self._record_at(offset)
+            if self.is_thinned and record is not None:
+                number += (record[0] - number) & 0xFFFFFFFF
+            if record is None or record[0] != number & 0xFFFFFFFF:
                 if newest and not self._valid_record_after(offset, number):
                     return
                 raise StoreError(
                     f"event {number} in {self._path} (byte {offset}) is damaged", hint=_COPY
                 )
-            _, kind, payload, offset = found
+            _, kind, payload, offset = record
             yield number, kind, payload, offset
             number += 1
 
-    def _bytes(self, at: int, size: int) -> bytes:
+    def _bytes(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; sequential reads are buffered."""
-        begin = at - self._at
+        begin = offset - self._at
         if begin < 0 or begin + size > len(self._block):
-            self._block, self._at = os.pread(self._fd, max(size, self.BLOCK), at), at
+            self._block, self._at = os.pread(self._fd, max(size, self.BLOCK), offset), offset
             begin = 0
         return self._block[begin : begin + size]
 
@@ -152,7 +152,7 @@ class Segment:
     def _valid_record_after(self, offset: int, number: int) -> bool:
         """Whether a valid later record follows: then it is damage, not a truncated tail."""
         end = min(self.size, _SEARCHED)
-        left, at = _TRIED_BYTES, offset
+        budget, at = _TRIED_BYTES, offset
         while (at := self._data_at(at)) < end:
             block = os.pread(self._fd, min(self.BLOCK, end - at) + _HEAD.size, at)
             for match in _MAYBE.finditer(block) if block.strip(b"\0") else ():
@@ -161,8 +161,8 @@ class Segment:
                 later = (found - number) & 0xFFFFFFFF
                 if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
                     continue  # more records than fit before it, or half a record
-                left -= length + _TRIAL_BYTES
-                if left < 0:
+                budget -= length + _TRIAL_BYTES
+                if budget < 0:
                     return True  # a truncated tail never looks so much like records
                 body = os.pread(self._fd, _SUMMED.size + length, begin + 8)
                 if zlib.crc32(body) == crc:
@@ -170,12 +170,12 @@ class Segment:
             at += self.BLOCK
         return False
 
-    def _data_at(self, at: int) -> int:
+    def _data_at(self, offset: int) -> int:
         """Return the start of the next bytes outside a hole; the size if there are none."""
         try:
-            return os.lseek(self._fd, at, os.SEEK_DATA)
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
         except OSError as error:
-            return self.size if error.errno == errno.ENXIO else at
+            return self.size if error.errno == errno.ENXIO else offset
 
 
 BATCH_BYTES = 1 << 20  # written at once at most
@@ -382,10 +382,10 @@ class Journal:
         Raises:
             StoreError: it cannot be read.
         """
-        left = [piece for piece in self._pieces if not piece.is_thinned]
-        if not left:
+        pieces = [piece for piece in self._pieces if not piece.is_thinned]
+        if not pieces:
             return None
-        piece = min(left, key=lambda each: (each.cited, each.first))
+        piece = min(pieces, key=lambda candidate: (candidate.cited, candidate.first))
         content = bytearray(START.pack(THINNED, piece.first))
         try:
             with Segment(piece.path) as segment:
@@ -424,11 +424,11 @@ class Journal:
         if self._partial:
             os.ftruncate(self._fd, self._size)
             self._partial = False
-        left, error = files.write_all(self._fd, b"".join(batch))
+        unwritten, error = files.write_all(self._fd, b"".join(batch))
         if error is not None:
             self._partial, complete = True, 0
-            while len(batch[complete]) <= left:
-                left -= len(batch[complete])
+            while len(batch[complete]) <= unwritten:
+                unwritten -= len(batch[complete])
                 complete += 1
             self._take(batch[:complete])
             raise error
@@ -590,34 +590,34 @@ def heads(directory: Path, sizes: Collection[int]) -> dict[int, str]:
     Raises:
         StoreError: a segment cannot be read.
     """
-    found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     digest, total = hashlib.sha256(), 0
-    wanted = sorted(size for size in sizes if size >= 0)
+    ordered_sizes = sorted(size for size in sizes if size >= 0)
     for path in _segments(directory):
         try:
             with Segment(path) as segment:
                 for block in segment.blocks(segment.size):
-                    while wanted and wanted[0] <= total + len(block):
+                    while ordered_sizes and ordered_sizes[0] <= total + len(block):
                         part = digest.copy()
-                        part.update(block[: wanted[0] - total])
-                        found[wanted.pop(0)] = part.hexdigest()
-                    if not wanted:
-                        return found
+                        part.update(block[: ordered_sizes[0] - total])
+                        digests[ordered_sizes.pop(0)] = part.hexdigest()
+                    if not ordered_sizes:
+                        return digests
                     digest.update(block)
                     total += len(block)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    return found
+    return digests
 
 
 def _segments(directory: Path) -> list[Path]:
     try:
-        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name)]
+        paths = [p for p in directory.iterdir() if _NAME.fullmatch(p.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise StoreError(f"cannot read {directory}: {error.strerror}") from error
-    return sorted(found, key=lambda path: int(path.stem))
+    return sorted(paths, key=lambda path: int(path.stem))
 
 
 def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:

@@ -59,18 +59,18 @@ def finder(run: RunDir, load: Load) -> Callable[[str], Policy]:
 
     It raises StoreError if the file is missing, and whatever `load` raises.
     """
-    known: dict[str, Policy] = {}
+    policies: dict[str, Policy] = {}
 
     def find(digest: str) -> Policy:
-        if digest not in known:
+        if digest not in policies:
             path = path_of(run, digest)
             if not path.is_file():
                 raise StoreError(
                     f"{path} is missing: the run was reloaded with the policy {digest[:19]}",
                     hint="restore it from a copy of the run directory",
                 )
-            known[digest] = load(path)
-        return known[digest]
+            policies[digest] = load(path)
+        return policies[digest]
 
     return find
 
@@ -160,7 +160,7 @@ def _sentence(error: SuperviseError) -> str:
     """Return the error as one line: the first problems of a policy, or cause and hint."""
     problems: tuple[object, ...] = getattr(error, "problems", ())
     if problems:
-        more = len(problems) - MAX_PROBLEMS
+        more_count = len(problems) - MAX_PROBLEMS
         text = "; ".join(str(problem) for problem in problems[:MAX_PROBLEMS])
-        return f"{text}; and {more} more" if more > 0 else text
+        return f"{text}; and {more_count} more" if more_count > 0 else text
     return f"{error} ({error.hint})" if error.hint else str(error)

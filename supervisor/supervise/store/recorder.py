@@ -37,12 +37,12 @@ def incomplete(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None
 
     One of an earlier epoch does not count: the adopting supervisor continued from that event.
     """
-    found, epoch = None, 0
+    note, epoch = None, 0
     for r in records:
-        found, epoch = (found if r["epoch"] == epoch else None), r["epoch"]
+        note, epoch = (note if r["epoch"] == epoch else None), r["epoch"]
         if r["actor"] == "app" and (r.get("data") or {}).get("what") == INCOMPLETE:
-            found = r
-    return found
+            note = r
+    return note
 
 
 class Recorder:
@@ -215,30 +215,30 @@ class Recorder:
         """
         if not self._no_space:
             return {}
-        where, (journal, audit) = path.resolve(), self.reserve_bytes
+        mount, (journal, audit) = path.resolve(), self.reserve_bytes
         with suppress(OSError):
-            while not where.is_mount():
-                where = where.parent
-        found = {
+            while not mount.is_mount():
+                mount = mount.parent
+        shortage = {
             "need_bytes": 2 * self._missing_bytes(),
             "reserve_bytes": journal + audit,
-            "mount": shlex.quote(str(where)),
+            "mount": shlex.quote(str(mount)),
             "runs": shlex.quote(str(path.parent)),
         }
         seconds = (self._now()[0] - self._since[0]) / 1e9
         grown = self._journal.size_bytes - self._since[1]
-        return {**found, "seconds": round(journal * seconds / grown)} if grown > 0 else found
+        return {**shortage, "seconds": round(journal * seconds / grown)} if grown > 0 else shortage
 
     def _missing_bytes(self) -> int:
         """Return what the reserves lack."""
-        wanted, (journal, audit) = self._reserves or (0, 0), self.reserve_bytes
-        return max(0, wanted[0] - journal) + max(0, wanted[1] - audit) + RESERVE_BYTES
+        reserve_sizes, (journal, audit) = self._reserves or (0, 0), self.reserve_bytes
+        return max(0, reserve_sizes[0] - journal) + max(0, reserve_sizes[1] - audit) + RESERVE_BYTES
 
-    def on_full(self, why: str) -> None:
+    def on_full(self, reason: str) -> None:
         """The disk has no space: the reserve beside the audit log is freed, and shared out."""
         if self._no_space:
             return
-        self._no_space = why
+        self._no_space = reason
         self._audit.release_reserve()
         with suppress(OSError):
             self._journal.reserve(RESERVE_BYTES // 2)

@@ -131,8 +131,8 @@ class RunDir:
                 raise TypeError("run")
             return cls(path.absolute(), described["run"])
         except (FileNotFoundError, NotADirectoryError):
-            why = "is not a run (no run.json)" if path.is_dir() else "is not a directory"
-            raise StoreError(f"{path} {why}", hint=_near(path)) from None
+            problem = "is not a run (no run.json)" if path.is_dir() else "is not a directory"
+            raise StoreError(f"{path} {problem}", hint=_near(path)) from None
         except OSError as error:
             raise StoreError(f"cannot read {path / 'run.json'}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError):
@@ -150,13 +150,13 @@ class RunDir:
         """
         run = cls.open(path)
         try:
-            why, hint = files.foreign(run.path)
-            if not why and run.secrets_path.exists():
-                why, hint = files.foreign(run.secrets_path)
+            reason, hint = files.foreign(run.path)
+            if not reason and run.secrets_path.exists():
+                reason, hint = files.foreign(run.secrets_path)
         except OSError as error:
             raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
-        if why:
-            raise StoreError(f"{why}: what {run.path} says is not acted on", hint=hint)
+        if reason:
+            raise StoreError(f"{reason}: what {run.path} says is not acted on", hint=hint)
         files.hold(run.path)
         return run
 
@@ -307,7 +307,7 @@ def _refuse_unfit(path: Path) -> None:
 def _near(path: Path) -> str:
     """Return a hint that names the newest run below `path`: one elsewhere is another run."""
     for parent in (path, path / RUNS):
-        runs = sorted(found.parent for found in parent.glob("*/run.json"))
+        runs = sorted(file.parent for file in parent.glob("*/run.json"))
         if runs:
             return f"did you mean {runs[-1]}?"
     return "start a run with: supervise --run-dir DIR -- COMMAND (default: below ./runs)"

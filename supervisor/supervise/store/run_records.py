@@ -90,11 +90,11 @@ class RunOutcome:
                 "wall": record.get("wall"),
                 "headline": record["reason"],
             }
-        elif (found := self.incidents.get(name)) is not None:
+        elif (previous := self.incidents.get(name)) is not None:
             if severity in SEVERITIES:
-                found["severity"] = min(found["severity"], severity)
+                previous["severity"] = min(previous["severity"], severity)
             if what in ("closed", "held"):
-                found["phase"] = what
+                previous["phase"] = what
 
     @property
     def gravest(self) -> list[dict[str, Any]]:
@@ -105,21 +105,21 @@ class RunOutcome:
     @property
     def worst(self) -> dict[str, Any] | None:
         """The incident of the highest severity in the whole run, the newest of these."""
-        found = list(reversed(self.incidents.values()))
-        return min(found, key=lambda i: str(i["severity"]), default=None)
+        incidents = list(reversed(self.incidents.values()))
+        return min(incidents, key=lambda i: str(i["severity"]), default=None)
 
 
 def read_outcome(records: Iterable[Record]) -> RunOutcome:
     """Fold all records of a log."""
-    found = RunOutcome()
+    outcome = RunOutcome()
 
     def taken() -> Iterator[Record]:
         for record in records:
-            found.take(record)
+            outcome.take(record)
             yield record
 
-    found.incomplete = incomplete(taken())
-    return found
+    outcome.incomplete = incomplete(taken())
+    return outcome
 
 
 def skim(path: Path) -> RunOutcome:
@@ -130,20 +130,20 @@ def skim(path: Path) -> RunOutcome:
     Raises:
         StoreError: the file cannot be read.
     """
-    found, last = RunOutcome(), b""
+    outcome, last_line = RunOutcome(), b""
     for line, _ in audit.lines(path):
         if line.endswith(b"\n"):
-            last = line
+            last_line = line
             if _INCIDENT in line:
-                _take(found, line)
-    if last and _INCIDENT not in last:
-        _take(found, last)
-    return found
+                _take(outcome, line)
+    if last_line and _INCIDENT not in last_line:
+        _take(outcome, last_line)
+    return outcome
 
 
-def _take(found: RunOutcome, line: bytes) -> None:
+def _take(outcome: RunOutcome, line: bytes) -> None:
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        found.take(json.loads(line[65:]))
+        outcome.take(json.loads(line[65:]))
 
 
 HEAD = ("step", "rank", "attempt", "wall")
@@ -185,17 +185,17 @@ class WallClock:
                 with suppress(ValueError, OverflowError):
                     wall = datetime.fromisoformat(record["wall"]).astimezone(UTC)
                     zero = wall - _since_boot(record["mono_ns"])
-                    first, known = starts.get(boot, (number, zero))
-                    starts[boot] = first, min(known, zero)
+                    first, zero_ns = starts.get(boot, (number, zero))
+                    starts[boot] = first, min(zero_ns, zero)
         self._starts = sorted(starts.values())
 
     def at(self, number: int, at_ns: int) -> datetime | None:
         """Return when event `number` happened, in UTC, None where that is not known."""
         if not self._starts:
             return None
-        place = bisect.bisect_right(self._starts, number, key=lambda start: start[0])
+        index = bisect.bisect_right(self._starts, number, key=lambda start: start[0])
         with suppress(OverflowError):
-            return self._starts[max(0, place - 1)][1] + _since_boot(at_ns)
+            return self._starts[max(0, index - 1)][1] + _since_boot(at_ns)
         return None
 
 
@@ -242,11 +242,11 @@ def numbered(run: RunDir, until: int | None = None) -> Iterator[tuple[int, Frame
 
 def metric_ids(run: RunDir) -> list[str]:
     """Return the ids of all metrics that any rank announced, in order of first sight."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for _, event in journal.read(run.journal_path, only=(Announced,)):
         if isinstance(event, Announced):
-            found.update(dict.fromkeys(event.names))
-    return list(found)
+            names.update(dict.fromkeys(event.names))
+    return list(names)
 
 
 def export_csv(run: RunDir, out: TextIO, metrics: Sequence[str]) -> int:
@@ -345,8 +345,8 @@ class Digests:
             self.reloaded[after] = None
         elif kind == "commit":
             result = data.get("result")
-            made = result if isinstance(result, dict) else {}
-            path, digest = _text(made.get("path")), _text(made.get("sha256"))
+            facts = result if isinstance(result, dict) else {}
+            path, digest = _text(facts.get("path")), _text(facts.get("sha256"))
             if path and digest and path.startswith("incidents/"):
                 self.bundles[path] = digest
         head = data.get("journal")
@@ -381,15 +381,15 @@ def check(run: RunDir, digests: Digests) -> Iterator[Part]:
 
 def digest_of(path: Path) -> str | None:
     """Return "sha256:..." of a policy's file, None if unreadable."""
-    found = _sha256(path)
-    return None if found is None else f"sha256:{found}"
+    actual = _sha256(path)
+    return None if actual is None else f"sha256:{actual}"
 
 
-def differs(what: str, expected: str, actual: str | None) -> str:
+def differs(subject: str, expected: str, actual: str | None) -> str:
     """Return a sentence about a file whose digest is not that in the log."""
     if actual is None:
-        return f"{what} is missing or unreadable: expected {expected}"
-    return f"{what} was changed: expected {expected}, actual {actual}"
+        return f"{subject} is missing or unreadable: expected {expected}"
+    return f"{subject} was changed: expected {expected}, actual {actual}"
 
 
 def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
@@ -470,13 +470,13 @@ def _pieces(run: RunDir, pieces: list[tuple[str, int, str]], *, ended: bool) -> 
 def _journal(run: RunDir, digests: Digests) -> Part:
     if digests.pieces is not None:
         return _pieces(run, digests.pieces, ended=digests.ended)
-    found = journal.heads(run.journal_path, [size for _, size, _, _ in digests.heads])
+    actual = journal.heads(run.journal_path, [size for _, size, _, _ in digests.heads])
     for events, size, expected, record in digests.heads:
-        what = f"the journal up to event {events} (byte {size}, record {record})"
-        if size not in found:
-            return Part("journal", CHANGED, f"{what} is incomplete")
-        if found[size] != expected:
-            return Part("journal", CHANGED, differs(what, expected, found[size]))
+        subject = f"the journal up to event {events} (byte {size}, record {record})"
+        if size not in actual:
+            return Part("journal", CHANGED, f"{subject} is incomplete")
+        if actual[size] != expected:
+            return Part("journal", CHANGED, differs(subject, expected, actual[size]))
     count = journal.count(run.journal_path)
     if not digests.heads:
         return Part(
@@ -513,10 +513,10 @@ def _sha256(path: Path) -> str | None:
 
 def taken(records: Iterable[Record]) -> Digests:
     """Return the digests in these records."""
-    found = Digests()
+    digests = Digests()
     for record in records:
-        found.take(record)
-    return found
+        digests.take(record)
+    return digests
 
 
 PARTS = ("savepoints", "journal", "output", "incidents")  # in the order of removal
@@ -567,14 +567,14 @@ def survey(
     Raises:
         StoreError: the directory cannot be read.
     """
-    found = []
+    surveys = []
     for rank, (age_s, path) in enumerate(sorted(_ages(directory, now_s))):
-        why = f"one of the newest {keep}" if rank < keep else ""
-        why = why or ("" if age_s >= older_than_s else "not old enough")
-        why = why or _why_kept(path, host, lives)
-        parts = () if why else tuple(_parts(path))
-        found.append(Survey(path, age_s, why or ("" if parts else "nothing to remove"), parts))
-    return found
+        reason = f"one of the newest {keep}" if rank < keep else ""
+        reason = reason or ("" if age_s >= older_than_s else "not old enough")
+        reason = reason or _why_kept(path, host, lives)
+        parts = () if reason else tuple(_parts(path))
+        surveys.append(Survey(path, age_s, reason or ("" if parts else "nothing to remove"), parts))
+    return surveys
 
 
 def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
@@ -588,12 +588,14 @@ def remove(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
         fd = files.open_file(run.audit_path, os.O_RDWR)
         try:
             files.take(fd, run.audit_path)
-            known = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
+            removed_before = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
             rows = [
                 {"part": p.name, "files": p.files, "bytes": p.size_bytes, "wall": wall}
                 for p in parts
             ]
-            run.write_json(RETENTION, {"removed": [*known.get("removed", []), *rows]}, durable=True)
+            run.write_json(
+                RETENTION, {"removed": [*removed_before.get("removed", []), *rows]}, durable=True
+            )
             for part in parts:
                 shutil.rmtree(path / part.name)
         finally:
@@ -656,9 +658,9 @@ def _end(run: RunDir) -> tuple[bool, str]:
     for record in read(run.audit_path):
         ended = record["kind"] == "run_end"
         if record["kind"] == "incident":
-            what = (record.get("data") or {}).get("what")
-            open_incident = str(record["incident"]) if what == "opened" else open_incident
-            open_incident = "" if what == "closed" else open_incident
+            code = (record.get("data") or {}).get("what")
+            open_incident = str(record["incident"]) if code == "opened" else open_incident
+            open_incident = "" if code == "closed" else open_incident
     return ended, open_incident
 
 
