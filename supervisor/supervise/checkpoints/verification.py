@@ -233,6 +233,15 @@ def _explain_exit(code: int, errors: Sequence[str], error: str) -> tuple[bool | 
     return None, f"the verifier ended with exit code {code}: {last_line[:200]}"
 
 
+def _describe(entry: Entry, verdict: Verdict) -> None:
+    """Put a verdict into the register, but for the state: the checkpoint is being pinned."""
+    entry.state = COPIED
+    entry.problems, entry.verified = list(verdict.problems), system.wall()
+    entry.describe(verdict.findings or Findings())
+    if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(entry.path):
+        entry.resumable = UNKNOWN  # a set of files
+
+
 class CheckpointVerifier:
     """Verifies the checkpoints of a register, one at a time, and pins the good ones.
 
@@ -340,11 +349,7 @@ class CheckpointVerifier:
             if unread or entry.state not in (FOUND, COPIED):
                 retention.release(entry)
                 return
-            entry.state = COPIED  # while it is being pinned
-            entry.problems, entry.verified = list(verdict.problems), system.wall()
-            entry.describe(verdict.findings or Findings())
-            if entry.resumable == WEIGHTS_ONLY and discovery.has_optimizer_alongside(path):
-                entry.resumable = UNKNOWN  # a set of files
+            _describe(entry, verdict)
         if verdict.ok and not self._pin(entry, verdict.environment, link, copied=copy is not None):
             return
         with retention.lock:
