@@ -31,6 +31,10 @@ FLOOR, LEAST_SPREAD = 0.002, 1e-9  # share of the prediction, units of the metri
 FAST, JUMP = 8.0, 0.25  # two rows in a row: spreads, share of the prediction
 LASTING = 512  # rows after which an excess is the new level
 ENDS = 16  # rows back in the allowance, at most, until it is over
+FIRST = 8  # rows whose median a loss has fallen from
+FELL, ONE_WAY = 4.0, 2.0  # errors; times the largest rise: a loss that is an objective; our choice
+SLOW, BEFORE = 12, 64  # rows: a climb takes as many at least; compared with as many quiet ones
+BETTER = 3.0  # twice the logarithm of how much likelier a step must be than a climb; our choice
 CLIPPED = 16.0  # spreads; what a row teaches at most
 
 
@@ -69,6 +73,15 @@ class Blocks:
         return twin
 
 
+def _explained(rows: list[float], shape: list[float]) -> float:
+    """Return how much of the squares of the rows their regression on a shape explains."""
+    middle = sum(shape) / len(shape)
+    shape = [x - middle for x in shape]
+    along: float = max(0.0, sum(map(mul, rows, shape)))
+    squares: float = sum(map(mul, shape, shape))
+    return along * along / squares
+
+
 class Excess:
     """The statistic without steps: `feed` rows, and read `level`, `spread`, `total` and `limit`.
 
@@ -76,6 +89,10 @@ class Excess:
         ref: the newest quiet rows. waiting: the rows of the excursion under way. rows: how many.
         lost: their sum above `level`, the prediction. total: their evidence, at most `limit`.
         on: rows since the excess was established, 0 when it is not.
+        is_step: the excess that was established came at once, and did not climb to it.
+        drop, rise: the largest fall and the largest rise of the level until now, from the first
+            rows on; of a climb that was over by itself its mean. A step is no wandering.
+        error: of that level, one standard deviation.
     """
 
     def __init__(self, arl: float, margin: float, window: int) -> None:
@@ -90,6 +107,8 @@ class Excess:
         self.sums, self.rises = [0.0] * AGES, [0.0] * AGES  # the greatest of each age
         self.level = self.spread = self.limit = math.nan
         self.allowed = self.most = self.suspect = self.per_independent = 0.0
+        self.highest, self.lowest = -math.inf, math.inf
+        self.drop = self.rise = self.error = self.slope = 0.0
         self.axes: tuple[list[float], list[float], float, float] = ([], [], 1.0, 1.0)
         self.forget_excursion()
 
@@ -99,6 +118,7 @@ class Excess:
         self.total = self.peak = self.lost = 0.0
         self.rows = self.on = 0
         self.jumped = False  # the newest row was far out
+        self.is_step = False
 
     def copy(self) -> Excess:
         twin = object.__new__(Excess)
@@ -106,6 +126,16 @@ class Excess:
             setattr(twin, name, value.copy() if isinstance(value, list) else value)
         twin.blocks = (self.blocks[0].copy(), self.blocks[1].copy())
         return twin
+
+    @property
+    def has_descended(self) -> bool:
+        """Whether it fell by more than noise, and by far more than it ever rose by itself."""
+        return self.drop > FELL * self.error and self.drop > ONE_WAY * self.rise
+
+    def keep_descent(self, before: Excess) -> None:
+        """Take over what was seen of the same series before."""
+        self.highest, self.lowest = before.highest, before.lowest
+        self.drop, self.rise, self.error = before.drop, before.rise, before.error
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
 
@@ -115,6 +145,7 @@ class Excess:
             self._accept(x)
             if len(self.ref) == self.least:
                 self.seen = self.least
+                self.highest = median(sorted(self.ref[:FIRST]))  # most of a fall is at the start
                 self._fit()
             return LEARNING
         u = (x - self.level) / self.spread
@@ -136,6 +167,7 @@ class Excess:
         self.lost += x - self.level
         if self._is_established(x, u):
             self.on, self.total = 1, self.limit  # two rows that far out count as reaching it
+            self.is_step = self._begins_at_once()
             return ESTABLISHED
         enough = self._has_enough()
         if (enough and total >= 2.0 * self.limit) or self.rows > self.window // 2:
@@ -154,6 +186,24 @@ class Excess:
         matters = self.lost > self.margin * share * self.rows
         return twice or (self.total >= self.limit and matters and self._has_enough())
 
+    def _begins_at_once(self) -> bool:
+        """Whether a step explains the excursion, and what was before it, better than a climb."""
+        if self.rows == 2:
+            return True
+        rows = self.ref[-BEFORE:] + self.waiting
+        count = len(rows)
+        step = max(
+            _explained(rows, [float(i >= start) for i in range(count)])
+            for start in range(count - self.rows, count - 1)
+        )
+        climb = max(
+            _explained(rows, [max(0.0, i - turn) for i in range(count)])
+            for turn in range(0, count - SLOW, 2)
+        )
+        middle = sum(rows) / count
+        left = sum((x - middle) ** 2 for x in rows) - step
+        return (step - climb) * count > BETTER * left
+
     def _follow(self, x: float, u: float) -> int:
         """Follow what was established until it is over, or has lasted for so long that it stays."""
         self.rows += 1
@@ -170,9 +220,13 @@ class Excess:
             return ESTABLISHED
         lasted = self.total > 0.0
         if lasted:
+            if self.is_step:
+                self.lowest = math.inf  # what is harmed stays an objective
             self._take_in(self.waiting)
         else:
             self._note_sum(min(self.peak, 2.0 * self.limit))
+            if not self.is_step:
+                self.rise = max(self.rise, self.lost / self.rows)  # over by itself: it wanders
             self._fit()
         self.forget_excursion()
         return LASTED if lasted else QUIET
@@ -244,6 +298,13 @@ class Excess:
         self.per_independent = max(lrv / v, 1.0)
         # The error of the level, the lower of two medians: 1.57 L / 48, and more of dependent rows.
         error = 1.5 * math.sqrt(lrv * (1.0 + self.per_independent / 40.0) / 30.0)
+        self.error = error * self.spread
+        self.highest, self.lowest = max(self.level, self.highest), min(self.level, self.lowest)
+        self.drop = max(self.drop, self.highest - self.level)
+        self.rise = max(self.rise, self.level - self.lowest)
+        fall = -self.slope * len(self.ref)
+        if fall > FELL * self.spread * math.sqrt(12.0 * lrv / len(self.ref)):
+            self.drop = max(self.drop, fall)
         self.allowed = 0.75 * math.pow(lrv, 0.25) + max(0.0, self.mean) + error
         self.limit = self._limit(lrv, self.wanted)
         self.suspect = self._limit(lrv, math.log(SUSPECT))
@@ -270,6 +331,7 @@ class Excess:
         level = sum(ref) / n
         slope = sum(map(mul, ref, line)) / lines
         bend = sum(map(mul, ref, curve)) / curves
+        self.slope = slope
         off = [x - level - slope * t - bend * c for x, t, c in zip(ref, line, curve, strict=True)]
         mad = NORMAL * median(sorted(map(abs, off)))
         self.usual += (mad - self.usual) * rate

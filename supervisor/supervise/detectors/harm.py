@@ -35,6 +35,10 @@ class Harm(MetricDetector):
     After 512 rows it is the new level, with a `rebaseline` note that says what was lost. An excess
     below `margin`, or a sum that takes more than half of `window`, becomes the level unsaid.
 
+    With `descended` it is BREACH only of an objective that the run has made progress in: its level
+    fell by more than its error, and by twice what it ever climbed before. With `step` only of an
+    excess that came within few rows. The loss of a generator, or one that wanders, is no such.
+
     UNKNOWN for the first three eighths of `window` rows, and for absent and NaN samples. `rewind`
     keeps what was before, and forgets an excursion.
 
@@ -54,6 +58,8 @@ class Harm(MetricDetector):
     arl: float = 1e6  # rows between two false alarms, as the noise promises; project default
     margin: float = 0.02  # share of the prediction that matters; project default
     window: int = 128  # rows
+    descended: bool = False  # only of a metric that has fallen in this run
+    step: bool = False  # only of an excess that came at once
 
     def start(self) -> HarmWatch:
         return HarmWatch(self)
@@ -109,7 +115,9 @@ class HarmWatch(Memory):
             self.since = step if excess.rows else NEVER
         if found == LEARNING:
             return UNKNOWN
-        self.raw = BREACH if self.least <= found <= ESTABLISHED else OK
+        spec = self.spec
+        counts = (excess.has_descended or not spec.descended) and (excess.is_step or not spec.step)
+        self.raw = BREACH if self.least <= found <= ESTABLISHED and counts else OK
         if found == LASTED:
             self.pending_note = self._lasted(lost + sample - level, level)
             return self.raw | NOTE
@@ -134,7 +142,9 @@ class HarmWatch(Memory):
         while self.rows and self.rows[-1][0] > step:
             del self.rows[-1]
         if not self.rows:  # further back than what is kept
+            before = self.excess
             self.reset()
+            self.excess.keep_descent(before)
             return
         place = (len(self.rows) - 1) // window
         del self.states[place + 1 :]
@@ -159,4 +169,6 @@ class HarmWatch(Memory):
             "median": excess.level,
             "scale": excess.spread,
             "samples": len(excess.ref),
+            "fallen": excess.drop,
+            "risen": excess.rise,
         }
