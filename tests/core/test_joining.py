@@ -389,7 +389,8 @@ def test_updates_that_grew_with_the_rate_are_told_with_it():
 def test_inputs_that_became_one_token_are_told_once_whatever_they_do_to_the_model():
     """The loss, then its cause; norms and activations, and a diagnosis of the same, are no news."""
     names = ("train_loss_raw", "batch_top1_share", "update_norm", "learning_rate", "residual_rms")
-    good = [(2.0 + 0.02 * (i % 3), 0.05, 0.1 + 0.001 * (i % 5), 1e-3, 1.5) for i in range(200)]
+    losses = [2.8 - 0.004 * i + 0.02 * (i % 3) for i in range(200)]
+    good = [(loss, 0.05, 0.1 + 0.001 * (i % 5), 1e-3, 1.5) for i, loss in enumerate(losses)]
     dark = [(5.6, 1.0, 0.002 if i % 24 < 12 else 0.1, 1e-3, 1.5 + 0.03 * i) for i in range(420)]
     made = under_nano(names, [*good, *dark])
     told = [d.data["message"] for d in made if d.kind == "notify_intent"]

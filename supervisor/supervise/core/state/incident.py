@@ -344,7 +344,7 @@ def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
                 measures.setdefault(value, []).append(text)
                 break
     for value, texts in measures.items():
-        shown = ", ".join(filter(None, texts))
+        shown = ", ".join(dict.fromkeys(filter(None, texts)))
         alone = shown.startswith("limit ")  # of the value itself
         parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
     for reading in numbers.values():
