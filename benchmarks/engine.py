@@ -26,7 +26,7 @@ from supervise.core import engine
 from supervise.core.model.events import Announced, Frame, Launched
 from supervise.core.model.interfaces import Detector
 from supervise.core.model.policy import Policy, Rule
-from supervise.core.state.run_state import State
+from supervise.core.run_state import State
 from supervise.detectors.nonfinite import Nonfinite
 from supervise.detectors.ratio import Ratio
 from supervise.detectors.robust_z import RobustZ

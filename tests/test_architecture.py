@@ -73,7 +73,7 @@ PARTS = (
     *(f"supervise.{name}" for name in (*CATALOGS, "cli")),
     *(f"supervise_probe.{name}" for name in ("collectors", "faults")),
 )
-ONE_THING = {"adoption"}  # a takeover: `runtime` does what `core.handlers` decides
+ONE_THING = {"adoption"}  # a takeover: `runtime` does what `core` decides
 # All that pure code needs. Everything else has a clock, a disk, a network or chance behind it.
 PURE = frozenset(
     (
@@ -340,8 +340,8 @@ def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):
     ("name", "text"),
     [
         (
-            "supervise.core.handlers.x",
-            "from ..model import action\nfrom ... import errors",
+            "supervise.core.x",
+            "from .model import action\nfrom .. import errors",
         ),
         ("supervise.runtime", "from . import actions\nfrom .core import engine\nimport time"),
         ("supervise.detectors.x", "from ._baseline import Baseline\nimport math"),

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core import engine
+from supervise.core.incident import HELD
 from supervise.core.model.events import Frame, Notice
 from supervise.core.model.policy import JobSettings, Policy
-from supervise.core.state.incident import HELD
 from supervise.runtime.loop import forward_save, may_come_back
 
 

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions.relaunch import Relaunch
+from supervise.core.incident import Incident, Intent, RunbookExecution
 from supervise.core.model.events import OperatorCommand
 from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Policy, Runbook
 from supervise.core.model.redaction import Redactor
-from supervise.core.state.incident import Incident
-from supervise.core.state.run_state import ApprovalRequest
-from supervise.core.state.runbook_execution import Intent, RunbookExecution
+from supervise.core.run_state import ApprovalRequest
 from supervise.errors import ActionError
 from supervise.notifiers.outbox import Outbox, Result
 from supervise.runtime.processor import EventProcessor

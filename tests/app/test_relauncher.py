@@ -10,7 +10,7 @@ import pytest
 
 from supervise.actions.relaunch import SLOWEST
 from supervise.checkpoints.service import RestoredCheckpoint
-from supervise.core.analysis.host_health import Finding
+from supervise.core.host_health import Finding
 from supervise.core.model.policy import Policy
 from supervise.errors import ActionError, LaunchError, StoreError, UsageError
 from supervise.runtime.relauncher import MARGIN_S, STOP_S, Relauncher, stopped_for

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.catalog.diagnostics import Problem
 from supervise.catalog.scenario_subject import check_file
-from supervise.core.model import recipes
+from supervise.core import job_recipes
 from supervise.core.model.policy import PLACEHOLDERS
 
 MARK = "¦"
@@ -143,4 +143,4 @@ def test_every_placeholder_is_filled_in():
     """What the check takes is what a launch puts the checkpoint's values for."""
     text = "|".join(f"{{{name}}}" for name in PLACEHOLDERS)
 
-    assert recipes.fill(text, "/a/b.pt", 41) == "/a/b.pt|/a|42"
+    assert job_recipes.fill(text, "/a/b.pt", 41) == "/a/b.pt|/a|42"

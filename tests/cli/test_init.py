@@ -10,7 +10,7 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.cli.doctor import lines
-from supervise.core.analysis.job_recipes import recognise
+from supervise.core.job_recipes import recognise
 
 NANO = Path(__file__).parents[2] / "examples" / "nano" / "train.py"
 TRAINER = "from transformers import Trainer\nTrainer(model).train()"

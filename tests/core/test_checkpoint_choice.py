@@ -9,9 +9,9 @@ import pytest
 from supervise.actions.lr_scale import LrScale
 from supervise.actions.relaunch import Relaunch
 from supervise.actions.snapshot import Snapshot
+from supervise.core.checkpoint_choice import needed_before
 from supervise.core.model.events import Announced, Exited, Finished, Launched, Notice
 from supervise.core.model.policy import Budget, JobSettings, Ladder, RelaunchSettings
-from supervise.core.runbooks.checkpoint_choice import needed_before
 
 from .conftest import Verify, good, messages, runbook_of, save
 

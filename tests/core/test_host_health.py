@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.analysis import host_health as health
+from supervise.core import host_health as health
 from supervise.core.model.events import Exited, Finished, Notice
 from supervise.core.model.failure import FailureClass
 

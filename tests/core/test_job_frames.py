@@ -7,8 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from supervise.core.analysis.job_numbers import fold
-from supervise.core.detection.job_frames import COLUMNS, HOLD_NS, MISSES, JobFrames
+from supervise.core.frames import COLUMNS, HOLD_NS, MISSES, JobFrames, fold
 from supervise.core.model.events import Announced, Frame
 
 from .conftest import NAN, above, one_rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.handlers.job_lifecycle import start_failed
+from supervise.core.job_lifecycle import start_failed
 from supervise.core.model.events import (
     Announced,
     Beat,

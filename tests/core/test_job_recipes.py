@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.analysis.job_recipes import Recipe, recognise
+from supervise.core.job_recipes import Recipe, recognise
 
 ACCELERATE = """\
 \"\"\"Fine-tunes a model without using a Trainer.\"\"\"

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from supervise.core.analysis import spike_classifier
-from supervise.core.analysis.loss_band import Band, band_of, slope
-from supervise.core.analysis.spike_classifier import ContextEvent, Evidence
-from supervise.core.incidents import diagnosis
+from supervise.core import diagnosis, spike_classifier
+from supervise.core.spike_classifier import ContextEvent, Evidence
+from supervise.core.trends import Band, band_of, slope
 
 
 def curve(steps, seed, noise=0.02):

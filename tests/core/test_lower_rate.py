@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.hold_rate import HoldRate
 from supervise.actions.rollback import Rollback
-from supervise.core.analysis import rate_cause
+from supervise.core import run_phase
 from supervise.core.model.events import Finished
 from supervise.core.model.policy import Budget, Ladder
 
@@ -23,7 +23,7 @@ def updates(rates, times=50.0):
 
 def weigh(rates, norms=None, onset=372, highest=0.002, warms_up=False):
     norms = updates(rates) if norms is None else norms
-    return rate_cause.weigh(rates, norms, onset, highest, warms_up=warms_up)
+    return run_phase.weigh(rates, norms, onset, highest, warms_up=warms_up)
 
 
 def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_with_it():
@@ -45,8 +45,8 @@ def test_a_rate_is_tested_by_lower_ones_that_were_good_and_by_updates_that_grew_
     ],
 )
 def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
-    assert text in rate_cause.growth(rates, 160)
-    assert bool(text) == bool(rate_cause.growth(rates, 160))
+    assert text in run_phase.growth(rates, 160)
+    assert bool(text) == bool(run_phase.growth(rates, 160))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.core.incident import Incident
 from supervise.core.model.decisions import IncidentOpened
 from supervise.core.model.interfaces import ACTION, CLOSED, OPENED, UPDATED, WATCHER
-from supervise.core.state.incident import Incident
-from supervise.core.state.message_draft import MessageDraft, MessageDrafts
+from supervise.core.run_state import MessageDraft, MessageDrafts
 from tests.golden.messages import STORIES, played
 
 BY_TITLE = {story.title: story for story in STORIES}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from supervise.catalog import load_policy
-from supervise.core.detection import rank_monitor
+from supervise.core import rank_monitor
+from supervise.core.incident import first_breach, headline
 from supervise.core.model import escalation, state_machine
 from supervise.core.model.budgets import Ledger
 from supervise.core.model.policy import Budget, Ladder
-from supervise.core.state.incident import first_breach, headline
 
 
 def test_the_default_table_has_no_flaw():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.incidents import action_planning
+from supervise.core import action_planning, rule_scope
 from supervise.core.model.events import Exited, Notice
 from supervise.core.model.policy import Approval, Budget
-from supervise.core.state import rule_scope
 
 from .conftest import Verify, above, rule_on, runbook_of
 

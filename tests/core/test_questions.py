@@ -7,10 +7,10 @@ import math
 import pytest
 
 from supervise.actions.rollback import Rollback
-from supervise.core.analysis import spike_classifier
-from supervise.core.analysis.loss_band import median, spread
+from supervise.core import spike_classifier
 from supervise.core.model.events import Announced, Notice, OperatorCommand
 from supervise.core.model.policy import Budget, Ladder, Planned
+from supervise.core.trends import median, spread
 from supervise.detectors.nonfinite import Nonfinite
 
 from .conftest import Touch, Verify, above, messages, one_rule, rule_on, runbook_of

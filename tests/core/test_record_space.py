@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core import engine
-from supervise.core.handlers import record_space
+from supervise.core import engine, job_lifecycle
 from supervise.core.model.events import Notice
 from supervise.core.model.policy import Policy
 
@@ -26,7 +25,7 @@ def told(kind, *, acts):
     return decisions[-1].data["message"]
 
 
-@pytest.mark.parametrize("kind", [record_space.SHORT, record_space.UNPROTECTED])
+@pytest.mark.parametrize("kind", [job_lifecycle.SHORT, job_lifecycle.UNPROTECTED])
 def test_every_channel_is_told_what_to_free(kind):
     """SEV1, whatever the channels take; with path, bytes and command."""
     message = told(kind, acts=True)
@@ -36,7 +35,7 @@ def test_every_channel_is_told_what_to_free(kind):
         "free 19 MB on /data; what fills it: du -xm /data | sort -n | tail; "
         "old runs: supervise gc --older-than 1d /data/runs"
     )
-    if kind == record_space.SHORT:
+    if kind == job_lifecycle.SHORT:
         assert (
             "a reserve of 18 MB, about 12 min at this rate, and actions go on" in message["verdict"]
         )
@@ -46,7 +45,7 @@ def test_every_channel_is_told_what_to_free(kind):
 
 def test_a_run_that_is_only_observed_loses_no_protection():
     """Its channels are told as their severities say."""
-    message = told(record_space.SHORT, acts=False)
+    message = told(job_lifecycle.SHORT, acts=False)
 
     assert message["severity"] == "SEV2" and "to_all" not in message
     assert "nothing is acted on" not in message["verdict"]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from supervise.core import engine
-from supervise.core.handlers.policy_reload import differences
 from supervise.core.model.events import (
     Finished,
     OperatorCommand,
+    PolicyChanges,
     Reloaded,
 )
 from supervise.core.model.policy import Budget, Inhibit, Ladder, Runbook
-from supervise.core.model.policy_changes import PolicyChanges
+from supervise.core.policy_reload import differences
 from supervise.core.replay import compare, record
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
@@ -278,7 +278,7 @@ def test_two_loads_of_one_rule_are_the_same_rule(make_policy):
     """Its function is another object, and its place in a file may be another."""
     old, new = make_policy(), make_policy()
     new = replace(
-        new, rules=(replace(new.rules[0], where="b.yaml:9:1", severity="SEV0"), *new.rules[1:])
+        new, rules=(replace(new.rules[0], location="b.yaml:9:1", severity="SEV0"), *new.rules[1:])
     )
 
     assert to_builtins(differences(old, new, old)) == {"rules": {"changed": ["spike"]}}

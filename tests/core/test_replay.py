@@ -10,7 +10,7 @@ from supervise.core.model.decisions import HEAD, NearMiss, decision_from_record,
 from supervise.core.model.events import Adopted, Exited, Finished, Gap, Notice, OperatorCommand
 from supervise.core.model.policy import Inhibit
 from supervise.core.replay import compare, decisions, record
-from supervise.core.state.run_state import State, StepContext
+from supervise.core.run_state import State, StepContext
 from supervise.detectors.absence import Absence
 from supervise.detectors.join import Join
 from supervise.detectors.nonfinite import Nonfinite

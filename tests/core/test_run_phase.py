@@ -7,8 +7,8 @@ import math
 import pytest
 
 from supervise.core import engine
-from supervise.core.detection.run_phase import RunPhase
 from supervise.core.model.decisions import Decision
+from supervise.core.run_phase import RunPhase
 
 from .conftest import Story, above, messages, one_rule, policy
 

@@ -12,7 +12,7 @@ from supervise.actions.pause import Pause
 from supervise.actions.resume import Resume
 from supervise.actions.rollback import Rollback
 from supervise.actions.snapshot import Snapshot
-from supervise.core.incidents import withdrawal
+from supervise.core import withdrawal
 from supervise.core.model.events import Exited, Finished, Frame, Notice
 from supervise.core.model.policy import Budget, Ladder, Runbook
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.incidents import withdrawal
+from supervise.core import withdrawal
 from supervise.core.model.decisions import UNKNOWN
 from supervise.core.model.events import Announced, Exited, Finished
 from supervise.core.model.policy import Ladder

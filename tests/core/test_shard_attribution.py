@@ -7,17 +7,17 @@ import random
 
 import pytest
 
-from supervise.core.analysis import shard_attribution as subject
-from supervise.core.analysis.shard_attribution import (
+from supervise.core import action_planning
+from supervise.core import shard_attribution as subject
+from supervise.core.model.events import Frame, Notice
+from supervise.core.model.policy import Ladder
+from supervise.core.replay import decisions, record
+from supervise.core.shard_attribution import (
     ShardAttribution,
     binomial_tail,
     normal_tail,
     survivors,
 )
-from supervise.core.incidents import action_planning
-from supervise.core.model.events import Frame, Notice
-from supervise.core.model.policy import Ladder
-from supervise.core.replay import decisions, record
 
 from .conftest import above, rule_on
 

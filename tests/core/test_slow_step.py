@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervise.core.analysis import slow_step
+from supervise.core import trends
 from supervise.core.model.events import Exited
 from supervise.core.replay import decisions, record
 from supervise.report import incident_sentences
@@ -88,7 +88,7 @@ def test_slow_steps_that_wait_for_cpus_of_others_are_on_record_only(begun, wait,
 def test_a_pause_and_a_slow_start_are_no_slower_steps():
     def found(*times):
         points = list(enumerate(times))
-        return slow_step.find(lambda name: points if name == "step_time" else [], 100)
+        return trends.find_slow_step(lambda name: points if name == "step_time" else [], 100)
 
     assert found(*[0.01] * 100, *[0.0101] * 30) is None
     assert found(*[0.01] * 100, 5.0, *[0.01] * 29) is None

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from supervise.core.analysis import spike_classifier
-from supervise.core.analysis.loss_band import band_of, median
-from supervise.core.analysis.spike_classifier import Evidence
+from supervise.core import spike_classifier
+from supervise.core.spike_classifier import Evidence
+from supervise.core.trends import band_of, median
 
 DATA = Path(os.environ.get("SUPERVISE_DATA", Path(__file__).parents[2] / "../shared/data"))
 MIXTRAL = "mixtral_8x7b_alltoall_tp2pp4ep4_release__lts_dgx_a100"

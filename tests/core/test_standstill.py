@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervise.core.analysis.standstill import Collective, LoaderWorker, RankStand, explain
+from supervise.core.standstill import Collective, LoaderWorker, RankStand, explain
 from supervise.runtime.stacks import main_frames, own_place
 
 IDLE = RankStand("", 0.0, 59, 30.0)

@@ -6,7 +6,7 @@ import pytest
 
 from supervise.actions.check_weights import CheckWeights
 from supervise.actions.snapshot import Snapshot
-from supervise.core.incidents import action_planning
+from supervise.core import action_planning
 from supervise.core.model.events import Finished
 from supervise.core.model.policy import JobSettings
 

@@ -9,7 +9,7 @@ import pytest
 from supervise.actions.snapshot import Snapshot
 from supervise.actions.stop import Stop
 from supervise.catalog import load_policy
-from supervise.core.incidents import withdrawal
+from supervise.core import withdrawal
 from supervise.core.model.events import Beat, Finished, Frame, Tick
 from supervise.core.model.policy import Approval, Budget, Runbook
 from supervise.detectors.absence import Absence

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from supervise.core.detection.job_frames import fold
+from supervise.core.frames import fold
 from tests.support.probed_job import check_frames
 
 SCRIPT = '''

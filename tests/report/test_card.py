@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from supervise.catalog import load_policy
-from supervise.core.model import format_readings
+from supervise.core.model import formats
 from supervise.core.model.decisions import (
     ActionFinished,
     ActionOrder,
@@ -490,4 +490,4 @@ def test_without_policy_and_frames_it_says_what_is_not_known(keep_run, make_fram
 )
 def test_readings_in_words(numbers, words):
     """Whatever the kind: what was measured, the limit, the baseline; unknown keys as they are."""
-    assert format_readings.reading(numbers) == words
+    assert formats.reading(numbers) == words

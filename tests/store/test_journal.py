@@ -21,10 +21,11 @@ from supervise.core.model.events import (
     Launched,
     Notice,
     OperatorCommand,
+    PartChanges,
+    PolicyChanges,
     Reloaded,
     Tick,
 )
-from supervise.core.model.policy_changes import PartChanges, PolicyChanges
 from supervise.errors import StoreError
 from supervise.store import event_codec
 from supervise.store.journal import Journal, encode_record, read, thinned, until

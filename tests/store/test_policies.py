@@ -9,10 +9,15 @@ import pytest
 
 from supervise.catalog import load_policy
 from supervise.core import engine
-from supervise.core.model.events import Notice, OperatorCommand, Reloaded
+from supervise.core.incident import Intent
+from supervise.core.model.events import (
+    Notice,
+    OperatorCommand,
+    PartChanges,
+    PolicyChanges,
+    Reloaded,
+)
 from supervise.core.model.policy import Policy
-from supervise.core.model.policy_changes import PartChanges, PolicyChanges
-from supervise.core.state.runbook_execution import Intent
 from supervise.errors import StoreError
 from supervise.store import files, policies
 from supervise.store.run_directory import RunDir

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.detection.run_phase import LR_PHASE
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy
+from ..core.run_phase import LR_PHASE
 from ..errors import InputError
 from . import discover, loader, pack, shipped, yaml_document
 from . import scenarios as scenario_form

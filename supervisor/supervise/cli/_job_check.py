@@ -23,8 +23,7 @@ from .. import system
 from ..catalog import metrics
 from ..checkpoints import registry
 from ..checkpoints.discovery import matches
-from ..core.analysis.job_recipes import Recipe, of_code
-from ..core.analysis.script_code import ScriptCode
+from ..core.job_recipes import Recipe, ScriptCode, of_code
 from ..core.model.events import Announced, Frame
 from ..core.model.policy import Sampling
 from ..runtime import environment, frame_enrichment, hardware

@@ -18,7 +18,7 @@ from ..catalog import load_policy
 from ..checkpoints import registry
 from ..checkpoints.service import CheckpointService
 from ..checkpoints.tracker import RunPosition
-from ..core.model import recipes
+from ..core import job_recipes
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain
 from ..core.model.policy import Policy
@@ -274,7 +274,7 @@ def _from_checkpoint(
         back, entry = guard.restore(name), (whole or good)[-1]
     finally:
         guard.close()
-    added = recipes.command(how, back.path, entry.step)
+    added = job_recipes.command(how, back.path, entry.step)
     aside = f"; set aside: {', '.join(back.moved)}" if back.moved else ""
     print_line(
         f"supervise: going on from {name} of step {entry.step} in {back.path}, with {added}{aside}"
@@ -311,7 +311,7 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
             return
         from ..actions.stop import HUMAN
         from ..catalog.loader import failure_classes
-        from ..core.analysis import host_health
+        from ..core import host_health
         from ..runtime.host import HealthGate, of_memo
 
         start, machine = of_memo(memo)

@@ -26,8 +26,8 @@ from .. import __version__
 from ..catalog import shipped
 from ..catalog.loader import failure_classes
 from ..catalog.yaml_document import inline
-from ..core.analysis import host_health
-from ..core.analysis.job_recipes import Recipe
+from ..core import host_health
+from ..core.job_recipes import Recipe
 from ..core.model.policy import HostHealth
 from ..errors import InputError, UsageError
 from ..runtime import environment

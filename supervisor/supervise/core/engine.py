@@ -12,21 +12,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .analysis.spike_classifier import CUT, DATA, SCHEDULE, STRUCTURAL
-from .detection.job_frames import JobFrames
-from .detection.rank_monitor import RankMonitor
-from .detection.run_phase import LR_PHASE
-from .handlers import (
-    approval_answers,
+from . import (
+    checkpoint_choice,
+    closing,
+    data_suspicion,
+    diagnosis,
+    effect_verification,
     epoch_skip,
     job_end,
     job_lifecycle,
+    notices,
+    opening,
     operator_commands,
     policy_reload,
+    repeated_steps,
     rule_fired,
+    rule_scope,
+    runbook_runner,
     session_change,
+    weights_check,
 )
-from .incidents import closing, data_suspicion, diagnosis, flapping, next_steps, opening, reporting
+from .frames import JobFrames
+from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
 from .model import escalation, state_machine
 from .model.decisions import (
     ACTING_MODES,
@@ -62,16 +69,10 @@ from .model.events import (
 from .model.interfaces import REBASELINE, WATCHER
 from .model.policy import HOLD, Policy, Rule
 from .model.verdicts import Verdict
-from .runbooks import (
-    checkpoint_choice,
-    effect_verification,
-    repeated_steps,
-    runner,
-    weights_check,
-)
-from .state import rule_scope
-from .state.incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
-from .state.run_state import JobLife, State, StepContext
+from .rank_monitor import RankMonitor
+from .run_phase import LR_PHASE
+from .run_state import JobLife, State, StepContext
+from .spike_classifier import CUT, DATA, SCHEDULE, STRUCTURAL
 
 NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
@@ -97,7 +98,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
     elif isinstance(event, Announced):
         _on_announced(ctx, event)
     elif isinstance(event, Finished):
-        runner.on_action_finished(ctx, event)
+        runbook_runner.on_action_finished(ctx, event)
         _run_deferred(ctx)
     elif isinstance(event, Gap):
         text = f"rank {event.rank}: {event.count} frames were lost"
@@ -234,9 +235,9 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     if state.rules.muted:
         rule_fired.answer_uninhibited(ctx, monitor)
     if state.rules.flapping and is_leader:
-        flapping.clear_settled(ctx)
+        notices.clear_settled(ctx)
     if state.rules.flapping or state.rules.growing:
-        reporting.report_growth(ctx, monitor)
+        notices.report_growth(ctx, monitor)
     incident = state.incident
     if incident is not None and incident.deferred.rules:
         rule_fired.run_deferred(ctx)
@@ -291,24 +292,26 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
             why = f"no outcome of {action_id} before its deadline"
             ctx.record(ActionInDoubt(reason=why, action=ActionRef(action_id)))
             verb = run.intent.verb
-            runner.fail(ctx, incident, f"no answer to the {verb}: it may or may not have happened")
+            runbook_runner.fail(
+                ctx, incident, f"no answer to the {verb}: it may or may not have happened"
+            )
             _run_deferred(ctx)
     elif incident is not None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
         effect_verification.check_silence(ctx, incident, waits=waits)
         _update_incident(ctx, incident)
         job_lifecycle.follow_exhausted(ctx, incident)
-    approval_answers.on_tick(ctx)
+    operator_commands.on_tick(ctx)
     if incident is not None and incident.acknowledged_by:
         return
     if state.incident is not None:
-        reporting.repeat(ctx, state.incident)
+        notices.repeat(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
         ctx.notify(
             "SEV1",
             "automatic actions are still off; a person is needed",
-            then=next_steps.in_hold(ctx.policy, state, incident)
+            then=notices.in_hold(ctx.policy, state, incident)
             if incident is not None
             else "automatic actions on again: supervise release RUN",
         )
@@ -375,7 +378,7 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
             data_suspicion.on_relapse(state, incident)
-            runner.escalate(ctx, incident, f"{relapsed} fired again on probation")
+            runbook_runner.escalate(ctx, incident, f"{relapsed} fired again on probation")
         elif (
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
@@ -386,7 +389,9 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
     elif incident.phase == OPEN:
         if incident.run is None and (due := weights_check.due(state, incident)) is not None:
             book, why = due
-            runner.start(ctx, incident, book.name, book.level, why, escalated=book.escalated)
+            runbook_runner.start(
+                ctx, incident, book.name, book.level, why, escalated=book.escalated
+            )
         elif rule_scope.goes_on(policy, state, incident) or checkpoint_choice.awaits_checkpoint(
             state, incident
         ):

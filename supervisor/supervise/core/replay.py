@@ -11,7 +11,7 @@ from . import engine
 from .model.decisions import Decision, record
 from .model.events import Event, Reloaded
 from .model.policy import Policy
-from .state.run_state import State
+from .run_state import State
 
 Loader = Callable[[str], Policy]  # from a digest; raises when the policy is not there
 

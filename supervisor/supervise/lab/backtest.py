@@ -18,9 +18,7 @@ from threading import Thread
 from typing import TypeVar
 
 from ..catalog import load_policy
-from ..core import engine
-from ..core.detection import rank_monitor
-from ..core.detection.rank_monitor import RankMonitor
+from ..core import engine, rank_monitor
 from ..core.model.budgets import Ledger
 from ..core.model.decisions import (
     SEVERITIES,
@@ -45,7 +43,8 @@ from ..core.model.events import (
 )
 from ..core.model.interfaces import Clockwork
 from ..core.model.policy import HOLD, Policy
-from ..core.state.run_state import State
+from ..core.rank_monitor import RankMonitor
+from ..core.run_state import State
 from ..errors import InputError, StoreError
 from ..recordings.readers import READERS, Reader, Source, sources
 from ..recordings.table import NoStepsError, Recording, Table, recordings

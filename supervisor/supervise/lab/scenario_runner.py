@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..catalog.scenarios import PIECE, Injection, Scenario
-from ..core import engine
-from ..core.incidents import approvals, withdrawal
+from ..core import approvals, engine, runbook_runner, withdrawal
 from ..core.model import state_machine
 from ..core.model.action import Action
 from ..core.model.decisions import ActionOrder, ActionPlanned, ApprovalRequested, Decision
@@ -32,8 +31,7 @@ from ..core.model.events import (
 )
 from ..core.model.payload import Json, Payload
 from ..core.model.policy import Policy
-from ..core.runbooks import steps
-from ..core.state.run_state import State
+from ..core.run_state import State
 from ..errors import ActionError
 from .assertions import ScenarioResult, TransitionCoverage
 from .fake_job import FakeJob
@@ -294,7 +292,7 @@ class ScenarioRunner:
             if isinstance(decision, ApprovalRequested):
                 self.send(delivered(self.now_ns, decision.id))
             if isinstance(decision, ActionPlanned):
-                action, order = steps.awaited_action(self.state), decision.action
+                action, order = runbook_runner.awaited_action(self.state), decision.action
                 self.pending = self.now_ns + self.delay_ns, action, order
         if self.crash is not None and any(d.kind == self.crash for d in decisions):
             self.crash = None

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from ..catalog.diagnostics import did_you_mean
 from ..catalog.expression import Tree, parse
-from ..core import replay
-from ..core.detection.rank_monitor import RankMonitor
-from ..core.handlers import rule_fired
-from ..core.model import format_readings
+from ..core import replay, rule_fired
+from ..core.model import formats
 from ..core.model.decisions import (
     ACTING_MODES,
     BREACH,
@@ -34,7 +32,8 @@ from ..core.model.decisions import (
 from ..core.model.events import Event, Frame, Gap, Tick
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Policy, Rule
-from ..core.state.run_state import State, StepContext
+from ..core.rank_monitor import RankMonitor
+from ..core.run_state import State, StepContext
 from ..errors import UsageError
 
 
@@ -116,8 +115,8 @@ def _code(tree: Tree | str, codes: Mapping[str, int]) -> int:
 
 def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was measured, the comparison it needed, and how far off it was."""
-    key, value = format_readings.measured(numbers)
-    limit = format_readings.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
+    key, value = formats.measured(numbers)
+    limit = formats.finite(numbers.get("slack" if "slack" in numbers else "threshold"))
     comparison: dict[str, Any] = {
         "measure": key,
         "measured": value,
@@ -135,10 +134,10 @@ def _distance(spec: Detector, numbers: Mapping[str, Any]) -> dict[str, Any]:
     equal = (
         "=" if any(_is_configured(spec, n) for n in ("gte", "lte")) or "sample" in numbers else ""
     )
-    comparison["needs"] = f"{'<' if lower else '>'}{equal} {format_readings.number(limit)}"
+    comparison["needs"] = f"{'<' if lower else '>'}{equal} {formats.number(limit)}"
     if is_both:
         comparison["needs"] = f"{comparison['needs']} either way"
-    finite_value = format_readings.finite(value)
+    finite_value = formats.finite(value)
     if finite_value is not None:
         short = (
             finite_value - limit
@@ -165,28 +164,28 @@ def _sentence(
     if target_code == OK or code == BREACH:
         against = ", and the rule requires that it is not" if code == BREACH != target_code else ""
         state = "in breach" if code == BREACH else "OK"
-        return f"{state}{against}: {format_readings.reading(numbers)}"
+        return f"{state}{against}: {formats.reading(numbers)}"
     if answer["inputs"]:
-        reading = f"no match; {format_readings.reading(numbers)}"
+        reading = f"no match; {formats.reading(numbers)}"
         return "; ".join([reading, *_unmatched(spec, numbers)])
     if "needs" not in answer:
-        return format_readings.reading(numbers)
-    form = format_readings.MEASURES.get(answer["measure"], "{}")
-    named = f"{numbers.get('metric', 'value')} {format_readings.number(numbers.get('value'))}"
-    text = f"{named}: " + form.format(format_readings.number(answer["measured"]))
+        return formats.reading(numbers)
+    form = formats.MEASURES.get(answer["measure"], "{}")
+    named = f"{numbers.get('metric', 'value')} {formats.number(numbers.get('value'))}"
+    text = f"{named}: " + form.format(formats.number(answer["measured"]))
     if answer["measure"] == "value":
         text = named
     if "signal" in numbers:
-        text = f"{format_readings.silence(numbers, limited=False)},"
+        text = f"{formats.silence(numbers, limited=False)},"
     text += f" {'is' if answer['raw'] == 'BREACH' else 'needs'} {answer['needs']}"
     if answer["short_by"] is not None:
-        text += f", short by {format_readings.number(answer['short_by'])}"
+        text += f", short by {formats.number(answer['short_by'])}"
     if numbers.get("needed", 1) > 1:
         text += (
             f"; {numbers['breaching']} of the {numbers['needed']} breaches it needs in the newest "
             f"{numbers['of']} samples"
         )
-    return "; ".join(filter(None, [text, format_readings.baseline(numbers)]))
+    return "; ".join(filter(None, [text, formats.baseline(numbers)]))
 
 
 def _unmatched(spec: Detector, numbers: Mapping[str, Any]) -> Iterator[str]:
@@ -254,10 +253,10 @@ def _unknown(spec: Detector, monitor: RankMonitor, answer: Mapping[str, Any]) ->
     numbers: Mapping[str, Any] = answer["numbers"]
     if few := monitor.watches[monitor.index[answer["detector"]]].lacks(1):
         return f"warming up, {few}"
-    value = format_readings.finite(numbers.get("value"))
+    value = formats.finite(numbers.get("value"))
     if numbers.get("transform") == "log" and value is not None and value <= 0.0:
-        return f"{format_readings.number(value)} has no logarithm"
-    return f"undecided so far; {format_readings.reading(numbers)}"
+        return f"{formats.number(value)} has no logarithm"
+    return f"undecided so far; {formats.reading(numbers)}"
 
 
 def _metric_problem(metric: str, monitor: RankMonitor) -> str | None:

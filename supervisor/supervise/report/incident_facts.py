@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..core.model import decisions, format_readings
+from ..core.model import decisions, formats
 from ..core.model.policy import Rule
 from ..store.audit import decode
 from .incident_report import (
@@ -122,8 +122,8 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
 def _condition(
     name: str, rule: decisions.RuleFired, numbers: Mapping[str, Any], series: Series | None
 ) -> Condition:
-    key, measured = format_readings.measured(numbers)
-    levels = (format_readings.finite(numbers.get(k)) for k in ("median", "reference", "level"))
+    key, measured = formats.measured(numbers)
+    levels = (formats.finite(numbers.get(k)) for k in ("median", "reference", "level"))
     return Condition(
         detector=name,
         rule=str(rule.rule),
@@ -140,7 +140,7 @@ def _condition(
         signal=numbers.get("signal"),
         nonfinite=list(numbers.get("nonfinite", ())),
         module=numbers.get("where", ""),
-        text=format_readings.reading(numbers),
+        text=formats.reading(numbers),
         past=_past(numbers, key, measured, series),
     )
 
@@ -152,7 +152,7 @@ def _past(
 
     None where that cannot be known: no frames, no baseline, or a measure that takes many values.
     """
-    limit, now = format_readings.finite(numbers.get("threshold")), format_readings.finite(measured)
+    limit, now = formats.finite(numbers.get("threshold")), formats.finite(measured)
     metric = str(numbers.get("metric"))
     if series is None or metric not in series.signals or limit is None or now is None:
         return None
@@ -176,11 +176,11 @@ def _measure(numbers: Mapping[str, Any], key: str) -> Callable[[float], float] |
     """Return the function that makes what is compared with the limit from a value."""
     if key == "value" and "last_block" not in numbers:
         return lambda value: value
-    reference = format_readings.finite(numbers.get("reference"))
+    reference = formats.finite(numbers.get("reference"))
     if key == "ratio" and reference:
         return lambda value: value / reference
-    median = format_readings.finite(numbers.get("median"))
-    scale = format_readings.finite(numbers.get("scale"))
+    median = formats.finite(numbers.get("median"))
+    scale = formats.finite(numbers.get("scale"))
     if key != "z" or median is None or not scale:
         return None
     if numbers.get("transform") == "log":

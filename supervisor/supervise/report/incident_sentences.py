@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..core.model import format_actions, format_readings
+from ..core.model import formats
 from ..core.model.decisions import IncidentOpened
 from ..core.model.failure import Failure
 from ..core.model.payload import Payload
 from ..core.model.verdicts import NO, YES, Verdict
-from ..core.state.rule_scope import INPUTS
+from ..core.rule_scope import INPUTS
 from .incident_report import (
     Action,
     Approval,
@@ -68,7 +68,7 @@ METRIC_NAMES: Mapping[str, str] = {
 
 def metric_name(metric: str) -> str:
     """Return a metric in words."""
-    name = METRIC_NAMES.get(metric) or format_readings.metric(metric)
+    name = METRIC_NAMES.get(metric) or formats.metric(metric)
     return name if name != metric else metric.replace("_", " ")
 
 
@@ -347,9 +347,7 @@ def _failed(action: Action) -> str:
 
 def _succeeded(action: Action) -> str:
     form = ACTION_TEXTS.get(action.verb)
-    return (
-        format_actions.describe(action.verb, Payload(action.args)) if form is None else form(action)
-    )
+    return formats.describe(action.verb, Payload(action.args)) if form is None else form(action)
 
 
 def _snapshot(action: Action) -> str:

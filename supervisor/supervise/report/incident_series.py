@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ..core.analysis.loss_band import median
 from ..core.model.events import Frame
+from ..core.trends import median
 from .incident_report import Move, Series
 
 LOSSES = ("train_loss_raw", "train_loss")

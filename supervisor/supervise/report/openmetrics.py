@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..core.analysis import job_numbers
+from ..core import frames, rule_scope
 from ..core.model.decisions import (
     CODE_NAMES,
     ActionFailed,
@@ -37,8 +37,7 @@ from ..core.model.events import Event, Frame, Gap, Notice
 from ..core.model.payload import NOTHING, Outcome, Safeguard
 from ..core.model.policy import Policy
 from ..core.model.state_machine import STATES
-from ..core.state import rule_scope
-from ..core.state.run_state import State
+from ..core.run_state import State
 from ..system import Thread
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class RunMetrics:
             if value is not None and name in self._names:
                 values[name] = value
         metrics = dict(zip(names, event.values, strict=False))
-        self._tokens += job_numbers.tokens_of(metrics)
+        self._tokens += frames.tokens_of(metrics)
         self._counts["supervise_tokens", ()] = int(self._tokens)
         previous = self._newest.get(rank)
         self._newest[rank] = event.attempt, event.step

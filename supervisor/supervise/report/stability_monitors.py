@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.analysis.job_numbers import tokens_of
+from ..core.frames import tokens_of
 from ..core.model.decisions import RuleFired
 from ..core.model.events import Adopted, Announced, Exited, Frame, Gap
 from ..core.model.interfaces import Detector

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from ..core.model.decisions import plain
-from ..core.model.format_readings import number
+from ..core.model.formats import number
 from ..json_schemas import published_schema
 from .pages import render
 

@@ -34,13 +34,13 @@ import psutil
 
 from .. import system
 from ..actions.stop import HUMAN
-from ..core.incidents import withdrawal
+from ..core import withdrawal
+from ..core.incident import verb_of
 from ..core.model.decisions import Notified, decision_from_record
 from ..core.model.events import Adopted, Event, Finished, Notice
 from ..core.model.payload import EndArgs, Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
-from ..core.runbooks.steps import awaited_action
-from ..core.state.incident import verb_of
+from ..core.runbook_runner import awaited_action
 from ..errors import StoreError
 from ..notifiers.outbox import Outbox
 from ..store import audit

@@ -32,7 +32,7 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import median, median_low, stdev
 
-from ..core.analysis.job_numbers import TOKENS, Values, adds_up, fold
+from ..core.frames import TOKENS, Values, adds_up, fold
 from ..core.model.events import Announced, Beat, Event, Frame
 from ..core.model.failure import THREAD, Failure
 
@@ -212,7 +212,7 @@ def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
 def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
     """Return what the job as a whole has in one step, for people; rules judge the job's own frame.
 
-    job_loss, job_tokens, job_grad_norm: see `core.analysis.job_numbers`. The norm is absent where
+    job_loss, job_tokens, job_grad_norm: see `core.frames`. The norm is absent where
     the ranks do not say how it adds up and do not agree.
     """
     rows = dict(enumerate(ranks))

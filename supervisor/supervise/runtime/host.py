@@ -50,8 +50,8 @@ import psutil
 from msgspec import UNSET, Struct, UnsetType
 
 from .. import system
-from ..core.analysis import host_health
-from ..core.analysis.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Finding
+from ..core import host_health
+from ..core.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Finding
 from ..core.model.failure import FailureClass
 from ..core.model.policy import HostHealth
 from ..store import files

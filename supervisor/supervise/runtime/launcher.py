@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core.model import recipes, redaction
+from ..core import job_recipes
+from ..core.model import redaction
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.policy import Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
@@ -127,9 +128,9 @@ class Launcher:
             config |= _resuming(launch, relaunch.resume)
             if config["probe_batch"] is not None:
                 config["probe_batch"] = dict(launch.probe_batch or {})
-            argv += [recipes.fill(arg, launch.path, launch.step) for arg in relaunch.args]
+            argv += [job_recipes.fill(arg, launch.path, launch.step) for arg in relaunch.args]
             for key, value in relaunch.env.items():
-                environ[key] = recipes.fill(value, launch.path, launch.step)
+                environ[key] = job_recipes.fill(value, launch.path, launch.step)
         self._run.write_json("probe.json", config)
         environ = environment.child_environment(environ, self._run.probe_config_path, name)
         outputs = {} if self._output is None else self._output.outputs

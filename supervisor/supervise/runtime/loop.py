@@ -28,16 +28,14 @@ from .. import system
 from ..checkpoints.registry import RunFacts
 from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
-from ..core.handlers.job_lifecycle import ASKED, MEANT, is_crash
-from ..core.incidents import action_planning, withdrawal
+from ..core import action_planning, checkpoint_choice, rule_scope, withdrawal
+from ..core.incident import HELD
+from ..core.job_lifecycle import ASKED, MEANT, is_crash
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Exited, Frame, Launched, Notice, Tick
 from ..core.model.payload import Payload, SaveCounters
 from ..core.model.policy import Policy
-from ..core.runbooks import checkpoint_choice
-from ..core.state import rule_scope
-from ..core.state.incident import HELD
-from ..core.state.run_state import State
+from ..core.run_state import State
 from ..errors import ActionError, SegmentError
 from ..notifiers.outbox import DRAIN_S, Outbox
 from ..store import files

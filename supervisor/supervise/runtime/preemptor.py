@@ -24,7 +24,7 @@ from ..core.model.events import Event, Notice, OperatorCommand
 from ..core.model.payload import NOTHING, Json, Payload
 from ..core.model.policy import Policy, Preempt
 from ..core.model.preemption import HOLDABLE, Settled
-from ..core.state.run_state import State
+from ..core.run_state import State
 from .fencing import PendingCommand
 from .process import Process
 from .signals import Forwarder

@@ -30,18 +30,14 @@ import msgspec
 
 from .. import system
 from ..actions.relaunch import Relaunch
-from ..core import engine
-from ..core.handlers import record_space
-from ..core.incidents import approvals
+from ..core import approvals, engine, job_lifecycle, runbook_runner
+from ..core.incident import RunbookExecution, verb_of
 from ..core.model.action import Action, Job
 from ..core.model.decisions import ACTING_MODES, ActionPlanned, Decision, Notified
 from ..core.model.events import Announced, Event, Finished, Frame, Notice, OperatorCommand
 from ..core.model.interfaces import Message
 from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
-from ..core.runbooks import steps
-from ..core.state.incident import verb_of
-from ..core.state.runbook_execution import RunbookExecution
 from ..errors import ActionError
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..report.incident_files import IncidentFiles
@@ -273,13 +269,13 @@ class EventProcessor:
         shortage = self.recorder.no_space
         if bool(shortage) != self._is_short and not self.recorder.ended:
             self._is_short = bool(shortage)
-            self._report_space(record_space.SHORT if shortage else record_space.ENOUGH, shortage)
+            self._report_space(job_lifecycle.SHORT if shortage else job_lifecycle.ENOUGH, shortage)
 
     def _report_unprotected(self) -> None:
         """Say once, at once, that the record ended before the run."""
         if self.recorder.ended and not self._is_unprotected:
             self._is_unprotected = True
-            self._report_space(record_space.UNPROTECTED, self.recorder.trouble or "")
+            self._report_space(job_lifecycle.UNPROTECTED, self.recorder.trouble or "")
 
     def _report_space(self, kind: str, shortage: str) -> None:
         text = f"the disk of {self._run.path}: {shortage or 'it has space again'}"
@@ -401,7 +397,7 @@ class EventProcessor:
         incident = self.state.incident
         assert incident is not None
         assert incident.run is not None
-        verb = verb_of(steps.awaited_action(self.state))
+        verb = verb_of(runbook_runner.awaited_action(self.state))
         intent = incident.run.intent
         assert intent.action_id is not None
         self._perform(intent.action_id, verb, intent.args)
@@ -448,7 +444,7 @@ class EventProcessor:
             self.process(Finished(system.monotonic_ns(), action_id, False, error=trouble))
             return
         self.performing = verb
-        action_awaited, key = steps.awaited_action(self.state), self.action_key(action_id)
+        action_awaited, key = runbook_runner.awaited_action(self.state), self.action_key(action_id)
         self.performer.start(action_id, action_awaited, args, key=key)
 
     def _notify(self, decision: Notified, seq: int | None) -> None:

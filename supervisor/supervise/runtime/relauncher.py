@@ -35,13 +35,13 @@ from typing import Any, Protocol, TypeVar
 from ..actions.relaunch import SLOWEST
 from ..actions.stop import HUMAN
 from ..checkpoints.service import RestoredCheckpoint
-from ..core.analysis import host_health
-from ..core.analysis.host_health import Finding
-from ..core.handlers.job_lifecycle import MEANT, has_crashed, start_failed
+from ..core import host_health
+from ..core.host_health import Finding
+from ..core.job_lifecycle import MEANT, has_crashed, start_failed
 from ..core.model.events import Notice
 from ..core.model.failure import FailureClass
 from ..core.model.policy import Policy
-from ..core.state.run_state import State
+from ..core.run_state import State
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store import files
 from ..store.run_directory import RunDir

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core import engine, replay
-from ..core.incidents.withdrawal import ENDED
 from ..core.model.decisions import ActionOrder, ActionPlanned, Decision, record
 from ..core.model.events import (
     Announced,
@@ -33,7 +32,8 @@ from ..core.model.events import (
 from ..core.model.payload import EndArgs, Outcome
 from ..core.model.policy import Policy
 from ..core.model.redaction import Redactor
-from ..core.state.run_state import State
+from ..core.run_state import State
+from ..core.withdrawal import ENDED
 from ..errors import StoreError, understood
 from ..notifiers.heartbeat import DeadManPing
 from ..report.openmetrics import RunMetrics

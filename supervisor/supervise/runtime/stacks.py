@@ -9,7 +9,7 @@ A signal is sent only to a process that has a handler for it: the default action
 worker that was forked has its parent's handlers, and answers into its parent's file, which is open
 in it; one that was started afresh has neither.
 
-Looks at the processes of a job that stands still, for `core.analysis.standstill` to explain.
+Looks at the processes of a job that stands still, for `core.standstill` to explain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from ..core.analysis.standstill import Collective, LoaderWorker, RankStand, Standstill, explain
+from ..core.standstill import Collective, LoaderWorker, RankStand, Standstill, explain
 from ..store import files
 from .host import run_tool
 

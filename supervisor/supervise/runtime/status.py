@@ -27,15 +27,14 @@ from itertools import pairwise, zip_longest
 from statistics import median
 from typing import Any
 
+from ..core import checkpoint_choice, rule_scope
+from ..core.incident import Incident
 from ..core.model import state_machine
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
-from ..core.runbooks import checkpoint_choice
-from ..core.state import rule_scope
-from ..core.state.incident import Incident
-from ..core.state.run_state import ApprovalRequest, State
+from ..core.run_state import ApprovalRequest, State
 
 # How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
 REFUSED, CANNOT = "unavailable: ", "cannot act: "

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from .. import system
+from ..core.incident import PROBATION
 from ..core.model.events import Notice
 from ..core.model.failure import KIND as FAILURE
 from ..core.model.failure import FailureClass
 from ..core.model.payload import Json, Payload
-from ..core.state.incident import PROBATION
 from ..errors import SegmentError, StoreError, no_space
 from ..notifiers.heartbeat import Vitals
 from ..notifiers.outbox import Trouble

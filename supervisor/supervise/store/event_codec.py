@@ -25,11 +25,11 @@ from ..core.model.events import (
     Launched,
     Notice,
     OperatorCommand,
+    PolicyChanges,
     Reloaded,
     Tick,
 )
 from ..core.model.payload import Payload
-from ..core.model.policy_changes import PolicyChanges
 from .files import shallow
 
 FRAME = 1

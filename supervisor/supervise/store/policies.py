@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import engine
-from ..core.handlers.policy_reload import differences
 from ..core.model.decisions import ACTING_MODES, MODES
 from ..core.model.events import Notice, OperatorCommand, Reloaded
 from ..core.model.policy import Policy
-from ..core.state.run_state import State
+from ..core.policy_reload import differences
+from ..core.run_state import State
 from ..errors import StoreError, SuperviseError, UsageError
 from . import files
 from .run_directory import RunDir

@@ -2,7 +2,7 @@
 
 The control is the healthy run of the same seed: it reads the same batches, so most of the noise of
 a batch is in both. The band around its loss is as wide as that of one run around its own trend
-(`core.analysis.loss_band`): 6 spreads and 5 % for one loss, 4 spreads and 1 % for the median of 20.
+(`core.trends`): 6 spreads and 5 % for one loss, 4 spreads and 1 % for the median of 20.
 Steps at which the control is not finite tell nothing and are left out.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from ..core.analysis.loss_band import BAND_MADS, BAND_SHARE, STEP_MADS, STEP_SHARE, spread
+from ..core.trends import BAND_MADS, BAND_SHARE, STEP_MADS, STEP_SHARE, spread
 from .arms import PAGES, Alarm, FaultArm
 
 Series = Mapping[int, float]

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
+from .events import PolicyChanges
 from .interfaces import Reading
 from .payload import Json, Payload
-from .policy_changes import PolicyChanges
 from .verdicts import BandRange, ShardAccount, SlowStep, Verdict
 
 # A reading is three-valued. The order makes Kleene logic plain arithmetic: and = min, or = max,

@@ -1,0 +1,254 @@
+"""Context of actions before they start, feasibility of a runbook, and the savepoint it needs.
+
+Pure questions about the state: nothing is decided, said or done.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from . import trends, withdrawal
+from .incident import Incident, RunbookExecution, WithdrawnRunbook
+from .model.action import PlanContext, Refused
+from .model.checkpoint_registry import Checkpoint
+from .model.decisions import ACTING_MODES, PlannedStep
+from .model.payload import RollbackArgs
+from .model.policy import Policy, Runbook
+from .rank_monitor import LOSS
+from .run_state import State
+from .trends import InputChange, LossCourse
+
+
+def plan_context(
+    state: State, incident: Incident, before: int | None = None, operator: str = ""
+) -> PlanContext:
+    """Return what an action may know when its arguments are worked out; see `basic_context`."""
+    attribution = state.context.attribution
+    where = basic_context(state, incident, before, operator)
+    sound = _began_with_good_weights(state, incident)
+    asked = incident.deferred.weights_check
+    event = ""
+    if asked is not None and not new_evidence(state, incident, asked):
+        event = data_event(state, incident)
+    suspects, shards = attribution.suspects(), attribution.shards
+    return replace(where, sound=sound, data_event=event, suspects=suspects, shards=shards)
+
+
+def _began_with_good_weights(state: State, incident: Incident) -> bool:
+    """Return whether the loss of the first breach's step, which has the weights from before it, was
+    in its band."""
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    if monitor is None or band is None:
+        return False
+    step = incident.breach_step
+    losses = [loss for at, loss in monitor.history.series(LOSS) if at == step]
+    return bool(losses) and losses[0] <= band.limit_at(step)
+
+
+def basic_context(
+    state: State, incident: Incident, before: int | None = None, operator: str = ""
+) -> PlanContext:
+    """Return what an action may know but for shards and losses, which take long to weigh.
+
+    Args:
+        before: the step that counts as the first breach; None: that of the incident.
+        operator: who asked for the action; "": the policy did.
+    """
+    rate = incident.case.rate
+    if operator or incident.trigger.still:
+        rate = None
+    return PlanContext(
+        incident=incident.id,
+        step=state.step,
+        breach_step=incident.breach_step if before is None else before,
+        attempt=max(state.attempt, state.job.launched),  # also of a launch without a frame
+        world_size=state.job.world_size,
+        severity=incident.severity,
+        unavailable=state.job.unavailable,
+        good=state.checkpoints.good(),
+        batches=incident.onset.batches,
+        operator=operator,
+        rate=None if rate is None else rate.used,
+        rate_limit=None if rate is None else rate.limit,
+        rate_cleared=rate is not None and rate.cleared,
+    )
+
+
+def refusal(
+    state: State, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
+) -> str:
+    """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
+    return _refusal(plan_context(state, incident, before, operator), book)
+
+
+def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
+    """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
+    where = plan_context(state, incident)
+    oldest = Checkpoint("", 0, 0, "", ok=True)
+    return not _refusal(replace(where, good=(oldest, *where.good)), book)
+
+
+def _refusal(where: PlanContext, book: Runbook) -> str:
+    apart = where.unavailable.get("fence")
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if not step.is_due(where):
+            continue
+        if apart and (step.changes_training or verb == "pause"):
+            return f"{verb}: {apart}"
+        try:
+            step.plan(where)
+        except Refused as refused:
+            return f"{verb}: {refused}"
+    return ""
+
+
+def planned_steps(state: State, incident: Incident, book: Runbook) -> list[PlannedStep]:
+    """Return every step that touches the job, with its arguments; all of them can be planned."""
+    where = plan_context(state, incident)
+    return [
+        PlannedStep(verb, step.plan(where))
+        for verb, step in zip(book.verbs, book.steps, strict=True)
+        if step.touches_job and step.is_due(where)
+    ]
+
+
+def retain_before(policy: Policy, state: State) -> int:
+    """Return the step before which the newest savepoint must stay, 0 when none has to.
+
+    Of several rollbacks the one that goes back furthest counts: its savepoint serves all of them. A
+    hold changes nothing, for a person may still go back.
+    """
+    incident = state.incident
+    if incident is None or state.job.returncode is not None:
+        return 0
+    books = [policy.runbooks[name] for name in _reachable(policy, state, incident)]
+    found = [step for book in books if (step := _goes_before(state, incident, book))]
+    run = incident.run
+    if run is not None and (step := _goes_before(state, incident, run.runbook, run)):
+        found.append(step)
+    return min(found, default=0)
+
+
+def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, None]:
+    """Return the runbooks that the incident may come to, each once."""
+    names = [
+        rule.runbook
+        for rule in policy.rules
+        if rule.id in incident.rules
+        and rule.runbook is not None
+        and policy.mode_of(rule) in ACTING_MODES
+    ]
+    if state.approvals.pending is not None:
+        names.append(state.approvals.pending.runbook)
+    if incident.run is not None and not incident.run.requested.operator:
+        names.append(incident.run.runbook.name)
+    if any(name in policy.ladder.levels for name in names):
+        names += policy.ladder.levels
+    found: dict[str, None] = {}
+    while names:
+        name = names.pop()
+        book = policy.runbooks.get(name)
+        if book is not None and name not in found:
+            found[name] = None
+            names += (book.if_it_fails, book.if_refused)
+    return found
+
+
+OPERATOR_ROLLBACK = {"at_least": 0}  # keys of a rollback that a person orders
+
+
+def _goes_before(
+    state: State, incident: Incident, book: Runbook, run: RunbookExecution | None = None
+) -> int:
+    """Return the step that the rollback of a runbook goes before, 0 when it has none."""
+    before, operator = (None, "") if run is None else (run.requested.before, run.requested.operator)
+    where = basic_context(state, incident, before, operator)
+    for verb, action in zip(book.verbs, book.steps, strict=True):
+        if verb == "rollback":
+            try:
+                return action.plan(where).parse(RollbackArgs).before_step
+            except Refused:
+                return 0
+    return 0
+
+
+# ── evidence against weights that were good at the onset ──────────────────────────────────────────
+# Once the probe batch has shown that the weights were good when the loss rose, another loss of that
+# batch shows no more than that the model has learned since, also from data that it was meant to
+# learn. Acting on the same onset needs something new. A loss that falls by itself is not; nor are
+# token statistics that stepped together with it, which is a change of the data.
+
+UNLIKE = 1.25  # times, in logs: more than noise makes of two alike. Project default
+
+
+def input_change(state: State, incident: Incident) -> InputChange | None:
+    """Return how the inputs have changed since the incident's onset."""
+    monitor = state.monitors.get(incident.case.rank)
+    if monitor is None:
+        return None
+    series = {name: monitor.history.series(name) for name in trends.TOKENS}
+    return trends.input_change(series, incident.breach_step)
+
+
+def loss_course(state: State, incident: Incident, since: int) -> LossCourse | None:
+    """Return where the losses have gone since a step."""
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    if monitor is None or band is None:
+        return None
+    return trends.loss_course(monitor.history.series(LOSS), band, incident.breach_step, since)
+
+
+def data_event(state: State, incident: Incident) -> str:
+    """Return what shows that the data changed and is being learned, "" where nothing does."""
+    change = input_change(state, incident)
+    course = loss_course(state, incident, incident.breach_step)
+    if change is None or change.degenerate or course is None or not course.fallen:
+        return ""
+    fell = f"the loss fell by itself, from {course.first:.4g} to {course.newer:.4g}"
+    return f"the data changed at step {incident.breach_step}: {change.text}; {fell}"
+
+
+def better_on_new_data(
+    state: State, incident: Incident, old: WithdrawnRunbook, probe_loss: float
+) -> str:
+    """Return that what comes in is learned while the probe batch is forgotten, "" where not.
+
+    Damage does as much to both, if they are of the same data; where token statistics show that they
+    are, nothing is asked.
+    """
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    course = loss_course(state, incident, incident.breach_step)
+    if monitor is None or band is None or course is None or not course.fallen:
+        return ""
+    if any(name in monitor.history.names for name in trends.TOKENS):
+        return ""
+    usual = band.forecast(monitor.step)
+    if not 0.0 < usual * probe_loss < math.inf or not 0.0 < old.loss < math.inf:
+        return ""
+    forgotten, lacking = math.log(probe_loss / old.loss), math.log(course.newer / usual)
+    if forgotten <= UNLIKE * lacking:
+        return ""
+    return (
+        f"the model has learned other data: their loss is {course.newer:.4g}, {usual:.4g} was "
+        f"expected; that of the probe batch rose from {old.loss:.4g} to {probe_loss:.4g}"
+    )
+
+
+def new_evidence(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
+    """Return what speaks against the weights since they were found good, "" for nothing."""
+    change = input_change(state, incident)
+    if change is not None and change.degenerate:
+        # The same batches would go on damaging what was taken back.
+        ill = withdrawal.is_loss_out_of_band(state, incident)
+        return change.text if ill and not change.lasting else ""
+    course = loss_course(state, incident, old.step)
+    if course is not None and course.jump > 0.0:
+        return f"the loss jumped again, by {course.jump:.4g}, since step {old.step}"
+    if course is None or course.change < 0.0 or not withdrawal.is_loss_out_of_band(state, incident):
+        return ""
+    if course.change > 0.0:
+        return f"the loss rises again, from {course.older:.4g} to {course.newer:.4g}"
+    if old.data_event or data_event(state, incident):
+        return ""
+    return f"the loss stays at {course.newer:.4g} since step {old.step} and falls no further"

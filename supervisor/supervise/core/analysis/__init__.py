@@ -1,1 +1,0 @@
-"""Computations from numbers alone: bands, spikes, significance, attribution to shards."""

@@ -1,0 +1,197 @@
+"""Asking a person before the job is touched, and what becomes of the question.
+
+One request covers a whole runbook and is made before its first step, so that nothing is paused by
+waiting: evidence is taken, the job goes on, and what ends by itself meanwhile is withdrawn. It is
+bound to the verbs and arguments, to their sha256, and to the policy; when any of them is another
+one by the time of the answer, the request is void and a new one is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from . import action_planning, withdrawal
+from .incident import HELD, Incident, brief
+from .model import formats, state_machine
+from .model.budgets import ALL
+from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
+from .model.events import Notice
+from .model.interfaces import APPROVAL
+from .model.payload import Delivery
+from .model.policy import Approval, Policy, Runbook
+from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
+
+DENY, ALLOW = "deny", "allow"
+DELIVERED = "approval-delivered"  # notice: the request has reached people
+UNDELIVERED_S = 3600.0  # after which the timeout begins all the same; project default
+
+
+def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Approval | None:
+    """Return the terms on which a person must be asked about the runbook, None when nobody is.
+
+    Terms of a verb come before those of the runbook, and these before those of `all`. Of several
+    steps, silence means no if it does for any of them, and after the shortest time of those.
+    """
+    always = policy.mode == "approve" or incident.trigger.asks
+    rank, asked = SEVERITIES.index, []
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
+        terms = next((policy.approvals[name] for name in names), Approval() if always else None)
+        if not step.touches_job or terms is None:
+            continue
+        if always or not terms.unless or rank(incident.severity) > rank(terms.unless):
+            asked.append(terms)
+    denying = [terms for terms in asked if terms.on_timeout == DENY]
+    if denying:
+        return min(denying, key=lambda terms: terms.timeout_s)
+    return max(asked, key=lambda terms: terms.timeout_s, default=None)
+
+
+def request(
+    ctx: StepContext,
+    incident: Incident,
+    book: Runbook,
+    terms: Approval,
+    level: int,
+    why: str,
+    *,
+    escalated: bool,
+) -> None:
+    """Ask people about a runbook; an older request of the incident is void."""
+    state, requests = ctx.state, ctx.state.approvals
+    settle(ctx, "expired", f"replaced by a request for {book.name}")
+    plan = action_planning.planned_steps(state, incident, book)
+    requests.asked += 1
+    pending = requests.pending = ApprovalRequest(
+        f"ask-{requests.asked}",
+        incident.id,
+        book.name,
+        level,
+        why,
+        escalated,
+        incident.severity,
+        plan,
+        sha256(plan),
+        ctx.policy.digest,
+        state.at_ns,
+        terms.timeout_s,
+        state.at_ns + int((UNDELIVERED_S + terms.timeout_s) * 1e9),
+        terms.on_timeout,
+    )
+    steps = ", ".join(f"{step.verb} {brief(step.args)}".rstrip() for step in plan)
+    ctx.record(
+        ApprovalRequested(
+            reason=f"{pending.id}: approval requested for {book.name}: {steps}",
+            severity=incident.severity,
+            id=pending.id,
+            verb=" ".join(step.verb for step in plan),
+            args=plan,
+            args_sha256=pending.sha,
+            policy=pending.policy,
+            runbook=book.name,
+            deadline_ns=pending.deadline_ns,
+            timeout_s=terms.timeout_s,
+            on_timeout=terms.on_timeout,
+        )
+    )
+    if incident.phase != HELD:
+        incident.reopen()
+    ctx.move("ask", f"{pending.id}: {book.name} waits for approval")
+    _ask(ctx, incident, pending, terms)
+
+
+def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: Approval) -> None:
+    """Put the request to people, with the command that answers it."""
+    denies = terms.on_timeout == DENY
+    after = "it is denied, and automatic actions are off" if denies else "it runs"
+    after += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
+    described = formats.plan((step.verb, step.args) for step in pending.plan)
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: approve {pending.runbook}?",
+        verdict=pending.why,
+        why=f"plan: {described}",
+        replace=True,
+        then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
+        f"without an answer within {terms.timeout_s:.0f} s of this message, {after}",
+        kind=APPROVAL,
+    )
+
+
+def deliver(ctx: StepContext, event: Notice) -> None:
+    """Let the time to answer begin: at the first delivery, at the latest after `UNDELIVERED_S`.
+
+    A message that no channel delivers must not become an answer.
+    """
+    pending = ctx.state.approvals.pending
+    if pending is None or pending.delivered or event.data.read(Delivery).id != pending.id:
+        return
+    pending.delivered = True
+    since_ns = min(event.at_ns, pending.requested_ns + int(UNDELIVERED_S * 1e9))
+    pending.deadline_ns = since_ns + int(pending.timeout_s * 1e9)
+
+
+def sha256(plan: Sequence[PlannedStep]) -> str:
+    """Return the digest that an approval is bound to."""
+    steps = msgspec.to_builtins(plan, enc_hook=dict)
+    text = json.dumps(steps, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def settle(ctx: StepContext, what: str, why: str, operator: str = "") -> ApprovalRequest | None:
+    """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
+    requests = ctx.state.approvals
+    pending = requests.pending
+    if pending is None:
+        return None
+    requests.settle(pending, f"{what} at step {ctx.state.step}: {why}")
+    ctx.record(
+        ApprovalSettled(
+            reason=f"{pending.id} {what}: {why}",
+            what=what,
+            id=pending.id,
+            operator=operator,
+            args_sha256=pending.sha,
+            policy=pending.policy,
+            runbook=pending.runbook,
+        )
+    )
+    return pending
+
+
+def stale_reason(policy: Policy, state: State, incident: Incident, pending: ApprovalRequest) -> str:
+    """Say why a request is not what people were asked any more, "" when it still is."""
+    book = policy.runbooks.get(pending.runbook)
+    if book is None:
+        return f"runbook {pending.runbook} no longer exists"
+    refused = action_planning.refusal(state, incident, book)
+    if refused:
+        return f"it is no longer possible: {refused}"
+    if sha256(action_planning.planned_steps(state, incident, book)) != pending.sha:
+        return "the action's arguments have changed"
+    return "" if policy.digest == pending.policy else "the policy was reloaded"
+
+
+def late_answer(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
+    """Return the answer to a word about a request that does not wait, and whether all is well.
+
+    `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
+    """
+    known = requests.settled.get(name)
+    if known is None:
+        waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
+        return f"no request {name!r} is waiting{waits}", False
+    again = known.startswith(what)
+    return f"{'no change' if again else 'too late'}: {name} was {known}", again
+
+
+def is_suspended(state: State, incident: Incident, severity: str) -> bool:
+    """Return whether a request of the incident waits that is no less urgent than `severity`."""
+    pending = state.approvals.pending
+    if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:
+        return False
+    return SEVERITIES.index(severity) >= SEVERITIES.index(pending.severity)

@@ -1,0 +1,261 @@
+"""Comparison of a job that was started again with the steps that it makes again.
+
+A job that goes on as before has the rate that its schedule had there, the same batches, and updates
+of the usual size. Only what its own settings can explain is compared: the weights are judged by the
+loss. A difference of the batches alone is no fault: many loaders are shuffled from_start.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
+from statistics import median
+from typing import NamedTuple
+
+from .model.events import Frame
+
+ENOUGH = 20  # steps that are compared before a recovery is believed; project default
+STARTS = 64  # first steps of the run whose rate and batch are remembered
+SOON = 5  # steps within which a difference is reported
+ROW = 3  # steps in a row that show a shift of the batches
+CLOSE = 1e-3  # of loss and gradient norm on the same batch, as after any other start
+# Project defaults. A schedule may be off by a step, and one bad sample is no evidence.
+RATE, TWICE = 0.05, 2
+FACTOR = 1.5  # of the update where the gradient is the same: then only the moments can differ
+FAR = 2.0  # times the largest of the updates before, where the batch is another one
+UPDATES, LEAST = 64, 8  # newest updates before, and how many say what is usual
+# An evaluation varies by what one differed from the next before, and a little in any case.
+EVALUATIONS, NEARLY = 8, 0.05
+OTHER_BATCHES = "other batches"
+NAMES = (
+    *("learning_rate_scheduled", "learning_rate", "batch_fingerprint", "train_loss_raw"),
+    *("grad_global_norm", "update_norm", "tokens_per_update", "val_loss"),
+)
+
+
+class Row(NamedTuple):
+    """One step; None where it was not measured."""
+
+    scheduled: float | None
+    rate: float | None
+    batch: float | None
+    loss: float | None
+    norm: float | None
+    update: float | None
+    tokens: float | None
+    evaluation: float | None
+
+    @property
+    def moved(self) -> float | None:
+        """The size of the update per learning rate, which a re-warm does not change."""
+        if not self.update or not self.rate or not isfinite(self.update):
+            return None
+        return self.update / self.rate
+
+
+class Difference(NamedTuple):
+    """A number that is not as before, and what a person can do.
+
+    Attributes:
+        name: rate, update, batches, tokens, gradient, evaluation or OTHER_BATCHES.
+    """
+
+    name: str
+    text: str
+    remedy: str
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is more than a loader that is shuffled from_start."""
+        return self.name != OTHER_BATCHES
+
+
+def columns(names: Sequence[str]) -> tuple[int, ...]:
+    """Return where a table has what is compared, -1 for nowhere."""
+    return tuple(names.index(name) if name in names else -1 for name in NAMES)
+
+
+def row(frame: Frame, where: Sequence[int]) -> Row:
+    """Return the part of a frame that is compared."""
+    values = frame.values
+    return Row(*(values[i] if 0 <= i < len(values) else None for i in where))
+
+
+class Overlap:
+    """The steps that a launch makes again, compared one by one.
+
+    Attributes:
+        compared: how many were. wanted: how many must be before a recovery is believed.
+        differences: found so far, in order.
+    """
+
+    def __init__(
+        self, first: int, attempt: int, before: dict[int, Row], starts: dict[int, Row]
+    ) -> None:
+        """`first`: the first step that is made again. `before`: the rows of the attempt before."""
+        self.first, self.attempt = first, attempt
+        self._before, self._starts = before, starts
+        self._last = max(before)
+        past = [r.moved for step, r in before.items() if r.moved is not None]
+        self._moved = past[-UPDATES:]
+        seen = [r.evaluation for r in before.values() if r.evaluation is not None]
+        losses = [loss for loss in seen if isfinite(loss)][-EVALUATIONS:]
+        self._evaluations = [abs(b - a) for a, b in pairwise(losses)]
+        known = {step: r for step, r in {**starts, **before}.items() if step < first}
+        self._batches = {r.batch: step for step, r in known.items() if r.batch is not None}
+        self.wanted = min(ENOUGH, self._last - first + 1)
+        self.compared = 0
+        self.differences: list[Difference] = []
+        self._rates: deque[tuple[int, float, float]] = deque(maxlen=TWICE)
+        self._shifts: deque[tuple[int, int]] = deque(maxlen=ROW)
+        self._others = self._same_batches = 0
+        self._norms: list[float] = []
+        self._tokens: list[tuple[float, float]] = []
+
+    def copy(self) -> Overlap:
+        twin = Overlap.__new__(Overlap)
+        twin.__dict__.update(self.__dict__)
+        for name in ("differences", "_norms", "_tokens"):
+            setattr(twin, name, list(getattr(self, name)))
+        twin._rates, twin._shifts = self._rates.copy(), self._shifts.copy()
+        return twin
+
+    def take(self, step: int, now: Row, *, numbers: bool) -> list[Difference]:
+        """Compare a step; return what is found to differ, each once.
+
+        Args:
+            numbers: False: the step before was part of a trouble, so only batches are compared.
+        """
+        was = self._before.get(step)
+        if was is None:
+            return []
+        self.compared += 1
+        found = [self._batch(step, was, now)]
+        if numbers:
+            found += [self._rate(step, was, now), self._update(step, was, now)]
+            found += [self._gradient(was, now), self._tokens_of(was, now)]
+            found.append(self._evaluation(step, was, now))
+        names = {one.name for one in self.differences}
+        fresh = [one for one in found if one is not None and one.name not in names]
+        self.differences += fresh
+        return fresh
+
+    def _rate(self, step: int, was: Row, now: Row) -> Difference | None:
+        before, after = was.scheduled, now.scheduled
+        if before is None or after is None or abs(after - before) <= RATE * abs(before):
+            self._rates.clear()
+            return None
+        self._rates.append((step, before, after))
+        if len(self._rates) < TWICE:
+            return None
+        from_start = all(self._is_start(s - self.first, rate) for s, _, rate in self._rates)
+        cause = "the schedule started over" if from_start else "the schedule is not where it was"
+        text = f"learning rate {after:.3g} where it was {before:.3g} at step {step} before; {cause}"
+        return Difference("rate", text, "save and load the scheduler's state_dict")
+
+    def _is_start(self, step: int, rate: float) -> bool:
+        """Whether the run had that rate so many steps after its begin, or a step off."""
+        near = (self._starts.get(step + off) for off in (-1, 0, 1))
+        rates = [r.scheduled for r in near if r is not None and r.scheduled is not None]
+        return any(abs(rate - one) <= RATE * abs(one) for one in rates)
+
+    def _update(self, step: int, was: Row, now: Row) -> Difference | None:
+        if step >= self.first + SOON or now.moved is None or not self._moved:
+            return None
+        if _is_same(was, now):
+            usual = was.moved
+            if usual is None or 1 / FACTOR <= now.moved / usual <= FACTOR:
+                return None
+        else:
+            usual = median(self._moved)
+            low, high = min(self._moved) / FAR, max(self._moved) * FAR
+            if len(self._moved) < LEAST or low <= now.moved <= high:
+                return None
+        text = f"update {now.moved / usual:.2g} times as large per learning rate as before, at step"
+        text += f" {step} ({now.moved:.3g} for {usual:.3g}); the optimizer's moments are new"
+        return Difference("update", text, "save and load the optimizer's state_dict")
+
+    def _batch(self, step: int, was: Row, now: Row) -> Difference | None:
+        if now.batch is None or was.batch is None:
+            return None
+        if now.batch == was.batch:
+            self._same_batches += 1
+            self._shifts.clear()
+            return None
+        self._others += 1
+        earlier = self._batches.get(now.batch)
+        if earlier is None:
+            self._shifts.clear()
+        else:
+            self._shifts.append((step, earlier))
+        shifts = {at - earlier for at, earlier in self._shifts}
+        if len(self._shifts) == ROW and len(shifts) == 1:
+            (by,) = shifts
+            text = f"batches {self.first}.. are those of steps {self.first - by}.."
+            remedy = "save the position in the data and go on there, or skip what was used"
+            return Difference("batches", text, remedy)
+        if self._others == SOON and not self._same_batches:
+            text = f"other batches than before from step {self.first} on"
+            return Difference(
+                OTHER_BATCHES, text, "seed the loader and save its state to repeat them"
+            )
+        return None
+
+    def _gradient(self, was: Row, now: Row) -> Difference | None:
+        if was.batch is None or was.batch != now.batch or not was.norm or not now.norm:
+            return None
+        if not (isfinite(was.norm) and isfinite(now.norm)) or len(self._norms) >= SOON:
+            return None
+        self._norms.append(now.norm / was.norm)
+        ratio = median(self._norms)
+        if len(self._norms) < SOON or 1 / FAR <= ratio <= FAR:
+            return None
+        text = f"gradient norm {now.norm:.3g} where it was {was.norm:.3g} on the same batch"
+        return Difference("gradient", text, "compare accumulation, ranks and precision")
+
+    def _tokens_of(self, was: Row, now: Row) -> Difference | None:
+        if not was.tokens or not now.tokens or len(self._tokens) >= SOON:
+            return None
+        self._tokens.append((was.tokens, now.tokens))
+        if len(self._tokens) < SOON or len(set(self._tokens)) > 1 or was.tokens == now.tokens:
+            return None
+        text = f"{now.tokens:g} tokens per update where there were {was.tokens:g}"
+        return Difference("tokens", text, "compare batch size, accumulation and ranks")
+
+    def _evaluation(self, step: int, was: Row, now: Row) -> Difference | None:
+        before, after = was.evaluation, now.evaluation
+        if before is None or after is None or not isfinite(before):
+            return None
+        if abs(after - before) <= max(NEARLY * abs(before), *self._evaluations, 0.0):
+            return None
+        text = f"evaluation loss {after:.4g} where it was {before:.4g} at step {step} before"
+        return Difference("evaluation", text, "compare the evaluation's data, and what is loaded")
+
+
+def _is_same(was: Row, now: Row) -> bool:
+    """Whether both steps had the same gradient."""
+    if was.batch is not None and now.batch is not None and was.batch != now.batch:
+        return False
+    pairs = ((was.loss, now.loss), (was.norm, now.norm))
+    return all(a is not None and b is not None and abs(a - b) <= CLOSE * abs(a) for a, b in pairs)
+
+
+@dataclass(slots=True)
+class RepeatedSteps:
+    """The steps of the leading rank that a launch may make again.
+
+    Attributes:
+        starts: the first rows of the run, by step. before: those of a process that has ended.
+        overlap: the comparison of the newest launch with them, None without one.
+    """
+
+    starts: dict[int, Row] = field(default_factory=dict)
+    before: dict[int, Row] = field(default_factory=dict)
+    overlap: Overlap | None = None
+
+    def copy(self) -> RepeatedSteps:
+        overlap = None if self.overlap is None else self.overlap.copy()
+        return RepeatedSteps(dict(self.starts), dict(self.before), overlap)

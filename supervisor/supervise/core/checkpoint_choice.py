@@ -1,0 +1,249 @@
+"""Checkpoints are verified slowly while a job needs its cores, so a relaunch may come too early.
+
+The newest ones often were not verified when it was intended: it is aimed a second time when the job
+has been stopped and what it left is verified. What people approved stays as they saw it. When none
+was verified at all, it is refused, and tried again when one is. Where there are some to verify, the
+job is paused meanwhile: it would train on with what the relaunch is to throw away, take the cores
+that the verifier needs, and perhaps overwrite the very checkpoint.
+"""
+
+from __future__ import annotations
+
+from . import action_planning, approvals, closing, withdrawal
+from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution
+from .model.action import Refused
+from .model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
+from .model.events import Notice
+from .model.interfaces import ACTION
+from .model.payload import CheckpointSearch, RelaunchArgs
+from .model.policy import Policy, Runbook
+from .run_state import State, StepContext
+
+SEARCH_S = 15.0  # for the first look at what there is; the budget of our recovery note
+LEASE_S = 86400.0  # of the pause while a checkpoint is verified, or a person is awaited after that
+
+
+def replan_relaunch(ctx: StepContext) -> None:
+    """Let the relaunch under way go back to the newest checkpoint that is good by now, and say so.
+
+    Where none is any more, what was intended stands: whoever performs it finds out.
+    """
+    incident, run = ctx.state.incident, ctx.state.run()
+    if incident is None or run is None or not run.intent.awaits("relaunch"):
+        return
+    intent, action = run.intent, run.intent.action
+    assert action is not None
+    if run.terms.approved is not None:
+        return
+    try:
+        args = action.plan(action_planning.plan_context(ctx.state, incident, run.requested.before))
+    except Refused:
+        return
+    old = intent.args.parse(RelaunchArgs)
+    args = args.extended(attempt=old.attempt)
+    new = args.parse(RelaunchArgs)
+    if new.checkpoint == old.checkpoint:
+        return
+    intent.args = args
+    intent.deadline_ns = ctx.state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    text = f"relaunch goes back to {new.checkpoint} of step {new.step}, not to "
+    text += f"{old.checkpoint} of step {old.step}"
+    order = ReplannedAction(intent.action_id, intent.verb, args)
+    ctx.record(ActionReplanned(reason=text, action=order))
+
+
+def relaunch_order(state: State, incident: Incident, book: Runbook) -> RelaunchArgs | None:
+    """Return the arguments of the relaunch that a runbook would order now, None for none."""
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if verb == "relaunch":
+            try:
+                args = step.plan(action_planning.basic_context(state, incident))
+                return args.parse(RelaunchArgs)
+            except Refused:
+                return None
+    return None
+
+
+def report_refused(
+    ctx: StepContext,
+    incident: Incident,
+    book: Runbook,
+    refusal: str,
+    why: str,
+    *,
+    escalated: bool,
+    first: str = "",
+) -> None:
+    """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
+    waits = action_planning.lacks_checkpoint(ctx.state, incident, book)
+    closing.report_unactionable(ctx, incident, book, refusal, first, exhausted=not waits)
+    if not waits:
+        return
+    incident.deferred.awaiting_checkpoint = AwaitedCheckpoint(
+        incident.escalation.runs, book.name, why, escalated, ctx.state.at_ns
+    )
+    if ctx.state.job.returncode is not None:
+        return  # only while its evidence is taken; that is no time to wait for
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: {book.name} waits for a good checkpoint",
+        replace=True,
+        then=f"checkpoints from before step {needed_before(ctx.policy, ctx.state)} are verified at "
+        "once, the newest first; the relaunch follows the first good one",
+        kind=ACTION,
+    )
+
+
+def now_runnable(
+    policy: Policy, state: State, incident: Incident
+) -> tuple[str, int, str, bool] | None:
+    """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.
+
+    Only while nothing else was done about the incident, and as long as a rule of it that acts still
+    fires or the loss is out of its band; of a job that has ended no rule can tell.
+    """
+    deferred = incident.deferred
+    if (
+        (found := deferred.awaiting_checkpoint) is None
+        or incident.phase != OPEN
+        or state.approvals.pending is not None
+    ):
+        return None
+    book = policy.runbooks.get(found.name)
+    if found.number != incident.escalation.runs or book is None:
+        return None
+    if state.job.returncode is None and not _has_reason(policy, state, incident):
+        return None
+    if action_planning.refusal(state, incident, book):
+        return None
+    deferred.awaiting_checkpoint = None
+    levels, name = policy.ladder.levels, found.name
+    why = f"{found.why}; a good checkpoint is now available"
+    return name, levels.index(name) if name in levels else -1, why, found.escalated
+
+
+def on_search(state: State, event: Notice) -> None:
+    """Take how many checkpoints without a verdict may be what a relaunch waits for."""
+    incident = state.incident
+    if incident is not None and incident.deferred.awaiting_checkpoint is not None:
+        search = event.data.read(CheckpointSearch)
+        incident.deferred.awaiting_checkpoint.candidates = search.candidates
+
+
+def start_pause(ctx: StepContext, incident: Incident) -> bool:
+    """Pause the job while what a relaunch waits for is verified; return whether it is to be.
+
+    Not one that stands still: it ruins nothing meanwhile, and could not take the order.
+    """
+    policy, state = ctx.policy, ctx.state
+    found, before = awaited(policy, state), needed_before(policy, state)
+    if found is None or before is None or not found.candidates or found.pauses:
+        return False
+    if (
+        policy.job.relaunch is None
+        or policy.job.relaunch.wait != "pause"
+        or "pause" not in policy.verbs
+        or state.job.paused
+    ):
+        return False
+    book = Runbook("wait", (policy.verbs["pause"](lease=LEASE_S),), ("pause",))
+    asked = approvals.required_approval(policy, incident, book)
+    if incident.trigger.still or asked is not None or not _has_reason(policy, state, incident):
+        return False
+    if action_planning.refusal(state, incident, book):
+        return False
+    found.pauses = True
+    run = RunbookExecution(incident.escalation.runs, book, incident.severity)
+    run.terms.waits, incident.run = True, run
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: the job is paused while a checkpoint is verified",
+        verdict=f"{found.candidates} from before step {before} to verify, the newest first",
+        replace=True,
+        then=f"nothing to do; {found.name} follows the first good one; to let the job train on "
+        "instead: supervise resume RUN",
+        kind=ACTION,
+    )
+    return True
+
+
+def failed_search(policy: Policy, state: State) -> str:
+    """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
+    found, before = awaited(policy, state), needed_before(policy, state)
+    if found is None or before is None or found.candidates != 0 or not found.pauses:
+        return ""
+    return f"no checkpoint from before step {before} is good" if state.job.paused else ""
+
+
+def is_searching(policy: Policy, state: State) -> bool:
+    """Return whether a relaunch waits for a checkpoint, and one may still turn out to be good."""
+    found = awaited(policy, state)
+    if found is None:
+        return False
+    soon = state.at_ns - found.since_ns < SEARCH_S * 1e9
+    return soon if found.candidates is None else found.candidates > 0
+
+
+def awaits_checkpoint(state: State, incident: Incident) -> bool:
+    """Return whether an incident waits for a checkpoint, and its loss is out of its band.
+
+    Baselines get used to a ruined loss, and its rules clear: that does not end it.
+    """
+    lacks = incident.deferred.awaiting_checkpoint is not None
+    silent = any(state.silence(rule) is not None for rule in incident.rules)
+    return lacks and not silent and withdrawal.is_loss_out_of_band(state, incident)
+
+
+def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
+    """Return the relaunch that waits for a good checkpoint, None while none does.
+
+    From the moment that it was refused, whatever ran before it, and while its evidence is taken.
+    """
+    incident = state.incident
+    if incident is None or state.job.returncode is not None:
+        return None
+    found, run = incident.deferred.awaiting_checkpoint, incident.run
+    if found is None or found.number != incident.escalation.runs:
+        return None
+    refused = run is not None and run.terms.reduced_reason and run.runbook.name == found.name
+    if incident.phase != OPEN and not refused:
+        return None
+    return found if found.name in policy.runbooks else None
+
+
+def needed_before(policy: Policy, state: State) -> int | None:
+    """Return before which step a checkpoint must be of that a refused relaunch waits for.
+
+    None while none does.
+    """
+    found, incident = awaited(policy, state), state.incident
+    book = None if found is None else policy.runbooks[found.name]
+    if book is None or incident is None:
+        return None
+    for verb, step in zip(book.verbs, book.steps, strict=True):
+        if verb == "relaunch":
+            return int(step.before(incident.breach_step))  # type: ignore[attr-defined]
+    return None
+
+
+def with_restored(why: str, incident: Incident) -> str:
+    """Return a verdict with the step that the incident was taken back to."""
+    step = incident.recovery.restored_step
+    where = "with the weights of" if incident.recovery.loop_kept else "back at"
+    return why if step is None else f"{where} step {step}; {why}"
+
+
+def _has_reason(policy: Policy, state: State, incident: Incident) -> bool:
+    return _has_acting_rule(policy, state, incident) or awaits_checkpoint(state, incident)
+
+
+def _has_acting_rule(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether a rule of the incident fires that may act."""
+    firing = set(state.firing(policy)) & set(incident.rules) - set(state.rules.muted)
+    return any(
+        rule.id in firing
+        and rule.runbook is not None
+        and policy.mode_of(rule) in ACTING_MODES
+        and state.silence(rule.id) is None
+        for rule in policy.rules
+    )

@@ -1,0 +1,197 @@
+"""End of an incident: closed, held for a person, or given up."""
+
+from __future__ import annotations
+
+from . import approvals, diagnosis, notices, opening, withdrawal
+from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
+from .model import interfaces
+from .model.decisions import RECOVERED, IncidentClosed, IncidentHeld, RunbookRefused
+from .model.payload import Outcome
+from .model.policy import PAGE, STOP, Runbook
+from .run_state import StepContext
+
+NOTHING = "nothing to do"
+
+
+def exhaust(ctx: StepContext, incident: Incident) -> str:
+    """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
+    state = ctx.state
+    incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
+    how = ctx.policy.give_up
+    if how == PAGE:
+        return ""
+    unless = "it recovers" if how == STOP else "its rules of SEV0 are clear"
+    return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {how})"
+
+
+def hold(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    *,
+    exhausted: bool = False,
+    remedies: bool = False,
+) -> None:
+    """Stop acting and wait for a person. The job itself is left as it is; an ended one is over.
+
+    Args:
+        exhausted: the trouble outlived the ladder; then the class says that no knob will fix it.
+        remedies: a remedy was to help, and no other is left.
+    """
+    policy, state = ctx.policy, ctx.state
+    approvals.settle(ctx, "withdrawn", f"{incident.id} is held")
+    incident.phase, incident.run, incident.deferred.retry = HELD, None, None
+    state.rules.reported.clear()  # what fires from now on is answered by nobody else
+    state.rules.growing.clear()
+    opening.invalidate_attempt(state, incident)
+    if state.job.returncode is not None:
+        state.job.no_restart_reason = why
+        return
+    case = incident.case
+    case.exhausted |= exhausted
+    case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
+    found, status = case.verdict, withdrawal.job_status(policy, state)
+    then = exhaust(ctx, incident) if exhausted or remedies else ""
+    ctx.move("hold", why)
+    ctx.record(IncidentHeld(reason=f"held: {why}", severity=incident.severity, spike=found))
+    ctx.notify(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: automatic actions are off; a person is needed",
+        verdict="; ".join(filter(None, (why, diagnosis.summary(found), status))),
+        then=notices.in_hold(policy, state, incident) + then,
+        replace=True,
+    )
+
+
+def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    """Hold as the last step of a runbook says, whatever became of the evidence before it."""
+    if incident.phase == HELD and run.failure.reason is None:
+        run.index += 1  # it ran in a hold: people know
+        return
+    why = f"{run.runbook.name}: {incident.headline}"
+    why += f"; {run.failure.reason}" if run.failure.reason else ""
+    hold(ctx, incident, why, exhausted=run.terms.escalated)
+
+
+def report_unactionable(
+    ctx: StepContext,
+    incident: Incident,
+    book: Runbook,
+    refusal: str,
+    first: str = "",
+    *,
+    exhausted: bool,
+) -> None:
+    """Say that the runbook that is wanted cannot work here, and why.
+
+    Args:
+        exhausted: nor will it, and nothing else is left.
+        first: the runbook that it stands in for, and why that cannot work, with "; ".
+    """
+    name, ended = book.name, ctx.state.job.returncode is not None
+    then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
+    status = "" if ended else f"; {withdrawal.job_status(ctx.policy, ctx.state)}"
+    ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
+    ctx.state.job.no_restart_reason = f"{name}: {refusal}"
+    ctx.notify(
+        incident.severity if incident.severity != "SEV2" else "SEV1",
+        f"{incident.id}: no automatic action is possible",
+        verdict=incident.headline + status,
+        why=f"{first}{name}: {refusal}",
+        then=f"{notices.by_hand(ctx.policy, ctx.state, incident)}; "
+        f"all reasons: supervise why RUN {incident.id}{then}",
+        replace=True,
+    )
+
+
+def note_ranks(
+    ctx: StepContext,
+    incident: Incident,
+    run: RunbookExecution,
+    outcome: Outcome,
+    why: str,
+) -> None:
+    """Take what an action that failed says of the ranks: that some differ, or never act at once."""
+    if outcome.inconsistent:
+        run.failure.ranks_differ = True
+        _report_ranks_differ(ctx, incident, run.intent.verb, why)
+    unfenceable = outcome.unfenceable
+    if isinstance(unfenceable, str) and unfenceable and "fence" not in ctx.state.job.unavailable:
+        _report_unfenceable(ctx, unfenceable)
+
+
+def _report_unfenceable(ctx: StepContext, why: str) -> None:
+    """No command that all ranks must carry out at one step is tried again in this launch."""
+    ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {why}"
+    then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    if ctx.policy.job.relaunch:
+        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
+    title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
+    ctx.notify("SEV2", title, why=why, then=then, kind=interfaces.WATCHER)
+
+
+def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
+    """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
+    incident.severity, incident.headline = "SEV0", f"{verb} was not carried out by all ranks: {why}"
+    ctx.notify(
+        "SEV0",
+        f"{incident.id}: the ranks differ",
+        verdict=incident.headline,
+        then="no command can repair that: supervise stop RUN, and start it from a checkpoint",
+    )
+
+
+def is_remedy(book: Runbook) -> bool:
+    """Return whether a runbook changes the training, or starts it again."""
+    return any(step.changes_training or step.ends_job for step in book.steps)
+
+
+def close(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    outcome: str,
+    then: str = NOTHING,
+    *,
+    superseded_by: str = "",
+) -> None:
+    """Close an incident; a request that waits for it is withdrawn.
+
+    Args:
+        outcome: see `IncidentClosed`.
+        superseded_by: the rule that begins another one, about something else.
+    """
+    approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
+    ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
+    acted = incident.escalation.runs > 0
+    found = incident.case.verdict
+    if not (incident.deferred.session_end or superseded_by):
+        found = diagnosis.classify(ctx.policy, ctx.state, incident)
+    incident.phase = CLOSED
+    ctx.record(
+        IncidentClosed(
+            reason=f"closed: {why}",
+            severity=incident.severity,
+            acted=acted,
+            opened_step=incident.opened_step,
+            breach_step=incident.breach_step,
+            rules=tuple(incident.rules),
+            spike=found,
+            superseded_by=superseded_by,
+            outcome=outcome,
+        )
+    )
+    if found is not None:
+        diagnosis.remember_onset(ctx.state.context, incident.case)
+        why = "; ".join(filter(None, (why, diagnosis.summary(found))))
+        if then == NOTHING:
+            then = notices.of_machine(ctx.policy, ctx.state, incident)
+            then = then or diagnosis.advice(ctx.policy, ctx.state, incident, found)
+    if held := notices.of_rate(ctx.state, incident):
+        then = held if then == NOTHING else f"{held}; {then}"
+    severity = "INFO" if incident.is_order or superseded_by else incident.severity
+    title = f"{incident.id}: closed"
+    ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)
+    if acted:
+        ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
+    ctx.state.incident = None

@@ -1,0 +1,426 @@
+"""Collects what the spike classifier asks for, while an incident is open.
+
+What was before the onset is taken down when the incident opens: the frames of then may be gone when
+it closes, and a rollback takes back those of the trouble itself. The rest is read from the frames
+kept by the incident's rank. Nothing here runs without an open incident.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from . import notices, rule_scope, run_phase, spike_classifier
+from .frames import LOSS
+from .incident import Incident, LossCase, first_breach
+from .model.decisions import BREACH
+from .model.policy import EARLY, Planned, Policy, Rule
+from .model.verdicts import NO, ContextEvent, SlowStep, Verdict
+from .rank_monitor import RankMonitor
+from .run_state import LossContext, State
+from .spike_classifier import DEADLINE, OWN_RATE, Evidence
+from .trends import (
+    BRIEF_S,
+    EXCLUDED,
+    LEAST,
+    PRE,
+    band_of,
+    find_slow_step,
+    is_of_others,
+    median,
+    spread,
+)
+
+RATE, SCHEDULED, SKIPPED = "learning_rate", "learning_rate_scheduled", "update_skipped"
+BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_dispersion")
+COUNTS = ("tokens_per_update",)  # the denominator of a loss
+BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
+OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+RATE_SHARE, RATE_FACTOR = 0.1, 3.0  # a learning rate jumped: by a tenth, and 3 times its last step
+OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
+GRAD, UPDATE, CLIPPED = "grad_global_norm", "update_norm", "grad_clip_rate"
+ARTEFACT = "eval_artifact_hash"
+THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
+    (
+        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
+        *("comm_time_frac", "compute_time_frac"),
+    )
+)
+LOSSES = (LOSS, "train_loss_ema")
+JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
+RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
+# Onset rule of metrics.md 4.1. Two frames: one hard batch, which every run shows, is no series.
+SERIES_MADS, SERIES_NATS, SERIES_FRAMES = 8.0, 0.1, 2
+
+
+def open_case(
+    policy: Policy, state: State, monitor: RankMonitor, rank: int, incident: Incident
+) -> None:
+    """Take down what was before the first breach, and what is known of the frames since."""
+    if LOSS not in monitor.history.names:
+        rank = state.leader() or rank
+        monitor = state.monitors.get(rank, monitor)
+    onset, history, case = incident.breach_step, monitor.history, incident.case
+    case.rank, case.attempt, case.first_step = rank, monitor.attempt, onset
+    case.since_frame, case.last_step, case.verdict = state.frame_count, monitor.step, None
+    # Of an onset that it had before.
+    case.excursion.outliers, case.excursion.peak, case.excursion.bad_losses = 0, None, 0
+    case.opened_at_frame = (
+        case.opened_at_frame or state.frame_count
+    )  # it may be opened anew, when raised
+    case.band = band_of(history.series(LOSS), onset)
+    case.norms = {
+        metric: median(values)
+        for metric in (GRAD, UPDATE, CLIPPED)
+        if len(values := values_before(monitor, metric, onset)) >= LEAST
+    }
+    case.rate = run_phase.weigh(
+        history.series(RATE),
+        history.series(UPDATE),
+        onset,
+        state.phase.settled,
+        warms_up=state.phase.name == EARLY,
+    )
+    for frame in history.frames:
+        if frame.step >= onset:
+            _observe(case, monitor, frame.values, frame.step)
+    case.context = context_events(policy, state.context, monitor, incident)
+
+
+def update(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+    """Look at the newest frame; return a verdict once, when it is time for one."""
+    case = incident.case
+    monitor = state.monitors.get(case.rank)
+    if monitor is None or LOSS not in monitor.history.names:
+        return None
+    if monitor.attempt != case.attempt:  # it went back: the question is asked anew
+        case.attempt, case.first_step = monitor.attempt, monitor.step
+        case.since_frame, case.rolled_back, case.verdict = state.frame_count, True, None
+    if monitor.step != case.last_step:
+        case.last_step = monitor.step
+        _observe(case, monitor, monitor.latest, monitor.step)
+        if not case.rolled_back and monitor.step == incident.breach_step + AFTER:  # else forgotten
+            case.context = context_events(policy, state.context, monitor, incident)
+    if case.verdict is not None or state.frame_count - case.since_frame < DEADLINE:
+        return None
+    case.verdict = classify(policy, state, incident)
+    return case.verdict
+
+
+def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether an incident that is quiet is not over: its loss is not back, and still may be.
+
+    Asked every tenth frame only; one that waits is not urgent.
+    """
+    frame_count, quiet_since = state.frame_count, incident.ending.quiet_since
+    if not about_loss(policy, incident) or frame_count - incident.case.since_frame >= DEADLINE:
+        return False
+    if quiet_since is not None and (frame_count - quiet_since) % 10:
+        return True
+    found = _evidence(policy, state, incident)
+    return found is not None and spike_classifier.rejoined(found).answer == NO
+
+
+def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
+    """Answer the four questions; None where the job publishes no loss."""
+    found = _evidence(policy, state, incident)
+    return None if found is None else spike_classifier.judge(found)
+
+
+def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether the loss of an incident came back into its band."""
+    found = classify(policy, state, incident)
+    return found is not None and spike_classifier.is_back(found)
+
+
+def summary(found: Verdict | None) -> str:
+    """Return a verdict for a message, one clause without numbers; the audit record has those."""
+    return "" if found is None else spike_classifier.sentence(found)
+
+
+def advice(policy: Policy, state: State, incident: Incident, found: Verdict) -> str:
+    """Return what a person should do after a verdict, with the command for a rollback."""
+    back = notices.rollback(policy, state, incident)
+    repaired = found.advice == spike_classifier.REPAIRED
+    if found.kind == spike_classifier.NUMERIC and not repaired and back:
+        return f"{found.advice}: {back}"
+    if found.kind in (spike_classifier.RECOVERABLE, spike_classifier.NO_EXCURSION):
+        return found.advice
+    return f"{found.advice}; the numbers: supervise why RUN {incident.id}"
+
+
+def remember_onset(context: LossContext, case: LossCase) -> None:
+    """Count an excursion of the loss, so that a series of them is seen."""
+    if _is_series_excursion(case):
+        context.onsets.append(case.opened_at_frame)
+
+
+def _is_series_excursion(case: LossCase) -> bool:
+    """Return whether the loss went so far, for so long, that more of the same are a series."""
+    return case.excursion.outliers >= SERIES_FRAMES
+
+
+def about_loss(policy: Policy, incident: Incident) -> bool:
+    """Return whether a rule of the incident judges how large the loss is."""
+    return any(is_about_loss(policy, rule) for rule in policy.rules if rule.id in incident.rules)
+
+
+def is_about_loss(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule judges how large the loss is.
+
+    A detector of one metric does; one of several (`nonfinite`) asks whether they are numbers.
+    """
+    behind = (policy.detectors[name] for name in policy.detectors_of(rule))
+    return any(d.reads != "metrics" and not set(d.metrics).isdisjoint(LOSSES) for d in behind)
+
+
+def slow_step(policy: Policy, monitor: RankMonitor, rule: Rule, breach: int) -> SlowStep | None:
+    """Return since when steps take longer, and what in them, for a rule about speed; else None."""
+    if rule_scope.family(policy, rule) != rule_scope.SPEED:
+        return None
+    return find_slow_step(monitor.history.series, breach)
+
+
+def passing_slowness(policy: Policy, state: State, monitor: RankMonitor, rule: Rule) -> str | None:
+    """Return why slow steps are no news: they are over within seconds, or of other processes.
+
+    Returns:
+        `brief:<what>` or `host:<what>`; None where people are to know of it.
+    """
+    if rule.severity != "SEV2" or rule.runbook:
+        return None
+    if not rule_scope.metrics(policy, rule) or not rule_scope.metrics(policy, rule) <= THROUGHPUT:
+        return None
+    watch = monitor.rules[policy.rules.index(rule)]
+    breach = first_breach(monitor.numbers(rule), monitor.step)
+    slow_ns = (frame.at_ns for frame in monitor.history.frames if frame.step >= breach)
+    began_ns = min([watch.fired_ns, *slow_ns])
+    if watch.code != BREACH or state.at_ns - began_ns < BRIEF_S * 1e9:
+        return f"brief:the {BRIEF_S:g} s that slow steps must last"
+    slow = find_slow_step(monitor.history.series, breach)
+    wait = max(m.value("host_cpu_wait") or 0.0 for m in state.monitors.values())
+    if is_of_others(slow, wait):
+        return "host:the load of other processes"
+    return None
+
+
+def grown_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return how the learning rate explains updates that are large, "" where it does not."""
+    large = rule_scope.metrics(policy, rule) == {UPDATE}
+    return run_phase.growth(monitor.history.series(RATE), monitor.step) if large else ""
+
+
+def planned_event(policy: Policy, step: int, monitor: RankMonitor, rule: Rule) -> str | None:
+    """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
+    if rule.severity == "SEV0" or not policy.planned:
+        return None
+    if not rule_scope.metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE:
+        return None
+    for event in policy.planned:
+        if event.from_step <= step <= event.to_step and _as_expected(monitor, event):
+            return event.what
+    return None
+
+
+def _as_expected(monitor: RankMonitor, event: Planned) -> bool:
+    """Return whether the newest loss is on the side where the event was said to take it."""
+    if event.expect == "either":
+        return True
+    losses = monitor.history.series(LOSS)
+    before = [loss for step, loss in losses if step < event.from_step][-PRE:]
+    if not before:
+        return False
+    newest = monitor.value(LOSS)
+    middle = median(before)
+    return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
+
+
+def _evidence(policy: Policy, state: State, incident: Incident) -> Evidence | None:
+    case, monitor = incident.case, state.monitors.get(incident.case.rank)
+    if monitor is None or LOSS not in monitor.history.names:
+        return None
+    history, begin, onsets = monitor.history, case.first_step, state.context.onsets
+    if not case.rolled_back and _history_covers(monitor, incident.breach_step):
+        # By now with what came after it.
+        case.context = context_events(policy, state.context, monitor, incident)
+    probes: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in history.evaluations:
+        probes.setdefault(name, []).append((step, value))
+    series = {m: history.series(m) for m in case.norms}
+    return Evidence(
+        band=case.band,
+        after=[point for point in history.series(LOSS) if point[0] >= begin],
+        norms={
+            m: (case.norms[m], [value for step, value in points if step >= begin])
+            for m, points in series.items()
+        },
+        probes=probes,
+        artefact=_artefact(monitor, incident.breach_step),
+        happened=case.context,
+        peak=case.excursion.peak,
+        nonfinite=case.excursion.nonfinite,
+        lasting=case.excursion.lasting,
+        skipped=case.excursion.skipped,
+        bad_losses=case.excursion.bad_losses,
+        planned=_planned(policy, case, incident.breach_step),
+        exhausted=case.exhausted,
+        recurring=recurring([*onsets, case.opened_at_frame]) if _is_series_excursion(case) else "",
+        about_loss=about_loss(policy, incident),
+        rolled_back=case.rolled_back,
+    )
+
+
+def _observe(
+    case: LossCase, monitor: RankMonitor, values: tuple[float | None, ...], step: int
+) -> None:
+    """Keep the largest loss, and the steps whose loss, gradient or update is not finite.
+
+    What was skipped was kept from the weights, unless the update itself tells otherwise.
+    """
+    names, seen = monitor.history.names, case.excursion
+    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
+    loss = found.get(LOSS)
+    wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
+    kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
+    seen.lasting = bool(wrong) and not kept
+    if loss is not None:  # a finite one shows that the weights are
+        seen.bad_losses = seen.bad_losses + 1 if LOSS in wrong else 0
+    if wrong and kept:
+        seen.skipped = (*seen.skipped[:1], step)
+    elif wrong and seen.nonfinite is None:
+        seen.nonfinite = step
+    if loss is not None and loss - loss == 0.0:
+        seen.peak = loss if seen.peak is None else max(seen.peak, loss)
+        band = case.band
+        if band is not None:
+            far = max(SERIES_MADS * band.spread, SERIES_NATS)
+            seen.outliers += loss - band.forecast(step) > far
+
+
+def _history_covers(monitor: RankMonitor, onset: int) -> bool:
+    """Return whether the frames that are kept go back to what question 4 looks at."""
+    frames = monitor.history.frames
+    whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
+    return whole or frames[0].step < onset - BEFORE - 1
+
+
+def _artefact(monitor: RankMonitor, onset: int) -> str:
+    """Say whether the evaluation before and after the onset was the same one."""
+    points = monitor.history.series(ARTEFACT)
+    before = {value for step, value in points if step < onset}
+    after = {value for step, value in points if step >= onset}
+    if not before or not after:
+        return "unknown"
+    return "same" if before | after == before and len(before) == 1 else "changed"
+
+
+def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
+    """Return whether an announced event covers the onset and the loss went as expected."""
+    band, peak = case.band, case.excursion.peak
+    up = band is not None and peak is not None and peak > band.limit
+    return any(
+        event.expect == "either" or (event.expect == "up") == up
+        for event in plans_near(policy, onset)
+    )
+
+
+def recurring(onsets: Sequence[int]) -> str:
+    """Say why excursions at these frame counts (ascending) are a series, "" when they are none."""
+    recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
+    if len(recent) >= RECUR_COUNT:
+        return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
+    newest = onsets[-RECUR_GAPS:]
+    gaps = [b - a for a, b in pairwise(newest)]
+    if len(newest) == RECUR_GAPS and all(b < a for a, b in pairwise(gaps)):
+        return f"they come ever faster: {', '.join(str(gap) for gap in gaps)} steps apart"
+    return ""
+
+
+# ── what happened around the onset ───────────────────────────────────────────────────────────────
+
+
+def values_before(monitor: RankMonitor, metric: str, onset: int) -> list[float]:
+    """Return the values from before an onset that its trend is taken from."""
+    return [v for step, v in monitor.history.series(metric) if step < onset - EXCLUDED][-PRE:]
+
+
+def plans_near(policy: Policy, onset: int) -> list[Planned]:
+    """Return the announced events that an onset may belong to."""
+    return [p for p in policy.planned if p.from_step - AFTER <= onset <= p.to_step + BEFORE]
+
+
+def context_events(
+    policy: Policy, context: LossContext, monitor: RankMonitor, incident: Incident
+) -> list[ContextEvent]:
+    """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
+    onset = incident.breach_step
+    found = [
+        ContextEvent(plan.from_step, "planned", plan.what) for plan in plans_near(policy, onset)
+    ]
+    found += [
+        ContextEvent(happened.step, happened.kind, happened.text)
+        for happened in context.happened
+        if onset - BEFORE <= happened.step <= onset + AFTER
+        and happened.attempt == incident.case.attempt
+        and happened.incident != incident.id  # what was done about it is not its cause
+    ]
+    found += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
+    return sorted(found, key=lambda event: event.step)
+
+
+def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+    """Yield jumps of the learning rate; a schedule goes in steps like the one before."""
+    points = [
+        p for p in monitor.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER
+    ]
+    asked = dict(monitor.history.series(SCHEDULED))
+    for (_, a), (last, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
+        jump = abs(c - b)
+        if jump <= RATE_SHARE * abs(b) or jump <= RATE_FACTOR * abs(b - a):
+            continue
+        own = asked.get(step, 0.0) >= OWN_JUMP * asked.get(last, math.inf) > 0.0
+        whose = "the job's own learning rate" if own else "learning rate"
+        yield ContextEvent(step, OWN_RATE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+
+
+def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+    """Yield batches, and counts of tokens, that were unlike those before.
+
+    A count that stays so is another size of the batch; a single one is the end of an epoch.
+    """
+    for kind, metrics in (("data", BATCH), ("logging", COUNTS)):
+        for metric in metrics:
+            usual = values_before(monitor, metric, onset)
+            if len(usual) < LEAST:
+                continue
+            middle = median(usual)
+            scale = max(spread(usual, middle), OUTLIER_SHARE * abs(middle) / OUTLIER, 1e-12)
+            near = [p for p in monitor.history.series(metric) if abs(p[0] - onset) <= NEAR]
+            far = max(near, key=lambda p: abs(p[1] - middle), default=None)
+            if far is not None and abs(far[1] - middle) > OUTLIER * scale:
+                late = [v for at, v in monitor.history.series(metric) if at > onset + NEAR]
+                stays = abs(median(late or [far[1]]) - middle) > OUTLIER * scale
+                if kind == "logging" and stays:
+                    kind = "batch"
+                text = f"{metric} {far[1]:.4g}, {middle:.4g} before"
+                yield ContextEvent(far[0], kind, text)
+
+
+def _marks(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
+    """Yield checkpoints, skipped updates and changes of the loss scale."""
+
+    def near(metric: str) -> list[tuple[int, float]]:
+        points = monitor.history.series(metric)
+        return [p for p in points if onset - BEFORE <= p[0] <= onset + AFTER]
+
+    for step, value in near("checkpoint_time"):
+        yield ContextEvent(step, "checkpoint", f"a checkpoint took {value:.3g} s")
+    skips = [step for step, value in near(SKIPPED) if value == 1.0]
+    if skips:
+        yield ContextEvent(skips[0], "skipped", f"{len(skips)} updates were skipped")
+    scales = near("loss_scale")
+    for (_, a), (step, b) in pairwise(scales):
+        if b != a:
+            yield ContextEvent(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
+            return

@@ -1,0 +1,353 @@
+"""Was the trouble cured? Judged by the frames that follow a runbook, never by its intention.
+
+Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
+its effect in the first frame that can show it, no rule of the incident that acts is in breach or
+cannot be judged, and the loss is back in the band that its own trend had before the first breach.
+The first update behind a rollback is to be no larger than usual: masters of the weights that live
+elsewhere would be written back by it. Where a rule of the incident reads the update norm, the
+median of that over these steps must also be back where it was.
+
+A runbook that went back has helped only when the run is beyond the step of the first breach: before
+it nothing was asked of it. Quiet steps up to there do not count against `within`. The median of the
+loss over `clear_for` steps must then be back in the band too, as the verdict of the incident asks.
+
+A rule of SEV0 that comes back behind there ends it at once: the weights are damaged again, and each
+further step is lost. It came back when it was not in breach meanwhile; else when it still is beyond
+the first breach. It must have a sample of its own for that, and be one that the ladder answers.
+
+What the job itself says counts too: one that does not go on from the checkpoint that it was given,
+or not as the action that took it back promises, has not recovered, whatever its loss is. A first
+loss after a relaunch that is far above the band says the same as the job's word.
+
+A process that was started again collects samples anew: a rule that has too few of them to answer
+does not stand against it, the band does, which is the incident's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+
+from msgspec import structs
+
+from . import repeated_steps, runbook_runner
+from .attempt_overlap import CLOSE
+from .compensation import GOES_BACK
+from .diagnosis import UPDATE
+from .incident import Incident, RunbookExecution
+from .model.action import EffectCheck
+from .model.decisions import ACTING_MODES, BREACH, UNKNOWN, VerificationFailed, WeightsRestored
+from .model.events import Frame, Notice
+from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
+from .model.policy import Policy, Rule
+from .rank_monitor import LOSS, RankMonitor
+from .run_state import State, StepContext
+from .spike_classifier import NORM_RATIO
+from .trends import Band, median
+from .withdrawal import SILENT_S
+
+STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
+# A loss that is to come back is back by then, on the way of a re-warm, too: project defaults.
+SOON, CLEARLY = 40, 20  # frames behind a rollback, and the newest of them that are looked at
+FIRST_UPDATE = 10.0  # times the median; of 23 015 healthy rows of 17 programs the largest is 6.0
+OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
+
+
+def on_continuity(ctx: StepContext, event: Notice) -> None:
+    """The job that was taken back tells that it goes on otherwise than before, or begins anew.
+
+    People hear of it, of a rate alone with the steps that follow (`repeated_steps.py`), and what a
+    launch saves that begins anew is suspect. The runbook
+    fails, at the next frame, if it started the job again and that did not take its checkpoint, or
+    if one of its actions does not tolerate the difference. A launch whose first loss is above what
+    the run had there did not take its checkpoint either, unless the policy lets that be.
+    """
+    refused, text = event.kind == "resume-refused", event.message
+    continuity = event.data.read(Continuity)
+    if not refused and continuity.ok is not False:
+        return
+    incident, run = ctx.state.incident, ctx.state.run()
+    broken, anew = False, refused
+    if incident is not None and run is not None:
+        end = run.index + 1
+        started = "relaunch" in run.runbook.verbs[:end]
+        limit = _first_limit(incident.case.band, continuity) if started and not refused else None
+        continuity = structs.replace(continuity, limit=limit)
+        steps = run.runbook.steps[:end]
+        broken = started if refused else not all(step.tolerates(continuity) for step in steps)
+        loss = continuity.loss.now if continuity.loss is not None else None
+        if broken and limit is not None and loss is not None and loss > limit:
+            anew = True
+            text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
+    if anew and ctx.state.job.launched:
+        ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
+    holds = not (refused or anew or broken)
+    if not (holds and _is_of_rate(continuity)):
+        reshuffled = holds and _is_reshuffled(continuity)
+        ctx.notify("SEV1" if anew else "INFO" if reshuffled else "SEV2", text)
+    if run is not None and broken:
+        run.verification.rejected = text
+
+
+def _is_of_rate(continuity: Continuity) -> bool:
+    """Return whether only the rate is another one."""
+    rate, loss = continuity.lr or Comparison(), continuity.loss or Comparison()
+    was, now = loss.was, loss.now
+    same = was is None or now is None or abs(now - was) <= CLOSE * abs(was)
+    same = same and _verdict(continuity) != "differs"
+    return same and rate.was != rate.now and continuity.fingerprint != "other"
+
+
+def _is_reshuffled(continuity: Continuity) -> bool:
+    """Return whether, but for the rate, only the batch is or may be another, and so the loss."""
+    loss = (continuity.loss or Comparison()).now
+    same = _verdict(continuity) != "differs" and continuity.fingerprint != "same"
+    return same and (loss is None or isfinite(loss))
+
+
+def _verdict(continuity: Continuity) -> str:
+    return "" if continuity.probe_batch is None else continuity.probe_batch.verdict
+
+
+def _first_limit(band: Band | None, continuity: Continuity) -> float | None:
+    """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
+
+    Only where nothing better tells: a probe batch with the loss that it had says that they are. One
+    batch is little evidence when it is another one, so that may be twice as far from the trend. The
+    steps just before a trouble may already have had a loss of their own, so `was` counts too.
+    """
+    loss = continuity.loss or Comparison()
+    was, now = loss.was, loss.now
+    if band is None or _verdict(continuity) == "equal" or now is None or not isfinite(now):
+        return None
+    trend = band.forecast(continuity.step)
+    away = band.limit_at(continuity.step) - trend
+    away *= 1.0 if continuity.fingerprint == "same" else OTHER_BATCH
+    return away + (max(trend, was) if was is not None and isfinite(was) else trend)
+
+
+def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
+    """Judge the runbook's effect by the frames that follow it."""
+    policy, state, run = ctx.policy, ctx.state, incident.run
+    if run is None:
+        return
+    seen, monitor = run.verification, state.monitors[frame.rank]
+    if seen.deadline_frame is None or run.failure.reason is not None:
+        return
+    broken = seen.rejected or _missing_effect(ctx, incident, frame)
+    broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
+    broken = broken or _still_ill(monitor, incident, run)
+    if broken:
+        ctx.record(VerificationFailed(reason=broken))
+        incident.run = None
+        runbook_runner.escalate(ctx, incident, broken, run.runbook.if_it_fails)
+        return
+    seen.frame_ns = frame.at_ns
+    trouble = _breach_text(policy, state, incident, frame)
+    if seen.effects:
+        trouble = "no frame shows the effect yet"
+    if trouble:
+        seen.clear_steps, seen.last_trouble = 0, trouble
+    else:
+        seen.clear_steps += 1
+    if not trouble and frame.step <= incident.recovery.must_pass:
+        seen.deadline_frame += 1  # nothing has been asked of it yet
+    needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
+    if seen.clear_steps >= needed and (
+        left := repeated_steps.missing(state)
+        or _still_missing(policy, state.monitors, incident, frame, needed)
+    ):
+        seen.clear_steps, seen.last_trouble = needed - 1, left
+    if seen.clear_steps >= needed:
+        loss, band = monitor.value(LOSS), incident.case.band
+        where = f", loss {loss:.4g}" if loss is not None else ""
+        where += f" ({band.level:.4g} before)" if band is not None and where else ""
+        why = f"no rule fired for {needed} steps after {run.runbook.name}{where}"
+        differs = repeated_steps.differences(state)
+        why += f"; but {differs}" if differs else ""
+        runbook_runner.on_verified(ctx, incident, why)
+    elif state.frame_count > seen.deadline_frame:
+        why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
+        ctx.record(VerificationFailed(reason=why, clear_steps=seen.clear_steps))
+        incident.run = None
+        runbook_runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
+
+
+def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
+    """Nothing can be verified without frames: a job that fell silent has not recovered.
+
+    Args:
+        waits: it is known why: a signal stops the job, or it restores its state. That is no time.
+    """
+    state, run = ctx.state, incident.run
+    if run is None or run.verification.deadline_frame is None or run.failure.reason is not None:
+        return
+    if waits:
+        run.verification.frame_ns = state.at_ns
+    silent_s = (state.at_ns - run.verification.frame_ns) / 1e9
+    starting = state.attempt < state.job.launched
+    if silent_s > (STARTING_S if starting else SILENT_S):
+        why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
+        ctx.record(VerificationFailed(reason=why))
+        incident.run = None
+        runbook_runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
+
+
+def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str | None:
+    """Check every action's effect on the first frame that can show it."""
+    monitor, run = ctx.state.monitors[frame.rank], incident.run
+    assert run is not None
+    values = dict(zip(monitor.names, monitor.latest, strict=False))
+    waiting = []
+    for effect in run.verification.effects:
+        outcome = effect.result.read(Outcome)
+        if outcome.attempt is not None:  # its first frame is the first of the new attempt
+            early = frame.attempt < outcome.attempt
+        else:
+            ack_step = -1 if outcome.ack_step is None else outcome.ack_step
+            early = frame.attempt <= effect.seen_attempt and frame.step <= ack_step
+        if early:
+            waiting.append(effect)
+            continue
+        check = EffectCheck(effect.args, effect.result, values, frame.step, frame.attempt)
+        missing, verb = run.runbook.steps[effect.place].effect(check), effect.verb
+        if missing is not None:
+            return f"{verb} had no effect: {missing}"
+        moved, usual = values.get(UPDATE), incident.case.norms.get(UPDATE)
+        zeroed = verb == "rollback" and effect.args.read(RollbackArgs).moments
+        if verb == "rollback" and usual and moved and not zeroed:
+            if moved > FIRST_UPDATE * usual:
+                return (
+                    f"the rollback did not hold: the first update was {moved / usual:.3g} times "
+                    "the usual one, as if other weights had been written back"
+                )
+            text = f"the first update is {moved / usual:.3g} times the usual one"
+            ctx.record(WeightsRestored(reason=f"restored weights: {text}"))
+    run.verification.effects = waiting
+    return None
+
+
+def _relapse_after_rollback(
+    policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident, run: RunbookExecution
+) -> str:
+    """Say that what damages the weights came back after the run went back, "" when it did not."""
+    if not _went_back(run):
+        return ""
+    levels, clear = (*policy.ladder.levels, run.runbook.name), run.verification.seen_clear
+    for r, rule in enumerate(policy.rules):
+        if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in levels:
+            continue
+        for rank, monitor in monitors.items():
+            watch = monitor.rules[r]
+            if (
+                monitor.attempt < incident.recovery.rolled_back_to
+                or policy.mode_of(rule) not in ACTING_MODES
+            ):
+                continue  # frames of before, or it acts on nothing
+            if watch.code != BREACH:
+                clear.add((rule.id, rank))
+            elif watch.held >= rule.for_steps and _is_measured(policy, monitor, rule):
+                word = "again" if (rule.id, rank) in clear else "still"
+                if word == "again" or monitor.step > incident.recovery.must_pass:
+                    where = f"in breach {word} at step {monitor.step} on rank {rank}"
+                    return f"{run.runbook.name} did not help: {rule.id} is {where}"
+    return ""
+
+
+def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) -> str:
+    """Say that going back has not helped: a loss that is out of its band for so long stays so."""
+    band = incident.case.band
+    if band is None or not _went_back(run) or monitor.attempt < incident.recovery.rolled_back_to:
+        return ""
+    since = [f.step for f in monitor.history.frames if f.attempt == monitor.attempt]
+    first = max(since[0], incident.recovery.must_pass + 1)
+    newest = [point for point in monitor.history.series(LOSS) if point[0] >= first]
+    if len(newest) < SOON:
+        return ""
+    over = median([loss - band.limit_at(step) for step, loss in newest[-CLEARLY:]])
+    if over <= 0.0:
+        return ""
+    text = f"the median of the newest {CLEARLY} losses is {over:.3g} above its band"
+    return f"{run.runbook.name} did not help: {len(newest)} steps after it {text}"
+
+
+def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
+    """Return whether the newest frame holds what a rule is in breach by: some come rarely."""
+    behind = [n for n in policy.detectors_of(rule) if monitor.codes[monitor.index[n]] == BREACH]
+    metrics = (metric for name in behind for metric in policy.detectors[name].metrics)
+    return any(monitor.value(metric) is not None for metric in metrics)
+
+
+def _went_back(run: RunbookExecution) -> bool:
+    return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
+
+
+def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
+    for r, rule in enumerate(policy.rules):
+        if rule.id not in incident.rules or rule.severity == "SEV2":
+            continue  # an advisory rule must not decide whether a runbook helped
+        if state.silence(rule.id) is not None:
+            continue
+        for rank, monitor in state.monitors.items():
+            code = monitor.rules[r].code
+            unjudged = code == UNKNOWN and rule.unknown == "hold" and monitor.lacks_metrics(r)
+            if code == BREACH or unjudged:
+                word = "is in breach" if code == BREACH else "cannot be judged"
+                return f"{rule.id} {word} at step {frame.step} on rank {rank}"
+    loss, band = state.monitors[frame.rank].value(LOSS), incident.case.band
+    if loss is None or band is None:
+        return ""
+    limit = band.limit_at(frame.step)
+    return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
+
+
+def _still_missing(
+    policy: Policy,
+    monitors: Mapping[int, RankMonitor],
+    incident: Incident,
+    frame: Frame,
+    frames: int,
+) -> str:
+    """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
+    if frame.step <= incident.recovery.must_pass:
+        return (
+            f"step {incident.recovery.must_pass}, where the incident started, has not been passed"
+        )
+    moved = _update_missing(policy, monitors[frame.rank], incident, frames)
+    # The rank that it began on, too: its data may be the cause, which the others do not see.
+    ranks = {frame.rank, incident.case.rank} & monitors.keys()
+    levels = (_level_missing(monitors[rank], incident, frames) for rank in sorted(ranks))
+    return moved or next(filter(None, levels), "")
+
+
+def _level_missing(monitor: RankMonitor, incident: Incident, frames: int) -> str:
+    """Say that a run that went back does not have the loss of its band, "" when it does.
+
+    A single loss may be far from the trend; that many in a row may not.
+    """
+    run, band = incident.run, incident.case.band
+    if run is None or band is None or not _went_back(run):
+        return ""
+    newest = monitor.history.series(LOSS)[-frames:]
+    if not newest:
+        return ""
+    residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
+    if residual <= width:
+        return ""
+    return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
+
+
+def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, frames: int) -> str:
+    """Say that the update norm is not back where it was, "" when it is or is no part of this.
+
+    A rate that is held as the cause is another one than the rates of before, and bounds it.
+    """
+    before = None if incident.recovery.rate_limits else incident.case.norms.get(UPDATE)
+    rules = (rule for rule in policy.rules if rule.id in incident.rules)
+    behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
+    if not before or not any(UPDATE in detector.metrics for detector in behind):
+        return ""
+    newest = [value for _, value in monitor.history.series(UPDATE)][-frames:]
+    if not newest or median(newest) <= NORM_RATIO * before:
+        return ""
+    return f"{UPDATE} is {median(newest) / before:.3g} times its value before the incident"

@@ -1,1 +1,0 @@
-"""Handlers of the engine, one file per kind of event."""

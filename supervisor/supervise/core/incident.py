@@ -1,0 +1,547 @@
+"""One trouble, from its first breach to its verified recovery, and its runbook in progress.
+
+There is at most one open incident: whatever fires meanwhile joins it, so that a hundred detectors
+tripping in one step are one page and one runbook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .model import formats
+from .model.action import Action
+from .model.decisions import SEVERITIES, PlannedStep
+from .model.events import OperatorCommand
+from .model.interfaces import Reading
+from .model.payload import NOTHING, Payload
+from .model.policy import Runbook
+from .model.verdicts import ContextEvent, Verdict
+from .run_phase import RateCause
+from .trends import Band
+
+OVERDUE_S = 30.0  # past an action's own deadline, its outcome is in doubt
+
+
+@dataclass(slots=True)
+class Intent:
+    """What is being performed, or was last.
+
+    Attributes:
+        action_id: id of the action whose outcome is awaited, None when none is.
+        action: the action itself. verb, args: its name, and its absolute arguments.
+        deadline_ns: when the outcome is in doubt.
+    """
+
+    action_id: str | None = None
+    action: Action | None = None
+    verb: str = ""
+    args: Payload = NOTHING
+    deadline_ns: int = 0
+
+    def awaits(self, verb: str) -> bool:
+        """Return whether the outcome of such an action is awaited."""
+        return self.action_id is not None and self.verb == verb
+
+
+@dataclass(slots=True)
+class OperatorRequest:
+    """Who asked for it, and from where it goes on.
+
+    Attributes:
+        operator: "" when a rule asked for it. held: the incident was held when it was asked.
+        before: the step that the operator goes back to before.
+    """
+
+    operator: str = ""
+    held: bool = False
+    before: int | None = None
+
+
+@dataclass(slots=True)
+class RunbookFailure:
+    """What becomes of a runbook that cannot go on.
+
+    Attributes:
+        reason: why it failed, while it is being compensated; None: it has not.
+        pending_undos: compensations still to do.
+        ineffective: it did not help: what is undone, and then the next level.
+        exhausted: nothing else may be tried: no budget, or an undo failed.
+        refused: the job refused its step, and nothing was touched.
+        withdrawn: its reason was gone before it acted: nothing is tried instead.
+        pause_ended: why the job is not paused any more, though this runbook relies on it.
+        ranks_differ: some ranks did a step and others did not: no other command may follow.
+    """
+
+    reason: str | None = None
+    pending_undos: list[Action] = field(default_factory=list)
+    ineffective: bool = False
+    exhausted: bool = False
+    refused: bool = False
+    withdrawn: bool = False
+    pause_ended: str = ""
+    ranks_differ: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a runbook was started, as far as that can go away (see `withdrawal`).
+
+    Attributes:
+        rules: ids of the rules that asked for it.
+        frames: for a standstill, rank -> frames that it had sent by then; None for other reasons.
+    """
+
+    rules: tuple[str, ...]
+    frames: dict[int, int] | None = None
+
+
+@dataclass(slots=True)
+class StartTerms:
+    """How a runbook came to be started.
+
+    Attributes:
+        reason: None: a person's order, or nothing that can go away.
+        escalated: it was not asked for: what is below it on the ladder was tried.
+        substitute: it stands in for one that could not work here.
+        entry_level: the incident's level before it was started.
+        reduced_reason: why only evidence is taken and people are told.
+        repeated: that was known before, and told.
+        approved: verbs and arguments that were allowed.
+        waits: it only pauses the job while a checkpoint is verified.
+    """
+
+    reason: Reason | None = None
+    escalated: bool = False
+    substitute: bool = False
+    entry_level: int = -1
+    reduced_reason: str = ""
+    repeated: bool = False
+    approved: list[PlannedStep] | None = None
+    waits: bool = False
+
+
+class AwaitedEffect(NamedTuple):
+    """An action that was done, whose effect no frame has shown yet.
+
+    Attributes:
+        place: of its step in the runbook. seen_attempt: attempt of the frames before it.
+    """
+
+    place: int
+    verb: str
+    args: Payload
+    result: Payload
+    seen_attempt: int
+
+
+@dataclass(slots=True)
+class VerificationProgress:
+    """What the frames after a runbook have shown.
+
+    Attributes:
+        deadline_frame: frame count at which it has failed, None before it is verified.
+        frame_ns: when the newest frame to verify by came.
+        effects: actions that have shown none so far.
+        clear_steps: frames in a row without trouble. last_trouble: what stood against it.
+        seen_clear: (rule of SEV0, rank) that was clear meanwhile.
+        rejected: what the job says against it: it does not go on as it should.
+    """
+
+    deadline_frame: int | None = None
+    frame_ns: int = 0
+    effects: list[AwaitedEffect] = field(default_factory=list)
+    clear_steps: int = 0
+    last_trouble: str = ""
+    seen_clear: set[tuple[str, int]] = field(default_factory=set)
+    rejected: str = ""
+
+
+@dataclass(slots=True)
+class RunbookExecution:
+    """A runbook in progress.
+
+    Attributes:
+        number: of the runbooks of its incident, from 1. severity: of that when it was started.
+        index: the step that waits, is performed, or is verified.
+        done: indices of steps that were committed.
+        standstill: why the job stands still, as its evidence says; "" where it does not.
+        intent, requested, terms, verification, failure: see their classes.
+    """
+
+    number: int
+    runbook: Runbook
+    severity: str
+    index: int = 0
+    done: list[int] = field(default_factory=list)
+    standstill: str = ""
+    intent: Intent = field(default_factory=Intent)
+    requested: OperatorRequest = field(default_factory=OperatorRequest)
+    terms: StartTerms = field(default_factory=StartTerms)
+    verification: VerificationProgress = field(default_factory=VerificationProgress)
+    failure: RunbookFailure = field(default_factory=RunbookFailure)
+
+    def is_busy(self) -> bool:
+        """Return whether a step is being performed, or taken back."""
+        return self.intent.action_id is not None or self.failure.reason is not None
+
+
+@dataclass(slots=True)
+class Excursion:
+    """How the frames since the onset looked.
+
+    Attributes:
+        peak: the largest loss. outliers: frames whose loss was far out of the band.
+        nonfinite: first step whose loss, gradient or update was not finite. skipped: first and last
+            one of those that were skipped, and so kept from the weights.
+        lasting: the newest frame is not finite either, and was not skipped.
+        bad_losses: how many of the newest losses in a row are not finite, skipped or not.
+    """
+
+    peak: float | None = None
+    outliers: int = 0
+    nonfinite: int | None = None
+    lasting: bool = False
+    skipped: tuple[int, ...] = ()
+    bad_losses: int = 0
+
+
+@dataclass(slots=True)
+class LossCase:
+    """The question how the loss is, and its answer.
+
+    Attributes:
+        rank: whose frames are asked; `attempt` of its newest one, `last_step` its step.
+        first_step: first step that counts as after the onset: of the new attempt after a rollback.
+        since_frame: frame count from which the loss has time to come back; `opened_at_frame` never
+            changes.
+        band: that the loss was in before the onset. norms: metric -> median before it.
+        rate: what is known of the learning rate as a cause, None for nothing.
+        context: what else happened around the onset.
+        rolled_back: it was taken back since. exhausted: it came back after the last level.
+        verdict: the class that it was given while it is open.
+    """
+
+    rank: int = 0
+    attempt: int = 0
+    last_step: int = -1
+    first_step: int = 0
+    since_frame: int = 0
+    opened_at_frame: int = 0
+    band: Band | None = None
+    norms: dict[str, float] = field(default_factory=dict)
+    rate: RateCause | None = None
+    context: list[ContextEvent] = field(default_factory=list)
+    excursion: Excursion = field(default_factory=Excursion)
+    rolled_back: bool = False
+    exhausted: bool = False
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The way back from a failure.
+
+    Attributes:
+        undos: (number of the runbook, the action that reverses one of its actions), oldest first.
+        rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
+        restored_step: the step that it was taken back to, None before that.
+        loop_kept: by a rollback: the loop, and the step numbers, went on.
+        must_pass, probation_step: after a rollback: the first breach, a step that a recovery must
+            have passed, and the step before which its probation does not end. A crash has neither:
+            it may lie far ahead, and the count of crashes judges it.
+        crashed: the first breach, if that is the end of the process.
+        suspect_from: attempt -> step from which its checkpoints are suspect because of this.
+        rate_limits: what the learning rate was held at as the cause, oldest first.
+    """
+
+    undos: list[tuple[int, Action]] = field(default_factory=list)
+    rolled_back_to: int = 0
+    restored_step: int | None = None
+    loop_kept: bool = False
+    must_pass: int = -1
+    probation_step: int = -1
+    crashed: int = -1
+    suspect_from: dict[int, int] = field(default_factory=dict)
+    rate_limits: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Onset:
+    """The newest begin of a trouble that its shards were blamed for, and what came of it.
+
+    Attributes:
+        attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
+        last: newest step of it whose batch is known to be part of the trouble.
+        frame_count, step: of the newest frame in which a rule of the incident was in breach.
+        lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
+        batches: fingerprints of the steps up to it, and of those in breach.
+    """
+
+    attempt: int = -1
+    breach: int = -1
+    advisory: bool = False
+    last: int = -1
+    frame_count: int = 0
+    step: int = -1
+    lull: int | None = None
+    batches: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class WithdrawnRunbook:
+    """A runbook that was withdrawn since the weights were good.
+
+    Attributes:
+        name, level, escalated: it, as it was started.
+        step: of the decision. at: frame count from which new evidence may have it asked anew.
+        waits: steps until then.
+        loss: of the probe batch with these weights, the lowest one.
+        data_event: how it is known that the data changed, "" where it is not.
+    """
+
+    name: str
+    level: int
+    escalated: bool
+    step: int
+    at: int
+    waits: int
+    loss: float
+    data_event: str
+
+
+@dataclass(slots=True)
+class AwaitedCheckpoint:
+    """A runbook that was refused for want of a good checkpoint.
+
+    Attributes:
+        number: of the newest run then. name, why, escalated: the runbook, as it was started.
+        since_ns: when that was.
+        candidates: checkpoints without a verdict that may do, None until they were looked for.
+        pauses: the job was asked to pause until there is a verdict.
+    """
+
+    number: int
+    name: str
+    why: str
+    escalated: bool
+    since_ns: int
+    candidates: int | None = None
+    pauses: bool = False
+
+
+@dataclass(slots=True)
+class Deferred:
+    """What is done later.
+
+    Attributes:
+        rules: ids of rules to be answered then; see `handlers/rule_fired`.
+        commands: those of operators; see `handlers/operator_commands`.
+        retry: (runbook, level, why, escalated) to request again; see `runbooks/runner`.
+        awaiting_checkpoint: what was refused for want of one; see `runbooks/checkpoint_choice`.
+        weights_check: what was withdrawn since the weights were good; see `runbooks/weights_check`.
+        session_end: why the training session of the incident ended, so that it is closed; see
+            `handlers/session_change`.
+    """
+
+    rules: list[str] = field(default_factory=list)
+    commands: list[OperatorCommand] = field(default_factory=list)
+    retry: tuple[str, int, str, bool] | None = None
+    awaiting_checkpoint: AwaitedCheckpoint | None = None
+    weights_check: WithdrawnRunbook | None = None
+    session_end: str = ""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How long an incident has been quiet, and must be.
+
+    Attributes:
+        probation_until: frame count at which its probation has passed.
+        quiet_since: frame count since which no rule has fired, None while one does.
+        rebaselined: a detector behind it took the new level for its baseline.
+    """
+
+    probation_until: int = 0
+    quiet_since: int | None = None
+    rebaselined: bool = False
+
+
+@dataclass(slots=True)
+class Escalation:
+    """What was tried about an incident; kept by `runbooks/runner`.
+
+    Attributes:
+        level: of the ladder, -1 before any. runs: how many runbooks were started.
+        shadowed: runbooks that shadow mode only wrote down.
+        exhausted: (frame count, ns) since when nothing that is left can help, the time also of the
+            newest reminder; None: something can.
+    """
+
+    level: int = -1
+    runs: int = 0
+    shadowed: list[str] = field(default_factory=list)
+    exhausted: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Trigger:
+    """What asked for the newest runbook; kept by `incidents/withdrawal`.
+
+    Attributes:
+        asked_by: id of the rule. still: because the job stood still.
+        asks: a rule in mode `approve` began it, so that all that it leads to is asked for.
+    """
+
+    asked_by: str = ""
+    still: bool = False
+    asks: bool = False
+
+
+OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "closed"
+# An incident that nobody acted on is over after so many steps without a firing rule. What begins
+# behind as many in one that is still open would have been an incident of its own.
+QUIET_STEPS = 20
+
+
+@dataclass(slots=True)
+class Incident:
+    """An open incident.
+
+    Attributes:
+        opened_step: newest step then. breach_step: the first that may be part of the trouble.
+        rules: ids of those that joined it. headline: what it is about, one line.
+        run: the runbook in progress.
+        acknowledged_by: the operator who acknowledged it.
+        ordered_by: the operator whose order opened it.
+        reported_ns: when people were last told of it, 0 for never.
+        trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
+    """
+
+    id: str
+    opened_step: int
+    breach_step: int
+    severity: str
+    rules: list[str]
+    headline: str = ""
+    phase: str = OPEN
+    run: RunbookExecution | None = None
+    acknowledged_by: str = ""
+    ordered_by: str = ""
+    reported_ns: int = 0
+    trigger: Trigger = field(default_factory=Trigger)
+    escalation: Escalation = field(default_factory=Escalation)
+    case: LossCase = field(default_factory=LossCase)
+    onset: Onset = field(default_factory=Onset)
+    recovery: Recovery = field(default_factory=Recovery)
+    deferred: Deferred = field(default_factory=Deferred)
+    ending: Ending = field(default_factory=Ending)
+
+    def join(self, rule: str, severity: str) -> bool:
+        """Add a rule that fires; return True when it raised the incident's severity."""
+        self.ending.quiet_since = None
+        if rule not in self.rules:
+            self.rules.append(rule)
+        if SEVERITIES.index(severity) < SEVERITIES.index(self.severity):
+            self.severity = severity
+            return True
+        return False
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is an operator's order only, and no rule fired in it."""
+        return bool(self.ordered_by) and not self.rules
+
+    def reopen(self) -> None:
+        """Nothing is under way: it is watched until it has been quiet for long enough."""
+        self.phase, self.ending.quiet_since = OPEN, None
+
+
+def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
+    """Return the earliest step at which any detector behind a rule may have been in breach.
+
+    A coupling tells the first step of its match; one that needs m of n samples in breach may have
+    met the first of them n - 1 steps ago.
+    """
+    steps = [step]
+    for reading in numbers.values():
+        if reading.get("code") != "BREACH":
+            continue
+        steps.append(step - max(0, formats.integer(reading, "of", 1) - 1))
+        first = formats.table(reading, "match").get("first_step", step)
+        steps.append(first if isinstance(first, int) else step)
+    return min(steps)
+
+
+# What is compared with the limit: the first of these that a reading holds (see wording.MEASURES).
+HEADLINES = {
+    "sum": "accumulated drift {:.3g}",
+    "ratio": "{:.3g} times its baseline",
+    "residual": "residual {:.3g}",
+    "distance": "{:.3g} widths off",
+    "bound": "at least {:.3g} per 1000 steps",
+    "z": "z {:.1f}",
+    "value": "",
+}
+
+
+def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
+    """Return the breaching metrics behind a rule in one line, each with its number and limit.
+
+    Where none has numbers: the detectors in breach, or else `otherwise`.
+    """
+    parts: list[str] = []
+    measures: dict[str, list[str]] = {}  # a metric with its value -> how far that is off
+    for reading in numbers.values():
+        metric, limit = reading.get("metric"), reading.get("threshold")
+        if reading.get("code") == "BREACH" and "signal" in reading:
+            parts.append(formats.silence(reading))
+        if reading.get("code") != "BREACH" or metric is None:
+            continue
+        for key, form in HEADLINES.items():
+            if isinstance(reading.get(key), float):
+                text = form.format(reading[key])
+                if isinstance(limit, (int, float)):
+                    bound = formats.limit(reading[key], reading)
+                    text = f"{text} ({bound})" if text else bound
+                value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
+                value += f", {reading['where']}" if "where" in reading else ""
+                measures.setdefault(value, []).append(text)
+                break
+    for value, texts in measures.items():
+        shown = ", ".join(dict.fromkeys(filter(None, texts)))
+        alone = shown.startswith("limit ")  # of the value itself
+        parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
+    for reading in numbers.values():
+        names = formats.names(reading, "nonfinite")
+        parts += [f"{name} is NaN or Inf" for name in names]
+    breaching = [name for name, reading in numbers.items() if reading.get("code") == "BREACH"]
+    return "; ".join(dict.fromkeys(parts)) or ", ".join(breaching) or otherwise
+
+
+def symptom(numbers: Mapping[str, Reading]) -> str:
+    """Return the first thing that is wrong, short and in words, for a title; "" for nothing."""
+    for reading in numbers.values():
+        for name in formats.names(reading, "nonfinite"):
+            return f"{formats.metric(str(name))} is NaN or Inf"
+        if reading.get("code") != "BREACH":
+            continue
+        if "signal" in reading:
+            return formats.silence(reading, limited=False)
+        value = reading.get("last_block", reading.get("value"))
+        metric = formats.text(reading, "metric")
+        if metric and isinstance(value, (int, float)):
+            return f"{formats.metric(metric)} {value:.4g}"
+    return ""
+
+
+def verb_of(action: Action) -> str:
+    """Return the YAML name of an action."""
+    return type(action).__module__.rpartition(".")[2]
+
+
+def brief(args: Payload) -> str:
+    """Return arguments, or observed effects, in one line."""
+    parts = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in args.items()]
+    return ", ".join(parts)[:160]

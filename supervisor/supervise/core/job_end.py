@@ -1,0 +1,246 @@
+"""The end of a run: a crash is answered with a start where one can help, and people are notified.
+
+What the job's processes recorded of their ends says why it ended, and by its class whether another
+start would end the same way (see `analysis/failure_classes`).
+"""
+
+from __future__ import annotations
+
+from . import closing, job_lifecycle, opening, rule_scope, runbook_runner
+from .incident import ACTING, HELD, Incident, RunbookExecution
+from .job_lifecycle import ASKED, has_crashed, start_failed
+from .model import escalation
+from .model.decisions import ACTING_MODES, JOB_ENDED, Suppressed, VerificationFailed
+from .model.failure import LAUNCHER, NEVER, ONCE, Failure, exit_text
+from .model.interfaces import FINISHED
+from .model.policy import Runbook
+from .run_state import JobLife, Restarts, StepContext
+
+INTERRUPTED = (-2, 130)
+KILLED = (-9, 137)
+KILLED_MEANS = "signal 9 often means out of memory: see the kernel log"
+OUTPUT = "read the end of the job's output; good checkpoints: supervise checkpoints RUN"
+CRASHES = 3  # without going beyond the farthest of them, and no more starts; project default
+EVIDENCE = "evidence"  # name of the runbook
+
+
+def conclude(ctx: StepContext) -> None:
+    """The run is over when the job has ended and nobody is about to start another one."""
+    state, incident, job = ctx.state, ctx.state.incident, ctx.state.job
+    name = (ctx.policy.job.on_crash or "") if job.ended and has_crashed(job) else ""
+    run = state.run()
+    if job.over or (run is not None and _awaits_action(job, run, name)):
+        return
+    failed = start_failed(state)
+    how = f"the job {exit_text(job.returncode)}"
+    where = f" at step {state.step}" if state.step >= 0 else " before its first step"
+    if failed:
+        how, where = (
+            f"restarted with {job.restarted_with}, {how} before its first step",
+            "",
+        )
+    if job.ended:
+        job.ended, job.no_restart_reason = False, ""
+        if failed:
+            ctx.record(VerificationFailed(reason=how))
+        if incident is not None:
+            incident.run = None  # nothing can be verified any more
+        if name:
+            _respond_to_crash(ctx, name, _caused(job, how + where))
+    incident = state.incident
+    if incident is not None and (incident.run is not None or state.approvals.pending):
+        return
+    job.over = True
+    why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
+    if incident is not None:
+        then = closing.NOTHING if job.returncode == 0 else OUTPUT
+        closing.close(ctx, incident, f"{how}; {why}" if why else how, JOB_ENDED, then)
+    ctx.move("exited", f"{how}; {why}" if why else how)
+    _notify_end(ctx, incident, how + where, why, failed=failed)
+
+
+def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
+    """Return whether the outcome of an action comes first: only one is performed at a time.
+
+    Args:
+        name: the runbook that is to follow, "" for none.
+    """
+    if run.intent.action_id is None or job.stopping or job.end_requested:
+        return False
+    return bool(name) or not job.ended or "relaunch" in run.runbook.verbs[run.index :]
+
+
+def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
+    """Start the runbook for a crash, unless a person is needed or it would only crash again."""
+    state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
+    job, crashes = state.job, state.job.restarts.crashes
+    farthest = Restarts.farthest(crashes, state.step)
+    if policy.mode not in ACTING_MODES:
+        text, by = f"{policy.mode}: would have run {name}", f"mode:{policy.mode}"
+        ctx.record(Suppressed(reason=text, suppressed_by=by, runbook=name))
+    elif incident is not None and incident.phase == HELD:
+        job.no_restart_reason = f"{incident.id} was held"
+    elif state.step in crashes:
+        job.no_restart_reason = (
+            f"it already ended at step {state.step} before, without progress since"
+        )
+    elif len(crashes) >= CRASHES:
+        job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
+    elif why := _would_fail_again(job):
+        job.no_restart_reason = why
+        _take_evidence(ctx, _crash_incident(ctx, text), f"not restarted: {why}")
+    else:
+        crashes.append(state.step)
+        if job.cause is not None:
+            job.restarts.classes.add(job.cause.cls)
+        incident = _crash_incident(ctx, text)
+        _, level = escalation.entry_level(policy.ladder, name, -1)
+        runbook_runner.start(ctx, incident, name, level, text)
+
+
+def _would_fail_again(job: JobLife) -> str:
+    """Return why another start would end like this one, by the class of the failure; "": it may
+    pass."""
+    cause = job.cause
+    if cause is None:
+        return ""
+    if cause.relaunch == NEVER:
+        return f"{cause.title}: every start would end the same way ({cause.cls})"
+    if cause.relaunch == ONCE and cause.cls in job.restarts.classes:
+        return f"{cause.title}, again after a restart ({cause.cls})"
+    return ""
+
+
+def _crash_incident(ctx: StepContext, text: str) -> Incident:
+    """Return the incident of a crash: the open one if there is one, else a new one."""
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None:
+        monitor = next(iter(state.monitors.values()), None)
+        incident = opening.open_incident(ctx, monitor, "SEV1", text, breach=state.step + 1)
+        incident.recovery.crashed = incident.breach_step
+    elif incident.severity == "SEV2" and not rule_scope.against_weights(ctx.policy, incident):
+        opening.join_crash(ctx, incident, text)
+    return incident
+
+
+def _take_evidence(ctx: StepContext, incident: Incident, why: str) -> None:
+    """Collect a bundle of a job that has ended and stays so."""
+    if "snapshot" not in ctx.policy.verbs:
+        return
+    book = Runbook(EVIDENCE, (ctx.policy.verbs["snapshot"](),), ("snapshot",))
+    incident.escalation.runs += 1
+    incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
+    incident.phase = ACTING
+    ctx.move("run", why)
+    runbook_runner.proceed(ctx, incident)
+
+
+def _caused(job: JobLife, how: str) -> str:
+    """Return how the job ended, with the failure that explains it."""
+    return f"{how}: {job.cause.text}" if job.cause is not None else how
+
+
+def _notify_end(
+    ctx: StepContext, incident: Incident | None, how: str, why: str, *, failed: bool
+) -> None:
+    """Notify people of the end of the run: stopped, finished, interrupted or crashed.
+
+    An end that was asked for, or is good, is about no incident; another one is about the one that
+    it ended, whose pages it leaves open.
+
+    Args:
+        why: why the job is not started again, "" where nothing would.
+        failed: the newest start ended before its first step.
+    """
+    job, step = ctx.state.job, ctx.state.step
+    ended = f"the job {exit_text(job.returncode)}"
+    good = _good_end(job, step)
+    if good and incident is not None and incident.is_order:  # that is no trouble
+        ctx.messages.drop(incident)
+    if (good or job.returncode == 0) and _notify_damage(ctx, good or f"finished at step {step}"):
+        return
+    if good:
+        ctx.notify("INFO", good, verdict=ended, replace=True, kind=FINISHED)
+        return
+    if job.returncode == 0 and not job.stopping:
+        if not job_lifecycle.notify(ctx, incident):
+            ctx.notify("INFO", f"finished at step {step}", replace=True, kind=FINISHED)
+        return
+    verdict, reason, then = ended, "", ""
+    if job.stopping:
+        title, then = f"stopped by policy at step {step}", closing.NOTHING
+        if incident is not None:
+            reason = incident.headline
+            then = "start it again from a good checkpoint: supervise checkpoints RUN; "
+            then += f"evidence: supervise why RUN {incident.id}"
+    elif failed:
+        title = _caused(job, f"the restarted job {exit_text(job.returncode)} before its first step")
+        verdict, reason = why, f"it was started with {job.restarted_with}"
+        then = f"check job.relaunch in the policy; {OUTPUT}"
+    elif job.unfit_host:
+        title, verdict, reason = _caused(job, how), why, ""
+        then = job_lifecycle.NEXT
+    else:
+        title, then = _caused(job, how), OUTPUT
+        if not why and not ctx.policy.job.on_crash:
+            why = "not restarted: the policy has no job.on_crash"
+        meaning = KILLED_MEANS if job.returncode in KILLED else ""
+        if job.cause is not None:
+            meaning, reason = job.cause.title, _others(job, job.cause)
+            then = "; ".join(filter(None, (job.cause.then, OUTPUT)))
+        verdict = "; ".join(filter(None, ("" if meaning in why else meaning, why)))
+    ctx.notify(
+        "SEV1",
+        title,
+        kind=FINISHED,
+        incident=incident,
+        verdict=verdict,
+        why=reason,
+        then=then,
+        replace=True,
+    )
+
+
+def _notify_damage(ctx: StepContext, end: str) -> bool:
+    """Notify people of a newest checkpoint that is damaged; return whether it is.
+
+    No frame follows the end of the job, so no rule can tell it.
+    """
+    known = ctx.state.checkpoints
+    newest, good = known.newest(), known.good()
+    if newest is None or not newest.damage:
+        return False
+    then = "no checkpoint of this run is good: supervise checkpoints RUN"
+    if good:
+        then = f"use {good[-1].id} of step {good[-1].step} instead: supervise checkpoints RUN"
+    ctx.notify(
+        "SEV1",
+        f"{end}, and the newest checkpoint is damaged",
+        verdict=f"{newest.id} in {newest.path} cannot be used",
+        why=newest.damage,
+        then=then,
+        replace=True,
+        kind=FINISHED,
+    )
+    return True
+
+
+def _good_end(job: JobLife, step: int) -> str:
+    """Return the title of an end that was asked for, "" for others."""
+    if job.preempted and (job.stopping or job.returncode in ASKED):
+        return f"ended at step {step} after {job.preempted}"
+    if job.stopping:
+        return "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} at step {step}"
+    asked = job.interrupted and job.returncode in INTERRUPTED
+    return f"interrupted at step {step}" if asked else ""
+
+
+def _others(job: JobLife, cause: Failure) -> str:
+    """Return what else ended, in a line: one that is no consequence is shown, the rest counted."""
+    others = [failure for failure in job.failures if failure is not cause]
+    own = (each for each in others if not each.secondary and each.kind != LAUNCHER)
+    shown = next((each for each in own if each.text != cause.text), None)
+    if shown is None:
+        return f"{len(others)} other processes ended with it" if len(others) > 1 else ""
+    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+    return f"also recorded: {shown.text}{more}"

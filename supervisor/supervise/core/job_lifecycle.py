@@ -1,0 +1,601 @@
+"""Life of the job's processes: started, noticed, ended, started again, over.
+
+A job that ends by itself may be started again by the runbook that `job.on_crash` names. The run is
+over when the job has ended and nothing is under way that would start another one. A job that
+reports success before it has made the planned steps ended too early: the exit code is 0, so a
+scheduler takes the run for done. An action begins only when its intent is on disk, so a disk
+without space ends the protection of the run once its reserve is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from . import (
+    approvals,
+    checkpoint_choice,
+    closing,
+    effect_verification,
+    job_recipes,
+    notices,
+    opening,
+    runbook_runner,
+    withdrawal,
+)
+from .host_health import KIND as HEALTH
+from .incident import ACTING, HELD, OPEN, OVERDUE_S, QUIET_STEPS, Incident, Reason, RunbookExecution
+from .model.decisions import (
+    ActionFailed,
+    ActionRef,
+    JobLaunched,
+    JobRelaunching,
+    NoticeTaken,
+    RunAdopted,
+)
+from .model.events import Adopted, Exited, Launched, Notice
+from .model.failure import ASKED_TYPE, LOG, SIGNAL, SIGNALS, THREAD, Failure, exit_text
+from .model.failure import KIND as FAILURE
+from .model.interfaces import ACTION, FINISHED, WATCHER
+from .model.payload import (
+    ChangedMetrics,
+    CheckpointState,
+    Drill,
+    HostHealth,
+    Orphans,
+    PreemptOutcome,
+    RecordSpace,
+    RelaunchArgs,
+    Shards,
+    SignalSent,
+    TrainingEnd,
+    WeightsOrigin,
+)
+from .model.policy import HOLD, Runbook
+from .rank_monitor import RankMonitor
+from .run_state import END_REQUESTED, JobLife, MessageDraft, Restarts, State, StepContext
+
+READ_OUTPUT = "read the end of the job's output, then its data and its stop condition"
+
+
+def on_training_ended(ctx: StepContext, event: Notice) -> None:
+    """Keep what a library made of its plan; the last training of a process counts."""
+    end = event.data.read(TrainingEnd)
+    if end.done is None or end.total is None:
+        return
+    is_early = end.done < end.total and not end.stopped
+    ctx.state.job.shortfall = f"{end.done} of {end.total} steps" if is_early else ""
+
+
+def notify(ctx: StepContext, incident: Incident | None) -> bool:
+    """Notify people of an end with code 0 that came too early; return whether it did.
+
+    incident: that it ended, if any.
+    """
+    state, job = ctx.state, ctx.state.job
+    shortfall, planned = job.shortfall, ctx.policy.job.steps
+    made = state.step + 1
+    if shortfall is None and planned and made < planned:
+        shortfall = f"{made} of {planned} steps"
+    if not shortfall or job.signalled or job.end_requested:
+        return False
+    ctx.notify(
+        "SEV1",
+        f"the job ended with code 0 after {shortfall}",
+        verdict="it reports success and is not complete; nothing asked it to stop",
+        then=READ_OUTPUT,
+        replace=True,
+        kind=FINISHED,
+        incident=incident,
+    )
+    return True
+
+
+NEXT = (
+    "repair or free what is named, or start the job on another host; to look again: "
+    "supervise doctor --health -- COMMAND"
+)
+
+
+def on_health(ctx: StepContext, event: Notice) -> None:
+    """Keep why the host is not fit; notify people of what could not be decided."""
+    job, health = ctx.state.job, event.data.read(HostHealth)
+    job.unfit_host = health.unfit
+    if health.doubts and not job.unfit_host and health.doubts != job.host_doubts:
+        job.host_doubts = health.doubts
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="the job is started all the same",
+            then="to look again: supervise doctor --health -- COMMAND",
+            kind=WATCHER,
+        )
+
+
+CHECKPOINTS = "good checkpoints: supervise checkpoints RUN"
+
+
+def on_signal(ctx: StepContext, event: Notice) -> None:
+    """Remember what waits: a supervisor that takes over passes it on."""
+    job, signal = ctx.state.job, event.data.read(SignalSent)
+    job.signalled = True
+    if signal.held:
+        job.held_signals += (signal.signal,)
+
+
+def on_preempt(ctx: StepContext, event: Notice) -> None:
+    """Notify people of the outcome of a request; see `app.preemptor` for the phases."""
+    job, outcome = ctx.state.job, event.data.read(PreemptOutcome)
+    phase, cause, signals = outcome.phase, outcome.cause, ", ".join(outcome.signals or ())
+    if phase in ("saved", "failed"):
+        job.held_signals = ()
+    if phase == "saved":
+        job.preempted = f"{cause}, with a checkpoint"
+        then = f"resume from {outcome.path}" if outcome.path else CHECKPOINTS
+        verdict = f"{signals} is passed on" if signals else "the job is ended with exit code 75"
+        ctx.notify("SEV2", event.message, verdict=verdict, then=then, kind=WATCHER)
+    elif phase == "failed":
+        job.preempted = f"{cause}, without a checkpoint"
+        severity = "SEV1" if ctx.state.step >= 0 else "SEV2"
+        ctx.notify(
+            severity, event.message, verdict=_lost(ctx.state), then=CHECKPOINTS, kind=WATCHER
+        )
+    elif phase == "unavailable":
+        verdict = "signals are passed on at once, and no checkpoint is requested before the end"
+        ctx.notify("SEV2", event.message, verdict=verdict, kind=WATCHER)
+
+
+def _lost(state: State) -> str:
+    """Return what an end now loses."""
+    if state.step < 0:
+        return "no step was made, so none is lost"
+    good = state.checkpoints.good()
+    if not good:
+        return f"no checkpoint is verified: an end at step {state.step} may lose every step"
+    newest = good[-1]
+    return f"an end at step {state.step} loses the steps since {newest.id} (step {newest.step})"
+
+
+SHORT, ENOUGH, UNPROTECTED = "record-space-short", "record-space-enough", "unprotected"
+
+
+def on_short(ctx: StepContext, event: Notice) -> None:
+    """The disk is full: the reserve is in use."""
+    space = event.data.read(RecordSpace)
+    lasts = "" if space.seconds is None else f", about {_duration(space.seconds)} at this rate"
+    verdict = f"it is written from a reserve of {_size(space.reserve_bytes)}{lasts}"
+    if space.acts:
+        verdict += ", and actions go on; when it is used up, nothing is acted on any more"
+    title = "no space is left for the record of this run"
+    _notify(ctx, event, "SEV1", title, verdict, _to_free(event))
+
+
+def on_enough(ctx: StepContext, event: Notice) -> None:
+    """There is space again."""
+    verdict = "its reserve is whole again, and it has no gap"
+    _notify(ctx, event, "SEV2", "there is space for the record of this run again", verdict, "")
+
+
+def on_unprotected(ctx: StepContext, event: Notice) -> None:
+    """The record has ended before the run."""
+    space = event.data.read(RecordSpace)
+    then = (
+        "protection comes back with the next start of the job; to go on from: "
+        "supervise checkpoints RUN"
+    )
+    if space.need_bytes is not None:
+        then = f"{_to_free(event)}; {then}"
+    title = "the record of this run has ended, and nothing more of it is kept"
+    if space.acts:
+        title = "this run is not protected any more: nothing is acted on"
+    _notify(ctx, event, "SEV1", title, "the job goes on, and what its rules find is reported", then)
+
+
+def _notify(
+    ctx: StepContext, event: Notice, severity: str, title: str, verdict: str, then: str
+) -> None:
+    """Notify all channels, where the run counts on actions."""
+    acts = event.data.read(RecordSpace).acts
+    severity = severity if acts else "SEV2"
+    draft = MessageDraft(None, WATCHER, severity, title, verdict, event.message, then, to_all=acts)
+    ctx.messages.add(draft, replace=False)
+
+
+def _to_free(event: Notice) -> str:
+    space = event.data.read(RecordSpace)
+    return (
+        f"free {_size(space.need_bytes or 0)} on {space.mount}; what fills it: du -xm "
+        f"{space.mount} | sort -n | tail; old runs: supervise gc --older-than 1d {space.runs}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{max(1, round(count / 1e6))} MB" if count >= 1e5 else f"{round(count / 1e3)} kB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+# Signals that people and schedulers send, as subprocess and shells report them: INT, TERM, HUP,
+# USR1, USR2 (before Grid Engine's KILL).
+ASKED = frozenset(code for n in (2, 15, 1, 10, 12) for code in (-n, 128 + n))
+UNMONITORED = {  # kind of notice -> what it means
+    "no-probe": "no rule on steps, loss or hangs works: only the exit code and signals are watched",
+    "probe-off": "no metrics of this process from here on; the job keeps training",
+    "segment-fault": "no metrics of this rank from here on; the job keeps training",
+}
+LOST = {  # verb -> what it means that the job does not allow it any more
+    "rollback": "no rollback is possible from here on",
+}
+DRILL = {  # of a failure, in the place of what its signal means
+    "cls": "drill",
+    "title": "a drill ended it, on purpose",
+    "then": "nothing to look for: leave out --drill crash",
+}
+# 125 is "never again" of s6, 64 to 78 are what sysexits.h has for wrong usage, and 75 there asks a
+# scheduler for another ctx: a job that says one of these knows better than we do.
+MEANT = frozenset((125, *range(64, 79)))
+HANGS = 2  # starts because it stood still, without going beyond the farthest; project default
+IDLE_S = 10.0  # as in the runbook stop-and-page: one that works is left to a person
+REPEAT_S = 900.0  # between two pages of the same; as long as an approval waits for an answer
+GIVE_UP = "give-up"  # name of the runbook
+
+
+ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
+    "continuity": effect_verification.on_continuity,
+    "resume-refused": effect_verification.on_continuity,
+    withdrawal.ENDED: withdrawal.on_pause_ended,
+    "signal": on_signal,
+    "training-ended": on_training_ended,
+    "preempt": on_preempt,
+    HEALTH: on_health,
+    approvals.DELIVERED: approvals.deliver,
+    SHORT: on_short,
+    ENOUGH: on_enough,
+    UNPROTECTED: on_unprotected,
+}
+
+
+def on_launched(ctx: StepContext, event: Launched) -> None:
+    """Others run in the place of processes that ended: what is known of those counts no more."""
+    state, job = ctx.state, ctx.state.job
+    job.returncode, job.ended, job.no_restart_reason = None, False, ""
+    job.preempted, job.shortfall, job.unfit_host = "", None, ""
+    job.launched = event.attempt
+    if state.incident is not None:
+        state.incident.deferred.session_end = (
+            ""  # it was taken back from a training that had just begun
+        )
+    job.failures.clear()
+    job.drill_signal = ""
+    job.pids, job.ended_ns = {event.pid}, 0
+    state.checkpoints.launched(event.attempt)
+    for monitor in state.monitors.values():
+        monitor.mark_exited()
+    for verb in ("rollback", "fence"):  # of the process that is gone
+        job.unavailable.pop(verb, None)
+    if event.attempt:
+        run, settings = state.run(), ctx.policy.job.relaunch
+        order = RelaunchArgs()
+        if run is not None and run.intent.verb == "relaunch":
+            order = run.intent.args.parse(RelaunchArgs)
+        job.restarted_with = job_recipes.command(
+            settings, order.path or job_recipes.CHECKPOINT, order.step
+        )
+        text = f"the job was restarted as attempt {event.attempt}, with {job.restarted_with}"
+        ctx.record(JobLaunched(reason=text, pid=event.pid))
+
+
+def on_notice(ctx: StepContext, event: Notice) -> None:
+    """Take what was noticed about the watching, or about the job's checkpoints."""
+    state, job = ctx.state, ctx.state.job
+    if event.kind == FAILURE and _is_by_drill(job, event):
+        event = replace(event, data=event.data.extended(**DRILL))
+    ctx.record(
+        NoticeTaken(
+            reason=event.message,
+            what=event.kind,
+            rank=event.rank,
+            at_step=event.step,
+            details=event.data,
+        )
+    )
+    for rank, monitor in state.monitors.items():
+        _update_monitor(monitor, event, of_rank=event.rank in (None, rank))
+    if event.kind == "drill" and (drill := event.data.read(Drill)).fault == "crash":
+        number = None if drill.params is None else drill.params.signal
+        job.drill_signal = SIGNALS.get(number or 0, "")
+    if event.kind == FAILURE:
+        _on_failure(ctx, event.data.read(Failure))
+    if event.kind == "shard":
+        state.context.attribution.named(event.rank, event.data.read(Shards).shards or {})
+    if event.kind == "signal" and (signal := event.data.read(SignalSent)).final:
+        job.end_requested = True
+        job.interrupted |= signal.typed
+        job.unavailable["relaunch"] = END_REQUESTED
+        if job.returncode is not None and _relaunch_id(state) is not None:
+            _on_job_ended(ctx)
+    if event.kind == "checkpoint":
+        opening.on_checkpoint(state, event.data.parse(CheckpointState))
+        runbook_runner.start_waiting(ctx)  # perhaps what lacked one
+    if event.kind == "checkpoint-search":
+        checkpoint_choice.on_search(state, event)
+        runbook_runner.start_waiting(ctx)
+    if event.kind in ON_NOTICE:
+        ON_NOTICE[event.kind](ctx, event)
+    if event.kind == "checkpoint-choice":
+        checkpoint_choice.replan_relaunch(ctx)
+    verb, _, how = event.kind.rpartition("-")
+    if how == "unavailable":
+        job.unavailable[verb] = event.message
+        _notify_lost(ctx, verb, event.message)
+    if event.kind == "capabilities":
+        job.lost = frozenset(job.unavailable)
+    _notify_people(ctx, event)
+
+
+def _is_by_drill(job: JobLife, event: Notice) -> bool:
+    """Return whether a process was ended by the signal that a drill sends."""
+    failure = event.data.read(Failure)
+    return failure.kind == SIGNAL and failure.type == job.drill_signal
+
+
+def _on_failure(ctx: StepContext, failure: Failure) -> None:
+    """Keep how a process ended; people hear once of what the job may survive."""
+    failures = ctx.state.job.failures
+    if failure.kind == LOG and not any(known.cls == failure.cls for known in failures):
+        ctx.notify(
+            "SEV2",
+            f"a line in a log of the job: {failure.title}: {failure.text}",
+            verdict="no action is taken for a line of a log",
+            then=failure.then,
+            kind=WATCHER,
+        )
+    if failure.kind == THREAD and not any(known.kind == THREAD for known in failures):
+        ctx.notify(
+            "SEV2",
+            f"a thread of the job ended with an error: {failure.text}",
+            verdict="the job goes on without it",
+            then="supervise status RUN shows whether steps are still made",
+            kind=WATCHER,
+        )
+    failures.append(failure)
+
+
+def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
+    """Say once that something cannot be done any more which people were told could be."""
+    job = ctx.state.job
+    if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
+        return
+    job.lost |= {verb}
+    then = "nothing to do; supervise status RUN shows what is left"
+    if verb == "rollback" and ctx.policy.job.relaunch:
+        then = "a relaunch is left; to see from where: supervise checkpoints RUN"
+    elif verb == "rollback":
+        then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
+    ctx.notify("SEV2", LOST[verb], why=why, then=then, kind=WATCHER)
+
+
+def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
+    if event.kind == "suspended":  # silence meanwhile means nothing
+        monitor.reset_deadlines(event.at_ns)
+    elif event.kind in ("measurement-changed", "collector-off") and of_rank:
+        monitor.forget(event.data.read(ChangedMetrics).metrics)
+    elif event.kind == "weights-restored" and of_rank:
+        origin = event.data.read(WeightsOrigin)
+        monitor.weights_of = origin.attempt, origin.to
+    elif event.kind in ("probe-off", "segment-fault"):
+        monitor.probe_off |= of_rank
+
+
+def _notify_people(ctx: StepContext, event: Notice) -> None:
+    """Say to people what they have to know of it."""
+    state, job = ctx.state, ctx.state.job
+    if event.kind == "stopped":
+        ctx.notify("SEV2", event.message, verdict="no action is taken", kind=WATCHER)
+    if event.kind == "slow-start":
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="it is not stopped for this",
+            then="`supervise stop RUN` if it should have started",
+            kind=WATCHER,
+        )
+    if event.kind == "identity-changed":
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="steps before and after it are of different programs; no action is taken",
+            then="if that is not intended: supervise stop RUN",
+            kind=WATCHER,
+        )
+    if event.kind in ("orphans", "orphans-left"):
+        gone, orphans = event.kind == "orphans-left", event.data.read(Orphans)
+        if gone:  # a start would end them first
+            job.unavailable["relaunch"] = event.message
+        ctx.notify(
+            "SEV1" if gone else "SEV2",
+            event.message,
+            verdict=orphans.verdict,
+            then=f"to end them: {orphans.end}" if orphans.end else "",
+            kind=WATCHER,
+        )
+    if event.kind in UNMONITORED:
+        then = "what a probe finds here: supervise doctor -- COMMAND"
+        ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then, kind=WATCHER)
+    # Each rank reports the same, so people are told by one.
+    first = event.rank == min(state.monitors, default=event.rank)
+    if event.kind == "report" and first:
+        ctx.notify(
+            "SEV2",
+            event.message,
+            verdict="rules that read these metrics are not evaluated",
+            kind=WATCHER,
+        )
+    if event.kind == "discards" and first:
+        ctx.notify(
+            "SEV1",
+            event.message,
+            verdict="the job runs and learns nothing, and no action inside it comes about",
+            then="`supervise stop RUN`; to go on from: supervise checkpoints RUN",
+            kind=WATCHER,
+        )
+
+
+def on_exited(ctx: StepContext, event: Exited) -> None:
+    """The job's processes are gone; what is under way comes to its end before that is answered."""
+    state, incident = ctx.state, ctx.state.incident
+    state.job.returncode, state.job.ended_ns = event.returncode, event.at_ns
+    if incident is not None:
+        incident.recovery.undos.clear()  # it ended with the process
+    run = state.run()
+    order = None if run is None else run.intent.args.read(RelaunchArgs)
+    started = order is not None and order.attempt == state.job.launched > 0
+    if _relaunch_id(state) is not None and not (state.job.end_requested or started):
+        text = f"the job {exit_text(state.job.returncode)}, to be restarted"
+        ctx.record(JobRelaunching(reason=text))
+    else:
+        _on_job_ended(ctx)
+
+
+def _relaunch_id(state: State) -> str | None:
+    """Return the id of the relaunch that is under way."""
+    run = state.run()
+    return run.intent.action_id if run is not None and run.intent.verb == "relaunch" else None
+
+
+def start_failed(state: State) -> bool:
+    """Return whether the newest start came to nothing: no step of it was seen, and it failed.
+
+    An end that was asked for, by a signal too, is no failure.
+    """
+    job = state.job
+    seen = any(monitor.attempt >= job.launched for monitor in state.monitors.values())
+    asked = job.stopping or job.end_requested or job.returncode in ASKED
+    return bool(job.launched and job.returncode) and not (seen or asked)
+
+
+def _on_job_ended(ctx: StepContext) -> None:
+    """The job has ended, and what is under way does not start it again."""
+    state, relaunch = ctx.state, _relaunch_id(ctx.state)
+    if relaunch is not None and state.job.end_requested:
+        text = f"{relaunch} failed: a request to end the job came first"
+        ctx.record(ActionFailed(reason=text, action=ActionRef(relaunch)))
+    approvals.settle(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
+    state.job.ended = True
+
+
+def has_crashed(job: JobLife) -> bool:
+    """Return whether the job ended by itself and not as it, or anybody, meant to."""
+    asked = job.cause is not None and job.cause.type == ASKED_TYPE
+    return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested or asked)
+
+
+def is_crash(returncode: int) -> bool:
+    """Return whether a process that ended so did not mean to, and was not asked to."""
+    return bool(returncode) and returncode not in ASKED and returncode not in MEANT
+
+
+def give_up(ctx: StepContext, incident: Incident, name: str) -> bool:
+    """Give up a job that stands still, where runbook `name` would only start it once more in vain.
+
+    Its evidence is taken, and it is ended if it does nothing; where a person must be asked for
+    that, it is held. Hangs may pass by themselves, so one more start is tried than for a crash.
+    """
+    policy, step, hangs = ctx.policy, ctx.state.step, ctx.state.job.restarts.hangs
+    if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
+        return False
+    farthest = Restarts.farthest(hangs, step)
+    if len(hangs) < HANGS:
+        hangs.append(step)
+        return False
+    why = f"it was restarted {HANGS} times and stalls again without going past step "
+    why += f"{farthest}"
+    reason = withdrawal.reason(policy, ctx.state, incident)
+    if not _end_with_evidence(ctx, incident, why, reason, if_idle=IDLE_S):
+        closing.hold(ctx, incident, why)
+    return True
+
+
+def _end_with_evidence(
+    ctx: StepContext, incident: Incident, why: str, reason: Reason | None, **stop: float
+) -> bool:
+    """Take evidence and end the job; return False where a person must be asked for that."""
+    policy, verbs = ctx.policy, ("snapshot", "stop")
+    if not set(verbs) <= set(policy.verbs):
+        return False
+    book = Runbook(GIVE_UP, (policy.verbs["snapshot"](), policy.verbs["stop"](**stop)), verbs)
+    if approvals.required_approval(policy, incident, book) is not None:
+        return False
+    incident.escalation.runs += 1
+    incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
+    incident.phase = ACTING
+    incident.run.terms.reason = reason
+    incident.headline += f"; {why}"
+    ctx.move("run", f"given up: {why}")
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: given up",
+        verdict=why,
+        replace=True,
+        then="evidence is collected, and the job is ended" + (" if it is idle" if stop else ""),
+        kind=ACTION,
+    )
+    runbook_runner.proceed(ctx, incident)
+    return True
+
+
+def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
+    """While a trouble lasts that nothing can help: stop the job, if the policy says so, or repeat.
+
+    A person who has acknowledged it decides alone.
+    """
+    state, since = ctx.state, incident.escalation.exhausted
+    if since is None or incident.phase not in (OPEN, HELD) or incident.acknowledged_by:
+        return
+    if state.job.returncode is not None or not withdrawal.lasts(ctx.policy, state, incident):
+        return
+    frame_count, reported_ns = since
+    lasted, tried = state.frame_count - frame_count, state.history.tried
+    ends = lasted >= QUIET_STEPS and withdrawal.ends(ctx.policy, state, incident)
+    if ends and GIVE_UP not in tried:
+        tried[GIVE_UP] = False
+        if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
+            return
+    if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
+        incident.escalation.exhausted = frame_count, state.at_ns
+        title, ways = "still no automatic action can help", notices.by_hand
+        if incident.phase == HELD:
+            state.held_ns = state.at_ns  # its own reminder would say the same
+            title, ways = "automatic actions are still off", notices.in_hold
+        ctx.notify(
+            "SEV0",
+            f"{incident.id}: {title}; a person is needed",
+            verdict=f"for {lasted} steps; {withdrawal.job_status(ctx.policy, state)}",
+            why=incident.headline,
+            then=ways(ctx.policy, state, incident),
+        )
+
+
+def on_adopted(ctx: StepContext, event: Adopted) -> None:
+    """Say so, and let every deadline begin anew: nobody listened meanwhile."""
+    job = "the job runs" if event.alive else "the job ended meanwhile"
+    text = (
+        f"process {event.pid} took over from a supervisor that died, "
+        f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
+    )
+    ctx.record(RunAdopted(reason=text, alive=event.alive))
+    ctx.notify("INFO", "the run is monitored again", verdict=text, kind=WATCHER)
+    state = ctx.state
+    for monitor in state.monitors.values():
+        monitor.reset_deadlines(event.at_ns)
+    pending = state.approvals.pending
+    if pending is not None:
+        pending.requested_ns += event.unwatched_ns
+        pending.deadline_ns += event.unwatched_ns
+    run = state.run()
+    if run is not None:
+        run.verification.frame_ns = event.at_ns
+        if run.intent.action_id is not None:
+            within_s = runbook_runner.awaited_action(state).limit_s(run.intent.args) + OVERDUE_S
+            run.intent.deadline_ns = event.at_ns + int(within_s * 1e9)

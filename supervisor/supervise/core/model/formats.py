@@ -1,0 +1,283 @@
+"""Actions and readings in words, as people read them in a story or in an answer. Pure text.
+
+Works on what `Watch.numbers` returned and on the same after JSON ("NaN" and "+Inf" as text); knows
+the keys that detectors share (see interfaces.py) and shows the plain ones of any other kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from .checkpoint_registry import WEIGHTS_ONLY
+from .interfaces import Numbers, Reading, ReadingValue
+from .payload import EndArgs, Payload, QuarantineArgs, RateArgs, RelaunchArgs, Rewarm, RollbackArgs
+
+
+def plan(steps: Iterable[tuple[str, Payload]]) -> str:
+    """Return `(verb, arguments)` of each step as one line."""
+    return ", ".join(describe(verb, args) for verb, args in steps)
+
+
+def describe(verb: str, args: Payload) -> str:
+    """Return one action in words; one that has none by its name and its arguments."""
+    form = FORMS.get(verb)
+    if form is not None:
+        return form(args)
+    shown = ", ".join(f"{key} {value}" for key, value in args.items() if value is not None)
+    return f"{verb} ({shown})"[:160] if shown else verb
+
+
+def _rollback(args: Payload) -> str:
+    order = args.parse(RollbackArgs)
+    return f"restore the weights from before step {order.before_step}{_ramp(order.rewarm)}"
+
+
+def _relaunch(args: Payload) -> str:
+    order = args.parse(RelaunchArgs)
+    text = f"start the job again from the checkpoint of step {order.step}"
+    if order.resumable == WEIGHTS_ONLY:
+        text += ", which holds weights only: the optimizer starts from nothing"
+    return text + _ramp(order.rewarm)
+
+
+def _hold_rate(args: Payload) -> str:
+    order = args.parse(RateArgs)
+    if order.lift:
+        return "hold the learning rate no more"
+    if order.limit is not None:
+        harm = f", as {order.harmful:.3g} did the harm"
+        return f"hold the learning rate at {order.limit:.3g} at most{harm}"
+    return f"hold the learning rate at its level from before step {order.before_step}"
+
+
+def _pause(args: Payload) -> str:
+    lease_s = args.parse(EndArgs).lease_s
+    return "pause" if lease_s is None else f"pause (at most {lease_s:g} s)"
+
+
+def _ramp(rewarm: Rewarm | None) -> str:
+    if rewarm is None or not rewarm.steps:
+        return ""
+    return f", raise the learning rate from {rewarm.start:.0%} to 100% over {rewarm.steps} steps"
+
+
+FORMS: Mapping[str, Callable[[Payload], str]] = {
+    "pause": _pause,
+    "resume": lambda args: "resume",
+    "rollback": _rollback,
+    "relaunch": _relaunch,
+    "stop": lambda args: "stop the job",
+    "lr_scale": lambda args: f"multiply the learning rate by {args.get('value')}",
+    "hold_rate": _hold_rate,
+    "check_weights": lambda args: "compare the loss of the probe batch with that before",
+    "skip_step": lambda args: f"skip the next {args.get('count')} updates",
+    "quarantine": lambda args: f"leave out shards {', '.join(args.read(QuarantineArgs).shards)}",
+}
+
+# What is compared with `threshold`, the first of these that the numbers hold, and its form.
+MEASURES = {
+    "sum": "accumulated drift {}",
+    "ratio": "{} times its baseline",
+    "residual": "residual {}",
+    "distance": "{} widths off",
+    "bound": "at least {} per 1000 steps",
+    "z": "z {}",
+    "difference": "difference {}",
+}
+# Told in a form of their own, or of no use to a reader.
+TOLD = frozenset(
+    (
+        *("code", "metric", "step", "steps", "value", "threshold", "clear", "samples", "median"),
+        *("scale", "reference", "transform", "breaching", "needed", "of", "raw", "values", "fast"),
+        *(
+            "nonfinite",
+            "match",
+            "last_breach",
+            "signal",
+            "unit",
+            "within",
+            "gt",
+            "gte",
+            "lt",
+            "lte",
+        ),
+        *("rel_gt", "last_block", "where"),
+        *MEASURES,
+    )
+)
+
+
+# Metrics in a title; others by their names.
+METRICS = {
+    "train_loss_raw": "loss",
+    "train_loss_ema": "smoothed loss",
+    "grad_global_norm": "gradient norm",
+    "update_norm": "update norm",
+    "learning_rate": "learning rate",
+    "step_time": "step time",
+    "batch_top1_share": "share of the commonest token",
+    "batch_token_entropy": "entropy of the batch",
+    "batch_token_drift": "KL of the batch's tokens from those before",
+    "batch_unique_ratio": "share of different tokens",
+}
+
+
+# Which metric names the rank that another one is about, and what `straggler_part` counts.
+RANK_OF = {
+    "straggler_ratio": "straggler_rank",
+    **dict.fromkeys(("loss_dispersion", "batch_dispersion"), "loss_outlier_rank"),
+    "param_digest_mismatch": "param_digest_rank",
+    "skip_mismatch": "skip_mismatch_rank",
+    **dict.fromkeys(("train_loss_raw", "grad_global_norm", "update_norm"), "nonfinite_rank"),
+}
+SLOW_AT = ("its input", "its forward or optimizer", "code outside forward and backward")
+
+
+def metric(name: str) -> str:
+    """Return a metric in words."""
+    return METRICS.get(name, name)
+
+
+def where(name: str, value_of: Callable[[str], float | None]) -> str:
+    """Return which rank a metric of several is about, "" where it is of none or not known."""
+    rank = value_of(RANK_OF.get(name, ""))
+    if rank is None:
+        return ""
+    part = value_of("straggler_part") if name == "straggler_ratio" else None
+    known = part is not None and part in range(len(SLOW_AT))
+    return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if known else "")
+
+
+def number(value: object) -> str:
+    """Return a number with four digits that count; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "absent" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def finite(value: object) -> float | None:
+    """Return a finite number as float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def text(reading: Reading, name: str) -> str:
+    """Return a text of a reading, "" where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, str) else ""
+
+
+def integer(reading: Reading, name: str, default: int) -> int:
+    """Return a whole number of a reading, `default` where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, int) else default
+
+
+def names(reading: Reading, name: str) -> Sequence[int | str]:
+    """Return a list of a reading, () where it has none."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, list | tuple) else ()
+
+
+def table(reading: Reading, name: str) -> Numbers:
+    """Return the numbers below a name of a reading, by their own names."""
+    entry = reading.get(name)
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def measured(numbers: Reading) -> tuple[str, float | str | None]:
+    """Return `(key, number)` of what the detector compares with its threshold."""
+    if "rel_gt" in numbers and "gt" not in numbers:  # of two evaluations: a share of the first
+        key = "share"
+    else:
+        key = next((key for key in MEASURES if key in numbers), "value")
+    entry = numbers.get(key)
+    return key, entry if isinstance(entry, int | float | str) else None
+
+
+def limit(measure: ReadingValue, numbers: Reading) -> str:
+    """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
+    line = f"limit {number(numbers.get('threshold'))}"
+    current, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
+    if current is None or bound is None or clear is None or bound == clear:
+        return line
+    lasts = (current - bound) * (current - clear) <= 0
+    return f"{line}, clear {number(clear)}" if lasts else line
+
+
+def baseline(numbers: Reading) -> str:
+    """Return "baseline 2.31 +- 0.02 over steps 120..247 (128 samples)"; "" when there is none."""
+    level = next((numbers[k] for k in ("median", "reference", "level") if k in numbers), None)
+    if finite(level) is None:
+        return ""
+    line = f"baseline {number(level)}"
+    spread = finite(numbers.get("scale", numbers.get("spread")))
+    if spread is not None:
+        if numbers.get("transform") == "log":
+            line += f" */ {number(math.exp(min(spread, 700.0)))}"
+        else:
+            line += f" +- {number(spread)}"
+    steps = names(numbers, "steps")
+    if len(steps) == 2:
+        line += f" over steps {steps[0]}..{steps[1]}"
+    if "samples" in numbers and "median" in numbers:  # else it counts all that was ever seen
+        line += f" ({numbers['samples']} samples)"
+    return line
+
+
+def reading(numbers: Reading) -> str:
+    """Return the numbers of one reading as one line, without its name and code."""
+    if "nonfinite" in numbers:
+        values = table(numbers, "values")
+        return ", ".join(
+            [f"{name} {number(entry)}" for name, entry in values.items()] + _votes(numbers)
+        )
+    if "signal" in numbers:
+        return silence(numbers)
+    if "last_breach" in numbers:
+        return _coupled(numbers)
+    key, measure = measured(numbers)
+    level = numbers.get("last_block", numbers.get("value"))  # the value of a trend is its slope
+    parts = [f"{numbers.get('metric', 'value')} {number(level)}"]
+    if key == "bound" and finite(measure) is None:
+        parts.append("no slope yet")
+    elif key != "value" and measure is not None:
+        parts.append(MEASURES.get(key, "share {}").format(number(measure)))
+    if "threshold" in numbers:
+        parts[-1] += f" ({limit(measure, numbers)})"
+    parts += _votes(numbers)
+    others = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)]
+    return "; ".join([", ".join([*parts, *others[:4]]), *filter(None, [baseline(numbers)])])
+
+
+def silence(numbers: Reading, *, limited: bool = True) -> str:
+    """Return "no step for 120 s (limit 100 s)", or without the limit."""
+    unit, value, most = numbers.get("unit", "s"), numbers.get("value"), numbers.get("threshold")
+    line = f"no {metric(text(numbers, 'signal'))} for {_whole(value)} {unit}"
+    return f"{line} (limit {_whole(most)} {unit})" if limited else line
+
+
+def _whole(value: ReadingValue) -> str:
+    return f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else number(value)
+
+
+def _votes(numbers: Reading) -> list[str]:
+    of = integer(numbers, "of", 1)
+    return [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
+
+
+def _coupled(numbers: Reading) -> str:
+    match = table(numbers, "match")
+    steps = match.get("steps") or table(numbers, "last_breach")
+    breaches = steps.items() if isinstance(steps, Mapping) else ()
+    line = ", ".join(f"{name} at step {step}" for name, step in breaches)
+    within = f"within {number(numbers.get('within'))} steps"
+    if match:
+        return f"last match {within}: {line}"
+    return f"{within}; breaches so far: {line or 'none'}"
+
+
+def _is_plain(value: ReadingValue) -> bool:
+    return value is not None and not isinstance(value, (Mapping, list, tuple))

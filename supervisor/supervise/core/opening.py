@@ -1,0 +1,347 @@
+"""The beginning of an incident: by a rule, a crash, or an operator; and which rule joins or waits.
+
+A slow host says nothing about what comes later, and a loss nothing about the host: a rule about the
+machine stands beside an incident of the training, and an incident about the machine ends where one
+of the training begins. One about silence is joined by both, and begins anew with the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from . import compensation, data_suspicion, diagnosis, notices, rule_scope, withdrawal
+from .incident import HELD, OPEN, Incident, RunbookExecution, first_breach, headline, symptom
+from .model.checkpoint_registry import Checkpoints
+from .model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, RuleJoined
+from .model.interfaces import WATCHER, Reading
+from .model.payload import CheckpointState
+from .model.policy import Policy, Rule, Runbook
+from .model.verdicts import BandRange, SlowStep
+from .rank_monitor import RankMonitor
+from .run_state import Reported, State, StepContext
+
+LIMITS = (*compensation.STANDS, "lr_scale", "clip", "update_clip")  # verbs that mend no harm
+
+
+def group(
+    ctx: StepContext,
+    monitor: RankMonitor,
+    rule: Rule,
+    numbers: Mapping[str, Reading],
+    text: str,
+    *,
+    told: bool = False,
+    grown: bool = False,
+) -> bool:
+    """Open an incident for a rule, or let the rule join the open one.
+
+    Args:
+        told: people hear of a worse rule in the same event. grown: they hear of it though it flaps.
+
+    Returns:
+        Whether people are told of this one.
+    """
+    state, incident = ctx.state, ctx.state.incident
+    breach, news, explains = first_breach(numbers, monitor.step), True, False
+    slow = diagnosis.slow_step(ctx.policy, monitor, rule, breach)
+    text = text if slow is None else slow.text
+    text = "; ".join(filter(None, (text, diagnosis.grown_rate(ctx.policy, monitor, rule))))
+    if incident is None:
+        incident = open_incident(
+            ctx, monitor, rule.severity, text, breach=breach, rule=rule.id, see=rule.see, slow=slow
+        )
+        data_suspicion.record_onset(ctx, monitor, incident, rule, breach)
+    else:
+        explains = rule_scope.explains(ctx.policy, incident, rule)
+        news = _joins(ctx, monitor, incident, rule, breach, text)
+    if (rule.id in state.rules.flapping and not grown) or not (news or told):
+        notices.track_growth(state, rule, numbers)
+        return False
+    notices.remember(state, rule, numbers)
+    if told:
+        if explains:
+            ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
+        return False
+    held = incident.phase == HELD
+    now = "automatic actions are off" if held else "no automatic action yet"
+    if not numbers:
+        ctx.notify(
+            rule.severity,
+            f"{incident.id}: rule {rule.id} is blind at step {state.step}",
+            verdict=text,
+            then=f"{now}; state of the probe: supervise status RUN",
+        )
+        return True
+    ctx.notify(
+        rule.severity,
+        f"{incident.id}: {_subject(ctx.policy, rule, numbers)} at step {state.step} ({rule.id})",
+        verdict=text,
+        why=f"rule {rule.id}: {rule.text}",
+        then="; ".join(filter(None, (now, notices.read(rule.see)))),
+    )
+    return True
+
+
+def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
+    """Return the subject of a message about a rule: a fault of the data by title, else a number."""
+    if rule.title and rule_scope.family(policy, rule) == rule_scope.DATA:
+        return rule.title
+    return symptom(numbers) or rule.id
+
+
+def notify_alone(
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], *, told: bool
+) -> bool:
+    """Tell of a SEV0 while the incident of the training before comes to its end; return True.
+
+    It opens an incident of its own after that, if it still fires then.
+    """
+    if not told:
+        ctx.notify(
+            rule.severity,
+            f"{symptom(numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
+            verdict=headline(numbers, rule.text),
+            why=f"rule {rule.id}: {rule.text}",
+            then="it is answered when the action under way is over",
+        )
+    return True
+
+
+def notify_alongside(
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], text: str
+) -> None:
+    """Tell once of a rule that is apart from the open incident; it waits for the end of that."""
+    state, incident = ctx.state, ctx.state.incident
+    assert incident is not None
+    key, known = f"beside {incident.id}", state.rules.reported.get(rule.id)
+    if rule.id in state.rules.flapping or (known is not None and known.incident == key):
+        return
+    state.rules.reported[rule.id] = Reported(key, state.frame_count, notices.peaks(numbers))
+    ctx.notify(
+        rule.severity,
+        f"{rule.title or rule.id} at step {state.step} ({rule.id})",
+        verdict=text,
+        why=f"rule {rule.id}: {rule.text}",
+        then="; ".join(filter(None, (f"beside {incident.id}", notices.read(rule.see)))),
+        kind=WATCHER,
+    )
+
+
+def _joins(
+    ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule, breach: int, text: str
+) -> bool:
+    """Let a rule join the open incident; return whether that is news to people."""
+    policy, idle = ctx.policy, incident.run is None
+    worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
+    news = notices.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
+    begins = idle and incident.phase == OPEN and not rule_scope.of_machine(policy, rule)
+    begins = begins and not rule_scope.against_weights(policy, incident)
+    raised = incident.join(rule.id, rule.severity)
+    # What was advisory until now may be much older than the trouble.
+    moved = begins or (raised and idle)
+    if moved:
+        incident.breach_step = breach
+    if moved or raised:
+        incident.headline = text
+    if moved:
+        record_baseline(policy, ctx.state, monitor, incident)
+    data_suspicion.on_rule_joined(ctx, monitor, incident, rule, breach, moved=moved)
+    form, reason = (
+        (IncidentRaised, f"raised to {rule.severity} by {rule.id}: {text}")
+        if raised
+        else (RuleJoined, f"{rule.id} joins")
+    )
+    ctx.record(
+        form(
+            reason=reason,
+            rule=rule.id,
+            severity=rule.severity,
+            runbook=rule.see,
+            breach_step=incident.breach_step if moved or raised else None,
+        )
+    )
+    return news
+
+
+def is_more_severe(rule: Rule, run: RunbookExecution) -> bool:
+    """Return whether a rule is more severe than what a run was started for."""
+    return SEVERITIES.index(rule.severity) < SEVERITIES.index(run.severity)
+
+
+def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecution) -> bool:
+    """Return whether a rule that fires does not wait for the end of a run.
+
+    What is no worse joins: the run is judged by it, too. But a verification goes by frames, and
+    learns nothing from silence; what answers that is on no level. And what only limits what comes
+    next mends no harm that is done.
+    """
+    if is_more_severe(rule, run):
+        return True
+    if rule.runbook not in policy.ladder.levels:
+        return withdrawal.reports_stall(monitor, rule)
+    another = rule.runbook != run.runbook.name
+    return another and only_limits(run.runbook) and rule.severity == run.severity
+
+
+def limits(policy: Policy, rule: Rule) -> bool:
+    """Return whether what a rule asks for `only_limits`."""
+    book = policy.runbooks.get(rule.runbook or "")
+    return book is not None and only_limits(book)
+
+
+def only_limits(book: Runbook) -> bool:
+    """Return whether a runbook limits what comes next, and mends nothing."""
+    verbs = set(book.verbs)
+    return bool(verbs & {*LIMITS}) and not verbs & {*compensation.GOES_BACK}
+
+
+def predates_rollback(incident: Incident, monitor: RankMonitor, rule: Rule) -> bool:
+    """Return whether a rule fires for frames from before the job was taken back, and for no other.
+
+    Silence is none of them.
+    """
+    return monitor.attempt < incident.recovery.rolled_back_to and not withdrawal.reports_stall(
+        monitor, rule
+    )
+
+
+def due_rules(
+    policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident
+) -> Iterable[tuple[Rule, RankMonitor]]:
+    """Return the rules that wait and are to be answered now, each with where it fires.
+
+    When the job was taken back meanwhile, a rule is due only if a frame after that is in breach.
+    """
+    run = incident.run
+    for r, rule in enumerate(policy.rules):
+        for monitor in monitors.values() if rule.id in incident.deferred.rules else ():
+            watch = monitor.rules[r]
+            if not watch.firing or predates_rollback(incident, monitor, rule):
+                continue
+            calm = incident.recovery.rolled_back_to and watch.code != BREACH
+            if not calm and (run is None or outranks(policy, monitor, rule, run)):
+                yield rule, monitor
+
+
+def open_incident(
+    ctx: StepContext,
+    monitor: RankMonitor | None,
+    severity: str,
+    text: str,
+    *,
+    breach: int,
+    rule: str | None = None,
+    see: str = "",
+    slow: SlowStep | None = None,
+    order: tuple[str, str] = ("", ""),
+) -> Incident:
+    """Open an incident, and say so.
+
+    Args:
+        monitor: whose frames are asked about it; None: nothing was ever seen of the job.
+        text: what it is about, one line. breach: the first step that may be part of it.
+        see: the runbook that people read. slow: since when steps take longer, where it is that.
+        order: the operator who ordered it, and the verb.
+    """
+    state = ctx.state
+    incident_id = next_id(state)
+    state.history.opened += 1
+    incident = state.incident = Incident(
+        incident_id,
+        state.step,
+        breach,
+        severity,
+        [rule] if rule else [],
+        headline=text,
+        ordered_by=order[0],
+    )
+    record_baseline(ctx.policy, state, monitor, incident)
+    band = incident.case.band
+    ctx.record(
+        IncidentOpened(
+            reason=f"{severity} {rule}: {text}" if rule else f"{severity} {text}",
+            rule=rule,
+            severity=severity,
+            runbook=see,
+            breach_step=breach,
+            band=None if band is None else BandRange(band.level, band.limit),
+            slow_step=slow,
+            requested_by=order[0],
+            verb=order[1],
+        )
+    )
+    return incident
+
+
+def next_id(state: State) -> str:
+    """Return the id of the incident that is opened next."""
+    return f"inc-{state.history.opened + 1}"
+
+
+def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
+    """A crash joins an advisory incident that says nothing against the weights.
+
+    It began when the process ended, however long the host has been slow: what was saved until then
+    is as good as before.
+    """
+    incident.severity, incident.headline = "SEV1", text
+    incident.breach_step = incident.recovery.crashed = ctx.state.step + 1
+    monitor = ctx.state.monitors.get(incident.case.rank)
+    record_baseline(ctx.policy, ctx.state, monitor, incident)
+    ctx.record(
+        IncidentRaised(
+            reason=f"raised to SEV1 by a crash: {text}",
+            severity="SEV1",
+            runbook="",
+            breach_step=incident.breach_step,
+        )
+    )
+
+
+def record_baseline(
+    policy: Policy, state: State, monitor: RankMonitor | None, incident: Incident
+) -> None:
+    """Take down what was before it; what was saved since its first breach is not to be trusted."""
+    if monitor is not None:
+        rank = next(rank for rank, one in state.monitors.items() if one is monitor)
+        diagnosis.open_case(policy, state, monitor, rank, incident)
+    mark_suspect(state, incident)
+
+
+def mark_suspect(state: State, incident: Incident) -> None:
+    """Suspect checkpoints saved at or after the first breach, for good. Not for advisory rules:
+
+    one signal alone is unusual often enough to leave no checkpoint of a long run in good repute.
+    """
+    if incident.severity != "SEV2":
+        _suspect_from(state.checkpoints, incident, state.attempt, incident.breach_step)
+
+
+def invalidate_attempt(state: State, incident: Incident) -> None:
+    """What was tried did not help: of an attempt that began since the trouble, nothing is good."""
+    attempt = max(state.attempt, state.job.launched)
+    tainted = incident.recovery.suspect_from
+    if tainted and attempt > min(tainted):
+        _suspect_from(state.checkpoints, incident, attempt, 0)
+
+
+def _suspect_from(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
+    tainted = incident.recovery.suspect_from
+    first = tainted[attempt] = min(step, tainted.get(attempt, step))
+    checkpoints.mark_suspect(attempt, first, _since(incident))
+
+
+def _since(incident: Incident) -> str:
+    return f"saved after {incident.id} began"
+
+
+def on_checkpoint(state: State, checkpoint: CheckpointState) -> None:
+    """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
+    incident, saved, step = state.incident, checkpoint.attempt, checkpoint.step
+    suspect = trial = ""
+    tainted = {} if incident is None else incident.recovery.suspect_from
+    if incident is not None and saved in tainted:
+        suspect = "" if 0 <= step < tainted[saved] else _since(incident)
+    elif incident is not None and tainted and saved > min(tainted):
+        trial = incident.id
+    state.checkpoints.notice(checkpoint, suspect, trial)

@@ -1,0 +1,440 @@
+"""Commands of operators: each is answered in a sentence, on record with who said it.
+
+An order runs as a runbook of one verb through the same intents as any other. It asks nobody for
+approval, may exceed a budget (it counts, and the override is on record), and works in every mode: a
+mode limits what the policy does by itself. While an action is under way orders are refused, but for
+`stop` and `resume`, which wait for its end; a runbook that is only being verified gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from . import action_planning, approvals, closing, opening, runbook_runner
+from .incident import Incident, brief
+from .model import state_machine
+from .model.action import Action, Refused
+from .model.decisions import (
+    RELEASED,
+    CommandAnswered,
+    LaunchAccepted,
+    ReloadRequested,
+    RunbookPreempted,
+)
+from .model.events import OperatorCommand
+from .model.interfaces import UPDATED
+from .model.payload import CommandArgs, Json, Payload
+from .model.policy import Policy, Runbook
+from .run_state import ApprovalLog, ApprovalRequest, MessageDraft, State, StepContext
+from .shard_attribution import ShardAttribution
+
+PATIENT = frozenset({"stop", "resume"})  # neither may be lost
+KEY_TEXT = 200  # characters of a name that a person gives
+LARGEST = 2**53  # up to here whole numbers are floats, too
+TOLD_WHOLE = 90  # characters of a shard's name; the job tells a longer one cut short
+LONGEST_S = 86400.0  # a person's pause; as long as `pause` allows
+NAMED = 3  # shards that nobody has seen, in an answer
+TYPO = 2  # characters that a near miss may differ in
+
+
+Keys: TypeAlias = dict[str, float | bool | tuple[str, ...]]  # of an action, as in YAML
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is said to a word, and what happens then.
+
+    Attributes:
+        action: id of the action that follows; its outcome is on record under it.
+    """
+
+    text: str
+    ok: bool = True
+    action: str | None = None
+    then: Callable[[], None] = _nothing
+
+
+def busy(incident: Incident) -> str:
+    """Return what is being performed, or taken back, right now; "" when nothing is."""
+    run = incident.run
+    if run is None or not run.is_busy():
+        return ""
+    return run.intent.action_id or run.runbook.name
+
+
+def order(ctx: StepContext, event: OperatorCommand) -> Answer:
+    """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
+    state, incident = ctx.state, ctx.state.incident
+    verb, keys = VERBS[event.command](event, event.args.parse(CommandArgs))
+    if verb == "rollback":
+        keys |= action_planning.OPERATOR_ROLLBACK
+    action = _made(ctx.policy, verb, keys)
+    under_way = busy(incident) if incident is not None else ""
+    if under_way and incident is not None:
+        if verb not in PATIENT:
+            raise Refused(f"{under_way} is in progress; repeat the command when it has finished")
+        wanted = incident.deferred.commands
+        return Answer(f"queued until {under_way} has finished", then=lambda: wanted.append(event))
+    if state.job.returncode is not None:
+        raise Refused("the job has ended")
+    if verb == "resume" and not state.job.paused:
+        raise Refused("the job is not paused")
+    remark = _unseen(state.context.attribution, event) if verb == "quarantine" else ""
+    first = [_made(ctx.policy, "snapshot", {})] if verb == "rollback" else []
+    book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
+    asked = event.args.parse(CommandArgs).before
+    before = count(event, "before", asked, state.step + 1) if verb == "rollback" else None
+    about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
+    why = action_planning.refusal(state, about, book, before, event.operator)
+    if why:
+        raise Refused(why)
+    name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
+    number = incident.escalation.runs + 1 if incident is not None else 1
+    return Answer(
+        f"{name}: {verb} sent to the job{remark}",
+        action=f"{name}/{number}/{len(first)}-{verb}",
+        then=lambda: _run(ctx, event, book, before),
+    )
+
+
+def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | None) -> None:
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None:
+        monitor = next(iter(state.monitors.values()), None)
+        text = f"{book.name} requested by {event.operator}"
+        incident = opening.open_incident(
+            ctx, monitor, "SEV2", text, breach=state.step + 1, order=(event.operator, book.name)
+        )
+    elif incident.run is not None:
+        text = f"{incident.run.runbook.name} preempted by {event.operator}"
+        ctx.record(RunbookPreempted(reason=text))
+    runbook_runner.start_requested(ctx, incident, book, event.operator, before)
+
+
+def _made(policy: Policy, verb: str, keys: Keys) -> Action:
+    form = policy.verbs.get(verb)
+    if form is None:
+        raise Refused(f"there is no action {verb!r} here")
+    try:
+        action = form(**keys)
+    except TypeError as error:
+        raise Refused(f"{verb}: {error}") from error
+    for key, sentence in action.check():
+        raise Refused(f"{verb}: {'the factor' if key == 'set' else key} {sentence}")
+    return action
+
+
+# ── shards ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
+    """Say which of the shards have not been seen in this run, "" where all have, or nobody knows.
+
+    Raises:
+        Refused: the job knows no shards, so that none could be left out.
+    """
+    known = attribution.names
+    if not known and not attribution.shards:
+        raise Refused(
+            "quarantine: the job does not report which shards its data is from, so none can be "
+            "left out; if its loader workers call is_quarantined, write quarantine.json into the "
+            "run directory by hand (probes/README.md)"
+        )
+    shards = event.args.parse(CommandArgs).shards
+    names = [name for name in _names(event, "shards", shards) if len(name) <= TOLD_WHOLE]
+    strange = [name for name in names if name not in known] if known else []
+    if not strange:
+        return ""
+    told = ""
+    for name in strange[:NAMED]:
+        near = next((each for each in sorted(known) if _near(name, each)), None)
+        told += f", {name}" + (f" (did you mean {near}?)" if near else "")
+    more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
+    return f"; not among the {len(known)} shards seen so far: {told[2:]}{more}"
+
+
+def _near(name: str, other: str) -> bool:
+    """Whether only the directory is missing, or a few letters differ; numbers are no typos."""
+    short, long = sorted((name, other), key=len)
+    if long.endswith(f"/{short}"):
+        return True
+    head = next((at for at, letter in enumerate(short) if letter != long[at]), len(short))
+    left, right = short[head:], long[head:]
+    same = next((n for n in range(len(left)) if left[-1 - n] != right[-1 - n]), len(left))
+    left, right = left[: len(left) - same], right[: len(right) - same]
+    return len(right) <= TYPO and not (left + right).isdecimal()
+
+
+# ── the arguments of words, which anybody may have written ────────────────────────────────────────
+
+
+def count(event: OperatorCommand, key: str, value: Json, default: int | None = None) -> int:
+    """Return a whole number from 0 up. Raises `Refused` when it is none, or missing."""
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        raise Refused(f"{event.command} needs `{key}`, a whole number, not {value!r:.60}")
+    return value
+
+
+def _number(event: OperatorCommand, key: str, value: Json) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise Refused(f"{event.command} needs `{key}`, a number, not {value!r:.60}")
+    return float(value)
+
+
+def _names(event: OperatorCommand, key: str, value: Json) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise Refused(f"{event.command} needs `{key}`, at least one name")
+    texts = tuple(name for name in names if isinstance(name, str) and 0 < len(name) <= KEY_TEXT)
+    if len(texts) < len(names):
+        raise Refused(f"{event.command}: a name in `{key}` is empty, too long, or no text")
+    return texts
+
+
+def _lr(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    scale = _number(event, "value", args.value)
+    return "lr_scale", {"set": scale, "rewarm": count(event, "rewarm", args.rewarm, 0)}
+
+
+def _rollback(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    if args.rewarm is None:
+        return "rollback", {}
+    return "rollback", {"rewarm": count(event, "rewarm", args.rewarm)}
+
+
+def _quarantine(event: OperatorCommand, args: CommandArgs) -> tuple[str, Keys]:
+    return "quarantine", {"shards": _names(event, "shards", args.shards), "max_fraction": 0.5}
+
+
+VERBS: Mapping[str, Callable[[OperatorCommand, CommandArgs], tuple[str, Keys]]] = {
+    "pause": lambda event, args: ("pause", {"lease": LONGEST_S}),
+    "resume": lambda event, args: ("resume", {}),
+    "savepoint": lambda event, args: ("savepoint", {}),
+    "skip": lambda event, args: ("skip_step", {"count": count(event, "steps", args.steps, 1)}),
+    "stop": lambda event, args: ("stop", {"requeue": args.requeue is True}),
+    "lr": _lr,
+    "rollback": _rollback,
+    "quarantine": _quarantine,
+    "release": lambda event, args: ("unquarantine", {"shards": _names(event, "shard", args.shard)}),
+}
+
+
+def approve(ctx: StepContext, event: OperatorCommand) -> Answer:
+    """Let what was asked for run, when it is still what was asked for.
+
+    `event.args`: `id` of the request, and perhaps `sha`, which must be the one that was told.
+    """
+    pending, incident = _request(ctx.state, event)
+    if pending is None or incident is None:
+        return _late(ctx.state.approvals, event, "approved")
+    if pending.granted:
+        return Answer(f"{pending.id} was already approved by {pending.granted}")
+    stale = approvals.stale_reason(ctx.policy, ctx.state, incident, pending)
+    if stale:
+        text = f"{pending.id} expired: {stale}; a new request is created"
+        return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
+
+    def then() -> None:
+        pending.granted = event.operator
+        runbook_runner.start_waiting(ctx)
+
+    return Answer(f"{pending.id} approved: {pending.runbook} starts", then=then)
+
+
+def deny(ctx: StepContext, event: OperatorCommand) -> Answer:
+    """Do not let it run; the incident is held, as a person has taken it over."""
+    pending, incident = _request(ctx.state, event)
+    if pending is None or incident is None:
+        return _late(ctx.state.approvals, event, "denied")
+    if pending.granted:
+        raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
+    text = f"{pending.id} denied: {pending.runbook} does not run; automatic actions are off"
+    return Answer(text, then=lambda: _denied(ctx, incident, event.operator))
+
+
+def on_tick(ctx: StepContext) -> None:
+    """Decide a request that no answer in time as the policy says."""
+    state, incident, pending = ctx.state, ctx.state.incident, ctx.state.approvals.pending
+    if pending is None or incident is None or pending.granted:
+        return
+    if state.at_ns < pending.deadline_ns:
+        return
+    if pending.on_timeout == approvals.ALLOW:
+        pending.granted = "timeout: no answer in time"
+        runbook_runner.start_waiting(ctx)
+    else:
+        _denied(ctx, incident)
+
+
+def renew_request(ctx: StepContext, why: str) -> None:
+    """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
+    incident, pending = ctx.state.incident, approvals.settle(ctx, "expired", why)
+    if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
+        return
+    incident.deferred.retry = pending.runbook, pending.level, pending.why, pending.escalated
+    runbook_runner.start_waiting(ctx)  # at once, or when the evidence of the first request is taken
+
+
+def _request(
+    state: State, event: OperatorCommand
+) -> tuple[ApprovalRequest | None, Incident | None]:
+    """Return the request that is meant, and its incident; None when it does not wait."""
+    pending = state.approvals.pending
+    args = event.args.parse(CommandArgs)
+    if pending is None or args.id != pending.id:
+        return None, None
+    sha = str(args.sha or "")
+    if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
+        raise Refused(f"{pending.id} has other arguments: {pending.sha}")
+    return pending, state.incident
+
+
+def _late(requests: ApprovalLog, event: OperatorCommand, what: str) -> Answer:
+    text, well = approvals.late_answer(requests, str(event.args.parse(CommandArgs).id), what)
+    return Answer(text, ok=well)
+
+
+def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
+    """An operator denies the request, or nobody has answered it in time."""
+    pending = approvals.settle(ctx, "denied", f"by {operator}" if operator else "no answer in time")
+    if pending is not None:
+        reason = f"denied by {operator}" if operator else "no answer in time"
+        closing.hold(ctx, incident, f"{pending.runbook} does not run: {pending.id}: {reason}")
+
+
+SILENT_STEPS = 1000  # of `silence` without a number; project default
+
+
+def on_command(ctx: StepContext, event: OperatorCommand) -> None:
+    """Answer a word, then do what it says."""
+    if event.command == "reload":  # its answer is the policy that follows
+        text = f"{event.operator}: {event.command}"
+        ctx.record(ReloadRequested(reason=text, args=event.args))
+        return
+    try:
+        answer = _answer(ctx, event)
+    except Refused as no:
+        answer = Answer(str(no), ok=False)
+    args = event.args.parse(CommandArgs)
+    said = brief(Payload({name: arg for name, arg in event.args.items() if name != "key"}))
+    ctx.record(
+        CommandAnswered(
+            reason=f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
+            args=event.args,
+            command=event.command,
+            command_id=args.key,
+            answer=answer.text,
+            ok=answer.ok,
+            action=answer.action,
+        )
+    )
+    answer.then()
+
+
+def run_deferred(ctx: StepContext) -> None:
+    """Do what operators said while an action was under way, when it is over."""
+    incident = ctx.state.incident
+    if incident is None or not incident.deferred.commands or busy(incident):
+        return
+    deferred = incident.deferred
+    wanted, deferred.commands = deferred.commands, []
+    for event in wanted:
+        on_command(ctx, event)
+
+
+def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
+    if event.command == "release" and event.args.parse(CommandArgs).shard is None:
+        return _release(ctx, event)
+    if event.command in VERBS:
+        return order(ctx, event)
+    if event.command in PLAIN:
+        return PLAIN[event.command](ctx, event)
+    raise Refused(f"unknown command {event.command!r}")
+
+
+def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
+    """End a hold, or take a launch as it is that did not go on from its checkpoint."""
+    state, by = ctx.state, f"released by {event.operator}"
+    held = state.machine == state_machine.HOLDING
+    if not held and not state.checkpoints.wrong_checkpoint:
+        raise Refused(f"nothing to release: automatic actions are on (state: {state.machine})")
+
+    def take_as_it_is() -> None:
+        state.checkpoints.accept(state.attempt, state.step)
+        text = f"{by}: checkpoints saved from now on are good again"
+        ctx.record(LaunchAccepted(reason=text))
+
+    if not held:
+        return Answer(
+            "checkpoints that this launch saves from now on are good again", then=take_as_it_is
+        )
+
+    def then() -> None:
+        if state.incident is not None:
+            closing.close(ctx, state.incident, by, RELEASED)
+        state.checkpoints.accept(state.attempt, state.step)
+        for monitor in state.monitors.values():
+            monitor.release()
+        ctx.move("released", by)
+
+    firing = ", ".join(state.firing(ctx.policy)) or "none"
+    text = f"automatic actions are on again; rules in breach, which fire again: {firing}"
+    return Answer(text, then=then)
+
+
+def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
+    incident = ctx.state.incident
+    if incident is None:
+        raise Refused("no incident is open")
+    name = event.args.parse(CommandArgs).incident or incident.id
+    if name != incident.id:
+        raise Refused(f"{name} is not open; {incident.id} is")
+
+    def then() -> None:
+        operator = incident.acknowledged_by = event.operator
+        title = f"{incident.id}: acknowledged by {operator}"
+        draft = MessageDraft(incident, UPDATED, incident.severity, title, "reminders stopped")
+        draft.acknowledged_by = operator
+        ctx.messages.add(draft, replace=False)
+
+    return Answer(f"{incident.id} acknowledged; reminders stopped", then=then)
+
+
+def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
+    state, args = ctx.state, event.args.parse(CommandArgs)
+    name = str(args.rule)
+    rule = next((rule for rule in ctx.policy.rules if rule.id == name), None)
+    if rule is None:
+        pack = name.partition(".")[0] + "."
+        near = [rule.id for rule in ctx.policy.rules if rule.id.startswith(pack)]
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise Refused(f"there is no rule {name!r}{hint}")
+    if "SEV0" in (rule.severity, *rule.phases.values()):
+        raise Refused(f"{name} is SEV0 and cannot be silenced")
+    steps = count(event, "for", args.period, SILENT_STEPS)
+
+    def then() -> None:
+        state.rules.silenced.pop(name, None)
+        if steps:
+            state.rules.silenced[name] = (state.frame_count + steps, event.operator)
+
+    if not steps:
+        return Answer(f"silence on {name} removed", then=then)
+    return Answer(
+        f"{name} silenced for {steps} steps: no action, no notification; it is still recorded",
+        then=then,
+    )
+
+
+PLAIN = {
+    "ack": _ack,
+    "silence": _silence,
+    "approve": approve,
+    "deny": deny,
+}

@@ -1,0 +1,225 @@
+"""Another policy takes over in the middle of a run: what keeps its memory, and what starts anew.
+
+A detector whose definition is the same, its inputs included, keeps its watch; a rule whose
+definition is the same and whose detectors all kept theirs goes on as if nothing had happened.
+Everything else starts as at the beginning of a run. Budgets, cooldowns, the open incident, the
+state of the machine and the frame count are the run's and not the policy's: they survive.
+
+So a reload of the same policy changes no decision, and no reload refunds a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from . import operator_commands
+from .incident import Incident
+from .model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
+from .model.events import NO_CHANGES, PartChanges, PolicyChanges, Reloaded
+from .model.interfaces import WATCHER
+from .model.policy import HOLD, Ladder, Policy, Rule
+from .rank_monitor import RankMonitor
+from .run_state import END_REQUESTED, State, StepContext
+
+T = TypeVar("T")
+
+# Of a monitor: what follows from the policy. All else was learnt from the job, and is kept.
+DERIVED = frozenset({"policy", "detectors", "index", "watches", "codes", "rules"})
+# Of a rule: what says nothing about when it fires and what then happens.
+WORDS = frozenset({"when", "location", "see"})
+# Of a policy: what is compared part by part, follows from these, or only names it.
+PARTS = ("detectors", "rules", "runbooks", "budgets")
+NAMES = frozenset({*PARTS, "name", "digest", "mode", "resolved", "sparsest"})
+# What the probe and the channels were told when the job was started.
+AT_START = ("savepoints", "safeguards", "notify")
+
+
+def differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
+    """Return what is different between two policies, and from what the job was `started` with."""
+    others = [f.name for f in fields(Policy) if f.name not in NAMES]
+    return PolicyChanges(
+        detectors=_moves(old.detectors, new.detectors),
+        rules=_moves({r.id: r for r in old.rules}, {r.id: r for r in new.rules}),
+        runbooks=_moves(old.runbooks, new.runbooks),
+        budgets=_moves(old.budgets, new.budgets),
+        mode=[old.mode, new.mode] if old.mode != new.mode else (),
+        settings=[n for n in others if getattr(old, n) != getattr(new, n)] or (),
+        restart=[n for n in AT_START if getattr(started, n) != getattr(new, n)] or (),
+    )
+
+
+def _moves(before: Mapping[str, T], after: Mapping[str, T]) -> PartChanges:
+    changes = PartChanges(
+        added=[name for name in after if name not in before] or (),
+        removed=[name for name in before if name not in after] or (),
+        changed=[n for n in after if n in before and not _same(before[n], after[n])] or (),
+    )
+    return changes if changes else NO_CHANGES
+
+
+def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
+    """Let `ctx.policy` take over; a refused one is only told."""
+    if event.refused is not None:
+        text = f"the policy was not reloaded: {event.refused}"
+        ctx.record(PolicyRefused(reason=text, operator=event.operator, before=event.before))
+        ctx.notify(
+            "SEV2",
+            "the policy was not reloaded",
+            verdict=event.refused,
+            then="the previous policy stays in force",
+            kind=WATCHER,
+        )
+        return
+    state = ctx.state
+    ladder = next((monitor.policy.ladder for monitor in state.monitors.values()), ctx.policy.ladder)
+    firing = _firing(state.monitors)
+    rebound = {rank: rebind(monitor, ctx.policy) for rank, monitor in state.monitors.items()}
+    state.monitors = {rank: monitor for rank, (monitor, _) in rebound.items()}
+    anew = {
+        part: sorted({name for _, names in rebound.values() for name in names[part]})
+        for part in ("detectors", "rules")
+    }
+    text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
+    if restart := event.changes.restart:
+        text += f"; {', '.join(restart)}: unchanged until the job is restarted"
+    ctx.record(
+        PolicyReloaded(
+            reason=text,
+            operator=event.operator,
+            policy=event.name,
+            mode=event.mode,
+            before=event.before,
+            after=event.digest,
+            changes=event.changes,
+            reset=anew,
+            budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        )
+    )
+    unavailable = state.job.unavailable
+    unavailable.pop("relaunch", None)
+    unavailable.update(ctx.policy.unavailable)
+    if state.job.end_requested:
+        unavailable["relaunch"] = END_REQUESTED
+    _forget_rules(ctx, firing)
+    _translate_rungs(state, ladder, ctx.policy.ladder)
+    operator_commands.renew_request(ctx, "the policy was reloaded")
+    if state.incident is not None:
+        _keep_runnable(ctx, state.incident)
+    ctx.notify(
+        "INFO", f"policy {event.name} ({event.mode}) was reloaded", verdict=text, kind=WATCHER
+    )
+
+
+def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str, list[str]]]:
+    """Return a monitor that judges by `policy` what `monitor` has seen, and what starts anew in it.
+
+    The latter by name, under `detectors` and `rules`.
+
+    `monitor` itself must not be used any more: the two share watches.
+    """
+    old, made = monitor.policy, RankMonitor(policy)
+    for name, value in vars(monitor).items():
+        if name not in DERIVED and not name.startswith("_"):
+            setattr(made, name, value)
+    kept: set[str] = set()
+    anew: dict[str, list[str]] = {"detectors": [], "rules": []}
+    for i, (name, detector) in enumerate(policy.detectors.items()):
+        same = old.detectors.get(name) == detector
+        if same and all(inner in kept for inner in detector.detectors):  # inputs come first
+            kept.add(name)
+            j = monitor.index[name]
+            made.watches[i], made.codes[i] = monitor.watches[j], monitor.codes[j]
+        else:
+            anew["detectors"].append(name)
+    places = {rule.id: place for place, rule in enumerate(old.rules)}
+    for r, rule in enumerate(policy.rules):
+        at = places.get(rule.id)
+        if at is None or not _goes_on(old, old.rules[at], policy, rule, kept):
+            anew["rules"].append(rule.id)
+        else:
+            made.rules[r] = monitor.rules[at]
+    made.announce(monitor.names, monitor.program)
+    return made, anew
+
+
+def _forget_rules(ctx: StepContext, before: Mapping[tuple[str, int], str]) -> None:
+    """Say which rules do not fire any more, and drop what was remembered about them."""
+    state = ctx.state
+    firing = _firing(state.monitors)
+    for (rule_id, rank), severity in before.items():
+        if (rule_id, rank) not in firing:
+            text = f"{rule_id} cleared: the policy was reloaded"
+            ctx.record(RuleCleared(reason=text, rule=rule_id, severity=severity, rank=rank))
+    now = {rule_id for rule_id, _ in firing}
+    state.rules.unmute_cleared(now)
+    state.rules.forget_unknown({rule.id for rule in ctx.policy.rules})
+
+
+def _translate_rungs(state: State, old: Ladder, new: Ladder) -> None:
+    """Rungs are remembered by number: find the same runbook on the new ladder."""
+    if old.levels == new.levels:
+        return
+
+    def level(number: int) -> int:
+        if 0 <= number < len(old.levels) and old.levels[number] in new.levels:
+            return new.levels.index(old.levels[number])
+        return min(number, len(new.levels))  # as many were tried: never less force than before
+
+    state.history.renumber(level)
+    if state.incident is not None:
+        tried = state.incident.escalation
+        tried.level = level(tried.level)
+
+
+def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
+    """A runbook in progress goes on as it began; what follows its failure must still exist."""
+    run = incident.run
+    if run is None or run.runbook.if_it_fails in (HOLD, *ctx.policy.runbooks):
+        return
+    gone = run.runbook.if_it_fails
+    run.runbook = replace(run.runbook, if_it_fails=HOLD)
+    text = f"{run.runbook.name} holds if it fails: runbook {gone} no longer exists"
+    ctx.record(HoldsIfFailed(reason=text, runbook=run.runbook.name))
+
+
+def _firing(monitors: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
+    """Return `(rule id, rank) -> severity` of all rules that fire or are blind."""
+    return {
+        (rule.id, rank): rule.severity
+        for rank, monitor in monitors.items()
+        for rule, watch in zip(monitor.policy.rules, monitor.rules, strict=True)
+        if watch.firing or watch.blind
+    }
+
+
+def _same(old: object, new: object) -> bool:
+    """Compare two parts of policies; of rules, what decides (a function equals only itself)."""
+    if not isinstance(old, Rule):
+        return bool(old == new)
+    names = [f.name for f in fields(Rule) if f.name not in WORDS]
+    return all(getattr(old, name) == getattr(new, name) for name in names)
+
+
+def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) -> bool:
+    """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
+    same = _same(was, rule) and old.mode_of(was) == new.mode_of(rule)
+    return same and all(name in kept for name in new.detectors_of(rule))
+
+
+def _brief(changes: PolicyChanges) -> str:
+    """Return the changes in one line: "rules +new -old ~other; mode shadow -> enforce"."""
+    parts = []
+    for name in PARTS:
+        moves: PartChanges = getattr(changes, name)
+        words = [f"+{entry}" for entry in moves.added] + [f"-{entry}" for entry in moves.removed]
+        words += [f"~{entry}" for entry in moves.changed]
+        if words:
+            more = f" and {len(words) - 6} more" if len(words) > 6 else ""
+            parts.append(f"{name} {' '.join(words[:6])}{more}")
+    if changes.mode:
+        parts.append(f"mode {changes.mode[0]} -> {changes.mode[1]}")
+    if changes.settings:
+        parts.append(f"other keys: {', '.join(changes.settings)}")
+    return "; ".join(parts) or "nothing is different"

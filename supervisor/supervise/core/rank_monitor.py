@@ -1,0 +1,439 @@
+"""The detectors and rules of one rank: frames in, rules that fired or cleared out.
+
+Inside, watches keep mutable private state (a frozen object per sample costs four times too much);
+outside, the same frames give the same answers. Numbers are collected only when a rule changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from itertools import product
+from operator import itemgetter
+from typing import Any
+
+from .frames import JOB, History
+from .frames import LOSS as LOSS
+from .model import formats
+from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
+from .model.events import Beat, Frame
+from .model.interfaces import NOTE, Clockwork, Note, Reading, Watch
+from .model.policy import Policy, Rule
+
+Values = tuple[float | None, ...]
+Sampler = Callable[[Values], Any]
+Feed = Callable[[Any, int], int]
+
+FEW = 32  # frames, when time has passed and few frames came: twice the probe's longest interval
+
+
+class RuleWatch:
+    """One rule on one rank: `code` now, `held` consecutive TRUE steps, `answered` by a runbook."""
+
+    __slots__ = (
+        "answered",
+        "blind",
+        "code",
+        "fired_ns",
+        "firing",
+        "held",
+        "keep_step",
+        "keep_until",
+        "unknown_since",
+    )
+
+    def __init__(self) -> None:
+        self.code = UNKNOWN
+        self.held = self.keep_until = self.fired_ns = 0
+        self.keep_step = -1
+        self.firing = self.answered = False
+        # Frame count, time, and the step before.
+        self.unknown_since: tuple[int, int, int] | None = None
+        self.blind = False
+
+    def copy(self) -> RuleWatch:
+        twin = RuleWatch()
+        for name in RuleWatch.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+
+class RankMonitor:
+    """All watches of one rank, in the order of `detectors`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.detectors = tuple(policy.detectors.items())
+        self.index = {name: i for i, (name, _) in enumerate(self.detectors)}
+        self.watches: list[Watch] = [detector.start() for _, detector in self.detectors]
+        self.codes = [UNKNOWN] * len(self.watches)
+        self.rules = [RuleWatch() for _ in policy.rules]
+        self.names: tuple[str, ...] = ()
+        self.program: tuple[int, int] | None = None  # see Announced
+        self.attempt = 0
+        self.step = self.step_before = -1  # of the newest frame, and of the one before
+        self.frames = 0
+        self.weights_of = 0, -1  # attempt that goes on with the weights of an earlier step: which
+        self.lost = 0  # frames that were overwritten since the newest one
+        self.probe_off = False  # the probe of this rank is off or cannot be read
+        self.exited = False  # the process of this rank has ended, and another one has not spoken
+        self.elsewhere = frozenset[int]()  # rules that another rank judges, by the job's numbers
+        self.latest: Values = ()
+        self.dense: set[str] = set()  # metrics known to come with every frame
+        self.history = History()
+        self.notes: list[tuple[str, Note]] = []
+        self._plan()
+
+    def copy(self) -> RankMonitor:
+        twin = RankMonitor.__new__(RankMonitor)
+        twin.__dict__.update(self.__dict__)
+        twin.watches = [watch.copy() for watch in self.watches]
+        twin.codes = list(self.codes)
+        twin.rules = [rule.copy() for rule in self.rules]
+        twin.history = self.history.copy()
+        twin.dense = set(self.dense)
+        twin.notes = list(self.notes)
+        twin._plan()
+        return twin
+
+    # ── which column feeds which watch ────────────────────────────────────────────────────────────
+
+    def is_replaced_by(self, program: tuple[int, int] | None) -> bool:
+        """Return whether that program takes the place of one that nobody knew to have ended."""
+        return self.program not in (None, program) and not self.exited
+
+    def announce(self, names: tuple[str, ...], program: tuple[int, int] | None) -> None:
+        """Bind metric names to columns; another program of the same rank starts from nothing."""
+        fresh, self.exited = self.program not in (None, program), False
+        if fresh:
+            for watch in self.watches:
+                watch.reset()
+            self.codes = [UNKNOWN] * len(self.watches)
+            self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
+            for rule in self.rules:
+                rule.keep_step = -1  # its steps are other ones
+        self.history.announce(names, fresh=fresh)
+        self.program, self.names = program, names
+        self._plan()
+
+    def follow(self, elsewhere: frozenset[int]) -> None:
+        """Leave these rules to the rank that has the job's numbers."""
+        if elsewhere != self.elsewhere:
+            for r in elsewhere ^ self.elsewhere:
+                self.rules[r] = RuleWatch()
+            self.elsewhere = elsewhere
+            self._hot = list(range(len(self.policy.rules)))
+
+    def forget(self, metrics: Sequence[object]) -> None:
+        """These metrics are measured in another way from now on: what was learnt is of the old."""
+        for i, (_, detector) in enumerate(self.detectors):
+            if any(metric in metrics for metric in detector.metrics):
+                self.watches[i].reset()
+                self.codes[i] = UNKNOWN
+        self._hot = list(range(len(self.policy.rules)))
+
+    def _plan(self) -> None:
+        column = self._column = {name: i for i, name in enumerate(self.names)}
+        self._clocks: list[tuple[int, Clockwork]] = []
+        self._single: list[tuple[int, Feed, int]] = []  # with the column of its metric
+        self._joint: list[tuple[int, Feed, Sampler]] = []  # read several inputs
+        for i, ((_, detector), watch) in enumerate(zip(self.detectors, self.watches, strict=True)):
+            columns = [column.get(metric, -1) for metric in detector.metrics]
+            known = max(columns, default=-1) >= 0
+            if isinstance(watch, Clockwork):
+                self._clocks.append((i, watch))
+            elif detector.reads == "metric":
+                if known:
+                    self._single.append((i, watch.feed, columns[0]))
+            elif known or detector.detectors:
+                inputs = [self.watches[self.index[name]] for name in detector.detectors]
+                sample = _sampler(detector.reads, columns, inputs)
+                self._joint.append((i, watch.feed, sample))
+        names = set(self.names)
+        self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
+        self.of_job = frozenset(r for r in of_job(self.policy) if self._able[r])
+        # Rules that must be judged even when no code changed.
+        self._hot = list(range(len(self.policy.rules)))
+
+    def active(self, rule: int) -> bool:
+        """Return whether the job has the metrics without which the rule can never fire."""
+        silent = self.probe_off or self.exited or rule in self.elsewhere
+        return not silent and self._able[rule]
+
+    def missing(self, rule: int) -> Sequence[str]:
+        """Return the metrics behind a rule that were never announced."""
+        return missing(self.policy, self.policy.rules[rule], set(self.names).__contains__)
+
+    # ── feeding ───────────────────────────────────────────────────────────────────────────────────
+
+    def feed(self, frame: Frame, frame_count: int) -> list[tuple[int, bool]]:
+        """Take a frame; return `(rule index, fired)` for every rule that fired or cleared."""
+        if frame.attempt != self.attempt:
+            self._rewind(frame)
+        step, values = frame.step, frame.values
+        missing = len(self.names) - len(values)
+        if missing > 0:
+            values += (None,) * missing
+        changed, codes = False, self.codes
+        for i, feed, column in self._single:
+            code = feed(values[column], step)
+            if code != codes[i]:
+                codes[i], changed = self._take_note(i, code), True
+        for i, feed, sample in self._joint:
+            code = feed(sample(values), step)
+            if code != codes[i]:
+                codes[i], changed = self._take_note(i, code), True
+        for _, clock in self._clocks:
+            clock.beat(frame.at_ns, step)
+        self.step_before = self.step if self.step >= 0 else step - 1
+        self.step, self.latest, self.frames = step, values, self.frames + 1
+        history = self.history
+        history.frames.append(frame)
+        if history.probed:
+            history.probe(frame)
+        if changed or self._hot:
+            return self._judge(changed, frame_count, frame.at_ns)
+        return []
+
+    def tick(self, at_ns: int, beat: Beat | None, frame_count: int) -> list[tuple[int, bool]]:
+        """Let the clockworks see the time; return rules that fired or cleared.
+
+        Silence means something only while the probe is known to be there: without a `beat`, or once
+        it was switched off (`deaf`), nothing is known.
+        """
+        changed = False
+        if self.exited:  # its silence is known, and means nothing
+            return []
+        for i, clock in self._clocks:
+            code = UNKNOWN
+            if beat is not None and not self.probe_off:
+                code = clock.tick(at_ns, beat.seen_ns, beat.phase)
+            if code != self.codes[i]:
+                self.codes[i] = self._take_note(i, code)
+                changed = True
+        return self._judge(True, frame_count, at_ns, new_step=False) if changed else []
+
+    def mark_exited(self) -> None:
+        """The process ended to be started again: what it said last is not so any more."""
+        self.exited = True
+        for watch in self.rules:
+            watch.code, watch.unknown_since = UNKNOWN, None
+
+    def reset_deadlines(self, at_ns: int) -> None:
+        """The run was stopped from outside and goes on: deadlines begin anew."""
+        for _, clock in self._clocks:
+            clock.beat(at_ns, self.step)
+
+    def _take_note(self, i: int, code: int) -> int:
+        """Return the code without the note flag; keep the note."""
+        if code & NOTE:
+            self.notes.append((self.detectors[i][0], self.watches[i].note()))
+        return code & 3
+
+    def _rewind(self, frame: Frame) -> None:
+        """A rollback went back to before `frame.step`: what was seen before it stays valid.
+
+        Where the loop went on, what was seen of the weights that are gone is dropped all the same.
+        """
+        self.attempt = frame.attempt
+        attempt, step = self.weights_of
+        last = min(step, frame.step - 1) if attempt == frame.attempt else frame.step - 1
+        for watch in self.watches:
+            watch.rewind(last)
+        for rule in self.rules:
+            rule.keep_step -= max(0, self.step + 1 - frame.step)
+        self.step = min(self.step, frame.step - 1)
+        self.history.rewind(last + 1)
+
+    # ── rules ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(
+        self, changed: bool, frame_count: int, at_ns: int, *, new_step: bool = True
+    ) -> list[tuple[int, bool]]:
+        moved: list[tuple[int, bool]] = []
+        rules = self.policy.rules
+        hot: list[int] = []
+        due: Sequence[int] = range(len(rules)) if changed else self._hot
+        if self.elsewhere:
+            due = [r for r in due if r not in self.elsewhere]
+        for r in due:
+            rule, watch = rules[r], self.rules[r]
+            watch.code = rule.when(self.codes)
+            if watch.code == OK and not watch.firing:
+                watch.held, watch.unknown_since, watch.blind = 0, None, False
+                continue
+            hot.append(r)
+            fired = self._weigh(rule, watch, frame_count, at_ns, new_step)
+            if fired is not None:
+                moved.append((r, fired))
+        self._hot = hot
+        return moved
+
+    def _weigh(
+        self, rule: Rule, watch: RuleWatch, frame_count: int, at_ns: int, new_step: bool
+    ) -> bool | None:
+        code, since = watch.code, watch.unknown_since
+        if code == UNKNOWN:
+            if since is None:
+                watch.unknown_since = (frame_count, at_ns, self.step_before)
+            if rule.unknown == "hold":
+                return None
+            code = BREACH if rule.unknown == "breach" else OK
+        else:
+            watch.unknown_since, watch.blind = None, False
+        if code == BREACH:
+            if new_step or watch.held == 0:
+                watch.held += 1 if rule.unit == "rows" else self._stands_for(rule, since)
+            if not watch.firing and watch.held >= rule.for_steps:
+                watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
+                by_rows = rule.unit == "rows"
+                watch.keep_until = frame_count + rule.keep_steps * by_rows
+                watch.keep_step = -1 if by_rows else self.step + rule.keep_steps
+                return True
+            return None
+        watch.held = 0
+        kept = frame_count < watch.keep_until or self.step < watch.keep_step
+        if watch.firing and not kept:
+            watch.firing = False
+            return False
+        return None
+
+    def _stands_for(self, rule: Rule, since: tuple[int, int, int] | None) -> int:
+        """Return how many steps a known frame counts for: those since the known one before it."""
+        before = self.step_before if since is None else since[2]
+        return max(1, min(self.step - before, rule.for_steps))
+
+    def newly_blind(self, frame_count: int, at_ns: int) -> list[int]:
+        """Return rules that lack a metric which was there before, for too long, once each.
+
+        A detector that is still warming up, or undecided on good values, is not blind.
+        """
+        found: list[int] = []
+        for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
+            if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
+                continue
+            since_frame, since_ns, _ = watch.unknown_since
+            many = self.policy.blind_after_steps
+            if frame_count - since_frame <= many:
+                many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
+            if many and frame_count > since_frame and self.active(r) and self._lacking(r, many):
+                watch.blind = True
+                found.append(r)
+        return found
+
+    def lacks_metrics(self, rule: int) -> bool:
+        """Return whether a rule cannot be judged because the newest frames lack what it reads.
+
+        One that still collects samples, as after a new start, or that is sampled, is not that.
+        """
+        return self.active(rule) and self._lacking(rule, 1)
+
+    def _lacking(self, rule: int, frames: int) -> bool:
+        """Return whether the rule cannot fire by what is in the newest `frames`.
+
+        Only what once came with every frame can go missing: the rest is sampled, or comes rarely.
+        A costly metric may come less often: see `Policy.sparsest`.
+        """
+
+        def is_there(metric: str) -> bool:
+            newest = max(frames, self.policy.sparsest.get(metric, 0))
+            return not self._is_dense(metric) or self.history.has(metric, newest)
+
+        return not can_fire(self.policy, self.policy.rules[rule], is_there)
+
+    def _is_dense(self, metric: str) -> bool:
+        """Return whether a metric ever was finite in two frames running: then it comes in all."""
+        if metric not in self.dense and self.history.runs(metric):
+            self.dense.add(metric)
+        return metric in self.dense
+
+    def release(self) -> None:
+        """Forget which rules fire, so that one that is still in breach fires, and acts, again."""
+        for watch in self.rules:
+            watch.firing, watch.held = False, 0
+        self._hot = list(range(len(self.rules)))
+
+    # ── what people and runbooks ask ──────────────────────────────────────────────────────────────
+
+    def numbers(self, rule: Rule) -> dict[str, Reading]:
+        """Return the numbers behind a rule, detector by detector, inputs of couplings included."""
+        readings: dict[str, Reading] = {}
+        for name in self.policy.detectors_of(rule):
+            i, detector = self.index[name], self.policy.detectors[name]
+            reading = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
+            if len(detector.metrics) == 1:
+                reading["metric"] = detector.metrics[0]
+                where = formats.where(detector.metrics[0], self.value)
+                if where:
+                    reading["where"] = where
+            readings[name] = reading
+        return readings
+
+    def value(self, metric: str) -> float | None:
+        """Return the newest value of a metric, None when absent."""
+        column = self._column.get(metric, len(self.latest))
+        return self.latest[column] if column < len(self.latest) else None
+
+
+def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sampler:
+    """Return the function that takes a sample from the values of a frame; column -1 is absent."""
+    if reads == "metrics":
+        if len(columns) > 1 and min(columns) >= 0:
+            return itemgetter(*columns)
+        return lambda values: [values[c] if c >= 0 else None for c in columns]
+    if reads == "detectors":
+        return lambda values: [watch.raw for watch in inputs]
+    column, other = columns[0], inputs[0]
+    return lambda values: (values[column] if column >= 0 else None, other.raw)
+
+
+def of_job(policy: Policy) -> frozenset[int]:
+    """Return the places of the rules that read what is one number for all ranks."""
+    names = {name for name, each in policy.detectors.items() if not JOB.isdisjoint(each.metrics)}
+    rules = enumerate(policy.rules)
+    return frozenset(r for r, rule in rules if not names.isdisjoint(policy.detectors_of(rule)))
+
+
+MOST = 8  # readable detectors of one rule whose combinations are tried
+
+
+def can_fire(
+    policy: Policy, rule: Rule, has: Callable[[str], bool], without: Container[str] = ()
+) -> bool:
+    """Return whether any readings of the detectors that have their metrics make the rule TRUE.
+
+    without: detectors that are UNKNOWN all the same.
+
+    A detector without its metrics is UNKNOWN for ever. `a or b` can do without one of the two,
+    `a and b` cannot.
+    """
+    order = list(policy.detectors)
+    readable = [name for name in rule.uses if is_readable(policy, name, has, without)]
+    if len(readable) > MOST:
+        return len(readable) == len(rule.uses)
+    places = [order.index(name) for name in readable]
+    codes = [UNKNOWN] * len(order)
+    for answers in product((BREACH, OK), repeat=len(places)):
+        for place, code in zip(places, answers, strict=True):
+            codes[place] = code
+        if rule.when(codes) == BREACH:
+            return True
+    return False
+
+
+def is_readable(
+    policy: Policy, name: str, has: Callable[[str], bool], without: Container[str] = ()
+) -> bool:
+    """Return whether a detector, and what it is coupled with, has the metrics it reads."""
+    if name in without:
+        return False
+    detector = policy.detectors[name]
+    inputs = [is_readable(policy, inner, has, without) for inner in detector.detectors]
+    own = [has(metric) for metric in detector.metrics]
+    enough = all if detector.needs_all else any
+    return (not own or enough(own)) and (not inputs or enough(inputs))
+
+
+def missing(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:
+    """Return the metrics behind a rule that are not there, in order, each once."""
+    metrics = [m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics]
+    return list(dict.fromkeys(metric for metric in metrics if not has(metric)))

@@ -1,0 +1,80 @@
+"""Report of how a job that was started again goes on, compared with the attempt before.
+
+What differs is told within a few steps, with both numbers and what to do. It is never rolled back:
+no earlier state mends what the job does not load.
+"""
+
+from __future__ import annotations
+
+from .attempt_overlap import STARTS, Overlap, Row, columns, row
+from .model.decisions import StepDiffers
+from .model.events import Announced, Frame
+from .rank_monitor import RankMonitor
+from .run_state import State, StepContext
+
+ONSET = 5  # steps before a breach that may be part of its trouble; project default
+
+
+def on_announced(state: State, monitor: RankMonitor, event: Announced) -> None:
+    """Another process takes the place of one that ended: keep what the leader's steps were."""
+    steps = state.repeated
+    if not monitor.exited or monitor.program in (None, event.program):
+        return
+    if state.leader() == event.rank:
+        where = columns(monitor.names)
+        steps.before = {frame.step: row(frame, where) for frame in monitor.history.frames}
+        steps.overlap = None
+
+
+def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
+    """Take a frame of the leading rank; report what is not as it was."""
+    steps, overlap = ctx.state.repeated, ctx.state.repeated.overlap
+    starts = frame.step < STARTS and not frame.attempt
+    if not (starts or steps.before or overlap):
+        return
+    now = row(frame, columns(monitor.names))
+    if starts:
+        steps.starts[frame.step] = now
+    if steps.before and frame.attempt == ctx.state.job.launched:
+        before, steps.before = steps.before, {}
+        if max(before) >= frame.step:
+            overlap = Overlap(frame.step, frame.attempt, before, steps.starts)
+            steps.overlap = overlap
+    if overlap is not None and overlap.attempt == frame.attempt:
+        _compare(ctx, overlap, frame.step, now)
+    elif overlap is not None:  # rolled back meanwhile
+        steps.overlap = None
+
+
+def missing(state: State) -> str:
+    """Say that too few of the repeated steps were compared to believe in a recovery, else ""."""
+    overlap = state.repeated.overlap
+    if overlap is None or overlap.compared >= overlap.wanted:
+        return ""
+    return f"{overlap.compared} of {overlap.wanted} repeated steps were compared"
+
+
+def differences(state: State) -> str:
+    """Return what the newest launch does otherwise than before, "" for nothing."""
+    overlap = state.repeated.overlap
+    found = overlap.differences if overlap is not None else ()
+    return "; ".join(one.text for one in found if one.matters)
+
+
+def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
+    incident = ctx.state.incident
+    crashed = incident is not None and incident.breach_step == incident.recovery.crashed
+    numbers = incident is None or crashed or step < incident.breach_step - ONSET
+    found = overlap.take(step, now, numbers=numbers)
+    for one in found:
+        what = "differs" if one.matters else "as-seeded"
+        ctx.record(StepDiffers(reason=one.text, what=what))
+    if found:
+        gravest = next((one for one in found if one.matters), found[0])
+        texts = "; ".join(one.text for one in found)
+        ctx.notify(
+            "SEV2" if gravest.matters else "INFO",
+            f"the job goes on otherwise than before its restart: {texts}",
+            verdict="nothing is rolled back for it" if gravest.matters else "the training goes on",
+            then="; ".join(one.remedy for one in found),
+        )

@@ -1,0 +1,423 @@
+"""Response to a rule that fires: an incident, and a runbook where the policy names one.
+
+All rules of an event are enlisted before anything is answered; the most severe one speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from . import (
+    action_planning,
+    approvals,
+    checkpoint_choice,
+    closing,
+    data_suspicion,
+    diagnosis,
+    job_lifecycle,
+    notices,
+    opening,
+    rule_scope,
+    runbook_runner,
+    withdrawal,
+)
+from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution, first_breach, headline
+from .model import escalation, state_machine
+from .model.action import Refused
+from .model.decisions import (
+    ACTING_MODES,
+    SEVERITIES,
+    SUPERSEDED,
+    RuleCleared,
+    RuleFired,
+    RunbookPreempted,
+    ShadowStep,
+    Suppressed,
+)
+from .model.interfaces import Reading
+from .model.policy import HOLD, Policy, Rule
+from .rank_monitor import RankMonitor
+from .run_state import State, StepContext
+
+
+def on_rules_changed(
+    ctx: StepContext, monitor: RankMonitor, rank: int, changes: list[tuple[int, bool]]
+) -> None:
+    """Take `(rule index, fired)` of one rank and one event."""
+    policy, state = ctx.policy, ctx.state
+    was_in, firing = state.machine, set(state.firing(policy))
+    fired = [(rule, monitor.numbers(rule)) for rule in (policy.rules[r] for r, on in changes if on)]
+    make_way(
+        ctx, [rule for rule, _ in fired if not _muted(policy, state, monitor, rule, firing, was_in)]
+    )
+    grown: set[str] = set()
+    for r, began in changes:
+        rule = policy.rules[r]
+        numbers = monitor.numbers(rule)
+        alongside = rule_scope.alongside(policy, state.incident, rule)
+        if began:
+            ctx.record(
+                RuleFired(
+                    reason=f"{rule.id} fired: {headline(numbers, rule.text)}",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    when=rule.text,
+                    rank=rank,
+                    numbers=numbers,
+                    phase=rule.phase or "",
+                    alongside=alongside,
+                )
+            )
+        else:
+            ctx.record(
+                RuleCleared(
+                    reason=f"{rule.id} cleared",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    rank=rank,
+                    alongside=alongside,
+                )
+            )
+        notices.on_rule_changed(ctx, rule, rank, numbers)
+        if began:
+            notices.extend_firing(policy, state, rule, monitor.rules[r])
+            if notices.has_grown(policy, state, rule, rank, numbers):
+                grown.add(rule.id)
+    state.rules.unmute_cleared(firing)
+    if fired:
+        worse = [(replace(rule, severity="SEV1"), n) for rule, n in fired if rule.id in grown]
+        fired = [pair for pair in fired if pair[0].id not in grown] + worse
+        _answer(ctx, monitor, fired, firing, was_in, grown)
+
+
+def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
+    """An incident about the machine ends where a rule tells of the training; its rules wait."""
+    policy, state, incident = ctx.policy, ctx.state, ctx.state.incident
+    if incident is None or incident.phase != OPEN or incident.run is not None:
+        return
+    newer = next((rule for rule in rules if rule_scope.makes_way(policy, incident, rule)), None)
+    if newer is None:
+        return
+    for name in state.firing(policy):
+        if name in incident.rules:
+            state.rules.muted[name] = f"incident:{opening.next_id(state)}"
+    text = f"superseded by {newer.id}"
+    closing.close(ctx, incident, text, SUPERSEDED, superseded_by=newer.id)
+
+
+def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
+    """Judge by the policy of the phase that begins; what fires and is worse in it is told again.
+
+    Args:
+        changes: what fired or cleared in this event, which is not answered yet.
+    """
+    state, new = ctx.state, {r for r, _ in changes}
+    for r, (was, rule) in enumerate(zip(ctx.policy.rules, policy.rules, strict=True)):
+        worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(was.severity)
+        if worse and r not in new and any(m.rules[r].firing for m in state.monitors.values()):
+            state.rules.muted.setdefault(rule.id, f"phase:{was.phase}")
+    ctx.policy = policy
+
+
+def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
+    """Offer rules again that still fire when what muted them is gone, or has lasted."""
+    policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
+    firing = set(state.firing(policy))
+    free, again = [], []
+    for rule in policy.rules:
+        if rule.id not in muted:
+            continue
+        by = _muted(policy, state, monitor, rule, firing, state.machine)
+        if by is None:
+            free.append(rule)
+        if by is None or (muted[rule.id].startswith("brief:") and by != muted[rule.id]):
+            again.append((rule, monitor.numbers(rule)))
+            del muted[rule.id]
+    if again:
+        make_way(ctx, free)
+        _answer(ctx, monitor, again, firing, state.machine)
+
+
+def _answer(
+    ctx: StepContext,
+    monitor: RankMonitor,
+    fired: list[tuple[Rule, dict[str, Reading]]],
+    firing: set[str],
+    was_in: str,
+    grown: Collection[str] = (),
+) -> None:
+    """Enlist what fired, most severe first, then let the first rule that acts speak."""
+    state = ctx.state
+    # What is about the machine last: it stands beside an incident that others of the event begin.
+    fired.sort(
+        key=lambda pair: (
+            SEVERITIES.index(pair[0].severity),
+            rule_scope.of_machine(ctx.policy, pair[0]),
+        )
+    )
+    acting: list[Rule] = []
+    told = False
+    for rule, numbers in fired:
+        muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
+        if muted is not None:
+            ctx.record(
+                Suppressed(
+                    reason=f"{rule.id} is muted by {_named(muted)}",
+                    rule=rule.id,
+                    severity=rule.severity,
+                    suppressed_by=muted,
+                    alongside=rule_scope.alongside(ctx.policy, state.incident, rule),
+                )
+            )
+            state.rules.muted[rule.id] = muted
+            if muted.startswith("incident:"):
+                opening.notify_alongside(ctx, rule, numbers, headline(numbers, rule.text))
+            if rule.severity == "SEV0" and muted.startswith("session_end:"):
+                told |= opening.notify_alone(ctx, rule, numbers, told=told)
+            continue
+        text = headline(numbers, rule.text)
+        if rule.id in grown:
+            text += f"; {notices.GROWN}"
+        told |= opening.group(ctx, monitor, rule, numbers, text, told=told, grown=rule.id in grown)
+        if rule.runbook is None:
+            continue
+        mode = ctx.policy.mode_of(rule)
+        if mode in ACTING_MODES:
+            acting.append(rule)
+        else:
+            _shadow(ctx, rule, mode)
+    if acting:
+        _respond(ctx, monitor, acting[0])
+    elif state.incident is not None and state.machine == state_machine.NOMINAL:
+        ctx.move("notice", f"{state.incident.id}: {state.incident.headline}")
+
+
+def _named(muted: str) -> str:
+    """Return what mutes a rule in words."""
+    kind, _, what = muted.partition(":")
+    return f"the phase {what} of the run" if kind == "phase" else what
+
+
+def _muted(
+    policy: Policy, state: State, monitor: RankMonitor, rule: Rule, firing: set[str], was_in: str
+) -> str | None:
+    """Return what mutes a rule, None: it may speak.
+
+    `phase:<phase>`, `silence:<who>`, `session_end:<incident>`, `inhibit:<rule, state>`,
+    `planned:<what>`, `brief:<what>`, `host:<what>` or `incident:<incident>`.
+    """
+    incident = state.incident
+    if rule.off:
+        return f"phase:{rule.phase}"
+    if (silent := state.silence(rule.id)) is not None and rule.severity != "SEV0":
+        return f"silence:{silent}"
+    if incident is not None and incident.deferred.session_end:
+        return f"session_end:{incident.id}"
+    for inhibit in policy.inhibit:
+        if rule.id not in inhibit.mute:
+            continue
+        if inhibit.by_rule is not None and inhibit.by_rule in firing:
+            return f"inhibit:{inhibit.by_rule}"
+        if was_in in inhibit.by_state:
+            return f"inhibit:{was_in}"
+    planned = diagnosis.planned_event(policy, state.step, monitor, rule)
+    if planned is not None:
+        return f"planned:{planned}"
+    if (passing := diagnosis.passing_slowness(policy, state, monitor, rule)) is not None:
+        return passing
+    alongside = rule_scope.alongside(policy, incident, rule)
+    return f"incident:{alongside}" if alongside else None
+
+
+def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
+    """A rule with a runbook fired, may act, and nothing mutes it."""
+    policy, state, incident = ctx.policy, ctx.state, ctx.state.incident
+    assert incident is not None
+    assert rule.runbook is not None
+    incident.trigger.asks |= policy.mode_of(rule) == "approve"
+    minimum = escalation.minimum_level(policy.ladder, state.history.last_level, state.frame_count)
+    name, level = escalation.entry_level(policy.ladder, rule.runbook, minimum)
+    aside = level < 0  # on no level: the ladder is not about it
+    book = policy.runbooks.get(name)
+    changes = book is not None and any(step.changes_training for step in book.steps)
+    off = not aside or (changes and not withdrawal.reports_stall(monitor, rule))
+    if incident.phase == HELD and off:
+        _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
+        return
+    place = policy.rules.index(rule)
+    watch, same = monitor.rules[place], _answered(state.monitors, monitor, place)
+    if same is not None:  # the same trouble, seen from another rank
+        watch.answered = True
+        text = f"{rule.id} fires on rank {same} too, where it was answered"
+        _suppress(ctx, rule, text, "answered")
+        return
+    if opening.predates_rollback(incident, monitor, rule):
+        why = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
+        _suppress(ctx, rule, why, "acting")
+        incident.deferred.rules.append(rule.id)
+        return
+    if incident.run is not None:
+        _meanwhile(ctx, monitor, rule, incident.run, (name, level))
+        return
+    if (waits := _waiting(policy, state, incident, rule, aside=aside)) is not None:
+        _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for {waits[0]}", waits[1])
+        return
+    last = state.history.cooldown.get(rule.id)
+    cooling = last is not None and state.frame_count - last[0] < rule.cooldown_steps
+    why = f"{rule.id}: {incident.headline}"
+    tried = max(incident.escalation.level, last[1] if cooling and last is not None else -1)
+    again = not aside and (cooling or incident.phase == PROBATION) and level <= tried
+    if again:
+        why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
+        why += f", and {name} was tried"
+        _suppress(ctx, rule, why, "cooldown" if cooling else "probation", runbook=name)
+        incident.escalation.level, (_, level) = tried, escalation.next_level(policy.ladder, tried)
+    if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
+        incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
+        opening.mark_suspect(state, incident)
+        data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
+    watch.answered = True
+    still = withdrawal.reports_stall(monitor, rule)
+    withdrawal.set_trigger(incident.trigger, rule, still=still)
+    if still and job_lifecycle.give_up(ctx, incident, name):
+        return
+    if again:
+        runbook_runner.escalate(ctx, incident, why)
+    else:
+        runbook_runner.start(
+            ctx, incident, name, level, why, escalated=not aside and name != rule.runbook
+        )
+    if state.approvals.pending is None:  # else nothing was tried yet
+        state.history.cooldown[rule.id] = (state.frame_count, level)
+
+
+def _waiting(
+    policy: Policy, state: State, incident: Incident, rule: Rule, *, aside: bool
+) -> tuple[str, str] | None:
+    """Return what an incident waits for that a rule must not cut short, and that as a key."""
+    if checkpoint_choice.is_searching(policy, state) and opening.limits(policy, rule):
+        return f"a checkpoint, and {rule.runbook} mends nothing", "relaunch"
+    if not aside and approvals.is_suspended(state, incident, rule.severity):
+        return "approval", "approval"
+    return None
+
+
+def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, runbook: str = "") -> None:
+    """Record that a rule fired and is not answered, and what keeps it."""
+    ctx.record(
+        Suppressed(
+            reason=why, rule=rule.id, severity=rule.severity, suppressed_by=by, runbook=runbook
+        )
+    )
+
+
+def _meanwhile(
+    ctx: StepContext,
+    monitor: RankMonitor,
+    rule: Rule,
+    run: RunbookExecution,
+    wanted: tuple[str, int],
+) -> None:
+    """A rule asks for a runbook, and a level, while another one runs."""
+    policy, incident, (name, level) = ctx.policy, ctx.state.incident, wanted
+    assert incident is not None
+    if opening.outranks(policy, monitor, rule, run):
+        if 0 <= level <= (at := incident.escalation.level):
+            name, level = escalation.next_level(policy.ladder, at)
+        monitor.rules[policy.rules.index(rule)].answered = True
+        _preempt(ctx, monitor, rule, name, level)
+        return
+    _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} is running", "acting")
+    if (
+        level < 0 and rule.runbook != run.runbook.name
+    ):  # else it is judged by whether that one helps
+        incident.deferred.rules.append(rule.id)
+
+
+def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, place: int) -> int | None:
+    """Return another rank on which the rule at that place fires and was answered."""
+    for rank, other in monitors.items():
+        if other is not monitor and other.rules[place].firing and other.rules[place].answered:
+            return rank
+    return None
+
+
+def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, level: int) -> None:
+    """Something worse came up: leave a runbook that is only being verified; never cut an action."""
+    incident = ctx.state.incident
+    assert incident is not None
+    run = incident.run
+    assert run is not None
+    if run.is_busy():
+        _suppress(ctx, rule, f"{rule.id}: {run.runbook.name} is executing an action", "acting")
+        incident.deferred.rules.append(rule.id)
+        return
+    ctx.record(RunbookPreempted(reason=f"{run.runbook.name} is preempted by {rule.id}"))
+    incident.run = None
+    if level >= 0:
+        opening.invalidate_attempt(ctx.state, incident)
+    ctx.state.history.cooldown[rule.id] = (ctx.state.frame_count, level)
+    still = withdrawal.reports_stall(monitor, rule)
+    withdrawal.set_trigger(incident.trigger, rule, still=still)
+    if still and job_lifecycle.give_up(ctx, incident, name):
+        return
+    escalated = level >= 0 and name != rule.runbook
+    runbook_runner.start(
+        ctx, incident, name, level, f"{rule.id}: {incident.headline}", escalated=escalated
+    )
+
+
+def run_deferred(ctx: StepContext) -> None:
+    """Answer what had to wait for an action, or for a runbook's end, if it is still a reason to."""
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None or not incident.deferred.rules:
+        return
+    deferred = incident.deferred
+    if incident.run is not None and incident.run.is_busy():
+        return
+    firing = set(state.firing(ctx.policy))
+    found = list(opening.due_rules(ctx.policy, state.monitors, incident))
+    deferred.rules = [] if found else [name for name in deferred.rules if name in firing]
+    if found:
+        rule, monitor = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
+        _respond(ctx, monitor, rule)
+
+
+def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
+    """Write down what enforce would have done; touch nothing."""
+    incident = ctx.state.incident
+    assert incident is not None
+    assert rule.runbook is not None
+    if ctx.state.machine == state_machine.NOMINAL:
+        ctx.move("notice", f"{incident.id}: {incident.headline}")
+    shadowed = incident.escalation.shadowed
+    if mode == "observe" or rule.runbook in shadowed:
+        return
+    shadowed.append(rule.runbook)
+    where = action_planning.plan_context(ctx.state, incident)
+    steps: list[ShadowStep] = []
+    if rule.runbook != HOLD:
+        book = ctx.policy.runbooks[rule.runbook]
+        for verb, action in zip(book.verbs, book.steps, strict=True):
+            if not action.is_due(where):
+                continue
+            try:
+                steps.append(ShadowStep(verb, action.plan(where)))
+            except Refused as refusal:
+                steps.append(ShadowStep(verb, refused=str(refusal)))
+    ctx.record(
+        Suppressed(
+            reason=f"{mode}: would have run {rule.runbook}",
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by=f"mode:{mode}",
+            runbook=rule.runbook,
+            would=steps,
+        )
+    )
+    ctx.notify(
+        incident.severity,
+        f"{incident.id}: {rule.id}",
+        then=f"{mode} mode: nothing was changed; enforce would have run {rule.runbook}",
+    )

@@ -1,0 +1,178 @@
+"""Scope of a rule: the weights and their causes, or only the machine that trains them.
+
+A slow host, a dear probe or a silent process says nothing against a checkpoint. Whatever is not
+known to be of the machine may be of the weights. Nor do denser samples explain a slow step.
+"""
+
+from __future__ import annotations
+
+from .incident import Incident
+from .model.decisions import CODE_NAMES
+from .model.policy import Policy, Rule
+from .model.state_machine import UNEASY
+from .run_state import State
+
+# Families of rules, by what they read.
+LIVENESS, SPEED, HARDWARE, DATA, TRAINING = "liveness", "speed", "hardware", "data", "training"
+TIMES = frozenset(
+    (
+        *("step_time", "forward_time", "backward_time", "optimizer_time", "input_time"),
+        *("other_time", "checkpoint_time", "comm_time", "comm_time_frac", "compute_time_frac"),
+        *("dataloader_stall_frac", "tokens_per_sec", "mfu", "straggler_ratio", "straggler_rank"),
+        *("gpu_util", "probe_overhead_frac", "probe_self_time"),
+    )
+)
+# Times, devices, the host, the watching itself. Errors of memory are none of these, nor are those
+# that a log counts: what they hit is not known.
+MACHINE = TIMES | frozenset(
+    (
+        *("gpu_power", "gpu_temperature", "gpu_mem_used", "gpu_mem_allocated"),
+        *("gpu_mem_reserved", "gpu_alloc_retries", "host_mem_used", "host_mem_growth"),
+        *("disk_free", "open_files"),
+    )
+)
+# What a model is given, known before it has seen it: that explains what it then does.
+INPUTS = frozenset(
+    (
+        *("batch_fingerprint", "batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
+        *("tokens_per_update", "batch_dispersion"),
+    )
+)
+
+
+# What one spike, or a planned event, moves.
+MOVED_BY_SPIKE = frozenset(
+    (
+        *("train_loss_raw", "train_loss_ema", "grad_global_norm", "update_norm", "grad_clip_rate"),
+        *("learning_rate", "update_to_weight", "loss_scale"),
+    )
+)
+
+
+def metrics(policy: Policy, rule: Rule) -> set[str]:
+    """Return what the detectors behind a rule read; nothing for one that reads the clock."""
+    return {m for name in policy.detectors_of(rule) for m in policy.detectors[name].metrics}
+
+
+def family(policy: Policy, rule: Rule) -> str:
+    """Return what a rule is about; of a rule that reads of several families it is the training."""
+    read = metrics(policy, rule)
+    for name, known in ((LIVENESS, frozenset[str]()), (SPEED, TIMES), (HARDWARE, MACHINE)):
+        if read <= known:
+            return name
+    return DATA if read <= INPUTS else TRAINING
+
+
+def of_machine(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule says nothing about the weights, whatever it finds."""
+    return metrics(policy, rule) <= MACHINE
+
+
+def against_weights(policy: Policy, incident: Incident) -> bool:
+    """Return whether anything of the incident may speak against the weights.
+
+    A rule that the policy no longer has is not known to be of the machine.
+    """
+    harmless = {rule.id for rule in _rules(policy, incident) if of_machine(policy, rule)}
+    return not set(incident.rules) <= harmless
+
+
+def is_apart(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule tells of the machine only, and the open incident of the training.
+
+    What asks for an action is answered within the incident, and silence interrupts whatever it is.
+    """
+    return (
+        rule.runbook is None
+        and family(policy, rule) in (SPEED, HARDWARE)
+        and against_weights(policy, incident)
+    )
+
+
+def alongside(policy: Policy, incident: Incident | None, rule: Rule) -> str:
+    """Return the id of an open incident that a rule is apart from, "" for none."""
+    return incident.id if incident is not None and is_apart(policy, incident, rule) else ""
+
+
+def goes_on(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether a rule fires that is not apart from the incident."""
+    firing = set(state.firing(policy))
+    return any(
+        rule.id in firing and not is_apart(policy, incident, rule)
+        for rule in policy.rules
+        if firing
+    )
+
+
+def makes_way(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule tells of the training, and the open incident of the machine only."""
+    return (
+        bool(incident.rules)
+        and family(policy, rule) in (DATA, TRAINING)
+        and all(family(policy, one) in (SPEED, HARDWARE) for one in _rules(policy, incident))
+        and not against_weights(policy, incident)
+    )
+
+
+def new_kind(incident: Incident, rule: Rule) -> bool:
+    """Return whether no rule of the incident is of the same pack: a trouble of its own."""
+    return all(_pack(name) != _pack(rule.id) for name in incident.rules)
+
+
+def explains(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule tells of what the model is given, and none as grave did so before."""
+    return family(policy, rule) == DATA and not any(
+        one.severity <= rule.severity for one in causes(policy, incident) if one.id != rule.id
+    )
+
+
+def causes(policy: Policy, incident: Incident) -> list[Rule]:
+    """Return the rules of an incident that tell of what the model is given."""
+    return [rule for rule in _rules(policy, incident) if family(policy, rule) == DATA]
+
+
+def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
+    """Return whether a rule, and one of the incident, read only what one spike moves."""
+    return metrics(policy, rule) <= MOVED_BY_SPIKE and any(
+        metrics(policy, other) <= MOVED_BY_SPIKE for other in _rules(policy, incident)
+    )
+
+
+def _pack(rule: str) -> str:
+    return rule.partition(".")[0]
+
+
+def _rules(policy: Policy, incident: Incident) -> list[Rule]:
+    return [rule for rule in policy.rules if rule.id in incident.rules]
+
+
+def needs_dense_sampling(policy: Policy, state: State) -> bool:
+    """Return whether an incident is open that samples may explain.
+
+    One that is only about speed, or about what the probe costs, is not: denser samples would make
+    the steps slower still, and the incident would never end.
+    """
+    incident = state.incident
+    if incident is None or state.machine not in UNEASY:
+        return state.machine in UNEASY
+    read = {metric for rule in _rules(policy, incident) for metric in metrics(policy, rule)}
+    return not read or not read <= TIMES
+
+
+def rule_states(policy: Policy, state: State) -> dict[str, str]:
+    """Return each rule's state: `firing`, `flapping`, `inactive`, `blind`, else its worst code.
+
+    `inactive`: a required metric does not exist in this job.
+    """
+    states: dict[str, str] = {}
+    for r, rule in enumerate(policy.rules):
+        watches = [monitor.rules[r] for monitor in state.monitors.values()]
+        if any(watch.firing for watch in watches):
+            states[rule.id] = "flapping" if rule.id in state.rules.flapping else "firing"
+        elif any(watch.blind for watch in watches):
+            states[rule.id] = "blind"
+        elif not any(monitor.active(r) for monitor in state.monitors.values()):
+            states[rule.id] = "inactive"
+        else:
+            states[rule.id] = CODE_NAMES[max((watch.code for watch in watches), default=1)]
+    return states

@@ -1,0 +1,170 @@
+"""Phase of the run, and the learning rate as a cause: what a rule counts for may depend on both.
+
+`early` lasts while the learning rate warms up (`lr_phase` below 1) and for the policy's `warmup`
+frames at least, and never comes back in a training session. One that is first seen beyond that
+many steps, as a log that begins at step 7000, has its start behind it: only its rate can be early.
+`late` is where a decay has taken the rate to half of its highest: the second half of a linear or
+cosine decay, and all of a staircase after its first large step. `steady` is the rest, and where
+nothing is known of the rate.
+
+That a rate moved first proves nothing: schedules move in each step. It was tested as the cause when
+the same weights were good at lower rates for long, and the update has grown as the rate has; or
+when the trouble comes back behind a rollback at the rate that had it before (see `lower_rate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .model.policy import EARLY, LATE, STEADY, Policy
+from .trends import EXCLUDED, median
+
+Series = Sequence[tuple[int, float]]  # (step, value), ascending
+SETTLED, NEAR = 32, 1.1  # frames at a rate, within a tenth, that are no harm; project defaults
+GOOD = 128  # frames with weights that were good: OLMo-core's window, as the baselines' of nano
+TIMES = 1.5  # of a good rate: no schedule of 298 006 recorded rows rose as far in a step
+LOWER = 0.5  # of a rate that the trouble came back at is tried next; project default
+
+
+@dataclass(frozen=True, slots=True)
+class RateCause:
+    """What is known of the rate, of the first parameter group.
+
+    Attributes:
+        used: the greatest one in use in the steps up to the first breach.
+        cleared: it did no harm in as many steps before as it takes to see that.
+        limit: the most that is taken to be good, where it was tested as the cause; else None.
+        why: it is to blame, in words; "" where it was not tested.
+    """
+
+    used: float
+    cleared: bool
+    limit: float | None = None
+    why: str = ""
+
+
+def weigh(
+    rates: Series, updates: Series, onset: int, highest: float, *, warms_up: bool
+) -> RateCause | None:
+    """Return what the frames tell of the rate, None where it is not known.
+
+    Args:
+        rates, updates: the learning rate in use and the norm of the update.
+        highest: rate of the run, but for the newest `GOOD` frames at least.
+        warms_up: the schedule rises, as it is meant to.
+    """
+    near = [rate for step, rate in rates if onset - EXCLUDED <= step <= onset]
+    used = max(near, default=0.0)
+    if used <= 0.0:
+        return None
+    before = sorted((rate for step, rate in rates if step < onset - EXCLUDED), reverse=True)
+    if sum(rate * NEAR >= used for rate in before) >= SETTLED:
+        return RateCause(used, cleared=True)
+    good = before[GOOD - 1] if len(before) >= GOOD else 0.0
+    known = good > 0.0 and not warms_up and used > NEAR * highest
+    if not known or used < TIMES * good or not _oversized(dict(rates), updates, onset, good):
+        return RateCause(used, cleared=False)
+    why = f"the weights were good at rates up to {good:.3g}, and updates grew with the rate since"
+    return RateCause(used, cleared=False, limit=good, why=why)
+
+
+def growth(rates: Series, onset: int) -> str:
+    """Return in words since when the rate has grown without a fall, "" if by less than `TIMES`."""
+    before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
+    if not before:
+        return ""
+    _, used = since, lowest = before[-1]
+    for step, rate in reversed(before):
+        if rate > lowest:
+            break
+        if rate < lowest:
+            since, lowest = step, rate
+    if used < TIMES * lowest:
+        return ""
+    return f"the learning rate grew {used / lowest:.2g} times since step {since}, to {used:.3g}"
+
+
+def _oversized(rates: dict[int, float], updates: Series, onset: int, good: float) -> bool:
+    """Return whether the update has grown with the rate."""
+    begin = onset - EXCLUDED
+    usual = [u for step, u in updates if step < begin and rates.get(step, math.inf) <= good]
+    near = [u for step, u in updates if begin <= step <= onset]
+    return bool(usual and near) and max(near) >= TIMES * median(usual)
+
+
+def came_back(used: float, before: RateCause, tried: float | None) -> RateCause | None:
+    """Return what it proves that a trouble came back at the rate `used`, None where it is nothing.
+
+    Args:
+        before: what was known. tried: the limit in force, None without.
+    """
+    if used < LOWER * (before.used if tried is None else tried):
+        return None  # far below the rate that it began at: another cause
+    limit = LOWER * min(used, used if tried is None else tried)
+    why = f"the trouble came back at a rate of {used:.3g} behind a rollback"
+    return RateCause(used, cleared=False, limit=limit, why=why)
+
+
+LR_PHASE = "lr_phase"
+STABLE, DECAY, REWARM = 1.0, 2.0, 3.0  # where these parts of `lr_phase` begin
+LOW = 0.5  # of the highest rate; project default
+
+
+@dataclass(slots=True)
+class RunPhase:
+    """The phase now.
+
+    Attributes:
+        name: `early`, `steady` or `late`. highest: the highest rate so far; `settled` without the
+            newest 128 frames at least.
+    """
+
+    name: str = EARLY
+    highest: float = 0.0
+    settled: float = 0.0
+    _settles: float = 0.0
+    _first_step: int | None = None
+    _written: Policy | None = None
+    _in_force: Policy | None = None
+
+    def follow(
+        self, step: int, lr_phase: float | None, rate: float | None, *, seen: int, warmup: int
+    ) -> bool:
+        """Take a frame of the leading rank; return whether another phase begins.
+
+        Args:
+            seen: frames of this training session, this one included.
+            warmup: the policy's, in frames.
+        """
+        before = self.name
+        if self._first_step is None:
+            self._first_step = step
+        warms_up = seen < warmup and self._first_step < warmup
+        if rate is not None and rate > self.highest:
+            self.highest = rate
+        if seen % GOOD == 0:
+            self.settled, self._settles = self._settles, self.highest
+        if before == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
+            return False
+        if lr_phase is None or rate is None:
+            self.name = LATE if before == LATE else STEADY
+        elif lr_phase < REWARM:  # our own ramp after a rollback is no phase of the run
+            low = lr_phase >= DECAY and rate <= LOW * self.highest
+            self.name = LATE if low else STEADY
+        else:
+            self.name = STEADY if before == EARLY else before
+        return self.name != before
+
+    def of(self, policy: Policy) -> Policy:
+        """Return a policy as it is in this phase."""
+        if self._written is not policy:
+            self._written, self._in_force = policy, policy.in_phase(self.name)
+        assert self._in_force is not None
+        return self._in_force
+
+    def moved(self, policy: Policy) -> Policy:
+        """Return a policy as it is in the phase that has just begun."""
+        self._written = None
+        return self.of(policy)

@@ -1,0 +1,674 @@
+"""Runbooks in progress: intent, effect, commit, and what happens when one fails.
+
+A step is intended (and on disk) before it is performed; its outcome comes back as `Finished`. The
+engine itself carries out `hold`, `notify`, `undo` and `verify`. A failed runbook first takes back
+what it can, then follows `if_it_fails`; one that did not help is taken back before the next level.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from . import (
+    action_planning,
+    approvals,
+    checkpoint_choice,
+    closing,
+    compensation,
+    job_recipes,
+    lower_rate,
+    opening,
+    weights_check,
+    withdrawal,
+)
+from .incident import (
+    ACTING,
+    HELD,
+    OPEN,
+    OVERDUE_S,
+    PROBATION,
+    AwaitedEffect,
+    Incident,
+    Intent,
+    OperatorRequest,
+    RunbookExecution,
+    RunbookFailure,
+    StartTerms,
+    brief,
+    verb_of,
+)
+from .model import escalation, state_machine
+from .model.action import Action, Refused
+from .model.decisions import (
+    ActionFailed,
+    ActionFinished,
+    ActionOrder,
+    ActionPlanned,
+    ActionRef,
+    BudgetOverridden,
+    LateOutcome,
+    PauseEnded,
+    PlannedStep,
+    RunbookRefused,
+    RunbookWithdrawn,
+    Suppressed,
+    VerificationPassed,
+    VerificationStarted,
+)
+from .model.events import Finished
+from .model.interfaces import ACTION
+from .model.payload import NOTHING, Outcome, Payload
+from .model.policy import HOLD, Runbook
+from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
+
+
+def intend(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
+) -> str | None:
+    """Intend a step, when it can work, is what was approved, and its budget allows it.
+
+    Returns:
+        Why not, one sentence; None when it was intended.
+    """
+    requested = run.requested
+    try:
+        args = action.plan(
+            action_planning.plan_context(ctx.state, incident, requested.before, requested.operator)
+        )
+    except Refused as refusal:
+        why = f"{verb} refused: {refusal}"
+        ctx.record(RunbookRefused(reason=why, verb=verb))
+        return why
+    approved = run.terms.approved
+    allowed = approved is None or PlannedStep(verb, args) in approved
+    if action.touches_job and not allowed:
+        why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
+        ctx.record(RunbookRefused(reason=why, verb=verb))
+        run.failure.exhausted = True
+        return why
+    spent = _spend(ctx, run, action, verb)
+    if spent is None:
+        _intend(ctx, incident, run, action, verb, f"{run.index}-{verb}", args)
+    return spent
+
+
+def awaited_action(state: State) -> Action:
+    """Return the action that the newest intent asked for."""
+    run = state.run()
+    assert run is not None
+    intent = run.intent
+    assert intent.action_id is not None
+    assert intent.action is not None
+    return intent.action
+
+
+def record_success(history: IncidentHistory, incident: Incident) -> None:
+    """Record that the runbook in progress was verified.
+
+    A substitute counts as tried at its own level, so that the runbook that it replaced may be
+    requested again within the cooldown.
+    """
+    run = incident.run
+    if run is None:
+        return
+    history.tried[run.runbook.name] = True
+    for rule in incident.rules if run.terms.substitute else ():
+        if rule in history.cooldown:
+            history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.level
+
+
+def undo(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, label: str
+) -> None:
+    """Intend to take something back; no budget and no approval stands in its way."""
+    try:
+        args = action.plan(action_planning.plan_context(ctx.state, incident))
+    except Refused:
+        args = NOTHING  # it is tried all the same: what it cannot do must be heard of
+    verb = verb_of(action)
+    _intend(ctx, incident, run, action, verb, f"{label}-{verb}", args)
+
+
+def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -> str | None:
+    """Count the intent in its budget; return why it may not be, None when it may."""
+    state, kind = ctx.state, action.budget_class
+    if kind is None:
+        return None
+    spent = state.ledger.exhausted(ctx.policy.budgets, kind, state.frame_count, state.at_ns)
+    if spent is not None and not run.requested.operator:
+        name, budget, used = spent
+        why = f"budget {name} is spent ({used} of {budget.max})"
+        text, by = f"{verb}: {why}", f"budget:{name}"
+        ctx.record(Suppressed(reason=text, suppressed_by=by, verb=verb, used=used, max=budget.max))
+        run.failure.exhausted = True
+        return why
+    if spent is not None:  # a person may, and it counts
+        name, budget, used = spent
+        operator = run.requested.operator
+        ctx.record(
+            BudgetOverridden(
+                reason=f"{verb} by {operator}, although budget {name} is spent "
+                f"({used} of {budget.max})",
+                verb=verb,
+                operator=operator,
+                budget=name,
+                used=used,
+                max=budget.max,
+            )
+        )
+    state.ledger.spend(kind, state.frame_count, state.at_ns)
+    return None
+
+
+def _intend(
+    ctx: StepContext,
+    incident: Incident,
+    run: RunbookExecution,
+    action: Action,
+    verb: str,
+    label: str,
+    args: Payload,
+) -> None:
+    state, action_id = ctx.state, f"{incident.id}/{run.number}/{label}"
+    overdue_ns = state.at_ns + int((action.limit_s(args) + OVERDUE_S) * 1e9)
+    run.intent = Intent(action_id, action, verb, args, overdue_ns)
+    order = ActionOrder(
+        id=action_id,
+        verb=verb,
+        runbook=run.runbook.name,
+        args=args,
+        destructive=action.destructive,
+        touches_job=action.touches_job,
+    )
+    ctx.record(
+        ActionPlanned(
+            reason=f"{verb} {brief(args)}".rstrip(),
+            severity=incident.severity,
+            action=order,
+            budget=state.ledger.usage(ctx.policy.budgets, state.frame_count, state.at_ns),
+        )
+    )
+    if verb == "pause":
+        state.job.paused = True  # also when nobody knows what came of it
+    if verb == "stop":
+        state.job.stopping, state.job.stopped_by = True, run.requested.operator or "policy"
+
+
+def start(
+    ctx: StepContext,
+    incident: Incident,
+    name: str,
+    level: int,
+    why: str,
+    *,
+    escalated: bool = False,
+    substitute: str = "",
+    approved: ApprovalRequest | None = None,
+) -> None:
+    """Start runbook `name` for the incident, ask for it, or hold when the ladder says so.
+
+    Args:
+        escalated: it was not asked for: what is below it on the ladder was tried.
+        substitute: the runbook that it stands in for, and why that cannot work here; a stand-in
+            has none itself.
+        approved: the request that people said yes to.
+    """
+    if name == HOLD:
+        closing.hold(ctx, incident, why, exhausted=escalated, remedies=bool(substitute))
+        return
+    policy, state, tried = ctx.policy, ctx.state, incident.escalation
+    incident.deferred.retry, tried.exhausted = None, None
+    book = policy.runbooks[name]
+    refusal = action_planning.refusal(state, incident, book)
+    if refusal and book.if_refused and not substitute:
+        _start_substitute(ctx, incident, book, level, why, refusal)
+        return
+    asked = None if refusal or approved else approvals.required_approval(policy, incident, book)
+    tried.runs += 1
+    reason = withdrawal.reason(policy, state, incident)
+    terms = StartTerms(
+        reason, escalated, bool(substitute), entry_level=tried.level, reduced_reason=refusal
+    )
+    incident.run = RunbookExecution(tried.runs, book, incident.severity, terms=terms)
+    if asked is not None:
+        terms.reduced_reason = "it waits for approval"
+        approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
+    elif refusal:
+        tried.level = level
+        checkpoint_choice.report_refused(
+            ctx, incident, book, refusal, why, escalated=escalated, first=substitute
+        )
+    else:
+        tried.level, state.history.tried[name] = level, "verify" not in book.verbs
+        terms.approved = None if approved is None else approved.plan
+        if any(step.touches_job for step in book.steps):
+            _enter_acting(ctx, incident, f"runbook {name}: {why}")
+            if not weights_check.begins(policy, incident, incident.run):
+                _announce(ctx, incident, incident.run, why)
+    proceed(ctx, incident)
+
+
+def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+    """Nothing stands against a runbook that touches the job: people are told that it runs."""
+    ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
+    name = run.runbook.name
+    title = f"{incident.id}: automatic action started: {name}"
+    then = f"{name} runs by itself; nothing to do, the result follows"
+    if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
+        given = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
+        name = order.checkpoint
+        then = f"nothing to do; the job is started again from {name} of step {order.step}"
+        idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
+        then += f", or a newer one that is verified meanwhile, with {given}{idle}"
+    if lower_rate.holds(ctx.state, incident, run.runbook):
+        then += "; to let the job's own rate go: supervise lr RUN 1.0"
+    if "stop" in run.runbook.verbs:
+        then = "the job is stopped once evidence is collected; be ready to start it again"
+    ctx.notify(incident.severity, title, why=why, then=then, kind=ACTION)
+
+
+def start_waiting(ctx: StepContext) -> None:
+    """Start what waited: what people said yes to, or are asked anew, or what can work by now."""
+    state, incident = ctx.state, ctx.state.incident
+    if incident is None or incident.run is not None:
+        return
+    anew = incident.deferred.retry or checkpoint_choice.now_runnable(ctx.policy, state, incident)
+    if anew is not None:
+        name, level, why, escalated = anew
+        start(ctx, incident, name, level, why, escalated=escalated)
+        return
+    if checkpoint_choice.start_pause(ctx, incident):
+        proceed(ctx, incident)
+        return
+    if why := checkpoint_choice.failed_search(ctx.policy, state):
+        closing.hold(ctx, incident, why)
+        return
+    pending = state.approvals.pending
+    if pending is None or not pending.granted:
+        return
+    approvals.settle(ctx, "approved", f"by {pending.granted}", pending.granted)
+    for rule in ctx.policy.rules:
+        if rule.id in incident.rules and rule.runbook is not None:
+            state.history.cooldown[rule.id] = (state.frame_count, pending.level)
+    why = f"{pending.why}; approved by {pending.granted}"
+    start(
+        ctx,
+        incident,
+        pending.runbook,
+        pending.level,
+        why,
+        escalated=pending.escalated,
+        approved=pending,
+    )
+
+
+def start_requested(
+    ctx: StepContext, incident: Incident, book: Runbook, operator: str, before: int | None
+) -> None:
+    """Start what an operator asked for; whoever calls has seen that it can work here."""
+    tried, held = incident.escalation, incident.phase == HELD
+    tried.runs, tried.exhausted = tried.runs + 1, None
+    requested = OperatorRequest(operator, held, before)
+    incident.run = RunbookExecution(tried.runs, book, incident.severity, requested=requested)
+    _enter_acting(ctx, incident, f"{book.name} requested by {operator}")
+    proceed(ctx, incident)
+
+
+def _start_substitute(
+    ctx: StepContext, incident: Incident, book: Runbook, level: int, why: str, refusal: str
+) -> None:
+    """Try what the runbook names for where it cannot work; what did not help is not tried again."""
+    name = HOLD if ctx.state.history.tried.get(book.if_refused) is False else book.if_refused
+    text = f"{book.name} cannot run: {refusal}; {name} is used instead"
+    ctx.record(RunbookRefused(reason=text, runbook=book.name, substitute=name))
+    start(
+        ctx,
+        incident,
+        name,
+        escalation.level_of(ctx.policy.ladder, name, level),
+        why,
+        substitute=f"{book.name}: {refusal}; ",
+    )
+
+
+def _enter_acting(ctx: StepContext, incident: Incident, why: str) -> None:
+    incident.phase = ACTING
+    ctx.move("run", why)
+
+
+def proceed(ctx: StepContext, incident: Incident) -> None:
+    """Take the runbook to the next step that must wait for something."""
+    while (run := incident.run) is not None:
+        if incident.deferred.session_end:
+            return  # nothing follows, see `session_change`
+        failure = run.failure
+        if failure.pause_ended and failure.reason is None:
+            ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))
+            fail(ctx, incident, failure.pause_ended, sent=False)
+            return
+        if failure.reason is not None:
+            if not failure.pending_undos or ctx.state.job.returncode is not None:
+                _after_failure(ctx, incident, run)
+            else:
+                undo(ctx, incident, run, failure.pending_undos[0], "undo")
+            return
+        if run.index >= len(run.runbook.steps):
+            _on_runbook_done(ctx, incident, run)
+            return
+        action, verb = run.runbook.steps[run.index], run.runbook.verbs[run.index]
+        if _is_left_out(ctx, incident, run, action, verb):
+            run.index += 1
+        elif verb == "verify":
+            run.verification.deadline_frame = ctx.state.frame_count + int(
+                getattr(action, "within", 100)
+            )
+            run.verification.frame_ns = ctx.state.at_ns
+            text = f"watching {action.within} steps for recovery"  # type: ignore[attr-defined]
+            ctx.record(VerificationStarted(reason=text))
+            return
+        elif verb == "notify":
+            follow = f"evidence: supervise why RUN {incident.id}"
+            title = f"{incident.id}: {incident.headline}"
+            ctx.notify(incident.severity, title, verdict=run.standstill, then=follow)
+            run.index += 1
+        elif verb == HOLD:
+            closing.hold_after_runbook(ctx, incident, run)
+        elif verb == "undo":
+            if incident.recovery.undos:
+                newest = incident.recovery.undos[-1][1]
+                undo(ctx, incident, run, newest, f"{run.index}-undo")
+                return
+            run.index += 1
+        elif action.destructive and (gone := withdrawal.lost_reason(ctx.policy, ctx.state, action)):
+            withdraw(ctx, incident, gone)
+            return
+        else:
+            why = intend(ctx, incident, run, action, verb)
+            if why is not None:
+                fail(ctx, incident, why, sent=False)
+            return
+
+
+def _is_left_out(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
+) -> bool:
+    """Return whether a step is passed over; of a job that has ended there is only evidence, and
+    another start."""
+    checks = verb == weights_check.VERB
+    if checks and not weights_check.applies(ctx.policy, incident, run):
+        return True
+    dead = ctx.state.job.returncode is not None and verb != "relaunch"
+    where = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
+    if not action.is_due(where):
+        return True
+    only_evidence = bool(run.terms.reduced_reason) or dead
+    return only_evidence and (action.touches_job or checks or verb == "verify")
+
+
+def on_action_finished(ctx: StepContext, event: Finished) -> None:
+    """Take an action's outcome; anything that nobody waits for is only noted."""
+    incident, run = ctx.state.incident, ctx.state.run()
+    if incident is None or run is None or run.intent.action_id != event.action_id:
+        ctx.record(LateOutcome(reason=f"late outcome of {event.action_id}", ok=event.ok))
+        return
+    run.intent.action_id, result = None, event.result
+    job, outcome = ctx.state.job, event.result.read(Outcome)
+    if job.stopping:  # refused, or the job had ended by itself: then its own end counts
+        job.stopping = event.ok and outcome.exit_code is not None
+    if not event.ok and run.intent.action is not None and run.intent.action.destructive:
+        gone = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
+        if gone:
+            withdraw(ctx, incident, gone, ActionRef(event.action_id), result)
+            return
+    if not event.ok:
+        why = f"{event.action_id} failed: {event.error}"
+        failure, refused = run.failure, outcome.refused
+        failure.refused = failure.reason is None and refused and not failure.pause_ended
+        ctx.record(ActionFailed(reason=why, action=ActionRef(event.action_id), result=result))
+        dispensable = run.intent.action is not None and run.intent.action.is_dispensable
+        no_space = outcome.no_space and run.intent.verb == "snapshot"
+        if no_space or (failure.refused and dispensable):  # the remedy goes on without it
+            failure.refused, run.index = False, run.index + 1
+            proceed(ctx, incident)
+            return
+        closing.note_ranks(ctx, incident, run, outcome, event.error or "")
+        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
+        return
+    done = f"{event.action_id} done {brief(result)}".rstrip()
+    ctx.record(ActionFinished(reason=done, action=ActionRef(event.action_id), result=result))
+    _record_committed(ctx.state, incident, run, result, outcome)
+    if run.intent.verb == weights_check.VERB and run.failure.reason is None:
+        _on_weights_checked(ctx, incident, run, result)
+    proceed(ctx, incident)
+
+
+def _on_weights_checked(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, result: Payload
+) -> None:
+    """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
+    if why := weights_check.objection(ctx.state, incident, run, result):
+        loss = result.read(Outcome).loss
+        weights_check.reduce(ctx, incident, run, why, inf if loss is None else loss)
+        _untry(ctx, incident, why)
+        return
+    new = weights_check.evidence(ctx.state, incident, result)
+    incident.deferred.weights_check = None
+    why = f"{incident.trigger.asked_by}: {incident.headline}"
+    _announce(ctx, incident, run, f"{new}; {why}" if new else why)
+
+
+def _record_committed(
+    state: State, incident: Incident, run: RunbookExecution, result: Payload, outcome: Outcome
+) -> None:
+    intent, job = run.intent, state.job
+    assert intent.action is not None
+    if intent.verb in ("resume", "relaunch"):
+        job.paused = False
+    if intent.verb == "relaunch" and outcome.attempt != job.launched:
+        # Another process runs that nobody has told of; one that was may have ended since.
+        job.returncode, job.ended = None, False
+    if run.failure.reason is not None:
+        compensation.remove(incident.recovery, run.failure.pending_undos.pop(0))
+    elif run.runbook.verbs[run.index] == "undo":
+        compensation.remove(incident.recovery, intent.action)
+    else:
+        compensation.record_committed(incident, run, intent.action, intent.verb, outcome)
+        run.done.append(run.index)
+        run.standstill = outcome.standstill or run.standstill
+        # The attempt tells a frame after a rollback from one before the action.
+        attempt = state.attempt if outcome.seen_attempt is None else outcome.seen_attempt
+        effect = AwaitedEffect(run.index, intent.verb, intent.args, result, attempt)
+        run.verification.effects.append(effect)
+        run.index += 1
+
+
+def withdraw(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    action: ActionRef | None = None,
+    result: Payload | None = None,
+) -> None:
+    """Leave a runbook whose reason is gone: what it did is taken back, and nothing else is tried.
+
+    Its rules may ask for it again: this one does not count as tried.
+    """
+    _untry(ctx, incident, why, action, result)
+    fail(ctx, incident, why, sent=False)
+
+
+def _untry(
+    ctx: StepContext,
+    incident: Incident,
+    why: str,
+    action: ActionRef | None = None,
+    result: Payload | None = None,
+) -> None:
+    run, state = incident.run, ctx.state
+    assert run is not None
+    text, name = f"{run.runbook.name} withdrawn: {why}", run.runbook.name
+    ctx.record(RunbookWithdrawn(reason=text, runbook=name, action=action, result=result))
+    run.failure.withdrawn = True
+    incident.escalation.level = run.terms.entry_level
+    state.history.tried.pop(run.runbook.name, None)
+    state.history.cooldown.pop(incident.trigger.asked_by, None)
+
+
+def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
+    """A step failed: take back what can be, newest first; with `sent` the step itself too."""
+    run, recovery = incident.run, incident.recovery
+    assert run is not None
+    failure, run.intent.action_id = run.failure, None
+    if incident.deferred.session_end:
+        compensation.record_uncertain(recovery, run)
+        failure.reason = why
+    elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
+        failure.reason = why
+        if not failure.ranks_differ:
+            failure.pending_undos = compensation.runbook_undos(
+                recovery, run, run.index if sent else None
+            )
+    else:  # an undo: it is not tried again, a person must know
+        assert run.intent.action is not None
+        compensation.remove(recovery, run.intent.action)
+        rest = failure.pending_undos[1:]
+        if not failure.reason:
+            rest = compensation.runbook_undos(recovery, run, None)
+        failure.reason, failure.pending_undos, failure.exhausted = failure.reason or why, rest, True
+        incident.severity = "SEV0"
+        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=why, kind=ACTION)
+    proceed(ctx, incident)
+
+
+def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    failure, why = run.failure, run.failure.reason
+    assert why is not None
+    after, incident.run = run.runbook.if_it_fails, None
+    if ctx.state.job.returncode is not None:  # nothing is left to be acted upon
+        incident.phase, ctx.state.job.no_restart_reason = OPEN, why
+    elif run.terms.waits:
+        incident.reopen()
+        start_waiting(ctx)
+    elif failure.withdrawn and not failure.exhausted:
+        _stop_acting(ctx, incident, run, why)
+    elif failure.ranks_differ:
+        start(ctx, incident, *escalation.relaunching(ctx.policy), why, escalated=True)
+    elif run.requested.operator:
+        _on_request_done(ctx, incident, run)
+    elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
+        closing.hold(ctx, incident, why, remedies=True)
+    elif failure.ineffective:
+        escalate(ctx, incident, why, after)
+    elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
+        _start_substitute(ctx, incident, run.runbook, incident.escalation.level, why, why)
+    elif HOLD in run.runbook.verbs:
+        closing.hold_after_runbook(ctx, incident, run)
+    elif after == HOLD:
+        closing.hold(ctx, incident, why, remedies=closing.is_remedy(run.runbook))
+    else:
+        start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
+
+
+def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+    """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
+    incident.reopen()
+    ctx.move("given_up", f"{run.runbook.name} withdrawn: {why}")
+    if not run.terms.repeated:
+        ctx.notify(
+            incident.severity,
+            f"{incident.id}: {run.runbook.name} withdrawn",
+            verdict=why,
+            why=incident.headline,
+            replace=True,
+            then="nothing to do; the job keeps training, and no action is in progress",
+            kind=ACTION,
+        )
+    start_waiting(ctx)
+
+
+def escalate(ctx: StepContext, incident: Incident, why: str, after: str = HOLD) -> None:
+    """What was tried did not help: it is taken back, and then comes the next level.
+
+    Args:
+        after: what comes instead where it is on none.
+    """
+    opening.invalidate_attempt(ctx.state, incident)
+    lower_rate.weigh(ctx, incident)
+    if (book := lower_rate.again(ctx.policy, ctx.state, incident)) is not None:
+        start(ctx, incident, book.name, incident.escalation.level, why)
+        return
+    stands = not lower_rate.is_disproved(incident)
+    standing = compensation.escalation_undos(incident.recovery, rate_stands=stands)
+    if standing:
+        incident.phase = ACTING
+        number = incident.escalation.runs
+        book = Runbook("undo", (), (), if_it_fails=after)
+        failure = RunbookFailure(why, standing, ineffective=True)
+        incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
+        proceed(ctx, incident)
+        return
+    tried = incident.escalation.level
+    name, level = escalation.next_level(ctx.policy.ladder, tried)
+    if tried < 0 and after != HOLD:
+        name, level = after, escalation.level_of(ctx.policy.ladder, after, -1)
+    start(ctx, incident, name, level, why, escalated=tried >= 0)
+
+
+def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    """The runbook is through without a verify step: it only told, took evidence, or stopped."""
+    incident.run = None
+    if run.failure.withdrawn:
+        _stop_acting(ctx, incident, run, run.terms.reduced_reason)
+    elif run.requested.operator:
+        _on_request_done(ctx, incident, run)
+    elif any(run.runbook.steps[i].touches_job for i in run.done) and not run.terms.waits:
+        _on_probation(ctx, incident, f"{run.runbook.name} is done")
+    else:
+        if incident.phase != HELD:
+            incident.reopen()
+            if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
+                ctx.move("given_up", f"{run.runbook.name} is done, which changes nothing")
+        start_waiting(ctx)
+
+
+def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
+    """What an operator asked for is done, or could not be: the incident goes on from there."""
+    requested, failed = run.requested, run.failure.reason
+    if failed is not None:
+        title = f"{incident.id}: command of {requested.operator} failed"
+        ctx.notify("SEV2", title, verdict=failed, kind=ACTION)
+    if requested.held:
+        incident.phase = HELD
+    elif failed is None:
+        _on_probation(ctx, incident, f"{run.runbook.name} is done for {requested.operator}")
+    else:
+        incident.reopen()
+        ctx.move("given_up", failed)
+    start_waiting(ctx)
+
+
+def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
+    if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
+        incident.reopen()
+        ctx.move("ask", f"{why}; a request of {incident.id} waits")
+        start_waiting(ctx)
+        return
+    incident.phase = PROBATION
+    incident.ending.probation_until = ctx.state.frame_count + ctx.policy.probation_steps
+    ctx.move("verified", why)
+
+
+def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
+    """The runbook did what it was for: on to probation."""
+    record_success(ctx.state.history, incident)
+    incident.run = None
+    ctx.record(VerificationPassed(reason=why, severity=incident.severity))
+    _on_probation(ctx, incident, why)
+    if incident.phase == PROBATION:
+        ctx.notify(
+            incident.severity,
+            f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
+            verdict=checkpoint_choice.with_restored(why, incident),
+            then=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
+            kind=ACTION,
+        )

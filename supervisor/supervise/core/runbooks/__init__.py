@@ -1,1 +1,0 @@
-"""Carrying out a runbook: its steps, which checkpoint, and whether it helped."""

@@ -1,0 +1,358 @@
+"""Classification of a spike. The loss against its own trend, and four questions with numbers.
+
+1 Did the loss come back into the band that it had? 2 Did the evaluation move? 3 Did the norms stay
+where they were? 4 What else happened just then? The answers name a class; what could not be asked
+is said and never guessed.
+
+All lengths are frames of one rank. Pure arithmetic on short lists: it runs when an incident opens,
+is classified and closes, never on a quiet step. Source: the questions are those of
+the Marin 32B retrospective. Where the frames come from is `diagnosis.py`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from .model.verdicts import (
+    NO,
+    UNKNOWN,
+    YES,
+    ContextEvent,
+    ElseHappened,
+    EvalShifted,
+    NormChange,
+    NormsStayed,
+    Questions,
+    Rejoined,
+    Verdict,
+)
+from .trends import Band, median, spread
+from .trends import slope as _slope
+
+OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
+
+
+def answered(happened: Sequence[ContextEvent]) -> ElseHappened:
+    """Question 4: did anything else happen near the onset? The text names the first three."""
+    if not happened:
+        return ElseHappened(answer=NO, text="no other event is known", events=())
+    # What the job did to itself comes first: it explains all the rest.
+    first = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
+    text = "also: " + ", ".join(f"{event.text} (step {event.step})" for event in first)
+    text += f" and {len(happened) - 3} more" if len(happened) > 3 else ""
+    return ElseHappened(answer=YES, text=text, events=tuple(happened))
+
+
+POST = 50  # frames in a row whose median must lie in the band
+RECOVERY = 300  # frames in which a spike may come back: "a few hundred steps"
+DEADLINE = RECOVERY + POST
+WAIT = 20  # frames that will do for a verdict when an incident is over sooner
+SMOOTH = 0.9  # of the smoothed loss, which must agree with the raw one; project default
+PROBE_SHARE, PROBE_MADS = 0.01, 4.0  # an evaluation has shifted
+NORM_RATIO = 1.5  # median after / median before; project default
+CLIP_FACTOR, CLIP_POINTS = 2.0, 2.0  # the share of clipped steps may double, and 2 % more
+
+RECOVERABLE = "recoverable spike"
+PLATEAU = "new worse plateau"
+DATA = "data event"
+STRUCTURAL = "structural instability"
+SUSPECT = "structural instability suspected"
+ARTEFACT = "logging artefact or data order"
+EXPECTED = "expected transition"
+NUMERIC = "numeric fault"
+CONTAINED = "contained numeric fault"
+SCHEDULE = "learning rate jump"
+CUT = "batch size change"
+UNDECIDED = "undecided"
+NO_EXCURSION = "no loss excursion"
+
+NO_KNOB = "no optimizer-level knob will fix it"
+ADVICE: Mapping[str, str] = {
+    RECOVERABLE: "nothing to do",
+    PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 batches",
+    DATA: "replay the batches of the first bad step on a copy; remove what reproduces it, go back",
+    STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and batch size, "
+    "and go back to a checkpoint from before the first sign",
+    SUSPECT: "watch attention logits and update norm; try a change of architecture or learning "
+    "rate on a short run",
+    ARTEFACT: "the weights are fine; check how the loss is logged (denominator, smoothing, "
+    "accumulation) and the order of the data",
+    EXPECTED: "nothing to do; it was planned",
+    NUMERIC: "the weights may be damaged; go back to before it",
+    CONTAINED: "no rollback needed; find the first value that was not finite",
+    SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump again), and "
+    "go back to before the jump",
+    CUT: "compare the tokens per update with what was meant, set them right, and go back to before "
+    "they changed",
+    UNDECIDED: "compare the weights from before and after on a fixed batch",
+    NO_EXCURSION: "nothing to do",
+}
+
+
+REPAIRED = "no rollback needed; find the first value that was not finite"
+SENTENCES: Mapping[str, str] = {  # a class in a message
+    RECOVERABLE: "the loss is back to normal",
+    PLATEAU: "the loss stays higher than before",
+    DATA: "the loss stays higher than before, since an unusual batch",
+    STRUCTURAL: "the training is unstable: the loss does not come back",
+    SUSPECT: "the loss is back to normal, its cause may remain",
+    ARTEFACT: "the logged loss is higher, the evaluation is not",
+    EXPECTED: "a planned change explains the loss",
+    NUMERIC: "NaN or Inf in the loss, the gradient or the update",
+    CONTAINED: "a step with NaN or Inf was kept from the weights",
+    SCHEDULE: "the job raised its own learning rate just before",
+    CUT: "an update has had another number of tokens since just before",
+    UNDECIDED: "the cause is not known",
+    NO_EXCURSION: "the loss was normal throughout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that the questions are asked of.
+
+    Attributes:
+        after: `(step, loss)` from the onset on, finite; after a rollback those of the new attempt.
+        norms: metric -> `(median before, values after)`; shares (`grad_clip_rate`) likewise.
+        probes: metric -> `(step, value)` of evaluations, before and after.
+        artefact: of the evaluation: `same`, `changed`, or `unknown` when nothing identifies it.
+        happened: in [onset - 50, onset + 5].
+        peak: largest loss seen, also in an attempt that was left.
+        nonfinite: first step at which the loss, the gradient or the update was not finite.
+        lasting: the newest frame is not finite either.
+        skipped: first and last one of those that were skipped instead; they are none of the former.
+        bad_losses: how many of the newest losses in a row are not finite, skipped or not.
+        planned: an announced event covers the onset, and the loss went the way that was expected.
+        exhausted: it came back after the last level of the ladder.
+        recurring: why it counts as recurring, "" when it does not.
+        about_loss: a rule of the incident judges how large the loss is.
+        rolled_back: `after` is a new attempt.
+    """
+
+    band: Band | None
+    after: Sequence[tuple[int, float]] = ()
+    norms: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
+    probes: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    artefact: str = "unknown"
+    happened: Sequence[ContextEvent] = ()
+    peak: float | None = None
+    nonfinite: int | None = None
+    lasting: bool = False
+    skipped: Sequence[int] = ()
+    bad_losses: int = 0
+    planned: bool = False
+    exhausted: bool = False
+    recurring: str = ""
+    about_loss: bool = True
+    rolled_back: bool = False
+
+
+def is_back(verdict: Verdict) -> bool:
+    """Return whether the loss came back into its band."""
+    return verdict.questions.rejoined.answer == YES
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return a verdict as one clause, without numbers."""
+    text = SENTENCES[verdict.kind]
+    step = verdict.questions.rejoined.step
+    kind = {SCHEDULE: OWN_RATE, DATA: "data", CUT: "batch"}.get(verdict.kind)
+    for event in verdict.questions.else_happened.events:
+        if event.kind == kind:
+            return f"{text}: {event.text} (step {event.step})"
+    if verdict.advice == REPAIRED:
+        return f"{text}; the loss is back to normal after a rollback"
+    return f"{text} since step {step}" if verdict.kind == RECOVERABLE and step is not None else text
+
+
+def judge(case: Evidence) -> Verdict:
+    """Answer the questions and name the class. Question 4 comes first where it explains all."""
+    questions = Questions(
+        rejoined=rejoined(case),
+        eval_shifted=eval_shifted(case),
+        norms_stayed=norms_stayed(case),
+        else_happened=answered(case.happened),
+    )
+    kind, back = _class(case, questions), questions.rejoined.answer == YES
+    advice = ADVICE[kind]
+    if kind == SUSPECT:
+        advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
+    elif kind == CONTAINED:
+        first, last = case.skipped[0], case.skipped[-1]
+        what = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
+        advice = f"{what} was kept from the weights; {advice}"
+    elif kind == NUMERIC and case.rolled_back and back and not case.lasting:
+        advice = REPAIRED
+    elif kind == NUMERIC and _happened(case, OWN_RATE):
+        advice = f"the job's own learning rate jumped just before, fix that first; {advice}"
+    return Verdict(kind, advice, questions)
+
+
+def _class(case: Evidence, questions: Questions) -> str:
+    first, back = questions.rejoined, questions.rejoined.answer
+    shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
+    # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
+    again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
+    if case.nonfinite is not None or again:
+        return NUMERIC
+    known = _known_cause(case)
+    if case.exhausted:
+        return known or (DATA if _happened(case, "data") else STRUCTURAL)
+    if not first.excursion and back != NO:
+        return CONTAINED if case.skipped else NO_EXCURSION
+    if case.planned:
+        return EXPECTED
+    if back == YES:
+        learned = normal != NO or _happened(case, "data")  # other data have other norms
+        return (known or SUSPECT) if case.recurring or not learned else RECOVERABLE
+    if back == UNKNOWN or first.in_time:
+        return UNDECIDED
+    if known == SCHEDULE:
+        return SCHEDULE
+    if _happened(case, "data"):
+        return DATA
+    if normal == NO:  # whatever an evaluation says
+        return known or STRUCTURAL
+    if shifted == NO:
+        return ARTEFACT
+    return known or (PLATEAU if shifted == YES else UNDECIDED)
+
+
+def _known_cause(case: Evidence) -> str:
+    """Return what the job changed itself just before, "" for nothing: that explains the rest."""
+    return SCHEDULE if _happened(case, OWN_RATE) else CUT if _happened(case, "batch") else ""
+
+
+def _happened(case: Evidence, kind: str) -> bool:
+    return any(happened.kind == kind for happened in case.happened)
+
+
+def rejoined(case: Evidence) -> Rejoined:
+    """Question 1: did the raw and the smoothed loss come back into the band, and stay?
+
+    `rejoined_step` begins the first `window` frames whose two medians were within `band`; the
+    answer is about the newest `window` frames. "no" is final only with `in_time` false.
+    """
+    band, count = case.band, len(case.after)
+    if band is None:
+        text = "too few losses before it to have a band"
+        return Rejoined(answer=UNKNOWN, text=text, excursion=case.about_loss)
+    measured = Rejoined(
+        answer=UNKNOWN,
+        text=f"only {count} finite losses since step {band.onset}, too few to decide",
+        onset=band.onset,
+        level=band.level,
+        slope=band.slope,
+        spread=band.spread,
+        samples=band.samples,
+        frames=count,
+        peak=case.peak,
+        excursion=case.about_loss or (case.peak is not None and case.peak > band.limit),
+    )
+    window = POST if count >= POST + WAIT else WAIT
+    if count < window:
+        return measured
+    left = [loss - band.forecast(step) for step, loss in case.after]
+    width, first = band.width(window), None
+    for end in range(window, count + 1):
+        if max(_medians(left[end - window : end])) <= width:
+            first = case.after[end - window][0]
+            break
+    newest, smoothed = _medians(left[-window:])
+    inside = first is not None and max(newest, smoothed) <= width
+    where = f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
+    text = f"{'back in' if inside else 'not back in'} its band ({where}, band {width:.3g})"
+    if inside and case.rolled_back:
+        text += ", after a rollback"
+    elif inside and first is not None:
+        text += f" from step {first}"
+    return structs.replace(
+        measured,
+        answer=YES if inside else NO,
+        text=text,
+        window=window,
+        band=width,
+        residual=newest,
+        smoothed_residual=smoothed,
+        rejoined_step=first,
+        in_time=count < DEADLINE,
+    )
+
+
+def _medians(left: Sequence[float]) -> tuple[float, float]:
+    """Return the medians of the residuals and of their smoothed course.
+
+    The smoothing begins with the window: its memory of the spike itself is no plateau.
+    """
+    smooth, held = [], left[0]
+    for value in left:
+        held = SMOOTH * held + (1.0 - SMOOTH) * value
+        smooth.append(held)
+    return median(left), median(smooth)
+
+
+def eval_shifted(case: Evidence) -> EvalShifted:
+    """Question 2: did an evaluation of the same artefact move off its own trend, upwards?
+
+    At least 4 evaluations before the onset and one 50 frames after it are needed; the newest 10
+    before and the newest 4 after count. The first metric that has them answers.
+    """
+    band, late = case.band, case.after[POST - 1][0] if len(case.after) >= POST else None
+    if band is None or not case.probes:
+        return EvalShifted(answer=UNKNOWN, text="no evaluation to compare")
+    if case.artefact == "changed":
+        text = "the evaluation itself changed, so its values cannot be compared"
+        return EvalShifted(answer=UNKNOWN, text=text, artefact=case.artefact)
+    for metric, points in case.probes.items():
+        before = [point for point in points if point[0] < band.onset][-10:]
+        after = [point for point in points if late is not None and point[0] >= late][-4:]
+        if len(before) < 4 or not after:
+            continue
+        slope = _slope(before, 1)
+        at = math.log(before[-1][0] + 1.0)
+        level = median([value - slope * (math.log(step + 1.0) - at) for step, value in before])
+        left = [value - level - slope * (math.log(step + 1.0) - at) for step, value in before]
+        limit = max(PROBE_MADS * spread(left, 0.0), PROBE_SHARE * abs(level))
+        shift = median([v - level - slope * (math.log(step + 1.0) - at) for step, v in after])
+        text = (
+            f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
+        )
+        return EvalShifted(
+            answer=YES if shift > limit else NO,
+            text=text,
+            metric=metric,
+            shift=shift,
+            limit=limit,
+            before=level,
+            evaluations=(len(before), len(after)),
+            artefact=case.artefact,
+        )
+    return EvalShifted(answer=UNKNOWN, text="too few evaluations around it to compare")
+
+
+def norms_stayed(case: Evidence) -> NormsStayed:
+    """Question 3: are the medians of the newest 50 norms within 1.5 times those of before?
+
+    The share of clipped steps may double and grow by 2 points more.
+    """
+    numbers: dict[str, NormChange] = {}
+    high, parts = [], []
+    for metric, (before, values) in case.norms.items():
+        if len(values) < WAIT:
+            continue
+        after = median(values[-POST:])
+        share = metric == "grad_clip_rate"
+        limit = CLIP_FACTOR * before + CLIP_POINTS if share else NORM_RATIO * before
+        numbers[metric] = NormChange(before, after, limit)
+        change = f"x{after / before:.3g}" if before > 0.0 else f"{before:.3g} to {after:.3g}"
+        parts.append(f"{metric} {change}")
+        if after > limit:
+            high.append(metric)
+    if not numbers:
+        return NormsStayed(answer=UNKNOWN, text="norms not measured long enough")
+    text = f"norms {'are up' if high else 'as before'} ({', '.join(parts)})"
+    return NormsStayed(answer=NO if high else YES, text=text, high=high, metrics=numbers)

@@ -1,1 +1,0 @@
-"""All that the engine remembers: the run, its incidents, what was done and can be undone."""

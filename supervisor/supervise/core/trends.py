@@ -1,0 +1,265 @@
+"""Trends: the band that the loss had before an onset, other data that come in, slow steps.
+
+A falling loss that comes back to where it was has not come back: the band follows a Theil-Sen line
+over ln(step). All lengths are frames. A loss jumps for other data as it does for damaged weights;
+the statistics of what goes into the model do not depend on the weights. They are looked at every
+few steps only, so that a level is compared with all that was seen before and not with a standard
+deviation of a dozen values.
+
+Source: Sen, 1968 (JASA 63:1379-1389); the median and its spread are those of `robust_z`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .model import formats
+from .model.verdicts import PARTS, SlowStep
+
+PRE, EXCLUDED = 256, 10  # frames the trend is fitted to; left out just before the onset
+LEAST = 8  # frames for any band at all
+BLOCK = 4  # frames per point of the fit: a quarter of the points, a sixteenth of the pairs
+# A loss falls ever slower, also over ln(step): the whole slope, carried on for 350 frames, called
+# 1 to 10 % of quiet places in healthy recordings a plateau; half of it, 0.1 %. The same for a slope
+# from fewer than 256 frames (a warm-up is in it): up to 5 %. So there the level alone is taken.
+TRUST = 0.5
+STEP_MADS, STEP_SHARE = 6.0, 0.05  # one loss is in the band: no healthy nano loss was out of 6
+BAND_MADS, BAND_SHARE = 4.0, 0.01  # a median of losses is; its scale is divided by sqrt(n / 4)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of at least one value."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+def spread(values: Sequence[float], middle: float) -> float:
+    """Return 1.4826 x the median absolute deviation from `middle`."""
+    return 1.4826 * median([abs(value - middle) for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where the loss was going before `onset`: `level` there, `slope` per unit of ln(step + 1).
+
+    Attributes:
+        spread: robust standard deviation of what the trend leaves.
+        samples: losses it was fitted to; fewer than 256 give a level and no slope.
+        limit: what a single loss at the onset must stay under.
+    """
+
+    onset: int
+    level: float
+    slope: float
+    spread: float
+    samples: int
+
+    @property
+    def limit(self) -> float:
+        return self.limit_at(self.onset)
+
+    def forecast(self, step: int) -> float:
+        """Return the loss expected at `step`; after the onset, half of the slope is trusted.
+
+        A loss above zero falls by shares of itself: on a straight line that of a small model, which
+        has nearly learned its data by heart, would be expected below zero.
+        """
+        away = math.log(step + 1.0) - math.log(self.onset + 1.0)
+        if away <= 0.0:
+            return self.level + self.slope * away
+        moved = TRUST * self.slope * away
+        return self.level * math.exp(moved / self.level) if self.level > 0.0 else self.level + moved
+
+    def limit_at(self, step: int) -> float:
+        """Return what a single loss at `step` must stay under to be in the band."""
+        return self.forecast(step) + max(STEP_MADS * self.spread, STEP_SHARE * abs(self.level))
+
+    def width(self, frames: int) -> float:
+        """Return the half width for the median of `frames` losses in a row."""
+        noise = BAND_MADS * self.spread / math.sqrt(frames / 4.0)  # 4: they remember each other
+        return max(noise, BAND_SHARE * abs(self.level))
+
+
+def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
+    """Fit the losses `(step, loss)` before `onset`; None with fewer than 8 of them.
+
+    A slope upwards is taken for none: a loss that was rising is no trend to come back to.
+    """
+    before = [(step, loss) for step, loss in losses if step < onset]
+    pre = [(step, loss) for step, loss in before if step < onset - EXCLUDED][-PRE:]
+    if len(pre) < PRE:
+        pre, down = before[-PRE:], 0.0
+        if len(pre) < LEAST:
+            return None
+    else:
+        down = min(0.0, slope(pre))
+    at = math.log(onset + 1.0)
+    moved = [loss - down * (math.log(step + 1.0) - at) for step, loss in pre]
+    level = median(moved)
+    return Band(onset, level, down, spread(moved, level), len(pre))
+
+
+def slope(points: Sequence[tuple[int, float]], block: int = BLOCK) -> float:
+    """Return the Theil-Sen slope over ln(step + 1), of the medians of blocks of points."""
+    first = len(points) % block
+    blocks = [points[i : i + block] for i in range(first, len(points), block)]
+    at = [math.fsum(math.log(step + 1.0) for step, _ in one) / block for one in blocks]
+    values = [median([loss for _, loss in one]) for one in blocks]
+    pairs = ((i, j) for j in range(1, len(at)) for i in range(j) if at[j] > at[i])
+    return median([(values[j] - values[i]) / (at[j] - at[i]) for i, j in pairs])
+
+
+SHARE = "batch_top1_share"
+TOKENS = ("batch_token_drift", "batch_token_entropy", "batch_unique_ratio", SHARE)
+LEAST_LOOKS, LOOKS_BEFORE = 8, 64  # looks before the onset, at least and at most
+NEWEST_LOOKS, LOOKS_SINCE = (
+    2,
+    8,
+)  # the same behind it: a drift is told from what is usual, which follows it
+BEYOND = 0.5  # times the whole range of before, outside of it; project default
+ONE_TOKEN, SEVERAL = 0.99, 0.5  # shares of the commonest token, as `data.constant`
+RECENT = 40  # losses whose course is asked for
+FALLEN = 0.25  # of its excess at the onset; less may be noise. Project default
+
+
+@dataclass(frozen=True, slots=True)
+class InputChange:
+    """What goes into the model is other than before.
+
+    Attributes:
+        text: which statistics, with their numbers before and since.
+        degenerate: it was one token, of which nothing can be learned; `lasting`: it still is.
+    """
+
+    text: str
+    degenerate: bool = False
+    lasting: bool = False
+
+
+def input_change(
+    series: Mapping[str, Sequence[tuple[int, float]]], onset: int
+) -> InputChange | None:
+    """Return how the inputs since `onset` differ from those before, None where they do not."""
+    shares = series.get(SHARE, ())
+    before = [value for step, value in shares if step < onset - EXCLUDED]
+    since = [value for step, value in shares if step >= onset]
+    ones = sum(value >= ONE_TOKEN for value in since)
+    if before and median(before) < SEVERAL and ones >= NEWEST_LOOKS:
+        text = f"the inputs were one token in {ones} of {len(since)} looks since step {onset}"
+        return InputChange(text, True, since[-1] >= ONE_TOKEN)
+    texts = [text for name in TOKENS if (text := _step(name, series.get(name, ()), onset))]
+    return InputChange(", ".join(texts)) if texts else None
+
+
+def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
+    before = [value for step, value in points if step < onset - EXCLUDED][-LOOKS_BEFORE:]
+    since = [value for step, value in points if step >= onset][:LOOKS_SINCE]
+    if len(before) < LEAST_LOOKS or len(since) < NEWEST_LOOKS:
+        return ""
+    low, high, now = min(before), max(before), median(since)
+    far = BEYOND * (high - low)
+    if low - far <= now <= high + far:
+        return ""
+    return f"{formats.metric(name)} {now:.3g} (before {low:.3g} to {high:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class LossCourse:
+    """Where the losses since a step have gone, in the noise that they had before it.
+
+    Attributes:
+        first, older, newer: median of the first ones since the onset, and of the halves since.
+        change: of the halves, negative where they fall; 0 where it is within the noise.
+        jump: how far the newest two are above those before them; 0 where one loss may be.
+        fallen: a good part of the excess at the onset is gone, with nobody's help.
+    """
+
+    first: float
+    older: float
+    newer: float
+    change: float
+    jump: float
+    fallen: bool
+
+
+def loss_course(
+    losses: Sequence[tuple[int, float]], band: Band, onset: int, since: int
+) -> LossCourse | None:
+    """Return the course of the losses from step `since` on, None with fewer than 4 of them."""
+    after = [loss for step, loss in losses if step >= onset]
+    recent = [loss for step, loss in losses if step >= since][-RECENT:]
+    half = len(recent) // 2
+    if half < 2:
+        return None
+    first, older, newer = median(after[:3]), median(recent[:half]), median(recent[half:])
+    own = spread(recent[:-2], median(recent[:-2]))  # other data may be noisier
+    moved = newer - older
+    noise = max(band.width(half), BAND_MADS * own / math.sqrt(half))
+    jump = min(recent[-2:]) - median(recent[:-2])
+    excess = first - band.forecast(onset)
+    return LossCourse(
+        first,
+        older,
+        newer,
+        moved if abs(moved) > noise else 0.0,
+        jump if jump > max(band.limit - band.level, STEP_MADS * own) else 0.0,
+        first - newer > max(noise, FALLEN * excess),
+    )
+
+
+STEP_TIME = "step_time"
+NEWEST, BEFORE = 20, 256  # steps whose median is the new time of a step, and the old one
+SLOWER = 1.25  # the limit of the pack `throughput`
+MOST_OF_IT = 0.5  # of what a step takes longer; below it several parts are slower
+BRIEF_S = 3.0  # of slow steps that are not worth a word, and a look at the host; project default
+WAITS = 20.0  # percent of the time, where it is not known how much longer steps take
+
+Series = Callable[[str], list[tuple[int, float]]]
+
+
+def is_of_others(slow: SlowStep | None, wait: float) -> bool:
+    """Return whether steps are slow as they wait for CPUs that others have.
+
+    Args:
+        slow: how slow they are, None where that is not known. wait: percent of the time.
+    """
+    if slow is None:
+        return wait >= WAITS
+    return wait >= 100.0 * MOST_OF_IT * (1.0 - slow.before_s / slow.now_s)
+
+
+def find_slow_step(series: Series, breach: int) -> SlowStep | None:
+    """Return since when the newest steps take longer than those before `breach`, None if not.
+
+    Args:
+        series: `(step, value)` of a metric, oldest first.
+    """
+    points = series(STEP_TIME)
+    early = [value for step, value in points if step < breach][-BEFORE:]
+    late = [value for _, value in points[-NEWEST:]]
+    if min(len(early), len(late)) < LEAST:
+        return None
+    before, now = median(early), median(late)
+    if before <= 0.0 or now < SLOWER * before:
+        return None
+    limit, since = (before * now) ** 0.5, points[-1][0]
+    fast = 0
+    for step, value in reversed(points):
+        fast = 0 if value > limit else fast + 1
+        if fast > 1:
+            break
+        since = step if value > limit else since
+    part, part_now = "", 0.0
+    grown = MOST_OF_IT * (now - before)
+    for name in PARTS:
+        values = series(name)
+        old = [value for step, value in values if step < since][-BEFORE:]
+        new = [value for step, value in values if step >= since][-NEWEST:]
+        if not new:
+            continue
+        excess = median(new) - (median(old) if old else 0.0)
+        if excess > grown:
+            part, part_now, grown = name, median(new), excess
+    return SlowStep(since, before, now, part, part_now)
