@@ -35,7 +35,7 @@ def _open_object(owner: type) -> dict[str, Any]:
     """Return the schema of a class that keeps an object as it came."""
     if not issubclass(owner, Mapping):
         raise NotImplementedError
-    return {"type": "object"}
+    return msgspec.json.schema(dict)
 
 
 def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:

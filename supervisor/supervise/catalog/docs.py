@@ -18,6 +18,7 @@ from supervise_probe import faults
 
 from ..core.model.interfaces import Detector
 from ..core.model.policy import Budget, Inhibit, detectors_behind
+from ..core.model.values import OPEN
 from ..notifiers import webhook
 from ..report import incident_report, stability_record
 from . import discover, loader, metrics, shipped, yaml_document
@@ -251,13 +252,13 @@ def schema(form: type, title: str) -> dict[str, Any]:
 
 
 def _definitions() -> dict[str, Any]:
-    """Return the schemas of the parts that `Deferred` names, and of a step."""
+    """Return the schemas of the parts that are `Any` in a section, and of a step."""
     step = Step.schema()  # type: ignore[attr-defined]
     return {
         "detector": _detector(),
         "rule": json_schema(WrittenRule),
         "inhibition": json_schema(Inhibit),
-        "override": {"type": "object"},
+        "override": OPEN,
         "runbook": {"anyOf": [{"type": "array", "items": step}, json_schema(WrittenRunbook)]},
         "step": step,
     }
@@ -273,15 +274,12 @@ def _detector() -> dict[str, Any]:
     branches = [
         {
             "if": {"properties": {"kind": {"const": name}}, "required": ["kind"]},
-            "then": {
-                "description": summary(form),
-                **_of_kind(form, name),
-            },
+            "then": {"description": summary(form), **_of_kind(form, name)},
         }
         for name, form in kinds.items()
     ]
     return {
-        "type": "object",
+        **OPEN,
         "required": ["kind"],
         "properties": {"kind": {"enum": list(kinds)}},
         "allOf": branches,
@@ -393,7 +391,9 @@ def sections(draft: Draft) -> dict[str, str]:
         return positions
     for key, (key_node, value) in root.pairs.items():
         keys = value.pairs if isinstance(value, MapNode) else {}
-        from_base = [name for name, (own, _) in keys.items() if own.source is not key_node.source]
+        from_base = [
+            name for name, (base_key, _) in keys.items() if base_key.source is not key_node.source
+        ]
         places = dict.fromkeys(keys[name][0].source.label for name in from_base)
         tail = f"; {', '.join(from_base)} from {', '.join(places)}" if from_base else ""
         positions[key] = f"{position(key_node)}{tail}"
@@ -419,7 +419,7 @@ def facts(draft: Draft, beside: Collection[str]) -> dict[str, Any]:
 def readers(metric: str) -> dict[str, str]:
     """Return `{"pack.detector": "robust_z, gt: 6.0, ..."}` for a metric, in order of the packs."""
     return {
-        f"{pack.name}.{name}": inline(pack.written[name]).strip("{}")
+        f"{pack.name}.{name}": inline(pack.written_keys[name]).strip("{}")
         for pack in _packs()
         for name, detector in pack.detectors.items()
         if _reads(detector, metric)
@@ -444,7 +444,7 @@ def _reads(detector: Detector, metric: str) -> bool:
 
 class _Pack(NamedTuple):
     name: str
-    written: dict[str, dict[str, Any]]  # detectors without what they read
+    written_keys: dict[str, dict[str, Any]]  # detectors without what they read
     detectors: dict[str, Detector]
     rules: dict[str, tuple[str, ...]]  # id -> detectors in `when`
 
@@ -461,13 +461,13 @@ def _packs() -> list[_Pack]:
         assert isinstance(section, MapNode)
         assert written_rules is not None
         pairs = {key: node for key, (_, node) in section.pairs.items()}
-        written = {
+        written_keys = {
             key: {k: v for k, v in plain(node).items() if k not in ("metric", "metrics", "event")}
             for key, node in pairs.items()
         }
         detectors = {key: read_detector(node, problems, key) for key, node in pairs.items()}
         rules = {rule["id"]: parse(rule["when"]).names for rule in plain(written_rules)}
-        lines.append(_Pack(name, written, detectors, rules))
+        lines.append(_Pack(name, written_keys, detectors, rules))
     return lines
 
 

@@ -25,7 +25,7 @@ from .pack import Parts
 from .rules import BuiltRule, Written
 from .runbook_library import Opened, RunbookCatalog
 from .schema import keys_of, plain_section, read_section, written_value
-from .sections import VERSION, FailuresFile, PolicyFile, write_detector
+from .sections import VERSION, VERSION_NUMBER, FailuresFile, PolicyFile, write_detector
 from .yaml_document import ListNode, MapNode, Node, Scalar, entries
 
 # Sections that are built from packs and other files, or that name these.
@@ -247,8 +247,8 @@ def _check_sort(root: MapNode, problems: Problems) -> None:
         if isinstance(node, Scalar):
             problems.add(node, f"this is a {key}, not a policy", hint.format(node.text))
     if "tests" in root.pairs:
-        at, hint = root.pairs["tests"][0], "supervise policy test FILE"
-        problems.add(at, "this is a file of scenarios, not a policy", hint)
+        hint = "supervise policy test FILE"
+        problems.add(root.pairs["tests"][0], "this is a file of scenarios, not a policy", hint)
     check_version(root, problems)
 
 
@@ -256,15 +256,13 @@ def check_version(root: MapNode, problems: Problems) -> None:
     """Refuse a file for a newer program."""
     node = root.get("version")
     text = node.text if isinstance(node, Scalar) else ""
-    name, _, number = VERSION.rpartition("/v")
-    if text.startswith(f"{name}/v") and text.removeprefix(f"{name}/v").isdecimal():
-        required = text.removeprefix(f"{name}/v")
-        if len(required) > 6 or int(required) > int(number):
-            problems.add(
-                root.locate("version"),
-                f"{text} is newer than this program, which knows {VERSION}",
-                "upgrade supervise-train",
-            )
+    required = re.fullmatch(r"supervise/v([0-9]+)", text)
+    if required and (len(required[1]) > 6 or int(required[1]) > VERSION_NUMBER):
+        problems.add(
+            root.locate("version"),
+            f"{text} is newer than this program, which knows {VERSION}",
+            "upgrade supervise-train",
+        )
 
 
 def assemble(

@@ -249,18 +249,18 @@ def near(metric: str) -> list[str]:
     return [name for name in everything() if metric in name] or list(everything())
 
 
-def suggestion(metric: str, known: Collection[str] | None = None) -> str | None:
+def suggestion(metric: str, choices: Collection[str] | None = None) -> str | None:
     """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
 
     Names of other programs come first (`recordings.aliases`), then misspellings.
 
     Args:
-        known: the ids to choose from; None for all standard ones.
+        choices: the ids to choose from; None for all standard ones.
     """
-    ids = everything() if known is None else known
+    ids = everything() if choices is None else choices
     matches = [name for name in _of_others(table.plain(metric)) if name in ids]
     if not matches:
-        candidates = near(metric) if known is None else [*known]
+        candidates = near(metric) if choices is None else [*choices]
         matches = difflib.get_close_matches(metric, candidates, n=1, cutoff=0.7)
     return f"did you mean {' or '.join(map(repr, matches))}?" if matches else None
 

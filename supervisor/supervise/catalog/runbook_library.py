@@ -192,8 +192,8 @@ class RunbookCatalog:
                 self.problems.add(node.locate("verify"), f"runbook {name} verifies twice")
             form = msgspec.structs.replace(form, steps=(*form.steps, form.verify), verify=None)
         opened = Opened(name, form, node)
-        for place, message, hint in flaws(opened):
-            self.problems.add(place, f"runbook {name}: {message}", hint)
+        for step_node, message, hint in flaws(opened):
+            self.problems.add(step_node, f"runbook {name}: {message}", hint)
         return opened
 
 

@@ -293,18 +293,18 @@ def check_names(form: Scenario, node: Node, names: Names, problems: Problems) ->
     """Note names that the policy of a scenario does not have."""
     assert isinstance(node, MapNode)
     for i, expect in enumerate(form.expect):
-        at = _item(node, "expect", i)
+        item = _item(node, "expect", i)
         for name, valid_names, kind in _unknown_names(expect, names):
-            location = first_text(at, name)
-            if location is at and isinstance(at, MapNode):  # it is a key
-                location = key_of(at.locate("budget"), name)
+            location = first_text(item, name)
+            if location is item and isinstance(item, MapNode):  # it is a key
+                location = key_of(item.locate("budget"), name)
             problems.add(location, f"no {kind} {name!r}", did_you_mean(name, valid_names))
     for i, inject in enumerate(form.inject):
-        at = _item(node, "inject", i)
+        item = _item(node, "inject", i)
         verb = inject.fail_action or inject.lose_action
         if verb is not None and verb not in names.verbs:
             hint = did_you_mean(verb, names.verbs)
-            problems.add(first_text(at, verb), f"there is no verb {verb!r}", hint)
+            problems.add(first_text(item, verb), f"there is no verb {verb!r}", hint)
 
 
 def every(form: Scenario, node: MapNode) -> Iterator[tuple[str, Node, Mapping[str, str]]]:

@@ -31,6 +31,7 @@ from ..core.model.policy import (
 )
 from ..core.model.values import (
     JSON,
+    OPEN,
     Parsed,
     RunbookName,
     Seconds,
@@ -39,6 +40,7 @@ from ..core.model.values import (
     SomeSteps,
     Steps,
     Unit,
+    closed,
     doc,
 )
 from ..notifiers import Settings
@@ -48,7 +50,8 @@ from .scenarios import Scenario
 from .schema import BAD, convert, json_schema, keys_of, mistakes, plain_section, read_section
 from .yaml_document import MapNode, Node, Scalar, first_text
 
-VERSION = "supervise/v1"
+VERSION_NUMBER = 1
+VERSION = f"supervise/v{VERSION_NUMBER}"
 METRIC = re.compile(r"[A-Za-z_][A-Za-z0-9_./:@-]{0,127}")
 METRIC_WORDS = "a letter or _, then letters, digits and _ . / : @ -"
 BASELINE_KEYS = ("window", "min")  # a detector that has both keeps a baseline
@@ -107,7 +110,7 @@ def _form(node: Node) -> type[Detector] | None:
 @cache
 def _kind_schema() -> JSON:
     kind = {"title": "kind of detector", "enum": list(discover.detectors())}
-    return {"type": "object", "required": ["kind"], "properties": {"kind": kind}}
+    return {**OPEN, "required": ["kind"], "properties": {"kind": kind}}
 
 
 def _defaults(form: type, node: MapNode, baseline: Mapping[str, int]) -> dict[str, int]:
@@ -171,13 +174,8 @@ else:
                 for verb, form in discover.actions().items()
             }
             alone = [verb for verb, form in keyed.items() if "required" not in form]
-            mapping = {"type": "object", "properties": keyed, "additionalProperties": False}
-            return {
-                "anyOf": [
-                    {"title": "action", "enum": alone},
-                    {"title": "action", **mapping, "minProperties": 1, "maxProperties": 1},
-                ]
-            }
+            mapping = closed(keyed, minProperties=1, maxProperties=1)
+            return {"anyOf": [{"title": "action", "enum": alone}, {"title": "action", **mapping}]}
 
     class VerifyKeys(metaclass=Parsed):
         """The keys of the action `verify`, without its verb."""
@@ -208,12 +206,7 @@ else:
         @staticmethod
         def schema():
             keyed = {name: json_schema(form) for name, form in discover.notifiers().items()}
-            return {
-                "title": "notifier",
-                "type": "object",
-                "properties": keyed,
-                "additionalProperties": False,
-            }
+            return {"title": "notifier", **closed(keyed)}
 
 
 def _nullable(schema: JSON) -> JSON:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK
 from ..core.model.events import DEAD, LOADING, SUSPENDED
 from ..core.model.interfaces import Clockwork, Detector, Reading
-from ..core.model.values import Parsed, Seconds, duration, seconds
+from ..core.model.values import Parsed, Seconds, closed, duration, seconds
 from ._watch import NEVER, Memory
 
 AFTER = {"min": 120.0, "p99_multiple": 8.0}  # seconds, multiple; project defaults
@@ -50,7 +50,7 @@ else:
         @staticmethod
         def schema():
             keys = {"min": Seconds.schema(), "p99_multiple": {"type": "number"}}
-            return {"type": "object", "properties": keys, "additionalProperties": False}
+            return closed(keys)
 
 
 @dataclass(frozen=True)

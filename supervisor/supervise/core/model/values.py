@@ -9,14 +9,17 @@ reads that, `encode` writes it, `schema` describes it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 JSON = dict[str, object]  # a JSON Schema
+OPEN = msgspec.json.schema(dict)  # of any mapping
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +34,16 @@ class Parsed(type):
 
     def __instancecheck__(cls, value: object) -> bool:
         return True
+
+
+def closed(properties: Mapping[str, object], **more: object) -> JSON:
+    """Return the JSON Schema of a mapping with these keys and no others."""
+    return {
+        **OPEN,
+        "properties": dict(properties),
+        "additionalProperties": False,
+        **more,
+    }
 
 
 def doc(text: str) -> Meta:
