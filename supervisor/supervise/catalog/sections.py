@@ -30,10 +30,10 @@ from ..core.model.policy import (
     Savepoints,
 )
 from ..core.model.values import (
-    JSON,
     OPEN,
     Parsed,
     RunbookName,
+    Schema,
     Seconds,
     Section,
     Severity,
@@ -108,7 +108,7 @@ def _form(node: Node) -> type[Detector] | None:
 
 
 @cache
-def _kind_schema() -> JSON:
+def _kind_schema() -> Schema:
     kind = {"title": "kind of detector", "enum": list(discover.detectors())}
     return {**OPEN, "required": ["kind"], "properties": {"kind": kind}}
 
@@ -209,7 +209,7 @@ else:
             return {"title": "notifier", **closed(keyed)}
 
 
-def _nullable(schema: JSON) -> JSON:
+def _nullable(schema: Schema) -> Schema:
     """An action without required keys may be written as `pause:`."""
     return schema if "required" in schema else {**schema, "type": ["object", "null"]}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -40,6 +40,7 @@ EARLY, STEADY, LATE = RUN_PHASES = ("early", "steady", "late")  # see `detection
 OFF = "off"  # instead of a severity
 PAGE, STOP, STOP_SEV0 = "page", "stop", "stop_sev0"  # what giving up is
 LONGEST_MATMUL_S = 60.0  # the relaunch has ten minutes in all; project default
+ChannelKey = str | int | float | bool | tuple[str, ...]  # a key under a channel of `notify`
 PLACEHOLDERS = ("checkpoint", "directory", "step")  # of `job.relaunch`
 WORD = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # also a file name, and those have an end
 Local = Annotated[str, named(WORD, "a name of letters, digits and _")]
@@ -468,7 +469,7 @@ class Policy:
     sampling: Sampling = field(default_factory=Sampling)
     sparsest: Mapping[str, int] = field(default_factory=dict)  # costly metric -> steps, at most
     safeguards: Safeguards = field(default_factory=Safeguards)
-    notify: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notify: Mapping[str, Mapping[str, ChannelKey]] = field(default_factory=dict)
     job: JobSettings = field(default_factory=JobSettings)
     cites: tuple[str, ...] = ()  # files with the results of trials of this policy
     verbs: Mapping[str, Callable[..., Action]] = field(default_factory=dict)  # for operators

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
+from .payload import Json
+
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-JSON = dict[str, object]  # a JSON Schema
+Schema: TypeAlias = "dict[str, Json]"  # a JSON Schema
 OPEN = msgspec.json.schema(dict)  # of any mapping
 
 
@@ -36,7 +38,7 @@ class Parsed(type):
         return True
 
 
-def closed(properties: Mapping[str, object], **more: object) -> JSON:
+def closed(properties: Mapping[str, Json], **more: Json) -> Schema:
     """Return the JSON Schema of a mapping with these keys and no others."""
     return {
         **OPEN,
@@ -81,7 +83,7 @@ def duration(value: float) -> str:
     return f"{value:.12f}s" if "e" in text else f"{text}s"
 
 
-def _duration_schema() -> JSON:
+def _duration_schema() -> Schema:
     return {
         "type": "string",
         "pattern": f"^({DURATION.pattern})$",
