@@ -97,19 +97,19 @@ class Commands(click.Group):
         """List the commands by what they are for."""
         width = formatter.width - max(map(len, COMMANDS)) - 6
         for title, names in SECTIONS.items():
-            found = [(name, self.get_command(ctx, name)) for name in names]
+            commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name, cmd.get_short_help_str(width)) for name, cmd in found if cmd]
+                    [(name, cmd.get_short_help_str(width)) for name, cmd in commands if cmd]
                 )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Complete a first option as one of `run`, which may be left out."""
-        found: list[Any] = super().shell_complete(ctx, incomplete)
+        completions: list[Any] = super().shell_complete(ctx, incomplete)
         run = self.get_command(ctx, "run")
         if incomplete.startswith("-") and run is not None:
-            found += run.shell_complete(ctx, incomplete)
-        return found
+            completions += run.shell_complete(ctx, incomplete)
+        return completions
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the command line; help and version are printed here."""
@@ -124,14 +124,14 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Pass leading options to `run`; never start what is not a command of ours."""
         ctx.meta[ARGV] = list(args)
-        first = args[0] if args else ""
-        if first.startswith("-") and first not in ("--help", "-h", "--version"):
+        leading = args[0] if args else ""
+        if leading.startswith("-") and leading not in ("--help", "-h", "--version"):
             args = ["run", *args]
-        elif args and first not in (*COMMANDS, "--help", "-h", "--version"):
-            near = difflib.get_close_matches(first, COMMANDS, n=1, cutoff=0.7)
+        elif args and leading not in (*COMMANDS, "--help", "-h", "--version"):
+            near = difflib.get_close_matches(leading, COMMANDS, n=1, cutoff=0.7)
             if near:
-                meant = shlex.join([PROGRAM, near[0], *args[1:]])
-                raise UsageError(f"no command {first!r}", hint=f"did you mean: {meant}")
+                suggestion = shlex.join([PROGRAM, near[0], *args[1:]])
+                raise UsageError(f"no command {leading!r}", hint=f"did you mean: {suggestion}")
             raise missing_dashes(args[args.index("--") + 1 :] if "--" in args[:-1] else args)
         return super().parse_args(ctx, args)
 

@@ -113,9 +113,9 @@ class ProbeCheck:
 
 def find_interpreter(argv: tuple[str, ...]) -> str:
     """Return the Python that the command names, in its arguments or in the program's first line."""
-    for each in argv:
-        if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(each).name) and shutil.which(each):
-            return str(shutil.which(each))
+    for argument in argv:
+        if re.fullmatch(r"(python|pypy)[\d.]*t?", Path(argument).name) and shutil.which(argument):
+            return str(shutil.which(argument))
     program = shutil.which(argv[0])
     with Path(program or os.devnull).open("rb") as file:
         line = file.readline(512).decode("utf-8", "replace")
@@ -160,14 +160,14 @@ def check_probe(interpreter: str) -> ProbeCheck:
 def _train(interpreter: str, environ: dict[str, str]) -> ProbeCheck:
     check = ProbeCheck()
     try:
-        done = system.run_tool(
+        process = system.run_tool(
             [interpreter, "-c", SCRIPT],
             within_s=TIMEOUT_S,
             env={**environ, "CUDA_VISIBLE_DEVICES": ""},
         )
-        out, error = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        out, error = (text.decode("utf-8", "replace") for text in (process.stdout, process.stderr))
         check.lines = out.split()
-        check.error = (error.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        check.error = (error.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         check.error = f"no answer within {TIMEOUT_S} s"
     except OSError as error:
@@ -215,20 +215,20 @@ class ScriptFacts:
 
     def checkpoints(self) -> tuple[bool, str]:
         """Return whether the job can be started again from one, and the sentence about it."""
-        found = self.recipe
-        if found is None:
-            saved = f"saved at {self.name}:{self.saves[0]}; " if self.saves else "none seen; "
-            return False, f"{saved}nothing says how the job resumes: see job.relaunch"
-        if not found.works:
-            return False, f"{found.name}: {found.note}"
-        how = "" if found.resume == "library" else " ".join(found.args)
-        itself = "from what it saves itself" if found.resume == "library" else "by itself"
-        parts = [f"{found.name}: resumes {f'by {how}' if how else itself}"]
-        if found.glob:
-            parts.append(f"{found.glob}, {self.existing} there now")
-        elif found.name not in DRIVING and not self.saves:
+        recipe = self.recipe
+        if recipe is None:
+            save_note = f"saved at {self.name}:{self.saves[0]}; " if self.saves else "none seen; "
+            return False, f"{save_note}nothing says how the job resumes: see job.relaunch"
+        if not recipe.works:
+            return False, f"{recipe.name}: {recipe.note}"
+        arguments = "" if recipe.resume == "library" else " ".join(recipe.args)
+        itself = "from what it saves itself" if recipe.resume == "library" else "by itself"
+        parts = [f"{recipe.name}: resumes {f'by {arguments}' if arguments else itself}"]
+        if recipe.glob:
+            parts.append(f"{recipe.glob}, {self.existing} there now")
+        elif recipe.name not in DRIVING and not self.saves:
             return False, f"{parts[0]}; no save is seen in {self.name}"
-        return True, "; ".join([*parts, *([found.note] if found.note else [])])
+        return True, "; ".join([*parts, *([recipe.note] if recipe.note else [])])
 
 
 def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
@@ -242,11 +242,11 @@ def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
             text = ""
     code = ScriptCode(text)
     recipe = of_code(code, argv)
-    found = ScriptFacts(Path(script).name if script else "", recipe)
+    facts = ScriptFacts(Path(script).name if script else "", recipe)
     if recipe is not None and recipe.glob:
-        found.existing = len(matches([recipe.glob], Path.cwd()))
-    found.saves = sorted(call.lineno for call in code.calls if _saves(call))
-    return found
+        facts.existing = len(matches([recipe.glob], Path.cwd()))
+    facts.saves = sorted(call.lineno for call in code.calls if _saves(call))
+    return facts
 
 
 def _saves(call: ast.Call) -> bool:
@@ -358,22 +358,22 @@ def availability(check: ProbeCheck | None, reason: str | None, world: int | None
     everything = metrics.everything()
     if check is None or reason is not None:
         return dict.fromkeys(everything, f"no: {reason or 'the command cannot be started'}")
-    found = {name: _of_probe(name, check, arrived(check)) for name in metrics.measured()}
+    availability = {name: _of_probe(name, check, arrived(check)) for name in metrics.measured()}
     across = {1: "no: one rank", None: "only with several ranks"}.get(world, "yes: of all ranks")
-    found |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
-    for together, own in PER_RANK.items():
-        if world == 1 and own in found:
-            found[own] = across
-        found[together] = found.get(own, across)
-    found |= _hardware()
-    found |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
-    found |= {
+    availability |= dict.fromkeys(frame_enrichment.CROSS_RANK_METRICS, across)
+    for together, single in PER_RANK.items():
+        if world == 1 and single in availability:
+            availability[single] = across
+        availability[together] = availability.get(single, across)
+    availability |= _hardware()
+    availability |= dict.fromkeys(registry.METRICS, WITH_CHECKPOINTS)
+    availability |= {
         frame_enrichment.RESTARTS: "only once it was started again",
         frame_enrichment.ERRORS: "only once a rank or a thread ended with an error",
         frame_enrichment.LAG: "yes",
         frame_enrichment.MISSING: across,
     }
-    return found | {name: REPORTED for name in everything if name not in found}
+    return availability | {name: REPORTED for name in everything if name not in availability}
 
 
 def arrived(check: ProbeCheck) -> set[str]:
@@ -382,13 +382,13 @@ def arrived(check: ProbeCheck) -> set[str]:
     return {name if spec is None else spec.id for name, spec in specs}
 
 
-def _of_probe(metric: str, check: ProbeCheck, seen: set[str]) -> str:
+def _of_probe(metric: str, check: ProbeCheck, arrivals: set[str]) -> str:
     spec = metrics.measured()[metric]
     often = f"every {spec.every} steps" if spec.every > 1 else ""
     if spec.sparsest:
         often = f"every step, up to every {spec.sparsest} where steps are short"
-    condition, met = _condition(metric)
-    if metric not in seen and (met or not condition):
+    condition, is_fulfilled = _condition(metric)
+    if metric not in arrivals and (is_fulfilled or not condition):
         return f"no: {_why_absent(metric, check)}"
     if condition:
         return ", ".join(filter(None, (often, f"only {condition}")))
@@ -396,34 +396,36 @@ def _of_probe(metric: str, check: ProbeCheck, seen: set[str]) -> str:
 
 
 def _condition(metric: str) -> tuple[str, bool]:
-    for patterns, condition, met in CONDITIONS:
+    for patterns, condition, is_fulfilled in CONDITIONS:
         if any(fnmatchcase(metric, pattern) for pattern in patterns.split()):
-            return condition, met
+            return condition, is_fulfilled
     return "", False
 
 
 def _why_absent(metric: str, check: ProbeCheck) -> str:
     for name, module in collectors.modules():
         if any(spec.id == metric for spec in module.METRICS):
-            how = check.status.get("collectors", {}).get(name, "on")
-            if how != "on":
-                return f"its collector is {how}"
+            state = check.status.get("collectors", {}).get(name, "on")
+            if state != "on":
+                return f"its collector is {state}"
     return "it did not arrive in the check"
 
 
 def _hardware() -> Mapping[str, str]:
     often = f"yes, every {hardware.EVERY_S:.0f} s"
     driver = hardware.driver()
-    why = "no: nvidia-ml-py is not installed" if driver is None else ""
+    reason = "no: nvidia-ml-py is not installed" if driver is None else ""
     if driver is not None:
         try:
             driver.nvmlInit()
-            why = "" if driver.nvmlDeviceGetCount() else "no: no NVIDIA device"
+            reason = "" if driver.nvmlDeviceGetCount() else "no: no NVIDIA device"
         except driver.NVMLError:
-            why = "no: no NVIDIA driver"
-    found = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(hardware.DEVICE, why or often)
+            reason = "no: no NVIDIA driver"
+    availability = dict.fromkeys(hardware.HOST, often) | dict.fromkeys(
+        hardware.DEVICE, reason or often
+    )
     wait_s = hardware.FIRST * hardware.EVERY_S
-    return {**found, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
+    return {**availability, "host_mem_growth": f"{often}, {wait_s:.0f} s after the first step"}
 
 
 def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int | None:
@@ -433,13 +435,14 @@ def world_size(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             return int(environ[name])
     args = list(_until_script(argv))
     if not any(
-        _LAUNCHERS.fullmatch(Path(each).name) or "torch.distributed" in each for each in args
+        _LAUNCHERS.fullmatch(Path(argument).name) or "torch.distributed" in argument
+        for argument in args
     ):
         return 1
-    for place, each in enumerate(args):
-        match = _COUNTS.fullmatch(each)
+    for index, argument in enumerate(args):
+        match = _COUNTS.fullmatch(argument)
         if match:
-            count = match[2] or "".join(args[place + 1 : place + 2])
+            count = match[2] or "".join(args[index + 1 : index + 2])
             return int(count) if count.isdigit() and not _several_nodes(args) else None
     return None
 
@@ -460,11 +463,11 @@ def script_of(argv: Sequence[str]) -> str | None:
         args = args[2:]
     elif name not in ("torchrun", "accelerate", "deepspeed"):
         return None
-    for place, each in enumerate(args):
-        if each in ("-m", "--module"):
-            return _module_file("".join(args[place + 1 : place + 2]))
-        if each.endswith(".py"):
-            return each
+    for index, argument in enumerate(args):
+        if argument in ("-m", "--module"):
+            return _module_file("".join(args[index + 1 : index + 2]))
+        if argument.endswith(".py"):
+            return argument
     return None
 
 
@@ -479,13 +482,15 @@ def _module_file(module: str) -> str | None:
 
 
 def _several_nodes(args: Sequence[str]) -> bool:
-    return any(each.startswith(("--nnodes", "--num_machines", "--hostfile")) for each in args)
+    return any(
+        argument.startswith(("--nnodes", "--num_machines", "--hostfile")) for argument in args
+    )
 
 
 def _until_script(argv: Sequence[str]) -> Iterator[str]:
     """Yield the arguments before the job's script or module: what follows belongs to that."""
-    for each, following in zip(argv, [*argv[1:], ""], strict=True):
-        module = each == "-m" and "." in following and following not in _LAUNCHER_MODULES
-        if each.endswith(".py") or module:
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        module = argument == "-m" and "." in following and following not in _LAUNCHER_MODULES
+        if argument.endswith(".py") or module:
             return
-        yield each
+        yield argument

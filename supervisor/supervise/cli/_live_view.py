@@ -67,10 +67,10 @@ class Reader:
         """Return the newest view; a file that cannot be read is its `problem`."""
         try:
             stamp = (_stamp(self.run, "state.json"), _stamp(self.run, "audit.log"))
-            seen = (*stamp, locked(self.run.audit_path))
-            if seen == self._seen and not self.view.problem:
+            stamps = (*stamp, locked(self.run.audit_path))
+            if stamps == self._seen and not self.view.problem:
                 return self.view
-            self._seen = seen
+            self._seen = stamps
             for record in self._tail.read():
                 if str(record.get("kind")) not in HIDDEN:
                     self._events.append(printable(event_line(record)))
@@ -86,10 +86,10 @@ class Reader:
 
 def _stamp(run: RunDir, name: str) -> tuple[int, int] | None:
     try:
-        found = (run.path / name).stat()
+        status = (run.path / name).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def view_of(state: Mapping[str, Any], events: Sequence[str] = ()) -> View:
@@ -118,19 +118,19 @@ def _facts(state: Mapping[str, Any]) -> Rows:
         rows.append(("budgets", ", ".join(budgets_left(budgets))))
     broken = state.get("channels") or {}
     rows += [
-        ("channel", f"{name}: {how['undelivered']} undelivered") for name, how in broken.items()
+        ("channel", f"{name}: {state['undelivered']} undelivered") for name, state in broken.items()
     ]
     return rows
 
 
 def _open(state: Mapping[str, Any]) -> list[str]:
     lines = []
-    for one in incidents(state):
-        acked = f" (acknowledged by {one['acked']})" if one.get("acked") else ""
-        head = f"{one.get('id')} {one.get('severity')} {one.get('phase')}"
-        lines.append(f"{head}: {one.get('headline')}{acked}")
-    for one in state.get("approvals") or ():
-        text = f"{one['id']} waits for approval: {one['runbook']}, {one['left_s']} s left"
+    for row in incidents(state):
+        acked = f" (acknowledged by {row['acked']})" if row.get("acked") else ""
+        head = f"{row.get('id')} {row.get('severity')} {row.get('phase')}"
+        lines.append(f"{head}: {row.get('headline')}{acked}")
+    for row in state.get("approvals") or ():
+        text = f"{row['id']} waits for approval: {row['runbook']}, {row['left_s']} s left"
         lines += [text]
     return lines
 
@@ -141,7 +141,7 @@ def _ranks(state: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for rank, probe in (state.get("ranks") or {}).items():
         lag, silent_s = lags.get(rank, 0), float(probe.get("silent_s") or 0.0)
         notes = ["paused"] if probe.get("paused") else []
-        off = [n for n, how in (probe.get("collectors") or {}).items() if how != "on"]
+        off = [n for n, state in (probe.get("collectors") or {}).items() if state != "on"]
         notes += [f"{len(off)} collectors off"] if off else []
         key = (-lag, -silent_s, int(rank))
         texts = (str(rank), str(lag), str(probe.get("phase", "?")), f"{silent_s:.1f} s")
@@ -281,7 +281,7 @@ class LiveView(App[None]):
             self._show(view)
 
     def _show(self, view: View) -> None:
-        before, self._shown = self._shown, view
+        previous, self._shown = self._shown, view
         verdict = f"{view.verdict}: {view.problem}" if view.problem else view.verdict
         self.receipt = f"run {self._run_dir.id}: {verdict}"
         self.query_one("#verdict", Static).update(self.receipt.removeprefix("run "))
@@ -297,7 +297,7 @@ class LiveView(App[None]):
         for row in view.ranks:
             table.add_row(*row)
         table.display = bool(view.ranks)
-        if before is None or before.events != view.events:
+        if previous is None or previous.events != view.events:
             log = self.query_one(RichLog)
             log.clear()
             for text in view.events:

@@ -79,8 +79,8 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
     def print_line(line: str) -> None:
         if not quiet:
-            shown = "\n".join(map(printable, line.split("\n")))
-            sys.stderr.write(f"{shown}\n")  # no flush, which may block: see `_streams`
+            text = "\n".join(map(printable, line.split("\n")))
+            sys.stderr.write(f"{text}\n")  # no flush, which may block: see `_streams`
 
     return print_line
 
@@ -139,9 +139,9 @@ def span(seconds: float) -> str:
     """Return a time with its two largest units: `2 d 3 h`, `5 min 10 s`, `0.4 s`."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    left, parts = round(seconds), list[str]()
+    remaining, parts = round(seconds), list[str]()
     for size, unit in (*UNITS, (1, "s")):
-        count, left = divmod(left, size)
+        count, remaining = divmod(remaining, size)
         if count or parts:
             parts.append(f"{count} {unit}" if count else "")
         if len(parts) == 2:
@@ -213,22 +213,22 @@ Report = Callable[[int, int], None]
 Part = TypeVar("Part")
 
 
-def counted(parts: Sequence[Part], what: str) -> Iterator[Part]:
+def counted(parts: Sequence[Part], label: str) -> Iterator[Part]:
     """Yield the parts of a work, and show how many are done."""
-    with progress(what) as report:
-        for done, part in enumerate(parts):
-            report(done, len(parts))
+    with progress(label) as report:
+        for count, part in enumerate(parts):
+            report(count, len(parts))
             yield part
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Report]:
+def progress(label: str) -> Iterator[Report]:
     """Yield a function that takes how many parts are done, of how many; it draws one line.
 
     The line disappears at the end. It may be called from any thread.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield lambda done, total: None
+        yield lambda steps_done, total: None
         return
     # Here, not above: it is not needed in a pipe.
     from rich.console import Console
@@ -240,8 +240,8 @@ def progress(what: str) -> Iterator[Report]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr, highlight=False)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(label, total=None)
+        yield lambda steps_done, total: bar.update(task, completed=steps_done, total=total)

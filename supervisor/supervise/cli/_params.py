@@ -45,7 +45,7 @@ class Options:
     cites: tuple[Mapping[str, Any], ...] = ()
     launch: Launch | None = None
 
-    def kept(self) -> dict[str, Any]:
+    def persisted(self) -> dict[str, Any]:
         """Return what run.json keeps of them, for a supervisor that takes over."""
         return {"watch_policy": self.watch_policy, "logs": self.logs, "metrics": self.metrics}
 
@@ -80,10 +80,10 @@ class Number(click.FloatRange):
 
 def duration(text: str) -> float:
     """Return a time with its unit, `90m` or `30d`, in seconds. Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
         raise click.BadParameter(f"{text!r} is not a time with a unit, such as 12h or 30d.")
-    return float(found[1]) * UNITS_S[found[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 class JobCommand(click.Command):
@@ -95,21 +95,21 @@ class JobCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse a job's command line that does not follow `--`."""
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        job = given["argv"] if isinstance(given.get("argv"), tuple) else ()
-        own = args[: len(args) - len(job)]
-        if job and own[-1:] != ["--"] and set(own).isdisjoint(ctx.help_option_names):
-            raise missing_dashes(job, [*ctx.command_path.split()[1:], *own])
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
+        job = parsed["argv"] if isinstance(parsed.get("argv"), tuple) else ()
+        options = args[: len(args) - len(job)]
+        if job and options[-1:] != ["--"] and set(options).isdisjoint(ctx.help_option_names):
+            raise missing_dashes(job, [*ctx.command_path.split()[1:], *options])
         return super().parse_args(ctx, args)
 
 
-def missing_dashes(job: Sequence[str], before: Sequence[str] = ()) -> UsageError:
+def missing_dashes(job: Sequence[str], prefix: Sequence[str] = ()) -> UsageError:
     """Return the error for a job's command line without `--`; `before`: our own arguments."""
     script = job[0].endswith(".py") and not os.access(job[0], os.X_OK)
-    meant = [PROGRAM, *before, "--", *(["python"] if script else []), *job]
-    if before[:1] == ["run"]:
-        meant.remove("run")
+    command = [PROGRAM, *prefix, "--", *(["python"] if script else []), *job]
+    if prefix[:1] == ["run"]:
+        command.remove("run")
     return UsageError(
         f"{job[0]!r} is neither a command nor an option of supervise; put the job after `--`",
-        hint=f"did you mean: {shlex.join(meant)}",
+        hint=f"did you mean: {shlex.join(command)}",
     )

@@ -62,29 +62,29 @@ def launch_policy(path: str | Path, options: object, load: Load, warnings: list[
     Raises:
         SuperviseError: as `load`.
     """
-    place = _place(path, options)
-    found = None if place is None else _read(place)
+    cache_path = _cache_path(path, options)
+    found = None if cache_path is None else _read(cache_path)
     if found is not None:
         return found
     new: list[str] = []
     policy = load(new)
     warnings += new
-    if place is not None and not new:
+    if cache_path is not None and not new:
         with suppress(OSError, ValueError, TypeError):
-            _write(place, policy)
+            _write(cache_path, policy)
     return policy
 
 
-def _place(name: str | Path, options: object) -> Path | None:
+def _cache_path(name: str | Path, options: object) -> Path | None:
     """Return the cache file of this policy, None if it cannot be cached."""
     try:
         path = shipped.locate(name)
-        seen = hashlib.sha256()
-        seen.update(repr((__version__, sys.version, str(path.absolute()), options)).encode())
+        digest = hashlib.sha256()
+        digest.update(repr((__version__, sys.version, str(path.absolute()), options)).encode())
         for line in _fingerprint(path.absolute()):
-            seen.update(line)
+            digest.update(line)
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(base) / "supervise" / "policies" / f"{seen.hexdigest()}.json"
+        return Path(base) / "supervise" / "policies" / f"{digest.hexdigest()}.json"
     except (OSError, RuntimeError, ValueError, InputError):
         return None
 
@@ -94,10 +94,10 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
     for each in shipped.chain(path):
         yield each.read_bytes()
         for part in PARTS:
-            own = sorted((each.parent / part).glob("*.yaml"))
-            if len(own) > MAX_FILES:
+            parts = sorted((each.parent / part).glob("*.yaml"))
+            if len(parts) > MAX_FILES:
                 raise ValueError("too many files")
-            for file in own:
+            for file in parts:
                 yield file.name.encode() + b"\0" + file.read_bytes()
     ours = [shipped.folder(kind) for kind in ("policies", "policies/packs", "runbooks")]
     probe = shipped.PACKAGE.parents[1] / "probes" / "supervise_probe"
@@ -116,9 +116,9 @@ def _fingerprint(path: Path) -> Iterator[bytes]:
                     yield f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode()
 
 
-def _read(place: Path) -> Policy | None:
+def _read(cache_path: Path) -> Policy | None:
     try:
-        digest, _, body = files.read(place, limit=MAX_BYTES).partition(b"\n")
+        digest, _, body = files.read(cache_path, limit=MAX_BYTES).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
         part = msgspec.json.decode(body, type=LaunchPart, dec_hook=lambda _, value: value)
@@ -127,13 +127,13 @@ def _read(place: Path) -> Policy | None:
         return None
 
 
-def _write(place: Path, policy: Policy) -> None:
+def _write(cache_path: Path, policy: Policy) -> None:
     part = LaunchPart(*(getattr(policy, name) for name in LaunchPart.__struct_fields__))
     body = msgspec.json.encode(part)
-    files.make_directory(place.parent)
+    files.make_directory(cache_path.parent)
     digest = hashlib.sha256(body).hexdigest().encode()
-    files.replace(place, digest + b"\n" + body, durable=False)
-    with os.scandir(place.parent) as entries:
+    files.replace(cache_path, digest + b"\n" + body, durable=False)
+    with os.scandir(cache_path.parent) as entries:
         newest = sorted(entries, key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     for entry in newest[KEEP:]:
         with suppress(OSError):

@@ -38,7 +38,7 @@ UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
 ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # policy, operator, a signal
 
 
-def state_of(run: RunDir, found: RunOutcome, host: str) -> tuple[str, int | None]:
+def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | None]:
     """Return one of STATES and the exit code, without reading the journal.
 
     Args:
@@ -46,8 +46,8 @@ def state_of(run: RunDir, found: RunOutcome, host: str) -> tuple[str, int | None
     """
     if locked(run.audit_path):
         return RUNNING, None
-    if found.end is not None:
-        code = int(found.end["data"]["exit_code"])
+    if outcome.end is not None:
+        code = int(outcome.end["data"]["exit_code"])
         if code == 0:
             return FINISHED, code
         return (STOPPED if code in ASKED else CRASHED), code
@@ -57,7 +57,7 @@ def state_of(run: RunDir, found: RunOutcome, host: str) -> tuple[str, int | None
     return (UNSUPERVISED if runs else LOST), None
 
 
-def life(run: RunDir, found: RunOutcome) -> dict[str, Any]:
+def life(run: RunDir, outcome: RunOutcome) -> dict[str, Any]:
     """Return `supervisor`: running or gone, and `job`: running, ended, lost or unknown.
 
     A live supervisor holds the lock of the audit log. Without one, the journal has the last state
@@ -66,13 +66,13 @@ def life(run: RunDir, found: RunOutcome) -> dict[str, Any]:
     """
     if locked(run.audit_path):
         return {"supervisor": "running", "job": "running", "exit_code": None}
-    end = found.end
+    end = outcome.end
     launched, returncode = _last_seen(run)
     pid, runs = _process(run, launched)
     code = returncode if returncode is None or returncode >= 0 else 128 - returncode
-    if end is not None and (code is None or found.incomplete is not None):
+    if end is not None and (code is None or outcome.incomplete is not None):
         code, returncode = int(end["data"]["exit_code"]), None
-    again = end is None and found.relaunching
+    again = end is None and outcome.relaunching
     if code is not None and not (end is None and runs):
         job = "ended"
     elif pid is not None:
@@ -120,9 +120,9 @@ def _process(run: RunDir, launched: Launched | None) -> tuple[int | None, bool]:
     from ..runtime.process_tree import start_ticks
 
     with suppress(StoreError), understood(LAUNCHED, ""):
-        made = last_launch(run)
-        if made is not None and (launched is None or made["attempt"] >= launched.attempt):
-            return int(made["pid"]), start_ticks(made["pid"]) == made["start_ticks"]
+        launch = last_launch(run)
+        if launch is not None and (launched is None or launch["attempt"] >= launched.attempt):
+            return int(launch["pid"]), start_ticks(launch["pid"]) == launch["start_ticks"]
     pid = None if launched is None else launched.pid
     return pid, pid is not None and Path(f"/proc/{pid}").exists()
 
@@ -137,8 +137,10 @@ NO_RUN = "supervise -- COMMAND starts one below ./runs; name one elsewhere by it
 def runs_in(directory: Path = RUNS) -> list[Path]:
     """Return the run directories in a directory, the newest first. Raises StoreError."""
     try:
-        found = [path.parent for path in directory.glob("*/run.json")]
-        return sorted(found, key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
+        directories = [path.parent for path in directory.glob("*/run.json")]
+        return sorted(
+            directories, key=lambda path: (path / "run.json").stat().st_mtime, reverse=True
+        )
     except OSError as error:
         raise StoreError(f"cannot read {directory}: {error.strerror}") from error
 
@@ -150,20 +152,20 @@ def live_runs(directory: Path = RUNS) -> list[Path]:
 
 def newest() -> Path:
     """Return the newest run under ./runs. Raises StoreError."""
-    found = runs_in()
-    if not found:
+    runs = runs_in()
+    if not runs:
         raise StoreError("no run is named, and there is none under ./runs", hint=NO_RUN)
-    return found[0]
+    return runs[0]
 
 
 def only_live() -> Path:
     """Return the only run under ./runs with a supervisor. Raises UsageError with the choice."""
-    found = live_runs()
-    if len(found) == 1:
-        return found[0]
-    if found:
-        text = f"{len(found)} runs have a supervisor, and this command acts on one"
-        raise UsageError(text, hint=_choices(found))
+    runs = live_runs()
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        text = f"{len(runs)} runs have a supervisor, and this command acts on one"
+        raise UsageError(text, hint=_choices(runs))
     raise UsageError(
         "no run under ./runs has a supervisor", hint="name the run; `supervise runs` lists them"
     )
@@ -171,22 +173,22 @@ def only_live() -> Path:
 
 def only_adoptable() -> Path:
     """Return the only run under ./runs whose supervisor died. Raises UsageError with the choice."""
-    found = []
+    runs = []
     for path in runs_in():
         with suppress(StoreError, *MISSHAPEN):
             run = RunDir.open(path)
             host = str(run.read_json("run.json")["host"])
             if state_of(run, skim(run.audit_path), host)[0] in (UNSUPERVISED, LOST):
-                found.append(path)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        text = f"the supervisors of {len(found)} runs died, and this command takes over one"
-        raise UsageError(text, hint=_choices(found))
+                runs.append(path)
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        text = f"the supervisors of {len(runs)} runs died, and this command takes over one"
+        raise UsageError(text, hint=_choices(runs))
     raise UsageError("no run under ./runs has lost its supervisor", hint="supervise runs")
 
 
-def find(given: str) -> Path:
+def find(name: str) -> Path:
     """Return the run that is named: a path, an id, a name, or the beginning of one.
 
     Names are looked for under ./runs first. The last part of a name, as `7f3a9c`, will do, too.
@@ -195,16 +197,16 @@ def find(given: str) -> Path:
         StoreError: there is no such run.
         UsageError: several begin with it.
     """
-    found = exactly(given)
-    if found is not None:
-        return found
-    path = Path(given)
-    parent = path.parent if "/" in given else RUNS
-    known = runs_in(parent) if path.name and parent.is_dir() else []
-    near = [run for run in known if _is_short_for(path.name, run.name)]
-    near = near or [run for run in known if _is_short_for(path.name, _id_of(run))]
-    elsewhere = {} if "/" in given else run_directory.entries(os.environ)
-    named = {i: p for i, p in elsewhere.items() if _is_short_for(given, i, p.name)}
+    run = exactly(name)
+    if run is not None:
+        return run
+    path = Path(name)
+    parent = path.parent if "/" in name else RUNS
+    runs = runs_in(parent) if path.name and parent.is_dir() else []
+    near = [run for run in runs if _is_short_for(path.name, run.name)]
+    near = near or [run for run in runs if _is_short_for(path.name, _id_of(run))]
+    elsewhere = {} if "/" in name else run_directory.entries(os.environ)
+    named = {i: p for i, p in elsewhere.items() if _is_short_for(name, i, p.name)}
     here = {run.resolve() for run in near}
     near += [
         p for i, p in named.items() if p.resolve() not in here and run_directory.still_there(i, p)
@@ -212,31 +214,29 @@ def find(given: str) -> Path:
     if len(near) == 1:
         return near[0]
     if near:
-        raise UsageError(f"{len(near)} runs are called {given}…", hint=_choices(near, given))
+        raise UsageError(f"{len(near)} runs are called {name}…", hint=_choices(near, name))
     if path.exists():
         RunDir.open(path)  # raises, with what is wrong with it
     if named:
         old = next(iter(named.values()))
-        raise StoreError(f"{given} was in {old}, and is not there any more", hint=NO_RUN)
-    alike = difflib.get_close_matches(path.name, [run.name for run in known], n=1)
+        raise StoreError(f"{name} was in {old}, and is not there any more", hint=NO_RUN)
+    alike = difflib.get_close_matches(path.name, [run.name for run in runs], n=1)
     if alike:
-        raise StoreError(f"{given} is not a run", hint=f"did you mean {parent / alike[0]}?")
-    raise StoreError(
-        f"{given} is not a run", hint="`supervise runs` lists all" if known else NO_RUN
-    )
+        raise StoreError(f"{name} is not a run", hint=f"did you mean {parent / alike[0]}?")
+    raise StoreError(f"{name} is not a run", hint="`supervise runs` lists all" if runs else NO_RUN)
 
 
-def exactly(given: str) -> Path | None:
+def exactly(name: str) -> Path | None:
     """Return the run that this is the path, the id or the whole name of, None for another text."""
-    path = Path(given)
+    path = Path(name)
     if is_run(path):
         return path
-    if not given or "/" in given:
+    if not name or "/" in name:
         return None
-    if is_run(RUNS / given):
-        return RUNS / given
-    linked = run_directory.entries(os.environ).get(given)
-    return linked if linked is not None and run_directory.still_there(given, linked) else None
+    if is_run(RUNS / name):
+        return RUNS / name
+    linked = run_directory.entries(os.environ).get(name)
+    return linked if linked is not None and run_directory.still_there(name, linked) else None
 
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -307,15 +307,15 @@ def _is_short_for(text: str, *names: str) -> bool:
     return any(part.startswith(text) for part in parts)
 
 
-def _choices(runs: Sequence[Path], given: str | None = None) -> str:
+def _choices(runs: Sequence[Path], name: str | None = None) -> str:
     """Return the command line again for each run, to be pasted."""
     context = click.get_current_context(silent=True)
     argv = list(context.meta.get(ARGV, ())) if context is not None else []
-    at = argv.index(given) if given in argv else 1
-    rest = argv[at + 1 :] if given in argv else argv[1:]
-    lines = [shlex.join([PROGRAM, *argv[:at], str(run), *rest]) for run in runs[:LISTED]]
-    more = [f"({len(runs) - LISTED} more: supervise runs)"] if runs[LISTED:] else []
-    return "\n         ".join([*lines, *more])
+    index = argv.index(name) if name in argv else 1
+    tail = argv[index + 1 :] if name in argv else argv[1:]
+    lines = [shlex.join([PROGRAM, *argv[:index], str(run), *tail]) for run in runs[:LISTED]]
+    ellipsis = [f"({len(runs) - LISTED} more: supervise runs)"] if runs[LISTED:] else []
+    return "\n         ".join([*lines, *ellipsis])
 
 
 HIDDEN = frozenset({"rule", "near_miss", "rebaseline", "notify_intent", "notify_result"})
@@ -336,18 +336,18 @@ class LogTail:
                 if size < self._offset:  # a truncated last record was removed
                     self._offset = size
                 file.seek(self._offset)
-                whole, end, _ = file.read(size - self._offset).rpartition(b"\n")
+                lines, end, _ = file.read(size - self._offset).rpartition(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
-        self._offset += len(whole) + len(end)
-        found = []
-        for line in whole.split(b"\n") if end else ():
+        self._offset += len(lines) + len(end)
+        records = []
+        for line in lines.split(b"\n") if end else ():
             with suppress(ValueError, RecursionError):
                 record = json.loads(line[65:])
-                found += [record] if isinstance(record, dict) else []
-        return found
+                records += [record] if isinstance(record, dict) else []
+        return records
 
 
 def event_line(record: dict[str, Any]) -> str:
@@ -355,6 +355,6 @@ def event_line(record: dict[str, Any]) -> str:
     wall = str(record.get("wall"))
     marks = [str(record[key]) for key in ("severity", "incident") if record.get(key)]
     step = record.get("step", -1)
-    where = f"step {step}" if isinstance(step, int) and step >= 0 else "-"
-    head = f"{wall[5:10]} {wall[11:19]}Z  {where:<11}  {record.get('kind')!s:<10}"
+    position = f"step {step}" if isinstance(step, int) and step >= 0 else "-"
+    head = f"{wall[5:10]} {wall[11:19]}Z  {position:<11}  {record.get('kind')!s:<10}"
     return f"{head}  {' '.join([*marks, str(record.get('reason', ''))])}".rstrip()

@@ -29,7 +29,7 @@ OUTCOMES = {"commit": "done", "abort": "failed", "in_doubt": "in doubt"}  # kind
 Record = Mapping[str, Any]
 
 
-def split_run(given: Sequence[str], least: int, most: int | None) -> tuple[Path, list[str]]:
+def split_run(words: Sequence[str], least: int, limit: int | None) -> tuple[Path, list[str]]:
     """Return the run and the other arguments.
 
     A first argument that is a run is taken as that; without one it is the only live run under
@@ -39,30 +39,30 @@ def split_run(given: Sequence[str], least: int, most: int | None) -> tuple[Path,
         UsageError: too few or too many arguments, or not exactly one live run.
         StoreError: the path is not a run directory.
     """
-    rest, run = list(given), None
-    if rest and (found := exactly(rest[0]) or _named_like_runs(rest[0])) is not None:
+    operands, run = list(words), None
+    if operands and (found := exactly(operands[0]) or _named_like_runs(operands[0])) is not None:
         run = found
-        rest.pop(0)
-    if run is None and most is not None and len(rest) > most:
-        run = find(rest.pop(0))
-    if len(rest) < least or (most is not None and len(rest) > most):
+        operands.pop(0)
+    if run is None and limit is not None and len(operands) > limit:
+        run = find(operands.pop(0))
+    if len(operands) < least or (limit is not None and len(operands) > limit):
         raise UsageError(
-            f"too {'few' if len(rest) < least else 'many'} arguments",
+            f"too {'few' if len(operands) < least else 'many'} arguments",
             hint="add --help for examples",
         )
-    return run or only_live(), rest
+    return run or only_live(), operands
 
 
-def _named_like_runs(given: str) -> Path | None:
+def _named_like_runs(name: str) -> Path | None:
     """Return the run that the beginning of a path means; None for a path where no runs are.
 
     Raises:
         StoreError, UsageError: runs are there, and none or several are called so.
     """
-    path = Path(given)
-    if "/" not in given or path.is_file():
+    path = Path(name)
+    if "/" not in name or path.is_file():
         return None
-    return find(given) if path.parent == RUNS or runs_in(path.parent) else None
+    return find(name) if path.parent == RUNS or runs_in(path.parent) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,63 +137,63 @@ def post(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> tu
     Raises:
         StoreError: the run has no supervisor, or its directory cannot be written.
     """
-    found = RunDir.open(run)
-    if not locked(found.audit_path):
+    directory = RunDir.open(run)
+    if not locked(directory.audit_path):
         raise StoreError(f"{run} has no supervisor", hint=f"supervise status {run}")
     at_ns = system.monotonic_ns()
     key = f"{at_ns}-{os.getpid()}"
     operator = by or getpass.getuser()
     try:
-        watches.post(found.path, command, operator, {**args, "key": key}, at_ns=at_ns)
+        watches.post(directory.path, command, operator, {**args, "key": key}, at_ns=at_ns)
     except OSError as error:
         raise StoreError(f"cannot write in {run}: {error.strerror}") from error
-    return found, key
+    return directory, key
 
 
-def poll(run: RunDir, skip: int, done: Callable[[Iterator[Record]], bool]) -> None:
+def poll(run: RunDir, skip: int, is_complete: Callable[[Iterator[Record]], bool]) -> None:
     """Give `done` the records after the first `skip`, until it returns True or the time is up."""
     until = time.monotonic() + TIMEOUT_S
     alive = True
     while alive and time.monotonic() < until:
         alive = locked(run.audit_path)  # before the records: the last one may be written meanwhile
-        if done(record for n, record in enumerate(audit.read(run.audit_path)) if n >= skip):
+        if is_complete(record for n, record in enumerate(audit.read(run.audit_path)) if n >= skip):
             return
         time.sleep(POLL_S)
 
 
 def ask(run: Path, command: str, by: str | None, args: Mapping[str, Any]) -> Answer:
     """Send a command, wait for its answer and the outcome of its action, and return both."""
-    known = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
-    found, key = post(run, command, by, args)
-    seen: list[Record] = []  # the answer, then the outcome
+    skip = sum(1 for _ in audit.read(RunDir.open(run).audit_path))
+    directory, key = post(run, command, by, args)
+    answers: list[Record] = []  # the answer, then the outcome
 
     def answered(records: Iterator[Record]) -> bool:
-        seen.clear()
+        answers.clear()
         for record in records:
             data = record.get("data") or {}
             if data.get("command_id") == key:
-                seen.append(record)
-            elif seen and _is_outcome(record, seen[0]["data"]["action"]):
-                seen.append(record)
+                answers.append(record)
+            elif answers and _is_outcome(record, answers[0]["data"]["action"]):
+                answers.append(record)
                 return True
-        return bool(seen) and not (seen[0]["data"]["ok"] and seen[0]["data"]["action"])
+        return bool(answers) and not (answers[0]["data"]["ok"] and answers[0]["data"]["action"])
 
-    poll(found, known, answered)
-    if not seen:
+    poll(directory, skip, answered)
+    if not answers:
         text = f"no answer within {TIMEOUT_S:.0f} s; try: supervise audit show {run}"
         return Answer(run, command, "no answer", NO_ANSWER, text=text)
-    outcome = _outcome(seen)
+    outcome = _outcome(answers)
     code = REFUSED if outcome in ("refused", "failed", "in doubt") else 0
-    return Answer(run, command, outcome, code, tuple(seen[:2]))
+    return Answer(run, command, outcome, code, tuple(answers[:2]))
 
 
-def _outcome(seen: Sequence[Record]) -> str:
-    answer = seen[0]["data"]
+def _outcome(answers: Sequence[Record]) -> str:
+    answer = answers[0]["data"]
     if not answer["ok"]:
         return "refused"
-    if len(seen) < 2:
+    if len(answers) < 2:
         return "in progress" if answer["action"] else "done"
-    return OUTCOMES[seen[1]["kind"]]
+    return OUTCOMES[answers[1]["kind"]]
 
 
 def _is_outcome(record: Record, action: str | None) -> bool:

@@ -40,7 +40,7 @@ class _Text:
     data: bytes
     lost: int
     error: OSError | None = None
-    done: bool = False
+    is_finished: bool = False
 
 
 class Stream(io.TextIOBase):
@@ -79,7 +79,7 @@ class Stream(io.TextIOBase):
         """Write `text` and wait until it is written. Raises OSError."""
         with self._change:
             put = self._put(text)
-            self._change.wait_for(lambda: put.done)
+            self._change.wait_for(lambda: put.is_finished)
         if put.error is not None:
             raise put.error
 
@@ -116,9 +116,9 @@ class Stream(io.TextIOBase):
         if data and self.shared:
             put.data = fresh_line(self._fd) + data
         if not data:
-            put.done = True
+            put.is_finished = True
         elif self._queue and self._waiting_bytes + len(data) > MAX_BYTES:
-            put.error, put.done = BlockingIOError("the queue is full"), True
+            put.error, put.is_finished = BlockingIOError("the queue is full"), True
             self._lost += put.lost
         else:
             self._report_lost()
@@ -135,8 +135,8 @@ class Stream(io.TextIOBase):
 
     def _report_lost(self) -> None:
         if self._lost:
-            what = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
-            notice = f"supervise: {what} missing here: standard error could not be written\n"
+            subject = "1 line is" if self._lost == 1 else f"{self._lost} lines are"
+            notice = f"supervise: {subject} missing here: standard error could not be written\n"
             self._append(_Text(notice.encode(self.encoding, self.errors), self._lost))
             self._lost = 0
 
@@ -145,7 +145,7 @@ class Stream(io.TextIOBase):
         text = self._queue.popleft()
         self._waiting_bytes -= len(text.data)
         self._moved_s = time.monotonic()
-        text.error, text.done = error, True
+        text.error, text.is_finished = error, True
         if error is not None:
             self._lost += text.lost  # try the next text: a disk may have room again
         elif not self._queue:
@@ -192,10 +192,10 @@ class Stream(io.TextIOBase):
                 self._settle(error)
 
     def _write(self, data: bytes) -> OSError | None:
-        left = memoryview(data)
-        while left:
+        remaining = memoryview(data)
+        while remaining:
             try:
-                left = left[os.write(self._fd, left[:CHUNK_BYTES]) :]
+                remaining = remaining[os.write(self._fd, remaining[:CHUNK_BYTES]) :]
             except BlockingIOError:  # the job made it non-blocking, here too
                 _ready(self._fd, None)
             except OSError as error:

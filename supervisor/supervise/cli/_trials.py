@@ -49,18 +49,18 @@ def own_errors(verdicts: Collection[int]) -> Iterator[None]:
 
 def outside_notes(outside: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each run while which files elsewhere were written."""
-    found = []
+    notes = []
     for name, paths in outside.items():
-        more = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
+        ellipsis = f" and {len(paths) - SHOWN} more" * (len(paths) > SHOWN)
         text = f"while {name} ran, files outside of its directory changed"
-        found.append(f"{text}: {', '.join(paths[:SHOWN])}{more}")
-    return found
+        notes.append(f"{text}: {', '.join(paths[:SHOWN])}{ellipsis}")
+    return notes
 
 
-def place_of(given: Path | None, sort: str) -> Path:
+def place_of(directory: Path | None, sort: str) -> Path:
     """Return the directory of a trial: the one given, else `runs/SORT-<time>-<id>`."""
     stamp = system.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return (given or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()
+    return (directory or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()
 
 
 def make_empty(path: Path) -> Path:

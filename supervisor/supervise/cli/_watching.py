@@ -130,7 +130,7 @@ def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Mapping[str, A
                 print_line(f"supervise: warning: cites: {error}")
 
 
-def _load_whole(kept: Policy, started: Started) -> Policy:
+def _load_whole(partial: Policy, started: Started) -> Policy:
     """Return the whole policy that the job was launched with.
 
     It comes from its own file, which messages name, or, if that has changed since, from the copy in
@@ -141,9 +141,9 @@ def _load_whole(kept: Policy, started: Started) -> Policy:
             policy = load_policy(path, mode=mode, notify=notify)
         except SuperviseError:
             continue
-        if policy.digest == kept.digest:
+        if policy.digest == partial.digest:
             return policy
-    raise StoreError(f"policy {kept.name} cannot be loaded again as it was launched")
+    raise StoreError(f"policy {partial.name} cannot be loaded again as it was launched")
 
 
 def watch(
@@ -197,8 +197,8 @@ def watch(
     index = threading.Thread(target=run_directory.add, args=(run, os.environ), daemon=True)
     with suppress(RuntimeError):  # at the limit of threads
         index.start()  # a home directory may hang
-    code, done = Foreground(app, process, outbox, forwarder).attend(run_and_close)
-    if not done:
+    code, is_over = Foreground(app, process, outbox, forwarder).attend(run_and_close)
+    if not is_over:
         leave(code)  # a thread hangs: do not wait for it
     if metrics is not None:
         metrics.close()
@@ -216,16 +216,16 @@ def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
     ]
 
 
-def run_metrics(run: RunDir, wanted: Mapping[str, Any] | None) -> RunMetrics | None:
+def run_metrics(run: RunDir, settings: Mapping[str, Any] | None) -> RunMetrics | None:
     """Return what serves the numbers of a run, None where no port was asked for."""
-    if wanted is None:
+    if settings is None:
         return None
     from ..catalog import metrics
 
     units = {name: spec.unit for name, spec in metrics.everything().items() if "." not in name}
     info = {"run": run.id, "version": __version__}
-    per_rank = bool(wanted.get("per_rank"))
-    return RunMetrics(int(wanted["port"]), str(wanted["host"]), info, units, per_rank=per_rank)
+    per_rank = bool(settings.get("per_rank"))
+    return RunMetrics(int(settings["port"]), str(settings["host"]), info, units, per_rank=per_rank)
 
 
 def _heartbeat(app: App, print_line: PrintLine) -> DeadManPing | None:

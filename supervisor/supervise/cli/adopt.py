@@ -107,16 +107,16 @@ def how_run_ended(run: RunDir) -> str | None:
     """Return the reason of the last record if the run has ended, else None."""
     if not run.audit_path.exists():
         return None
-    last = deque(audit.read(run.audit_path), maxlen=1)
-    return str(last[0]["reason"]) if last and last[0]["kind"] == "run_end" else None
+    newest = deque(audit.read(run.audit_path), maxlen=1)
+    return str(newest[0]["reason"]) if newest and newest[0]["kind"] == "run_end" else None
 
 
 def _job(
     run: RunDir, described: Mapping[str, Any], policy: Policy, print_line: PrintLine
 ) -> tuple[AdoptedProcess, Launcher, Redactor]:
     """Return the job's process, its launcher, and the redactor of its secrets."""
-    made = last_launch(run)
-    if made is None:
+    launch = last_launch(run)
+    if launch is None:
         raise StoreError(
             f"no launch is on record for the job of {run.path}",
             hint="check whether it runs (ps); if it does not, start the run again",
@@ -124,7 +124,7 @@ def _job(
     directory = environment.of(Path(run.read_json("probe.json")["shm"]).parent, run.id)
     environment.own(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
-    process = adopt(made["pid"], made["start_ticks"])
+    process = adopt(launch["pid"], launch["start_ticks"])
     environ = first_environment(run)
     os.chdir(described["cwd"])
     argv = run.command()
@@ -201,12 +201,12 @@ def resume(
     """
     path, run = resume_target(directory, policy, print_line)
     if run is None:
-        before = None if fresh else run_before(directory, path)
-        while before is not None:
-            launch = _from_checkpoint(RunDir.own(before), argv, policy, print_line)
+        previous = None if fresh else run_before(directory, path)
+        while previous is not None:
+            launch = _from_checkpoint(RunDir.own(previous), argv, policy, print_line)
             if launch is not None:
                 return path, None, launch
-            before = run_before(directory, before)
+            previous = run_before(directory, previous)
         return path, None, None
     refuse_different(run, argv, policy, drills, Path.cwd())
     print_line(f"supervise: resuming {run.path}, whose supervisor died")
@@ -255,26 +255,26 @@ def _from_checkpoint(
     Raises:
         UsageError: it is not known how the job resumes, or none of its checkpoints is verified.
     """
-    form, how = policy.job.checkpoints, policy.job.relaunch
+    form, recipe = policy.job.checkpoints, policy.job.relaunch
     guard = CheckpointService(form, run.path, Path.cwd(), RunPosition, runs=RUNS)
     try:
         guard.verify_now(VERIFY_S)
         while guard.is_verifying_now:
             time.sleep(POLL_S)
-        saved = [e for e in registry.read(run.path).checkpoints if e.state in registry.JUDGED]
-        saved = [e for e in saved if e.present or e.pinned]
-        if not saved:
+        entries = [e for e in registry.read(run.path).checkpoints if e.state in registry.JUDGED]
+        entries = [e for e in entries if e.present or e.pinned]
+        if not entries:
             return None
-        good = [entry for entry in saved if entry.state == registry.VERIFIED]
-        if how is None or not good:
-            raise _unable(run, saved[-1], argv, verified=bool(good))
-        whole = [entry for entry in good if entry.resumable != WEIGHTS_ONLY]
-        name = (whole or good)[-1].id
+        good = [entry for entry in entries if entry.state == registry.VERIFIED]
+        if recipe is None or not good:
+            raise _unable(run, entries[-1], argv, verified=bool(good))
+        complete = [entry for entry in good if entry.resumable != WEIGHTS_ONLY]
+        name = (complete or good)[-1].id
         guard.prepare(name)
-        back, entry = guard.restore(name), (whole or good)[-1]
+        back, entry = guard.restore(name), (complete or good)[-1]
     finally:
         guard.close()
-    added = job_recipes.command(how, back.path, entry.step)
+    added = job_recipes.command(recipe, back.path, entry.step)
     aside = f"; set aside: {', '.join(back.moved)}" if back.moved else ""
     print_line(
         f"supervise: going on from {name} of step {entry.step} in {back.path}, with {added}{aside}"
@@ -291,15 +291,15 @@ def _unable(
     run: RunDir, newest: registry.Entry, argv: Sequence[str], *, verified: bool
 ) -> UsageError:
     """Return the refusal to start a job at step 0 beside its checkpoints, and what to type."""
-    where = f"{run.path} has saved checkpoints, the newest of step {newest.step}"
+    summary = f"{run.path} has saved checkpoints, the newest of step {newest.step}"
     fresh = "; to start the command as it is: the same with --fresh"
     if verified:
         return UsageError(
-            f"{where}, and the policy does not say how the job resumes from one (job.relaunch)",
+            f"{summary}, and the policy does not say how the job resumes from one (job.relaunch)",
             hint=f"supervise init -- {shlex.join(argv)}{fresh}",
         )
     return UsageError(
-        f"{where}, and none is verified", hint=f"supervise checkpoints --verify {run.path}{fresh}"
+        f"{summary}, and none is verified", hint=f"supervise checkpoints --verify {run.path}{fresh}"
     )
 
 
@@ -317,15 +317,18 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         start, machine = of_memo(memo)
     except (OSError, LookupError, TypeError, ValueError):  # it ended otherwise
         return
-    own = policy.job.failures
+    failure_settings = policy.job.failures
     gate = HealthGate(
-        lambda: policy.job.health, os.environ, lambda: machine, lambda: failure_classes(own)
+        lambda: policy.job.health,
+        os.environ,
+        lambda: machine,
+        lambda: failure_classes(failure_settings),
     )
     print_line(f"supervise: {path} ended because this host was not fit; it is looked at again")
-    why = host_health.refusal(gate.look(start, LOOK_S, alive=False))
-    if why:
+    reason = host_health.refusal(gate.look(start, LOOK_S, alive=False))
+    if reason:
         raise LaunchError(
-            f"this host is still not fit to start the job on: {why}",
+            f"this host is still not fit to start the job on: {reason}",
             exit_code=HUMAN,
             hint="repair or free what is named, start it on another host, or turn the look off "
             "with `job: {health: none}` in the policy",
@@ -337,21 +340,21 @@ def refuse_different(
 ) -> None:
     """Raise UsageError, with what differs, unless the run was started with all of these."""
     was: Mapping[str, Any] = run.read_json("run.json")
-    known = policy.digest == was["policy_digest"] or path_of(run, policy.digest).is_file()
+    is_known = policy.digest == was["policy_digest"] or path_of(run, policy.digest).is_file()
     pairs = {
         "command": (was["argv"], list(argv)),
         "working directory": (was["cwd"], str(directory)),
         "drills": (was["drills"], plain(list(drills))),
     }
-    if not known:
+    if not is_known:
         pairs["policy"] = (was["policy"], policy.name)
         pairs["mode"] = (was["mode"], policy.mode)
-    other = [f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
-    if not known and not other:
-        other = [f"a different text of policy {policy.name}"]
-    if other:
+    differences = [f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
+    if not is_known and not differences:
+        differences = [f"a different text of policy {policy.name}"]
+    if differences:
         raise UsageError(
-            f"{run.path} is not over, and was started with {'; '.join(other)}",
+            f"{run.path} is not over, and was started with {'; '.join(differences)}",
             hint=f"`supervise adopt {run.path}` resumes it as it was started; then "
             "`supervise reload` takes a changed policy",
         )

@@ -81,34 +81,34 @@ def backtest_command(
     from ..lab import backtest, score
 
     extra = dict(map(_column_and_metric, alias))
-    known = None if labels is None else score.read_labels(labels)
-    _check_fail_on(fail_on, labelled=known is not None)
+    labels_of = None if labels is None else score.read_labels(labels)
+    _check_fail_on(fail_on, labelled=labels_of is not None)
     for warning in _unknown_metrics(extra, (policy, *against)):
         click.echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
     with progress("recordings") as report:
-        found = backtest.run(recordings, [policy, *against], extra, jobs, left_out, report)
-    for each in left_out:
-        click.echo(f"supervise: skipped {each}", err=True)
-    runs = [outcomes[0].run for outcomes in found]
-    _warn_of_others(score.unknown_runs(known or (), runs))
+        outcome = backtest.run(recordings, [policy, *against], extra, jobs, left_out, report)
+    for note in left_out:
+        click.echo(f"supervise: skipped {note}", err=True)
+    runs = [outcomes[0].run for outcomes in outcome]
+    _warn_of_others(score.unknown_runs(labels_of or (), runs))
     if as_json:
-        for line in score.lines(found, known):
+        for line in score.lines(outcome, labels_of):
             click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
     else:
-        for text in score.report(found, known):
+        for text in score.report(outcome, labels_of):
             click.echo(text)
-    failed = score.failures(score.scores(found, known)[0], fail_on)
-    for what, text in failed.items():
-        click.echo(f"supervise: --fail-on {what}: {text}", err=True)
+    failed = score.failures(score.scores(outcome, labels_of)[0], fail_on)
+    for series, text in failed.items():
+        click.echo(f"supervise: --fail-on {series}: {text}", err=True)
     if failed:
         click.get_current_context().exit(FAILED)
 
 
-def _warn_of_others(others: Sequence[str]) -> None:
-    if others:
-        those = "1 run that is" if len(others) == 1 else f"{len(others)} runs that are"
-        names = ", ".join(others[:3]) + (", …" if others[3:] else "")
+def _warn_of_others(notes: Sequence[str]) -> None:
+    if notes:
+        those = "1 run that is" if len(notes) == 1 else f"{len(notes)} runs that are"
+        names = ", ".join(notes[:3]) + (", …" if notes[3:] else "")
         click.echo(f"supervise: warning: labels name {those} not among these: {names}", err=True)
 
 
@@ -119,15 +119,15 @@ def _column_and_metric(pair: str) -> tuple[str, str]:
     return column, metric
 
 
-def _check_fail_on(given: Sequence[str], *, labelled: bool) -> None:
+def _check_fail_on(conditions: Sequence[str], *, labelled: bool) -> None:
     from ..catalog.diagnostics import did_you_mean
     from ..lab import score
 
-    for what in given:
-        if what not in score.FAILURES:
-            hint = did_you_mean(what, score.FAILURES, alike=0.5)
-            raise UsageError(f"--fail-on {what!r}", hint=hint)
-    if "missed" in given and not labelled:
+    for condition in conditions:
+        if condition not in score.FAILURES:
+            hint = did_you_mean(condition, score.FAILURES, alike=0.5)
+            raise UsageError(f"--fail-on {condition!r}", hint=hint)
+    if "missed" in conditions and not labelled:
         raise UsageError(
             "--fail-on 'missed'", hint="give --labels: what is not known is not missed"
         )
@@ -142,7 +142,7 @@ def _unknown_metrics(extra: Mapping[str, str], policies: Sequence[str]) -> Itera
     if not unknown:
         return
     loaded = [backtest.shadowed(policy) for policy in policies]
-    read = {m for each in loaded for d in each.detectors.values() for m in d.metrics}
+    read = {m for policy_of in loaded for d in policy_of.detectors.values() for m in d.metrics}
     for column, metric in unknown.items():
         if metric not in read:
             near = metrics.suggestion(metric, {**metrics.everything(), **dict.fromkeys(read)})

@@ -43,10 +43,10 @@ def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> f
 
 
 def _fail_on(ctx: click.Context, param: click.Parameter, value: str) -> frozenset[str]:
-    found = frozenset(one.strip().lower() for one in value.split(","))
-    if not found <= set(BAD) or "fail" not in found:
+    names = frozenset(name.strip().lower() for name in value.split(","))
+    if not names <= set(BAD) or "fail" not in names:
         raise click.BadParameter(f"some of {', '.join(BAD)}, and fail among them")
-    return found
+    return names
 
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -122,8 +122,8 @@ def plan_of(options: Mapping[str, Any]) -> Plan:
         hint = f"it is one of: {', '.join(IGNORABLE)}"
         raise UsageError(f"no guard {unknown[0]!r} that can be ignored", hint=hint)
     names = ("metric", "margin", "alpha", "looks", "steps", "warmup", "cpu_time")
-    chosen = {name: options[name] for name in names if name in options}
-    return Plan(**chosen, ignored=frozenset(options["ignore"]))
+    values = {name: options[name] for name in names if name in options}
+    return Plan(**values, ignored=frozenset(options["ignore"]))
 
 
 def metrics_of(plan: Plan) -> tuple[str, ...]:
@@ -216,8 +216,8 @@ def _print(report: GateReport) -> None:
         click.echo(printable(f"  {reason}"))
     noise = report.calibration
     if noise:
-        shown = ", ".join(f"{value:+.4g}" for value in noise)
-        click.echo(f"  A/A pairs differ by {shown}")
+        noise_text = ", ".join(f"{value:+.4g}" for value in noise)
+        click.echo(f"  A/A pairs differ by {noise_text}")
     for note in report.notes:
         click.echo(printable(f"  note: {note}"))
     click.echo("")
@@ -241,12 +241,16 @@ def canary_command() -> None:
 
 def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(one) for one in value.split(","))
+        shares = tuple(float(share) for share in value.split(","))
     except ValueError:
-        found = ()
-    if not found or list(found) != sorted(set(found)) or not 0.0 < found[0] <= found[-1] == 1.0:
+        shares = ()
+    if (
+        not shares
+        or list(shares) != sorted(set(shares))
+        or not 0.0 < shares[0] <= shares[-1] == 1.0
+    ):
         raise click.BadParameter("rising shares of the steps, the last one 1, as 0.5,1")
-    return found
+    return shares
 
 
 @canary_command.command()
@@ -306,12 +310,12 @@ def compare(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
         plan = plan_of(options)
         opened = open_pairs(list(zip(runs[::2], runs[1::2], strict=True)))
         pairs = read_pairs(opened, plan)
-        found = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
-        whole = gate_report(found, pairs)
+        judgement = judge(pairs, plan, read_pairs(open_pairs(options["calibrate"]), plan))
+        report = gate_report(judgement, pairs)
         if options["audit"] is not None:
             with trial_log.opened(options["audit"]) as log:
-                write_verdict(whole, opened, log)
-        ctx.exit(print_report(whole, options))
+                write_verdict(report, opened, log)
+        ctx.exit(print_report(report, options))
 
 
 @canary_command.command()
@@ -371,7 +375,7 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
             (arm.name, end_text(arm), f"{value:.6g}")
             for arm, value in zip(arms, values, strict=True)
         ]
-        whole = {
+        document = {
             "schema": "supervise/canary-target/v1",
             "verdict": verdict,
             "target": options["target"],
@@ -379,7 +383,7 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
             "values": [{"run": arm.name, "value": v} for arm, v in zip(arms, values, strict=True)],
         }
     if options["json_wanted"]:
-        click.echo(as_json(whole))
+        click.echo(as_json(document))
     else:
         click.echo(f"{verdict}: (target - mean) * sqrt(runs) = {found.score:.4g}")
         click.echo(f"needed: {found.needed:.4g}; mean of {found.runs} runs: {found.mean:.6g}\n")
@@ -461,12 +465,12 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
 
         trial = _trial(list(argv), options)
         with trial_log.opened(trial.directory / trial_log.LOG) as log:
-            found, pairs, runs = _made(trial, log, open_pairs(options["calibrate"]))
-            whole = gate_report(found, pairs, trial.notes(len(pairs)))
-            write_verdict(whole, runs, log)
-        files.replace(trial.directory / DOCUMENT, as_json(whole.as_json()).encode(), durable=True)
+            judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
+            report = gate_report(judgement, pairs, trial.notes(len(pairs)))
+            write_verdict(report, runs, log)
+        files.replace(trial.directory / DOCUMENT, as_json(report.as_json()).encode(), durable=True)
         click.echo(f"kept in {trial.directory}", err=True)
-        ctx.exit(print_report(whole, options))
+        ctx.exit(print_report(report, options))
 
 
 @dataclass(slots=True)
@@ -492,10 +496,12 @@ class _Trial:
     keep: bool
     outside: dict[str, list[str]] = field(default_factory=dict)
 
-    def notes(self, made: int) -> list[str]:
+    def notes(self, pair_count: int) -> list[str]:
         """Return sentences about the trial for its reports."""
-        found = [f"decided after {made} of {self.seeds} pairs"] if made < self.seeds else []
-        return [*found, *outside_notes(self.outside)]
+        notes = (
+            [f"decided after {pair_count} of {self.seeds} pairs"] if pair_count < self.seeds else []
+        )
+        return [*notes, *outside_notes(self.outside)]
 
 
 def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
@@ -520,15 +526,19 @@ def _trial(argv: Sequence[str], options: Mapping[str, Any]) -> _Trial:
             if name == BASELINE and len(template) == 1:
                 text = f"{texts[0]} is not a run, and as a command it has no {{out}}"
             raise UsageError(text, hint=EXAMPLE)
-    found = isolated(options["policy"])
+    policy = isolated(options["policy"])
     directory = make_empty(place_of(options["directory"], "canary"))
     here = Path.cwd()
     return _Trial(
         plan=replace(plan_of(options), looks=(1.0,)),
         steps=options["steps"],
         seeds=seeds,
-        policy=write_policy(directory, found),
-        about={"name": found.policy.name, "digest": found.policy.digest, "without": found.left_out},
+        policy=write_policy(directory, policy),
+        about={
+            "name": policy.policy.name,
+            "digest": policy.policy.digest,
+            "without": policy.left_out,
+        },
         directory=directory,
         recorded=recorded,
         commands=commands,
@@ -544,7 +554,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"--baseline {text!r}: {error}", hint=EXAMPLE) from error
 
 
-def _made(
+def _run_pairs(
     trial: _Trial, log: TrialLog, calibration: Sequence[tuple[RunDir, RunDir]]
 ) -> tuple[Judgement, list[Pair], list[tuple[RunDir, RunDir]]]:
     """Make pair after pair until it is decided; return the last judgement and what it is about."""
@@ -553,9 +563,9 @@ def _made(
 
     plan = replace(trial.plan, steps=trial.steps)
     noise = read_pairs(calibration, plan)
-    shown = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.about}
-    shown |= {"margin": plan.margin, "alpha": plan.alpha, "warmup": plan.warmup}
-    log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", shown)
+    facts = {"steps": trial.steps, "seeds": trial.seeds, "policy": trial.about}
+    facts |= {"margin": plan.margin, "alpha": plan.alpha, "warmup": plan.warmup}
+    log.note("canary_plan", f"{trial.seeds} pairs of {trial.steps} steps", facts)
     runs: list[tuple[RunDir, RunDir]] = []
     pairs: list[Pair] = []
     while True:
@@ -568,12 +578,12 @@ def _made(
                 arms[name] = run, read_arm(run, metrics_of(plan))
         runs.append((arms[BASELINE][0], arms[CANDIDATE][0]))
         pairs.append((arms[BASELINE][1], arms[CANDIDATE][1]))
-        found = judge(pairs, plan_of(plan, len(pairs), trial.seeds), noise)
-        text = f"{found.verdict} after {len(pairs)} of {trial.seeds} pairs"
-        effect = None if found.effect is None else found.effect.mean
-        log.note("canary_look", text, {"verdict": found.verdict, "mean": effect})
-        if len(pairs) == trial.seeds or is_decided(found, len(pairs) - 1 + len(noise)):
-            return found, pairs, runs
+        judgement = judge(pairs, plan_of(plan, len(pairs), trial.seeds), noise)
+        text = f"{judgement.verdict} after {len(pairs)} of {trial.seeds} pairs"
+        effect = None if judgement.effect is None else judgement.effect.mean
+        log.note("canary_look", text, {"verdict": judgement.verdict, "mean": effect})
+        if len(pairs) == trial.seeds or is_decided(judgement, len(pairs) - 1 + len(noise)):
+            return judgement, pairs, runs
         shown_effect = "" if effect is None else f": {effect:+.4g}"
         click.echo(f"pair {len(pairs)} of {trial.seeds}{shown_effect}, not decided", err=True)
 
@@ -584,10 +594,10 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     from ..trials.judgement import filled
     from ..trials.trial_runs import ArmSpec, last_lines, run_arm
 
-    called = f"{name}-{number}"
-    out = trial.directory / SCRATCH / called
+    arm_name = f"{name}-{number}"
+    out = trial.directory / SCRATCH / arm_name
     spec = ArmSpec(
-        name=called,
+        name=arm_name,
         argv=filled(trial.commands[name], str(out), number, trial.steps),
         cwd=trial.cwd[name],
         out=out,
@@ -597,22 +607,22 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
         keep=trial.keep,
     )
     outcome = run_arm(spec, trial.directory, os.environ)
-    arm = read_arm(outcome.run, metrics_of(trial.plan), called, outcome.cpu_s)
+    arm = read_arm(outcome.run, metrics_of(trial.plan), arm_name, outcome.cpu_s)
     if outcome.outside:
-        trial.outside[called] = outcome.outside
-    made = len(arm.steps)
-    text = f"{called}: {made} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
+        trial.outside[arm_name] = outcome.outside
+    step_count = len(arm.steps)
+    text = f"{arm_name}: {step_count} steps in {outcome.seconds:.0f} s, exit code {outcome.code}"
     about: dict[str, Any] = {
         "exit_code": outcome.code,
         "seconds": round(outcome.seconds, 1),
-        "steps": made,
+        "steps": step_count,
     }
     about |= {"cpu_s": outcome.cpu_s, "outside": outcome.outside}
     log.note("canary_arm", text, {**about, **cite(outcome.run)})
     click.echo(text, err=True)
     if arm.crashed and not arm.stopped:
-        shown = last_lines(trial.directory / f"{called}.log")
-        click.echo("\n".join(f"    {printable(line)}" for line in shown.splitlines()), err=True)
+        tail = last_lines(trial.directory / f"{arm_name}.log")
+        click.echo("\n".join(f"    {printable(line)}" for line in tail.splitlines()), err=True)
     return outcome.run, arm
 
 

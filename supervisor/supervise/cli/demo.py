@@ -69,7 +69,7 @@ def demo_command(run_dir: Path | None) -> int:
     if incident is None:
         console.print("\n[red]the fault was not detected[/]")
     card = [] if incident is None else [["why", str(path), incident]]
-    shown = [
+    lines = [
         _show(console, args)
         for args in (*card, ["audit", "verify", str(path)], ["replay", str(path)])
     ]
@@ -77,7 +77,7 @@ def demo_command(run_dir: Path | None) -> int:
     if code:
         console.print(f"[red]the job ended with exit code {code}[/]")
     _print_next(console, path, drill, job)
-    return int(not (recovered and all(shown) and code == 0))
+    return int(not (recovered and all(lines) and code == 0))
 
 
 def _near(path: str | Path) -> str:
@@ -106,10 +106,10 @@ def _supervise(*args: str) -> int:
 def _incident(records: list[dict[str, Any]]) -> str | None:
     """Return the id of the incident that the fault opened or joined."""
     reach = range(FAULT_STEP, FAULT_STEP + NOTICE_STEPS)
-    for one in records:
-        grew = one["kind"] == "incident" and one["data"].get("what") != "closed"
-        if grew and one["step"] in reach:
-            return str(one["incident"])
+    for record in records:
+        grew = record["kind"] == "incident" and record["data"].get("what") != "closed"
+        if grew and record["step"] in reach:
+            return str(record["incident"])
     return None
 
 
@@ -121,14 +121,14 @@ def _has_recovered(run: Path, incident: str) -> bool:
 
 def _print_next(console: Console, path: Path, drill: str, job: list[str]) -> None:
     """Print where the run is and which commands to try next."""
-    where = shlex.quote(str(path))
+    target = shlex.quote(str(path))
     ours = Path(sys.executable).with_name("supervise")
     on_path = shutil.which("supervise") == str(ours) or not ours.exists()
     program = "supervise" if on_path else os.path.relpath(ours)
-    console.print(f"\nthe run is in {where}; next:")
+    console.print(f"\nthe run is in {target}; next:")
     for line in (
-        f"{program} audit show {where}",
-        f"{program} export {where} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",
+        f"{program} audit show {target}",
+        f"{program} export {target} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",
         f"{program} --policy nano --mode shadow --drill {drill} -- {shlex.join(job)}",
     ):
         console.print(Text(f"  {line}"), soft_wrap=True)

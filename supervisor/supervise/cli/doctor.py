@@ -111,8 +111,8 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
     tier, probed, measured = None, None, dict[str, str]()
     if argv:
         tier, reason = environment.tier(argv)
-        found, probed = check_job(argv)
-        checks += found
+        facts, probed = check_job(argv)
+        checks += facts
         measured = availability(probed, reason, world_size(argv, os.environ))
     if health:
         checks += _check_health(argv)
@@ -176,10 +176,10 @@ def _check_health(argv: tuple[str, ...]) -> Iterator[Check]:
     statuses = {host_health.BAD: "fail", host_health.UNDECIDED: "note"}
     settings = HostHealth(matmul=MATMUL_S)
     gate = HealthGate(lambda: settings, os.environ, lambda: None, failure_classes)
-    known = bool(argv) and shutil.which(argv[0]) is not None
-    start = Start(Path.cwd(), python=find_interpreter(argv) if known else None)
-    for found in gate.look(start, HEALTH_S, alive=False):
-        yield Check(found.check, statuses.get(found.verdict, "ok"), found.text)
+    is_program = bool(argv) and shutil.which(argv[0]) is not None
+    start = Start(Path.cwd(), python=find_interpreter(argv) if is_program else None)
+    for finding in gate.look(start, HEALTH_S, alive=False):
+        yield Check(finding.check, statuses.get(finding.verdict, "ok"), finding.text)
 
 
 def _shared_memory() -> Check:
@@ -201,14 +201,14 @@ def _shared_memory() -> Check:
 
 def _run_directory(runs: Path) -> Check:
     """Write into the run directory, or its first parent that exists."""
-    place = runs.absolute()
-    while not place.exists():
-        place = place.parent
+    directory = runs.absolute()
+    while not directory.exists():
+        directory = directory.parent
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=directory) as file:
             file.write(b"x")
     except OSError as error:
-        return Check("run directory", "fail", f"cannot write in {place}: {error.strerror}")
+        return Check("run directory", "fail", f"cannot write in {directory}: {error.strerror}")
     return Check("run directory", "ok", f"{runs.absolute()} is writable")
 
 
@@ -247,13 +247,15 @@ def probe_checks(check: ProbeCheck, world: int | None) -> Iterator[Check]:
         return
     yield Check("torch", "ok", check.lines[1])
     if not check.names:
-        why = check.error if check.entered else "PYTHONPATH does not reach the job's Python"
-        yield Check("probe", "fail", f"no report: {why}")
+        reason = check.error if check.entered else "PYTHONPATH does not reach the job's Python"
+        yield Check("probe", "fail", f"no report: {reason}")
         return
     if "trained" not in check.lines:
         yield Check("probe", "fail", f"training ended early: {check.error}")
         return
-    off = [f"{k} {how}" for k, how in check.status.get("collectors", {}).items() if how != "on"]
+    off = [
+        f"{k} {state}" for k, state in check.status.get("collectors", {}).items() if state != "on"
+    ]
     text = f"{len(check.names)} metrics in {STEPS} steps of a tiny model"
     yield Check("probe", "note" if off else "ok", "; ".join([text, *off]))
     if check.cost_s:
@@ -286,8 +288,8 @@ def print_checks(checks: list[Check]) -> None:
         click.echo(f"{check.name:14} {check.detail}")
 
 
-def _print_metrics(measured: dict[str, str], asked: bool) -> None:
-    if not asked:
+def _print_metrics(measured: dict[str, str], requested: bool) -> None:
+    if not requested:
         click.echo("      next: supervise doctor -- COMMAND also checks the job's Python")
         return
     groups: dict[str, list[str]] = {}
@@ -298,11 +300,11 @@ def _print_metrics(measured: dict[str, str], asked: bool) -> None:
         return
     click.echo("\nintervals are defaults; `sampling` in a policy changes them")
     for head, belongs in SECTIONS:
-        found = {answer: ids for answer, ids in groups.items() if belongs(answer)}
-        if found:
+        answers = {answer: ids for answer, ids in groups.items() if belongs(answer)}
+        if answers:
             click.echo(f"\n{head}")
-        for answer, ids in found.items():
-            _list(answer, ids, apart=len(found) > 1 or answer not in ("yes", REPORTED))
+        for answer, ids in answers.items():
+            _list(answer, ids, apart=len(answers) > 1 or answer not in ("yes", REPORTED))
 
 
 def _list(answer: str, ids: list[str], apart: bool) -> None:
@@ -393,15 +395,15 @@ def lines(base: str, recipe: Recipe | None) -> Iterator[str]:
         yield f"job: # {recipe.name}{f': {recipe.note}' if recipe.note else ''}"
         if recipe.glob:
             yield f"  checkpoints: {inline({'glob': [recipe.glob]})}"
-        how = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
-        yield f"  relaunch: {inline(how)}"
+        resume = {"args": [*recipe.args]} if recipe.resume == "args" else {"resume": recipe.resume}
+        yield f"  relaunch: {inline(resume)}"
         if "restart" in policy.budgets:
             yield "  on_crash: restart # a crash, within the budget `restart`"
             yield "override: # a standstill in which nothing moves, where a checkpoint is verified"
             yield "  hang.stuck: {run: restart-if-stuck}"
     else:
-        why = f" {recipe.name}: {recipe.note}" if recipe else ""
-        yield f"# How this job resumes is not known, so that nothing starts it again.{why}"
+        note = f" {recipe.name}: {recipe.note}" if recipe else ""
+        yield f"# How this job resumes is not known, so that nothing starts it again.{note}"
         yield f"# job: {inline(EXAMPLE)}"
     yield "# notify: {slack: {url_env: SLACK_URL, min_sev: SEV1}}"
     yield f"# remove: [data] # packs and rules: {PROGRAM} policy show {base}"

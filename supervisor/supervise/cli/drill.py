@@ -151,15 +151,15 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
 
     steps, seeds = options["steps"], options["seeds"]
     healthy = max(seeds, options["healthy"] or seeds)
-    at = steps // 2 if options["at"] is None else options["at"]
-    if at >= steps:
-        raise UsageError(f"the fault at step {at} comes after the {steps} steps of a run")
+    fault_step = steps // 2 if options["at"] is None else options["at"]
+    if fault_step >= steps:
+        raise UsageError(f"the fault at step {fault_step} comes after the {steps} steps of a run")
     if lacking := missing(argv, healthy):
         text = f"the command has no {' and no '.join(lacking)}"
         raise UsageError(text, hint=EXAMPLE)
-    names = [each["drill"] for each in inventory.drill_facts()]
+    names = [names_known["drill"] for names_known in inventory.drill_facts()]
     texts = list(dict.fromkeys(options["faults"] or by_default(names)))
-    drills = [Drill(text, inventory.parse_drill(f"{text}@{at}")["fault"]) for text in texts]
+    drills = [Drill(text, inventory.parse_drill(f"{text}@{fault_step}")["fault"]) for text in texts]
     if alike := clashes(drills):
         raise UsageError(f"the files of {alike[0]} would be called like those of another fault")
     acts = options["act"]
@@ -172,7 +172,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         "seeds": seeds,
         "healthy": healthy,
         "steps": steps,
-        "at": at,
+        "at": fault_step,
         "metric": options["metric"],
         "acts": policy.policy.mode in ACTING_MODES if acts is None else acts,
     }
@@ -183,7 +183,7 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
         argv=argv,
         cwd=Path.cwd(),
         policy=write_policy(directory, policy),
-        fault_step=at,
+        fault_step=fault_step,
         steps=steps,
         jobs=options["jobs"],
         keep=options["keep"],
@@ -193,19 +193,19 @@ def _suite(argv: list[str], options: Mapping[str, Any], policy: Isolated) -> _Su
 
 def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
     """Make the directory of a suite, or open that of one with the same plan."""
-    kept = path / PLAN
+    plan_path = path / PLAN
     try:
-        if kept.exists():
-            known = json.loads(kept.read_bytes())
-            differs = sorted(name for name in plan if known.get(name) != plan[name])
+        if plan_path.exists():
+            stored = json.loads(plan_path.read_bytes())
+            differs = sorted(name for name in plan if stored.get(name) != plan[name])
             if differs:
                 text = f"{path} holds a suite with other {', '.join(differs)}"
                 raise UsageError(text, hint="choose another directory with --dir DIR")
             return path
         make_empty(path)
-        files.replace(kept, as_json(plan).encode(), durable=True)
+        files.replace(plan_path, as_json(plan).encode(), durable=True)
     except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read or write {kept}: {error}") from error
+        raise StoreError(f"cannot read or write {plan_path}: {error}") from error
     return path
 
 
@@ -217,36 +217,38 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
 
     settings = suite.settings
     planned = waves(suite.drills, suite.seeds, suite.healthy, suite.acts)
-    count, whole = 0, sum(map(len, planned))
+    count, planned_count = 0, sum(map(len, planned))
     arms: dict[PlannedRun, FaultArm] = {}
     refused: dict[str, str] = {}
     outside: dict[str, list[str]] = {}
     limit: float | None = None
     for wave in planned:
         seconds = []
-        for one, outcome, new in trial_runs.make(settings, without_refused(refused, wave), limit):
-            arm = arms[one] = _read(suite, one, outcome.run)
+        for planned_run, outcome, new in trial_runs.make(
+            settings, without_refused(refused, wave), limit
+        ):
+            arm = arms[planned_run] = _read(suite, planned_run, outcome.run)
             seconds.append(outcome.seconds)
-            if one.drill is not None and arm.refused:
-                refused[one.drill.text] = arm.refused
+            if planned_run.drill is not None and arm.refused:
+                refused[planned_run.drill.text] = arm.refused
             if outcome.outside:
-                outside[one.name] = outcome.outside
-            text = f"{one.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
+                outside[planned_run.name] = outcome.outside
+            text = f"{planned_run.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
             text = f"{text}, not injected: {arm.refused}" if arm.refused else text
             count += 1
-            click.echo(f"[{count}/{whole}] {text}", err=True)
+            click.echo(f"[{count}/{planned_count}] {text}", err=True)
             if new:
                 about = {"exit_code": outcome.code, "seconds": round(outcome.seconds, 1)}
                 log.note(
                     "suite_run", text, {**about, "outside": outcome.outside, **cite(outcome.run)}
                 )
-                trial_runs.keep(settings, one, outcome)
+                trial_runs.keep(settings, planned_run, outcome)
         if limit is None:
             _check_healthy(suite, arms)
             limit = trial_runs.limit_of(seconds)
     if len(refused) == len(suite.drills):
-        name, why = next(iter(refused.items()))
-        raise UsageError(f"no fault can be injected into this job; {name}: {why}")
+        name, reason = next(iter(refused.items()))
+        raise UsageError(f"no fault can be injected into this job; {name}: {reason}")
     return _report(suite, policy, arms, outside, log.trial)
 
 
@@ -256,19 +258,21 @@ def _check_healthy(suite: _Suite, arms: Mapping[PlannedRun, FaultArm]) -> None:
     from ..trials.trial_runs import last_lines
 
     settings = suite.settings
-    for one, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
-        if why := unhealthy(arm, suite.metric, settings.steps, settings.fault_step):
-            output = settings.directory / f"{one.name}.log"
-            shown = last_lines(output, 3)
-            text = f"the healthy run of seed {one.seed} {why}" + (f"; {shown}" if shown else "")
+    for planned_run, arm in sorted(arms.items(), key=lambda pair: pair[0].seed):
+        if reason := unhealthy(arm, suite.metric, settings.steps, settings.fault_step):
+            output = settings.directory / f"{planned_run.name}.log"
+            tail = last_lines(output, 3)
+            text = f"the healthy run of seed {planned_run.seed} {reason}" + (
+                f"; {tail}" if tail else ""
+            )
             raise UsageError(text, hint=f"less {output}")
 
 
-def _read(suite: _Suite, one: PlannedRun, run: RunDir) -> FaultArm:
+def _read(suite: _Suite, planned_run: PlannedRun, run: RunDir) -> FaultArm:
     from ..trials.arms import read_fault
     from ..trials.drill_findings import METRICS
 
-    return read_fault(run, (suite.metric, *METRICS), one.name)
+    return read_fault(run, (suite.metric, *METRICS), planned_run.name)
 
 
 def _report(
@@ -282,7 +286,7 @@ def _report(
     from ..trials.suite_report import SuitePolicy, SuiteReport, fault_plot, fault_result
     from ..trials.trial_runs import PlannedRun
 
-    whole, metric, settings = policy.policy, suite.metric, suite.settings
+    document, metric, settings = policy.policy, suite.metric, suite.settings
     healthy = {
         seed: arms[PlannedRun(None, seed, suite.acts)] for seed in range(1, suite.healthy + 1)
     }
@@ -295,34 +299,36 @@ def _report(
         if (alone := PlannedRun(drill, seed, False)) in arms
     ]
     reads = {
-        rule.id: {m for n in whole.detectors_of(rule) for m in whole.detectors[n].metrics}
-        for rule in whole.rules
+        rule.id: {m for n in document.detectors_of(rule) for m in document.detectors[n].metrics}
+        for rule in document.rules
     }
-    found = [drill_findings.finding(one, metric, settings.steps, reads) for one in runs]
+    findings = [
+        drill_findings.finding(planned_run, metric, settings.steps, reads) for planned_run in runs
+    ]
     controls = [
         drill_findings.healthy(s, arm, metric, settings.steps) for s, arm in healthy.items()
     ]
     plots: dict[str, FaultPlot] = {}
-    for run, finding in zip(runs, found, strict=True):
+    for run, finding in zip(runs, findings, strict=True):
         plot = fault_plot(run, finding, metric)
         if plot is not None:
             plots.setdefault(run.drill.text, plot)
-    left = [f"the policy ran without its {', '.join(policy.left_out)}"] if policy.left_out else []
+    notes = [f"the policy ran without its {', '.join(policy.left_out)}"] if policy.left_out else []
     return SuiteReport(
         suite=name,
         command=list(settings.argv),
-        policy=SuitePolicy(whole.name, whole.digest, policy.left_out),
+        policy=SuitePolicy(document.name, document.digest, policy.left_out),
         means=_meanings(suite.drills),
         metric=metric,
         steps=settings.steps,
         fault_step=settings.fault_step,
         seeds=list(range(1, suite.seeds + 1)),
         acts=suite.acts,
-        notes=[*left, *outside_notes(outside)],
-        rules={rule.id: whole.digest_of(rule) for rule in whole.rules},
+        notes=[*notes, *outside_notes(outside)],
+        rules={rule.id: document.digest_of(rule) for rule in document.rules},
         healthy=controls,
-        faults=[fault_result(drill, found) for drill in suite.drills],
-        monitors=drill_findings.monitors(found, controls),
+        faults=[fault_result(drill, findings) for drill in suite.drills],
+        monitors=drill_findings.monitors(findings, controls),
         plots=plots,
     )
 
@@ -331,13 +337,15 @@ def _meanings(drills: Sequence[Drill]) -> dict[str, str]:
     """Return what each fault does, with all its parameters."""
     from ..catalog import discover as inventory
 
-    found = {}
-    known = {each["drill"]: each["does"] for each in inventory.drill_facts()}
+    texts = {}
+    effects = {fact["drill"]: fact["does"] for fact in inventory.drill_facts()}
     for drill in drills:
         params = inventory.parse_drill(f"{drill.text}@0")["params"]
-        shown = ", ".join(f"{name}={value}" for name, value in params.items())
-        found[drill.text] = f"{known[drill.name]} ({shown})" if shown else known[drill.name]
-    return found
+        arguments = ", ".join(f"{name}={value}" for name, value in params.items())
+        texts[drill.text] = (
+            f"{effects[drill.name]} ({arguments})" if arguments else effects[drill.name]
+        )
+    return texts
 
 
 def _by_digest(report: SuiteReport) -> dict[str, Any]:
@@ -447,11 +455,13 @@ def list_(as_json: bool) -> None:
     """
     from ..catalog import discover
 
-    found = discover.drill_facts()
+    faults = discover.drill_facts()
     if as_json:
-        click.echo(document(found))
+        click.echo(document(faults))
     else:
-        print_table([(one["drill"], one["moves"] or "-", one["does"]) for one in found], HEADER)
+        print_table(
+            [(fault["drill"], fault["moves"] or "-", fault["does"]) for fault in faults], HEADER
+        )
 
 
 @drill_command.command()
@@ -470,19 +480,21 @@ def show(name: str, as_json: bool) -> None:
     from ..catalog.diagnostics import did_you_mean
     from ..errors import UsageError
 
-    found = {each["drill"]: each for each in discover.drill_facts()}
-    if name not in found:
-        raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, found))
+    faults = {fault["drill"]: fault for fault in discover.drill_facts()}
+    if name not in faults:
+        raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, faults))
     if as_json:
-        click.echo(document(found[name]))
+        click.echo(document(faults[name]))
     else:
-        print_table(_lines(found[name]))
+        print_table(_lines(faults[name]))
 
 
-def _lines(one: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [("drill", one["drill"]), ("does", one["does"]), ("moves", one["moves"] or "-")]
-    for name, about in one["parameters"].items():
+def _lines(fault: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("drill", fault["drill"]), ("does", fault["does"]), ("moves", fault["moves"] or "-")]
+    for name, about in fault["parameters"].items():
         lines.append((name, f"{about['meaning']} (default {about['default']})"))
-    given = ",".join(f"{name}={about['default']}" for name, about in one["parameters"].items())
-    spelled = f"{one['drill']}:{given}@150" if given else f"{one['drill']}@150"
+    arguments = ",".join(
+        f"{name}={about['default']}" for name, about in fault["parameters"].items()
+    )
+    spelled = f"{fault['drill']}:{arguments}@150" if arguments else f"{fault['drill']}@150"
     return [*lines, ("use", f"supervise --policy nano --drill {spelled} -- COMMAND")]

@@ -48,15 +48,15 @@ def events_command(
 
     Exit codes: 0; 64 no such run, or not a time; 141 the reader closed the pipe.
     """
-    found = RunDir.open(run)
-    after = None if since is None else _moment(since)
-    tail = LogTail(found.audit_path)
+    directory = RunDir.open(run)
+    moment = None if since is None else _moment(since)
+    tail = LogTail(directory.audit_path)
     is_reported, is_over = False, False
     while True:
-        alive = locked(found.audit_path)  # before the records: the last one may come meanwhile
+        alive = locked(directory.audit_path)  # before the records: the last one may come meanwhile
         records = tail.read()
-        with understood(f"the records in {found.audit_path}", "supervise audit verify RUN"):
-            _print(records, after, everything=everything, as_json=as_json)
+        with understood(f"the records in {directory.audit_path}", "supervise audit verify RUN"):
+            _print(records, moment, everything=everything, as_json=as_json)
         if records:
             is_over = records[-1].get("kind") == "run_end"
         if not follow or (is_over and not alive):
@@ -70,7 +70,7 @@ def events_command(
 
 def _print(
     records: Iterable[dict[str, Any]],
-    after: datetime | None,
+    moment: datetime | None,
     *,
     everything: bool,
     as_json: bool,
@@ -78,14 +78,14 @@ def _print(
     for record in records:
         if not everything and str(record.get("kind")) in HIDDEN:
             continue
-        if after is not None and not _is_newer(record, after):
+        if moment is not None and not _is_newer(record, moment):
             continue
         click.echo(document(record) if as_json else printable(event_line(record)))
 
 
-def _is_newer(record: dict[str, Any], after: datetime) -> bool:
+def _is_newer(record: dict[str, Any], moment: datetime) -> bool:
     try:
-        return datetime.fromisoformat(str(record.get("wall"))) >= after
+        return datetime.fromisoformat(str(record.get("wall"))) >= moment
     except (ValueError, TypeError):
         return True
 
@@ -97,11 +97,11 @@ def _moment(since: str) -> datetime:
     except click.BadParameter:
         pass
     try:
-        found = datetime.fromisoformat(since)
+        parsed = datetime.fromisoformat(since)
     except ValueError:
         hint = "write 10m, 2h, 1d, or a time such as 2026-01-05T10:11"
         raise UsageError(f"--since {since!r} is not a time", hint=hint) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
 
 
 @click.group(name="audit")
@@ -152,15 +152,15 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     incomplete, after a killed supervisor or a power cut; `supervise adopt` repairs it.
     """
     path, run_id = _log(run)
-    found = audit.verify(path, run_id, witness)
-    parts = [] if run_id is None else _parts(RunDir.open(run), found.status)
+    report = audit.verify(path, run_id, witness)
+    parts = [] if run_id is None else _parts(RunDir.open(run), report.status)
     if as_json:
-        shown = {name: getattr(found, name) for name in found.__slots__}
-        shown["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**shown, "not_checked": run_records.NOT_CHECKED}))
+        facts = {name: getattr(report, name) for name in report.__slots__}
+        facts["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+        click.echo(json.dumps({**facts, "not_checked": run_records.NOT_CHECKED}))
     else:
-        click.echo(f"{found.status}: {found.message}")
-        click.echo(f"head: {found.records} {found.head}")
+        click.echo(f"{report.status}: {report.message}")
+        click.echo(f"head: {report.records} {report.head}")
         for part in parts:
             click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
         if run_id is None:
@@ -169,7 +169,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
             )
         click.echo(f"not checked: {'; '.join(run_records.NOT_CHECKED)}")
     changed = any(part.status in (run_records.CHANGED, run_records.MISSING) for part in parts)
-    ctx.exit(1 if changed else found.exit_code)
+    ctx.exit(1 if changed else report.exit_code)
 
 
 def _parts(run: RunDir, status: str) -> list[run_records.Part]:
@@ -233,10 +233,10 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     2 the same as far as the journal goes, which is incomplete: it could not be written, or its
     limit (journal.max_gb) made it shorter.
     """
-    found = RunDir.open(run)
-    log = list(audit.read(found.audit_path))
-    with understood(f"the records in {found.audit_path}", INSPECT):
-        result = _compare(found, log)
+    directory = RunDir.open(run)
+    log = list(audit.read(directory.audit_path))
+    with understood(f"the records in {directory.audit_path}", INSPECT):
+        result = _compare(directory, log)
     if as_json:
         click.echo(document(result))
     else:
@@ -245,25 +245,25 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     ctx.exit(EXIT_CODES[result["status"]])
 
 
-def _compare(found: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
+def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the result as plain data; `status` is a key of EXIT_CODES."""
     # Here, not above: policies and detectors are not needed by the other commands.
     from ..catalog import load_policy
     from ..core import replay
 
-    parts = run_records.policy_parts(found, run_records.taken(log))
+    parts = run_records.policy_parts(directory, run_records.taken(log))
     edited = [part.text for part in parts if part.status == run_records.CHANGED]
-    thinned = journal.thinned(found.journal_path)
+    thinned = journal.thinned(directory.journal_path)
     count, differences = replay.compare(
-        load_policy(found.policy_path),
-        journal.until(found.journal_path, thinned[0][0])
+        load_policy(directory.policy_path),
+        journal.until(directory.journal_path, thinned[0][0])
         if thinned
-        else journal.read(found.journal_path),
+        else journal.read(directory.journal_path),
         log,
-        policies.finder(found, load_policy),
+        policies.finder(directory, load_policy),
     )
     gap = recorder.incomplete(log)
-    cut = next((one.event for one in differences if one.lacking), None)
+    cut = next((difference.event for difference in differences if difference.lacking), None)
     if cut is None and gap is not None and not differences:
         cut = int(gap["data"]["event"])
     result: dict[str, Any] = {
@@ -277,11 +277,11 @@ def _compare(found: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if cut is not None or (thinned and not differences):
         return result | {"status": INCOMPLETE}
-    for one in differences[:1]:
-        seq = count if one.seq is None else one.seq
-        shown: dict[str, Any] = {"record": seq, "event": one.event}
-        shown |= {"recorded": one.recorded, "replayed": one.replayed}
-        return result | {"status": DIFFERENT, "difference": shown}
+    for difference in differences[:1]:
+        seq = count if difference.seq is None else difference.seq
+        facts: dict[str, Any] = {"record": seq, "event": difference.event}
+        facts |= {"recorded": difference.recorded, "replayed": difference.replayed}
+        return result | {"status": DIFFERENT, "difference": facts}
     return result | ({"status": EDITED} if edited else {})
 
 
@@ -291,24 +291,24 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield printable(f"edited policy: {text}")
     count, removed = result["decisions"], result["removed_events"]
     if result["status"] == INCOMPLETE and removed:
-        spans = ", ".join(f"{first} to {end - 1}" for first, end in removed)
+        spans = ", ".join(f"{start} to {end - 1}" for start, end in removed)
         yield f"incomplete: the frames of events {spans} were removed (journal.max_gb)"
         yield f"  {count} decisions follow from what is before; all are in the log"
     elif result["status"] == INCOMPLETE:
         ends = f"incomplete: the journal ends before event {result['ends_before_event']}"
         yield f"{ends}; {count} decisions follow from what is there"
-        if (why := result["reason"]) is not None:
-            yield f"  record {why['record']}: {printable(why['text'])}"
+        if (reason := result["reason"]) is not None:
+            yield f"  record {reason['record']}: {printable(reason['text'])}"
     elif (difference := result["difference"]) is not None:
         yield f"NONDETERMINISM at record {difference['record']} (event {difference['event']})"
-        yield f"  recorded: {_shown(difference['recorded'])}"
-        yield f"  replayed: {_shown(difference['replayed'])}"
+        yield f"  recorded: {_decision_text(difference['recorded'])}"
+        yield f"  replayed: {_decision_text(difference['replayed'])}"
     else:
         yield f"same: {count} decisions follow from the journal"
 
 
-def _shown(decision: Mapping[str, Any] | None) -> str:
+def _decision_text(decision: Mapping[str, Any] | None) -> str:
     if decision is None:
         return "nothing"
-    shown = {key: value for key, value in decision.items() if value is not None}
-    return document(shown)
+    fields = {key: value for key, value in decision.items() if value is not None}
+    return document(fields)

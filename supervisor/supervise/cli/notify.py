@@ -68,13 +68,13 @@ def test(
     from ..notifiers import HEARTBEAT, build, of_options
 
     policy = load_policy(name, notify=of_options(notify, os.environ))
-    known = {kind: keys for kind, keys in policy.notify.items() if kind != HEARTBEAT}
-    if channel is not None and channel not in known:
-        hint = f"it has: {', '.join(known)}"
+    channels = {kind: keys for kind, keys in policy.notify.items() if kind != HEARTBEAT}
+    if channel is not None and channel not in channels:
+        hint = f"it has: {', '.join(channels)}"
         raise UsageError(f"policy {policy.name} has no channel {channel!r}", hint=hint)
     message = _message(policy.name)
-    found = []
-    for kind, keys in known.items():
+    results = []
+    for kind, keys in channels.items():
         if channel not in (None, kind):
             continue
         ok, (senders, unset) = False, build({kind: keys}, os.environ)
@@ -85,18 +85,18 @@ def test(
                 detail, ok = _send(senders[0], message), True
             except NotifyError as error:
                 detail = str(error)
-        found.append({"channel": kind, "ok": ok, "detail": detail})
+        results.append({"channel": kind, "ok": ok, "detail": detail})
         if not as_json:
             click.echo(printable(f"{kind}: {'ok' if ok else 'FAILED'}: {detail}"))
     if as_json:
-        click.echo(document(found))
-    ctx.exit(0 if all(one["ok"] for one in found) else 1)
+        click.echo(document(results))
+    ctx.exit(0 if all(result["ok"] for result in results) else 1)
 
 
 def _message(policy: str) -> Message:
-    host, at = socket.gethostname(), system.wall()
+    host, wall_time = socket.gethostname(), system.wall()
     return Message(
-        run=f"test-{at[:19]}",
+        run=f"test-{wall_time[:19]}",
         incident=None,
         severity="INFO",
         title=f"test message from {host}",
@@ -107,7 +107,7 @@ def _message(policy: str) -> Message:
         kind=WATCHER,
         host=host,
         policy=policy,
-        at=at,
+        at=wall_time,
         directory="",
     )
 

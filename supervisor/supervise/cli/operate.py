@@ -50,9 +50,9 @@ def _command(
         name = function.__name__
 
         @wraps(function)
-        def command(by: str | None, as_json: bool, **given: Any) -> int:
+        def command(by: str | None, as_json: bool, **operands: Any) -> int:
             try:
-                run, args = function(**given)
+                run, args = function(**operands)
                 answer = ask(run, name, by, args)
             except RefusedError as error:
                 answer = error.answer
@@ -63,7 +63,7 @@ def _command(
             "--by", metavar="NAME", help="Operator's name. Default: your login."
         )
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-        arguments = click.argument("given", nargs=-1, metavar=metavar)
+        arguments = click.argument("operands", nargs=-1, metavar=metavar)
         for decorate in (arguments, as_json, operator, *reversed(options)):
             command = decorate(command)
         commands[name] = click.command(name=name, epilog=EXIT_CODES, cls=cls)(command)
@@ -73,7 +73,7 @@ def _command(
 
 
 @_command()
-def pause(given: tuple[str, ...]) -> Order:
+def pause(operands: tuple[str, ...]) -> Order:
     """Pause the job at its next step boundary.
 
     `supervise resume` ends the pause. It ends by itself after one day, and 60 s after the
@@ -84,24 +84,24 @@ def pause(given: tuple[str, ...]) -> Order:
       supervise pause runs/20260105-101112-7f3a9c
       supervise pause --by anna
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {}
 
 
 @_command()
-def resume(given: tuple[str, ...]) -> Order:
+def resume(operands: tuple[str, ...]) -> Order:
     """Continue a paused job. If an action is in progress, the job resumes after it.
 
     \b
     Examples:
       supervise resume runs/20260105-101112-7f3a9c
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {}
 
 
 @_command("[RUN] ID", click.option("--sha", metavar="HEX", help="Digest of the request you saw."))
-def approve(given: tuple[str, ...], sha: str | None) -> Order:
+def approve(operands: tuple[str, ...], sha: str | None) -> Order:
     """Approve request ID: its runbook runs.
 
     The approval covers the actions and arguments of the request, under the policy of that moment.
@@ -112,12 +112,12 @@ def approve(given: tuple[str, ...], sha: str | None) -> Order:
       supervise approve ask-1
       supervise approve --sha 3f9a runs/20260105-101112-7f3a9c ask-1
     """
-    run, (name,) = split_run(given, 1, 1)
+    run, (name,) = split_run(operands, 1, 1)
     return run, {"id": name} | ({"sha": sha} if sha else {})
 
 
 @_command("[RUN] ID")
-def deny(given: tuple[str, ...]) -> Order:
+def deny(operands: tuple[str, ...]) -> Order:
     """Deny request ID.
 
     Its runbook does not run, and the incident is held until `supervise release`.
@@ -126,19 +126,19 @@ def deny(given: tuple[str, ...]) -> Order:
     Examples:
       supervise deny --by anna runs/20260105-101112-7f3a9c ask-1
     """
-    run, (name,) = split_run(given, 1, 1)
+    run, (name,) = split_run(operands, 1, 1)
     return run, {"id": name}
 
 
 @_command("[RUN]", click.option("--incident", metavar="ID", help="Default: the open incident."))
-def ack(given: tuple[str, ...], incident: str | None) -> Order:
+def ack(operands: tuple[str, ...], incident: str | None) -> Order:
     """Acknowledge the open incident: its reminders stop.
 
     \b
     Examples:
       supervise ack runs/20260105-101112-7f3a9c
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {"incident": incident} if incident else {}
 
 
@@ -154,7 +154,7 @@ def ack(given: tuple[str, ...], incident: str | None) -> Order:
         help="Duration; 0 removes the silence.",
     ),
 )
-def silence(given: tuple[str, ...], steps: int) -> Order:
+def silence(operands: tuple[str, ...], steps: int) -> Order:
     """Silence a rule: it neither acts nor notifies. Its breaches stay on record.
 
     A SEV0 rule cannot be silenced.
@@ -164,7 +164,7 @@ def silence(given: tuple[str, ...], steps: int) -> Order:
       supervise silence loss_spike.spike --for 500
       supervise silence loss_spike.spike --for 0
     """
-    run, (rule,) = split_run(given, 1, 1)
+    run, (rule,) = split_run(operands, 1, 1)
     return run, {"rule": rule, "for": steps}
 
 
@@ -172,13 +172,13 @@ class _Rate(click.Command):
     """Reports a number below 0 as a number out of range, not as an unknown option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        operands = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if error.option_name[1:2] not in tuple(".0123456789"):
                 raise
-            _rate(next(each for each in given if each.startswith(error.option_name)))
+            _rate(next(each for each in operands if each.startswith(error.option_name)))
             raise
 
 
@@ -202,7 +202,7 @@ def _rate(value: str) -> float:
     ),
     cls=_Rate,
 )
-def lr(given: tuple[str, ...], rewarm: int) -> Order:
+def lr(operands: tuple[str, ...], rewarm: int) -> Order:
     """Multiply the job's learning rate by VALUE.
 
     VALUE is above 0 and at most 1; 1.0 ends the scaling, and a hold of the rate. The factor stays
@@ -213,7 +213,7 @@ def lr(given: tuple[str, ...], rewarm: int) -> Order:
       supervise lr 0.5 --rewarm 200
       supervise lr --by anna runs/20260105-101112-7f3a9c 1.0
     """
-    run, (value,) = split_run(given, 1, 1)
+    run, (value,) = split_run(operands, 1, 1)
     return run, {"value": _rate(value), "rewarm": rewarm}
 
 
@@ -226,7 +226,7 @@ def lr(given: tuple[str, ...], rewarm: int) -> Order:
         help="Use a savepoint from before this step. Default: the newest savepoint.",
     ),
 )
-def rollback(given: tuple[str, ...], before: int | None) -> Order:
+def rollback(operands: tuple[str, ...], before: int | None) -> Order:
     """Restore a savepoint inside the job's process.
 
     Evidence is collected first. Needs savepoints: a run that was started with `mode: enforce` or
@@ -237,12 +237,12 @@ def rollback(given: tuple[str, ...], before: int | None) -> Order:
       supervise rollback runs/20260105-101112-7f3a9c
       supervise rollback --before 1200
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {} if before is None else {"before": before}
 
 
 @_command()
-def savepoint(given: tuple[str, ...]) -> Order:
+def savepoint(operands: tuple[str, ...]) -> Order:
     """Save the training state, for a later rollback.
 
     It is kept in memory, as of the next step boundary.
@@ -251,7 +251,7 @@ def savepoint(given: tuple[str, ...]) -> Order:
     Examples:
       supervise savepoint runs/20260105-101112-7f3a9c
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {}
 
 
@@ -265,19 +265,19 @@ def savepoint(given: tuple[str, ...]) -> Order:
         help=f"Number of updates; at most {MAX_SKIPPED} in any 128 steps.",
     ),
 )
-def skip(given: tuple[str, ...], steps: int) -> Order:
+def skip(operands: tuple[str, ...], steps: int) -> Order:
     """Skip the next optimizer updates.
 
     \b
     Examples:
       supervise skip --steps 3 runs/20260105-101112-7f3a9c
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {"steps": steps}
 
 
 @_command("[RUN] SHARD...")
-def quarantine(given: tuple[str, ...]) -> Order:
+def quarantine(operands: tuple[str, ...]) -> Order:
     """Exclude data shards from training.
 
     `supervise release --shard NAME` includes one again. SHARD is a name as the job reports it, or
@@ -288,7 +288,7 @@ def quarantine(given: tuple[str, ...]) -> Order:
     Examples:
       supervise quarantine data/00017.tar data/00018.tar
     """
-    run, shards = split_run(given, 1, None)
+    run, shards = split_run(operands, 1, None)
     return run, {"shards": shards}
 
 
@@ -296,7 +296,7 @@ def quarantine(given: tuple[str, ...]) -> Order:
     "[RUN]",
     click.option("--shard", multiple=True, metavar="NAME", help="End only this quarantine."),
 )
-def release(given: tuple[str, ...], shard: tuple[str, ...]) -> Order:
+def release(operands: tuple[str, ...], shard: tuple[str, ...]) -> Order:
     """End a hold: the policy may act again.
 
     The incident closes and a new warm-up begins. A rule that is still in breach fires again.
@@ -306,13 +306,13 @@ def release(given: tuple[str, ...], shard: tuple[str, ...]) -> Order:
       supervise release runs/20260105-101112-7f3a9c
       supervise release --shard data/00017.tar
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     refuse_unknown(run, shard)
     return run, {"shard": list(shard)} if shard else {}
 
 
 @_command("[RUN]", click.option("--requeue", is_flag=True, help="Exit 75: safe to run again."))
-def stop(given: tuple[str, ...], requeue: bool) -> Order:
+def stop(operands: tuple[str, ...], requeue: bool) -> Order:
     """End the job.
 
     It is interrupted at a step boundary, then gets SIGTERM, then SIGKILL. The supervisor then exits
@@ -322,7 +322,7 @@ def stop(given: tuple[str, ...], requeue: bool) -> Order:
     Examples:
       supervise stop runs/20260105-101112-7f3a9c
     """
-    run, _ = split_run(given, 0, 0)
+    run, _ = split_run(operands, 0, 0)
     return run, {"requeue": True} if requeue else {}
 
 
@@ -352,7 +352,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
     """
     if policy is not None and is_file(Path(policy)):
         policy = str(Path(policy).absolute())  # the supervisor may run in another directory
-    found, key = post(run, "reload", by, {"policy": policy, "mode": mode})
+    directory, key = post(run, "reload", by, {"policy": policy, "mode": mode})
     answers: list[Record] = []
 
     def answered(records: Iterator[Record]) -> bool:
@@ -364,7 +364,7 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
                 answers.append(record)
         return bool(answers)
 
-    poll(found, 0, answered)
+    poll(directory, 0, answered)
     if not answers:
         raise StoreError(
             f"the supervisor of {run} has not answered within {TIMEOUT_S:.0f} s",

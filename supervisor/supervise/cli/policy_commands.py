@@ -94,14 +94,14 @@ def policy_check_command(
     text = ""
     if STDIN in files:
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    found = [check_file(name, text) for name in dict.fromkeys(files)]
-    errors, warnings = merged(found)
+    checks = [check_file(name, text) for name in dict.fromkeys(files)]
+    errors, warnings = merged(checks)
     failed = bool(errors or (strict and warnings))
     form = "json" if as_json else form
     if form == "json":
         report = {
             "ok": not failed,
-            "files": [{"file": each.file, "sort": each.sort} for each in found],
+            "files": [{"file": check.file, "sort": check.sort} for check in checks],
             "errors": [docs.problem_fields(problem) for problem in errors],
             "warnings": [docs.problem_fields(problem) for problem in warnings],
         }
@@ -111,10 +111,10 @@ def policy_check_command(
             for problem in problems:
                 click.echo(docs.github(problem, level))
     else:
-        _text(errors, warnings, len(found))
-        for each in found if not errors else ():
-            for note in _notes(each.file) if each.sort == "policy" else ():
-                click.echo(f"{each.file}: note: {note}")
+        _text(errors, warnings, len(checks))
+        for check in checks if not errors else ():
+            for note in _notes(check.file) if check.sort == "policy" else ():
+                click.echo(f"{check.file}: note: {note}")
     if failed:
         ctx.exit(INVALID)
 
@@ -129,8 +129,8 @@ def _notes(file: str) -> Iterator[str]:
         return
     policy = load_policy(file)
     patterns = policy.job.checkpoints.glob
-    if why := discovery.unusable(patterns, Path.cwd()) if patterns else "":
-        yield f"job.checkpoints.glob finds nothing here to resume from; {why}"
+    if reason := discovery.unusable(patterns, Path.cwd()) if patterns else "":
+        yield f"job.checkpoints.glob finds nothing here to resume from; {reason}"
     for path in policy.cites:
         yield from _cited(policy, path)
 
@@ -140,21 +140,21 @@ def _cited(policy: Policy, path: str) -> Iterator[str]:
     from ..trials.trial_log import citation
 
     try:
-        found = citation(Path(path))
+        record = citation(Path(path))
     except (SuperviseError, OSError) as error:
         yield f"cites: {error}"
         return
-    shown = found.get("monitors", {})
+    monitors = record.get("monitors", {})
     changed = [
         rule.id
         for rule in policy.rules
-        if rule.id in shown and shown[rule.id]["digest"] != policy.digest_of(rule)
+        if rule.id in monitors and monitors[rule.id]["digest"] != policy.digest_of(rule)
     ]
-    new = [rule.id for rule in policy.rules if shown and rule.id not in shown]
-    for names, what in ((changed, "changed since"), (new, "are not in it")):
+    new = [rule.id for rule in policy.rules if monitors and rule.id not in monitors]
+    for names, remark in ((changed, "changed since"), (new, "are not in it")):
         if names:
-            more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
-            yield f"cites {path}: rules that {what}: {', '.join(names[:NAMED])}{more}"
+            ellipsis = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+            yield f"cites {path}: rules that {remark}: {', '.join(names[:NAMED])}{ellipsis}"
 
 
 def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
@@ -163,12 +163,12 @@ def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
     for problem in warnings:
         click.echo(problem.render().replace(": ", ": warning: ", 1))
     counts = [
-        f"{len(found)} {noun}{'' if len(found) == 1 else 's'}"
-        for found, noun in ((errors, "error"), (warnings, "warning"))
-        if found
+        f"{len(problems)} {noun}{'' if len(problems) == 1 else 's'}"
+        for problems, noun in ((errors, "error"), (warnings, "warning"))
+        if problems
     ]
-    what = f"{files} file{'' if files == 1 else 's'}"
-    click.echo(f"{what}: {', '.join(counts) or 'good'}")
+    summary = f"{files} file{'' if files == 1 else 's'}"
+    click.echo(f"{summary}: {', '.join(counts) or 'good'}")
 
 
 Facts = dict[str, Any]
@@ -219,9 +219,9 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     if as_json:
         click.echo(json.dumps(_merged(document, facts), ensure_ascii=False, indent=2))
     elif rule_id is None:
-        whole = loader.policy(draft)
-        click.echo(f"# {whole.digest}")
-        click.echo("\n".join(_commented(whole.resolved.splitlines(), facts)))
+        resolved = loader.policy(draft)
+        click.echo(f"# {resolved.digest}")
+        click.echo("\n".join(_commented(resolved.resolved.splitlines(), facts)))
     else:
         from ..catalog import yaml_document
 
@@ -282,8 +282,8 @@ def _commented(lines: list[str], facts: Facts) -> list[str]:
     for line in lines:
         if line[:1] not in (" ", "#", ""):
             section = line.partition(":")[0]
-            where = facts["sections"].get(section) if section not in PARTS else None
-            found += [f"# {where}"] if where else []
+            origin = facts["sections"].get(section) if section not in PARTS else None
+            found += [f"# {origin}"] if origin else []
         if section == "detectors" and re.match(r"  [^ -]", line):
             found += [f"  # {text}" for text in _detector(next(detectors))]
         elif section == "rules" and line.startswith("  - "):
@@ -293,7 +293,7 @@ def _commented(lines: list[str], facts: Facts) -> list[str]:
 
 
 def _origin(about: Facts) -> str:
-    changed = [f"{key} overridden in {where}" for key, where in about["overridden"].items()]
+    changed = [f"{key} overridden in {origin}" for key, origin in about["overridden"].items()]
     return "; ".join([about["defined"], *changed])
 
 
@@ -394,7 +394,7 @@ def policy_test_command(
     for subject in counted(_loaded(paths, warnings), "files of scenarios"):
         outcomes[subject.label] = suite.run(subject)
         shown.add(subject, [outcome.result for outcome in outcomes[subject.label]])
-    failed = any(outcome.failures for found in outcomes.values() for outcome in found)
+    failed = any(outcome.failures for outcome_list in outcomes.values() for outcome in outcome_list)
     low = coverage and least is not None and shown.percent() < least
     ok = not (failed or low or (strict and warnings))
     if as_json:
@@ -407,7 +407,7 @@ def policy_test_command(
         ctx.exit(FAILED)
 
 
-def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
+def _paths(files: tuple[str, ...], coverage: Coverage) -> list[Path]:
     """Return the packs and test files of the arguments, each once.
 
     The coverage counts everything that a policy defines, tested or not.
@@ -418,7 +418,7 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
     from ..catalog import load_policy, scenario_subject
     from ..catalog.diagnostics import Problems
 
-    found: dict[Path, None] = {}  # in order
+    paths: dict[Path, None] = {}  # in order
     for name in files:
         path = scenario_subject.locate(name)
         problems = Problems()
@@ -431,15 +431,15 @@ def _paths(files: tuple[str, ...], shown: Coverage) -> list[Path]:
                 f"{path}: a runbook has no scenarios", hint="test a policy that uses it"
             )
         if sort != "policy":
-            found[path.resolve()] = None
+            paths[path.resolve()] = None
             continue
-        shown.require(load_policy(path))
+        coverage.require(load_policy(path))
         several = scenario_subject.files_of(path)
         if not several:
             hint = f"write {path.parent / scenario_subject.TESTS / path.name}"
             raise InputError(f"{path}: no packs and no tests, so there are no scenarios", hint=hint)
-        found.update((file.resolve(), None) for file in several)
-    return list(found)
+        paths.update((file.resolve(), None) for file in several)
+    return list(paths)
 
 
 def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
@@ -461,38 +461,38 @@ def _print_scenarios(outcomes: dict[str, list[Outcome]], warnings: list[Problem]
     for warning in warnings:
         click.echo(warning.render().replace(": ", ": warning: ", 1))
     total = failures = 0
-    for name, found in outcomes.items():
-        bad = [outcome for outcome in found if outcome.failures]
-        total, failures = total + len(found), failures + len(bad)
-        click.echo(f"{name}: {len(found) - len(bad)} of {len(found)} scenarios pass")
+    for name, outcome_list in outcomes.items():
+        bad = [outcome for outcome in outcome_list if outcome.failures]
+        total, failures = total + len(outcome_list), failures + len(bad)
+        click.echo(f"{name}: {len(outcome_list) - len(bad)} of {len(outcome_list)} scenarios pass")
         for outcome in bad:
             click.echo(f"  FAILED {outcome.form.name}")
-            for where, message in outcome.failures:
-                click.echo(f"    {where}: {message}")
+            for location, message in outcome.failures:
+                click.echo(f"    {location}: {message}")
     if len(outcomes) > 1:
         click.echo(f"all: {total - failures} of {total} scenarios pass")
 
 
-def _print_coverage(shown: Coverage, least: float | None) -> None:
-    parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in shown.parts().items())
+def _print_coverage(coverage: Coverage, least: float | None) -> None:
+    parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in coverage.parts().items())
     required = "" if least is None else f" (required: {least:g} %)"
-    click.echo(f"coverage: {shown.percent():.0f} %{required}: {parts}")
-    for sentence in shown.missing():
+    click.echo(f"coverage: {coverage.percent():.0f} %{required}: {parts}")
+    for sentence in coverage.missing():
         click.echo(f"  {sentence}")
 
 
 def _json(
     ok: bool,
     outcomes: dict[str, list[Outcome]],
-    shown: Coverage | None,
+    coverage: Coverage | None,
     warnings: list[Problem],
 ) -> str:
     from ..catalog import docs
 
     report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
     report["warnings"] = [docs.problem_fields(problem) for problem in warnings]
-    if shown is not None:
-        report["coverage"] = _plain_coverage(shown)
+    if coverage is not None:
+        report["coverage"] = _plain_coverage(coverage)
     return json.dumps(report, ensure_ascii=False, indent=2)
 
 
@@ -508,16 +508,16 @@ def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
                     "frames": len(outcome.result.states),
                     "failures": [{"where": w, "message": m} for w, m in outcome.failures],
                 }
-                for outcome in found
+                for outcome in outcome_list
             ],
         }
-        for name, found in outcomes.items()
+        for name, outcome_list in outcomes.items()
     ]
 
 
-def _plain_coverage(shown: Coverage) -> dict[str, Any]:
-    parts = {name: {"shown": a, "of": b} for name, (a, b) in shown.parts().items()}
-    return {"percent": shown.percent(), "parts": parts, "missing": list(shown.missing())}
+def _plain_coverage(coverage: Coverage) -> dict[str, Any]:
+    parts = {name: {"shown": a, "of": b} for name, (a, b) in coverage.parts().items()}
+    return {"percent": coverage.percent(), "parts": parts, "missing": list(coverage.missing())}
 
 
 DIFFERENT = 1
@@ -559,14 +559,14 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
         for effect, group in groupby(changes, key=lambda change: change.effect):
             click.echo(f"{effect}:")
             for change in group:
-                what = f"{change.part} {change.key}".rstrip()
+                label = f"{change.part} {change.key}".rstrip()
                 if change.key == "" and change.old is None:
-                    click.echo(f"  + {what}: {yaml_document.inline(change.new)}")
+                    click.echo(f"  + {label}: {yaml_document.inline(change.new)}")
                 elif change.key == "" and change.new is None:
-                    click.echo(f"  - {what}: {yaml_document.inline(change.old)}")
+                    click.echo(f"  - {label}: {yaml_document.inline(change.old)}")
                 else:
                     old, new = yaml_document.inline(change.old), yaml_document.inline(change.new)
-                    click.echo(f"  ~ {what}: {old} -> {new}")
+                    click.echo(f"  ~ {label}: {old} -> {new}")
         if not changes:
             click.echo("the same")
     if changes:

@@ -93,28 +93,28 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
       supervise record runs/20260105-101112-7f3a9c --key key.pem
       supervise record runs/20260105-101112-7f3a9c --format json | jq .cost
     """
-    found = RunDir.open(run)
-    record = build_record(found)
+    directory = RunDir.open(run)
+    record = build_record(directory)
     if form is not None:
         click.echo(FORMS[form][1](record).decode(), nl=False)
         return
     raw = record.encode()
     signed = None if key is None else audit.sign(raw, key)
-    place = found.path / FOLDER if out is None else out
+    target = directory.path / FOLDER if out is None else out
     try:
-        files.make_directory(place)
+        files.make_directory(target)
         for name, render in FORMS.values():
-            files.replace(place / name, render(record), durable=True)
+            files.replace(target / name, render(record), durable=True)
         if signed is None:
-            (place / f"{NAME}{SIGNATURE}").unlink(missing_ok=True)
+            (target / f"{NAME}{SIGNATURE}").unlink(missing_ok=True)
         else:
-            files.replace(place / f"{NAME}{SIGNATURE}", signed, durable=True)
+            files.replace(target / f"{NAME}{SIGNATURE}", signed, durable=True)
     except OSError as error:
         raise StoreError(
-            f"cannot write the record to {place}: {error.strerror}", hint="use --out DIR"
+            f"cannot write the record to {target}: {error.strerror}", hint="use --out DIR"
         ) from error
     names = ", ".join(name for name, _ in FORMS.values())
-    click.echo(printable(f"{place}: {names}{', signed' if signed else ''}"))
+    click.echo(printable(f"{target}: {names}{', signed' if signed else ''}"))
     click.echo(f"head: {record.audit.records} {record.audit.head}")
 
 
@@ -166,14 +166,14 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
 
     Exit codes: 0 the same; 1 different; 64 no record or no run.
     """
-    found = stability_record.differences(_read(before), _read(after))
+    differences = stability_record.differences(_read(before), _read(after))
     if as_json:
-        click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in found]))
-    for path, old, new in [] if as_json else found:
+        click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in differences]))
+    for path, old, new in [] if as_json else differences:
         click.echo(
             printable(f"{path}: {stability_record.text_of(old)} → {stability_record.text_of(new)}")
         )
-    return DIFFERENT if found else 0
+    return DIFFERENT if differences else 0
 
 
 def build_record(run: RunDir) -> StabilityRecord:
@@ -203,9 +203,9 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         hint = f"write it with: supervise record {path.parent.parent}"
         raise StoreError(f"cannot read the record {path}: {error.strerror}", hint=hint) from error
     yield _signed(path, raw, key)
-    recorded, why = _parsed(raw)
+    recorded, reason = _parsed(raw)
     if recorded is None:
-        yield Part("record", CHANGED, why)
+        yield Part("record", CHANGED, reason)
         return
     if run is None:
         yield Part("record", UNCHECKED, "it has the published form; give its run with --run")
@@ -219,8 +219,8 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
     yield Part("audit", GOOD if log.exit_code == 0 else CHANGED, log.message)
     digests = run_records.Digests()
     try:
-        for one in audit.read(run.audit_path):
-            digests.take(one)
+        for record in audit.read(run.audit_path):
+            digests.take(record)
     except TamperError as error:
         yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
         return
@@ -230,12 +230,14 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
     if any(part.status in (CHANGED, MISSING) for part in parts):
         named = [name for name in named if not name.startswith("audit.parts")]
     if named:
-        more = f" and {len(named) - MAX_FIELDS} more" * (len(named) > MAX_FIELDS)
-        text = f"fields that differ from the run: {', '.join(named[:MAX_FIELDS])}{more}"
+        ellipsis = f" and {len(named) - MAX_FIELDS} more" * (len(named) > MAX_FIELDS)
+        text = f"fields that differ from the run: {', '.join(named[:MAX_FIELDS])}{ellipsis}"
         yield Part("record", CHANGED, text)
         return
-    rest = "" if complete else "; what another version explains of signals and rules is not checked"
-    yield Part("record", GOOD, f"its fields are those of the run{rest}")
+    caveat = (
+        "" if complete else "; what another version explains of signals and rules is not checked"
+    )
+    yield Part("record", GOOD, f"its fields are those of the run{caveat}")
 
 
 def _parsed(raw: bytes) -> tuple[StabilityRecord | None, str]:
@@ -249,8 +251,8 @@ def _parsed(raw: bytes) -> tuple[StabilityRecord | None, str]:
 def _signed(path: Path, raw: bytes, key: Path | None) -> run_records.Part:
     detached = path.with_name(f"{path.name}{SIGNATURE}")
     if key is None:
-        why = "there is one; give the public key with --key" if detached.exists() else "none"
-        return run_records.Part("signature", UNCHECKED, why)
+        note = "there is one; give the public key with --key" if detached.exists() else "none"
+        return run_records.Part("signature", UNCHECKED, note)
     if not detached.is_file():
         return run_records.Part("signature", MISSING, f"{detached.name} is missing")
     if not audit.is_signed(raw, detached.read_bytes(), key):
@@ -295,8 +297,8 @@ def knowledge() -> Knowledge:
 
 def _section(form: type, name: str) -> str:
     """Return a section of a docstring as one line."""
-    found = re.search(rf"^{name}: (.+?)(?=^\S|\Z)", inspect.getdoc(form) or "", re.M | re.S)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(rf"^{name}: (.+?)(?=^\S|\Z)", inspect.getdoc(form) or "", re.M | re.S)
+    return " ".join(match[1].split()) if match else ""
 
 
 def _signal(metric: str, digest: str) -> Signal | None:
@@ -309,7 +311,7 @@ def _signal(metric: str, digest: str) -> Signal | None:
         return None
     module = "measured by the supervisor, or reported by the job"
     for name, collector in collectors.modules():
-        if any(one.id == spec.id for one in collector.METRICS):
+        if any(metric.id == spec.id for metric in collector.METRICS):
             about = " ".join((collector.__doc__ or "").partition("\n")[0].split())
             module = f"{name}: {about}"
     version = f"supervise {__version__}, formulas sha256 {digest[:16]}"
@@ -327,11 +329,11 @@ def _source(policy: Policy, rule: Rule) -> str:
     """Return where the thresholds of a rule come from: a shipped policy, or this one."""
     pack, _, local = rule.id.partition(".")
     digest = policy.digest_of(rule)
-    first = [name for name in SHIPPED if name == policy.name]
-    for name in dict.fromkeys((*first, *SHIPPED)) if local and _pack(pack) else ():
-        other = _shipped(name)
-        same = next((r for r in other.rules if r.id == rule.id), None)
-        if same is not None and other.digest_of(same) == digest:
+    shipped_first = [name for name in SHIPPED if name == policy.name]
+    for name in dict.fromkeys((*shipped_first, *SHIPPED)) if local and _pack(pack) else ():
+        shipped_policy = _shipped(name)
+        shipped_rule = next((r for r in shipped_policy.rules if r.id == rule.id), None)
+        if shipped_rule is not None and shipped_policy.digest_of(shipped_rule) == digest:
             cited = "; ".join(_pack(pack).get("source") or ())
             return f"shipped policy {name}, unchanged" + (f" ({cited})" if cited else "")
     return "set by the policy of this run (policy.yaml)"
@@ -394,44 +396,44 @@ def export_command(run: Path, kind: str | None, metrics: str | None, output: Pat
         raise UsageError("no export format given", hint="add --csv, or --parquet -o FILE")
     if kind == PARQUET and output is None:
         raise UsageError("Parquet is no text for a terminal or a pipe", hint="add -o run.parquet")
-    found = RunDir.open(run)
-    columns = _columns(run_records.metric_ids(found), metrics)
-    for first, end in journal.thinned(found.journal_path):
-        text = f"events {first} to {end - 1}: frames were removed (journal.max_gb)"
+    directory = RunDir.open(run)
+    columns = _columns(run_records.metric_ids(directory), metrics)
+    for start, end in journal.thinned(directory.journal_path):
+        text = f"events {start} to {end - 1}: frames were removed (journal.max_gb)"
         click.echo(f"supervise: warning: {text}", err=True)
     if output is None:
-        run_records.export_csv(found, sys.stdout, columns)
+        run_records.export_csv(directory, sys.stdout, columns)
         return
     try:
         if kind == CSV:
             with files.replacing(
                 output, "w", shared=True, encoding="utf-8", newline=""
             ) as text_file:
-                rows = run_records.export_csv(found, text_file, columns)
+                rows = run_records.export_csv(directory, text_file, columns)
         else:
             with files.replacing(output, shared=True) as binary_file:
-                rows = run_records.export_parquet(found, binary_file, columns)
+                rows = run_records.export_parquet(directory, binary_file, columns)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error
     click.echo(f"wrote {rows} rows to {output}", err=True)
 
 
-def _columns(known: Sequence[str], wanted: str | None) -> list[str]:
+def _columns(available: Sequence[str], selection: str | None) -> list[str]:
     """Return the metrics to export. Raises UsageError for one that the run has not."""
-    if wanted is None:
-        return list(known)
-    columns = [name.strip() for name in wanted.split(",") if name.strip()]
+    if selection is None:
+        return list(available)
+    columns = [name.strip() for name in selection.split(",") if name.strip()]
     for name in columns:
-        if name in known:
+        if name in available:
             continue
-        if not known:
+        if not available:
             hint = "the probe announced none; see: supervise status RUN"
             raise UsageError(f"no metric {name!r}: this run has none", hint=hint)
         from ..catalog.metrics import suggestion  # only now: it imports the collectors
 
-        near = suggestion(name, known)
+        near = suggestion(name, available)
         hint = f"{near} " if near else ""
         raise UsageError(
-            f"no metric {name!r} in this run", hint=f"{hint}it has: {', '.join(known)}"
+            f"no metric {name!r} in this run", hint=f"{hint}it has: {', '.join(available)}"
         )
     return columns

@@ -80,20 +80,20 @@ def show(metric: str, as_json: bool) -> None:
     if not metrics.is_known(metric):
         near = metrics.suggestion(metric) or did_you_mean(metric, metrics.near(metric))
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
-    found = describe(metric)
+    facts = describe(metric)
     if as_json:
-        click.echo(json.dumps(found, ensure_ascii=False))
+        click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    click.echo(f"{found['id']} [{found['unit']}]")
-    click.echo(f"  {found['meaning']}")
+    click.echo(f"{facts['id']} [{facts['unit']}]")
+    click.echo(f"  {facts['meaning']}")
     for head in ("source", "cost"):
-        click.echo(f"  {head + ':':10} {found[head]}")
-    click.echo(f"  {'measured:':10} {_MEASURED[found['measured_by']]}")
-    if found["not_covered"]:
-        click.echo(f"  {'reason:':10} {found['not_covered']}")
-    if found["rules"]:
-        click.echo(f"  {'rules:':10} {', '.join(found['rules'])}")
-    for name, text in found["detectors"].items():
+        click.echo(f"  {head + ':':10} {facts[head]}")
+    click.echo(f"  {'measured:':10} {_MEASURED[facts['measured_by']]}")
+    if facts["not_covered"]:
+        click.echo(f"  {'reason:':10} {facts['not_covered']}")
+    if facts["rules"]:
+        click.echo(f"  {'rules:':10} {', '.join(facts['rules'])}")
+    for name, text in facts["detectors"].items():
         click.echo(f"  {'detector:':10} {name}: {text}")
     click.echo(f"\n{ORDER}")
 
@@ -106,15 +106,15 @@ def describe(metric: str) -> dict[str, Any]:
 
     spec = metrics.spec_of(metric)
     assert spec is not None
-    by = docs.measured_by(metric, SUPERVISOR_METRICS)
+    readers = docs.measured_by(metric, SUPERVISOR_METRICS)
     return {
         "id": metric,
         "unit": spec.unit,
         "meaning": spec.meaning,
         "source": spec.source,
-        "cost": _cost(spec.id) if by == docs.PROBE else _COSTS[by],
-        "measured": by in (docs.PROBE, docs.SUPERVISOR),
-        "measured_by": by,
+        "cost": _cost(spec.id) if readers == docs.PROBE else _COSTS[readers],
+        "measured": readers in (docs.PROBE, docs.SUPERVISOR),
+        "measured_by": readers,
         "not_covered": REASONS.get(spec.id, ""),
         "rules": docs.judges(metric),
         "detectors": docs.readers(metric),
@@ -138,10 +138,10 @@ def _cost(metric: str) -> str:
     )
     if family[metric]:
         return family[metric]
-    first = next((name for name, cost in family.items() if cost), None)
-    if first is None:
+    member = next((name for name, cost in family.items() if cost), None)
+    if member is None:
         return "no pass over data of its own; probe_self_time has the total"
-    return f"that of {first}: {family[first]}"
+    return f"that of {member}: {family[member]}"
 
 
 Facts = Mapping[str, Any]
@@ -183,7 +183,7 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
     whole = loader.document(draft)
     books = whole["runbooks"]
     if name is None:
-        found = [_facts(each, whole) for each in sorted(books)]
+        found = [_facts(book, whole) for book in sorted(books)]
         found.sort(key=lambda facts: not facts["acts"])
         click.echo(document(found)) if as_json else print_table(list(_rows(found)), HEADER)
         return
@@ -201,12 +201,12 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
 HEADER = ("runbook", "steps", "runs for", "meaning")
 
 
-def _facts(name: str, whole: Facts) -> dict[str, Any]:
+def _facts(name: str, document: Facts) -> dict[str, Any]:
     """Return the runbook with its steps explained, its users, and the budgets that it needs."""
     from ..catalog import discover
     from ..catalog.sections import summary
 
-    actions, book = discover.actions(), whole["runbooks"][name]
+    actions, book = discover.actions(), document["runbooks"][name]
     steps, budgets = [], []
     for step in book["steps"]:
         verb, args = (step, {}) if isinstance(step, str) else next(iter(step.items()))
@@ -214,34 +214,34 @@ def _facts(name: str, whole: Facts) -> dict[str, Any]:
         steps.append({"verb": verb, "args": args, "does": summary(form)})
         counted = form.budget and not args.get("tested")  # else a part of what goes back
         budgets += [form.budget, "all"] if counted else []
-    given = whole.get("budgets") or {}
-    rules = whole.get("rules") or ()
-    ladder = (whole.get("escalate") or {}).get("ladder") or ()
+    given = document.get("budgets") or {}
+    rules = document.get("rules") or ()
+    ladder = (document.get("escalate") or {}).get("ladder") or ()
     return {
         **book,
         "runbook": name,
-        "policy": whole["policy"],
+        "policy": document["policy"],
         "steps": steps,
         "acts": any(actions[step["verb"]].touches_job for step in steps),
-        "budgets": {each: given.get(each) for each in dict.fromkeys(budgets)},
+        "budgets": {budget: given.get(budget) for budget in dict.fromkeys(budgets)},
         "run_by": [rule["id"] for rule in rules if rule.get("run") == name],
         "read_for": [rule["id"] for rule in rules if rule.get("see") == name],
         "ladder_level": _level(name, ladder),
         "after": [
-            other
-            for other, each in whole["runbooks"].items()
-            if name in (each.get("if_it_fails", "hold"), each.get("if_refused"))
+            book
+            for book, steps in document["runbooks"].items()
+            if name in (steps.get("if_it_fails", "hold"), steps.get("if_refused"))
         ],
     }
 
 
 def _level(name: str, ladder: Any) -> int | None:
-    names = [each if isinstance(each, str) else next(iter(each)) for each in ladder]
+    names = [level if isinstance(level, str) else next(iter(level)) for level in ladder]
     return names.index(name) + 1 if name in names else None
 
 
-def _rows(found: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for facts in found:
+def _rows(books: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for facts in books:
         verbs = " → ".join(step["verb"] for step in facts["steps"])
         users = len(facts["run_by"])
         runs = f"{users} rule{'s' if users > 1 else ''}" if users else "-"
@@ -267,7 +267,7 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.get("if_refused"):
         yield "if refused", facts["if_refused"]
     if facts["budgets"]:
-        yield "budgets", ", ".join(_budget(*each) for each in facts["budgets"].items())
+        yield "budgets", ", ".join(_budget(*budget) for budget in facts["budgets"].items())
     elif not facts["acts"]:
         yield "budgets", "none: it does not touch the job"
     for key, head in TEXTS.items():
@@ -282,10 +282,10 @@ def _other_use(facts: Facts) -> str:
     return "no rule: it is for people to read" if facts["read_for"] else "no rule of this policy"
 
 
-def _budget(name: str, given: Any) -> str:
-    if not isinstance(given, Mapping):
+def _budget(name: str, budget: Any) -> str:
+    if not isinstance(budget, Mapping):
         return f"{name}: none in this policy"
-    return f"{name} {given['max']}" + _window(given.get("per"))
+    return f"{name} {budget['max']}" + _window(budget.get("per"))
 
 
 def _window(per: Any) -> str:
@@ -314,6 +314,6 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
     Exit codes: 0; 64 no such shell.
     """
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(ctx.find_root().command, {}, PROGRAM, VARIABLE).source())
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None
+    click.echo(shell_class(ctx.find_root().command, {}, PROGRAM, VARIABLE).source())

@@ -162,8 +162,8 @@ def run_command(
     reload_from = str(locate(name).absolute()), mode, channels
     options = Options(watch_policy, logs, _endpoint(port, host, per_rank), quiet=quiet, cites=cites)
     if resume_run and run_dir is not None:
-        given = run_dir, argv, chosen, faults, print_line
-        run_dir, code, options = _resume(*given, options, fresh=fresh)
+        launch_args = run_dir, argv, chosen, faults, print_line
+        run_dir, code, options = _resume(*launch_args, options, fresh=fresh)
         if code is not None:
             return code
     return supervise(argv, chosen, reload_from, run_dir, faults, print_line, options=options)
@@ -183,9 +183,9 @@ def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh
 
 def _run_unwatched_if_short(argv: Sequence[str]) -> None:
     """Become the command where the limits of this process leave no room to watch it."""
-    if (why := environment.shortage()) is not None:
+    if (reason := environment.shortage()) is not None:
         print_line = line_printer(quiet=False)
-        print_line(f"supervise: not watched: {why}; the job runs as it does without supervise")
+        print_line(f"supervise: not watched: {reason}; the job runs as it does without supervise")
         sys.stderr.flush()
         replace_process(argv, os.environ)
 
@@ -196,7 +196,7 @@ def _endpoint(port: int | None, host: str, per_rank: bool) -> Mapping[str, Any] 
 
 
 def _resume(
-    given: Path,
+    directory: Path,
     argv: Sequence[str],
     policy: Policy,
     faults: Sequence[Any],
@@ -209,7 +209,7 @@ def _resume(
     run before and the launch from its checkpoint."""
     from .adopt import resume, run_before
 
-    first, quiet = given.absolute(), options.quiet
+    first, quiet = directory.absolute(), options.quiet
     path, code, launch = resume(first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh)
     return path, code, replace(options, previous=run_before(first, path), launch=launch)
 
@@ -220,9 +220,9 @@ def _choose(name: str, mode: str | None, notify: Channels, print_line: PrintLine
     def load(warnings: list[str]) -> Policy:
         from ..catalog import Problem, load_policy
 
-        found: list[Problem] = []
-        policy = load_policy(name, mode=mode, notify=notify, warnings=found)
-        warnings += map(str, found)
+        problems: list[Problem] = []
+        policy = load_policy(name, mode=mode, notify=notify, warnings=problems)
+        warnings += map(str, problems)
         return policy
 
     warnings: list[str] = []
@@ -279,7 +279,7 @@ def supervise(
             "drills": faults,
             "reload": reload_from[:2],
             "notify": reload_from[2],
-            **options.kept(),
+            **options.persisted(),
         },
     )
     root = environment.base(environ)

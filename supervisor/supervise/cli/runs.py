@@ -105,21 +105,21 @@ def _fill(row: dict[str, Any], run: RunDir) -> None:
     with suppress(StoreError):  # no status was written yet
         status = run.read_json("state.json")
         row |= {key: status[key] for key in ("policy", "mode") if key in status}
-    found = skim(run.audit_path)
-    row["state"], row["exit_code"] = state_of(run, found, str(described.get("host")))
-    last = -1 if found.last is None else int(found.last["step"])
-    row["step"] = max(last, int(status.get("step", -1)))
+    outcome = skim(run.audit_path)
+    row["state"], row["exit_code"] = state_of(run, outcome, str(described.get("host")))
+    newest_step = -1 if outcome.last is None else int(outcome.last["step"])
+    row["step"] = max(newest_step, int(status.get("step", -1)))
     row["loss"] = (status.get("training") or {}).get("loss")
-    row["incidents"], row["gravest"] = len(found.incidents), found.worst
+    row["incidents"], row["gravest"] = len(outcome.incidents), outcome.worst
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     worst, code = row["gravest"], row["exit_code"]
     incident = "-"
     if worst is not None:
-        more = f" (of {row['incidents']})" if row["incidents"] > 1 else ""
+        ellipsis = f" (of {row['incidents']})" if row["incidents"] > 1 else ""
         still = "" if worst["phase"] == "closed" else f" {worst['phase']}"
-        incident = f"{worst['severity']} {worst['id']}{still}{more}"
+        incident = f"{worst['severity']} {worst['id']}{still}{ellipsis}"
     state = row["state"] if not code else f"{row['state']} ({code})"
     step = row["step"]
     return (
@@ -171,7 +171,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
 
     Exit codes: 0; 1 a part could not be removed; 64 no such directory.
     """
-    found = run_records.survey(
+    survey = run_records.survey(
         directory,
         now_s=time.time(),
         older_than_s=older_than,
@@ -181,7 +181,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
     )
     failed, freed = 0, 0
     rows: list[dict[str, Any]] = []
-    for run in found:
+    for run in survey:
         error = None if dry_run or run.kept else _remove(run)
         failed += error is not None
         freed += 0 if error or run.kept else sum(part.size_bytes for part in run.parts)
@@ -192,7 +192,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
         click.echo(document({"freed_bytes": freed, "dry_run": dry_run, "runs": rows}))
         return 1 if failed else 0
     verb = "would free" if dry_run else "freed"
-    click.echo(f"{verb} {size(freed)} of {len(found)} run{'' if len(found) == 1 else 's'}")
+    click.echo(f"{verb} {size(freed)} of {len(survey)} run{'' if len(survey) == 1 else 's'}")
     return 1 if failed else 0
 
 
@@ -220,8 +220,8 @@ def _lives(run: RunDir) -> bool:
     from ..runtime.launcher import last_launch
     from ..runtime.process_tree import start_ticks
 
-    made = last_launch(run)
-    return made is not None and start_ticks(made["pid"]) == made["start_ticks"]
+    launch = last_launch(run)
+    return launch is not None and start_ticks(launch["pid"]) == launch["start_ticks"]
 
 
 CHECKPOINT_HEADER = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")
@@ -251,11 +251,11 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     opened = RunDir.open(run)
     if verify:
         return _verify(opened)
-    found = registry.read(opened.path).checkpoints
+    entries = registry.read(opened.path).checkpoints
     if as_json:
-        click.echo(document(msgspec.to_builtins(found)))
-    elif found:
-        print_table([_checkpoint_row(entry) for entry in found], CHECKPOINT_HEADER)
+        click.echo(document(msgspec.to_builtins(entries)))
+    elif entries:
+        print_table([_checkpoint_row(entry) for entry in entries], CHECKPOINT_HEADER)
     else:
         click.echo("no checkpoints")
     return 0

@@ -33,19 +33,19 @@ def read_status(run: RunDir, *, verified: bool = True) -> dict[str, Any]:
         StoreError: a file cannot be read, or understood.
     """
     state = run.read_json("state.json") if (run.path / "state.json").exists() else {}
-    what = f"the status in {run.path / 'state.json'}"
+    subject = f"the status in {run.path / 'state.json'}"
     if not isinstance(state, dict):
-        raise StoreError(f"{what} is not a JSON object", hint=DERIVED)
+        raise StoreError(f"{subject} is not a JSON object", hint=DERIVED)
     with understood(f"the records in {run.audit_path}", "supervise audit show RUN prints them"):
-        found = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
-        state = {"run": run.id, **state, **life(run, found)}
-    if found.incomplete:
-        state["record"] = str(found.incomplete.get("reason"))
-    with understood(what, DERIVED):
+        outcome = read_outcome(_until_damage(run)) if verified else skim(run.audit_path)
+        state = {"run": run.id, **state, **life(run, outcome)}
+    if outcome.incomplete:
+        state["record"] = str(outcome.incomplete.get("reason"))
+    with understood(subject, DERIVED):
         live = state["supervisor"] == "running"
         old_s = seconds_since(state.get("updated_wall"), datetime.now(UTC)) if live else None
         state["verdict"] = verdict(state, old_s).replace(" RUN", f" {run_path(run)}")
-        state["gravest"] = found.gravest[:3]
+        state["gravest"] = outcome.gravest[:3]
         if undelivered := late_messages.waiting(run.path):
             state["undelivered"] = len(undelivered)
     return state
@@ -82,12 +82,12 @@ def status_command(run: Path, as_json: bool) -> None:
 
     Exit codes: 0; 64 no such run, or several of that name.
     """
-    found = RunDir.open(run)
-    state = read_status(found)
+    directory = RunDir.open(run)
+    state = read_status(directory)
     if as_json:
         click.echo(document(state))
         return
-    with understood(f"the status in {found.path / 'state.json'}", DERIVED):
+    with understood(f"the status in {directory.path / 'state.json'}", DERIVED):
         lines = _lines(state)
     print_table(lines)
 
@@ -95,8 +95,8 @@ def status_command(run: Path, as_json: bool) -> None:
 def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the table: what needs a person first, details last."""
     lines = [("run", str(state["run"])), ("job", _job(state)), ("verdict", state["verdict"])]
-    lines += [("incident", _incident(one)) for one in incidents(state)]
-    lines += [("waiting", _request(one)) for one in state.get("approvals") or ()]
+    lines += [("incident", _incident(incident)) for incident in incidents(state)]
+    lines += [("waiting", _request(request)) for request in state.get("approvals") or ()]
     if record := state.get("record"):
         lines.append(("record", record))
     if "state" not in state:
@@ -114,8 +114,8 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("rules", _rules(rules)))
     for rank, probe in (state.get("ranks") or {}).items():
         lines.append((f"rank {rank}", _probe(probe)))
-    if last := state.get("last_decision"):
-        lines.append(("last", f"{last['kind']}: {last['reason']}"))
+    if newest := state.get("last_decision"):
+        lines.append(("last", f"{newest['kind']}: {newest['reason']}"))
     if updated := state.get("updated_wall"):
         lines.append(("updated", f"{updated}{_age(str(updated))}"))
     return lines
@@ -123,37 +123,37 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def progress(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return step, loss, speed and the time left, as far as they are known."""
-    found: Mapping[str, Any] = state.get("training") or {}
-    total = found.get("planned_steps")
-    of = f" of {total}" if total else ""
-    lines = [("step", f"{state.get('step', '?')}{of}, attempt {state.get('attempt', 0)}")]
-    if found.get("loss") is not None:
-        curve = spark(read_curve(found)[1], CURVE)
-        of_rank = f", rank {found['loss_rank']}" if found["loss_rank"] else ""
-        text = f"{number(found['loss'])} ({found['loss_metric']}{of_rank})"
+    training: Mapping[str, Any] = state.get("training") or {}
+    total = training.get("planned_steps")
+    of_total = f" of {total}" if total else ""
+    lines = [("step", f"{state.get('step', '?')}{of_total}, attempt {state.get('attempt', 0)}")]
+    if training.get("loss") is not None:
+        curve = spark(read_curve(training)[1], CURVE)
+        of_rank = f", rank {training['loss_rank']}" if training["loss_rank"] else ""
+        text = f"{number(training['loss'])} ({training['loss_metric']}{of_rank})"
         lines.append(("loss", f"{text}  {curve}" if len(curve) > 1 else text))
-    speed, runs = found.get("steps_per_s"), state.get("job") == "running"
+    speed, runs = training.get("steps_per_s"), state.get("job") == "running"
     if speed and runs:
-        tokens = found.get("tokens_per_s")
+        tokens = training.get("tokens_per_s")
         several = state.get("world_size", 1) > 1
-        each = " a rank" if several and found.get("tokens_of") == "rank" else ""
-        text = f", {rate(tokens, 'token')}{each}" if tokens else ""
+        per_rank = " a rank" if several and training.get("tokens_of") == "rank" else ""
+        text = f", {rate(tokens, 'token')}{per_rank}" if tokens else ""
         lines.append(("speed", rate(speed, "step") + text))
-    if found.get("eta_s") is not None and runs:
-        lines.append(("time left", f"{span(found['eta_s'])} (by {found['planned_by']})"))
+    if training.get("eta_s") is not None and runs:
+        lines.append(("time left", f"{span(training['eta_s'])} (by {training['planned_by']})"))
     return lines
 
 
 def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what can be done to the run, what is left of it, and who is notified."""
-    how = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
-    lines = [("state", f"{state['state']} ({how})")]
+    summary = f"mode {state.get('mode', '?')}, tier {state.get('tier', '?')}"
+    lines = [("state", f"{state['state']} ({summary})")]
     if can := state.get("can"):
         lines.append(("protection", line(can)))
     if budgets := state.get("budgets"):
         lines.append(("budgets", ", ".join(budgets_left(budgets))))
     broken = state.get("channels") or {}
-    lines += [("channel", _channel(name, how)) for name, how in broken.items()]
+    lines += [("channel", _channel(name, channel)) for name, channel in broken.items()]
     if undelivered := state.get("undelivered"):
         messages = "1 message" if undelivered == 1 else f"{undelivered} messages"
         text = f"{messages} of the end of the run not delivered: supervise outbox flush RUN"
@@ -161,8 +161,8 @@ def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     if fine := [name for name in state.get("messages_to") or () if name not in broken]:
         parts = [f"no trouble with {', '.join(fine)}"]
         for name, n in (state.get("messages_waiting") or {}).items():
-            held = f", {n['held']} held for a digest" if n["held"] else ""
-            parts.append(f"{name}: {n['waiting']} waiting{held}")
+            held_text = f", {n['held']} held for a digest" if n["held"] else ""
+            parts.append(f"{name}: {n['waiting']} waiting{held_text}")
         lines.append(("channels", "; ".join(parts)))
     if state["supervisor"] == "running" and (heartbeat := state.get("heartbeat")):
         lines.append(("heartbeat", _heartbeat(heartbeat)))
@@ -178,31 +178,33 @@ def _protection(state: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def budgets_left(budgets: Mapping[str, str]) -> list[str]:
     """Return `rollback 1 of 2 left` for `{"rollback": "1/2"}`, which counts what is spent."""
-    found = []
+    lines = []
     for name, text in budgets.items():
-        spent, _, most = str(text).partition("/")
-        left = max(0, int(most) - int(spent))
-        found.append(f"{name} {left} of {most} left")
-    return found
+        spent, _, maximum = str(text).partition("/")
+        remaining = max(0, int(maximum) - int(spent))
+        lines.append(f"{name} {remaining} of {maximum} left")
+    return lines
 
 
 def incidents(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the open incident, with all that is known of it, and others that need a person."""
     now = (state.get("incidents") or {}).get("open")
-    others = [one for one in state.get("gravest") or () if one["phase"] == "held"]
-    return [now] if now else others[:1]
+    held_incidents = [
+        incident for incident in state.get("gravest") or () if incident["phase"] == "held"
+    ]
+    return [now] if now else held_incidents[:1]
 
 
 def _job(state: Mapping[str, Any]) -> str:
     if state["supervisor"] == "running":
         return "running, supervised"
     if state["job"] == "ended":
-        how = f"ended with exit code {state['exit_code']}"
-        how += f" ({state['signal']})" if state["signal"] else ""
+        summary = f"ended with exit code {state['exit_code']}"
+        summary += f" ({state['signal']})" if state["signal"] else ""
         if state["over"]:
-            return how
-        when = "during a relaunch" if state["relaunching"] else "before the run ended"
-        return f"{how}; the supervisor died {when}: `supervise adopt RUN` continues"
+            return summary
+        moment = "during a relaunch" if state["relaunching"] else "before the run ended"
+        return f"{summary}; the supervisor died {moment}: `supervise adopt RUN` continues"
     if state["job"] == "running":
         return (
             f"running (pid {state['job_pid']}), not supervised: its supervisor died; "
@@ -216,51 +218,52 @@ def _job(state: Mapping[str, Any]) -> str:
 def _rules(rules: Mapping[str, Any]) -> str:
     """Group the rules by state, the noteworthy ones first and by name."""
     groups: dict[str, list[str]] = {}
-    for rule, how in sorted(rules.items(), key=lambda pair: pair[1] == "OK"):
-        groups.setdefault(str(how), []).append(rule)
-    return "; ".join(f"{how}: {_named(how, names)}" for how, names in groups.items())
+    for rule, code in sorted(rules.items(), key=lambda pair: pair[1] == "OK"):
+        groups.setdefault(str(code), []).append(rule)
+    return "; ".join(f"{code}: {_named(code, names)}" for code, names in groups.items())
 
 
-def _named(how: str, names: Sequence[str]) -> str:
-    quiet = how == "OK" or (how in ("UNKNOWN", "inactive") and len(names) > NAMED)
+def _named(code: str, names: Sequence[str]) -> str:
+    quiet = code == "OK" or (code in ("UNKNOWN", "inactive") and len(names) > NAMED)
     return str(len(names)) if quiet else ", ".join(names)
 
 
-def _incident(one: Mapping[str, Any]) -> str:
-    runbook = f" (runbook {one['runbook']})" if one.get("runbook") else ""
-    acked = f", acknowledged by {one['acked']}" if one.get("acked") else ""
-    head = f"{one.get('id')} {one.get('severity')} {one.get('phase')}"
-    return f"{head}: {one.get('headline')}{runbook}{acked}"
+def _incident(incident: Mapping[str, Any]) -> str:
+    runbook = f" (runbook {incident['runbook']})" if incident.get("runbook") else ""
+    acked = f", acknowledged by {incident['acked']}" if incident.get("acked") else ""
+    head = f"{incident.get('id')} {incident.get('severity')} {incident.get('phase')}"
+    return f"{head}: {incident.get('headline')}{runbook}{acked}"
 
 
-def _count(found: Mapping[str, Any]) -> str:
-    count, now = found.get("opened", 0), found.get("open")
+def _count(counts: Mapping[str, Any]) -> str:
+    count, now = counts.get("opened", 0), counts.get("open")
     if not count:
         return "none"
     return f"{count}, none open" if not now else f"{count}, one open"
 
 
-def _request(one: Mapping[str, Any]) -> str:
-    verbs = ", ".join(str(step["verb"]) for step in one["steps"])
+def _request(request: Mapping[str, Any]) -> str:
+    verbs = ", ".join(str(step["verb"]) for step in request["steps"])
     return (
-        f"{one['id']}: {one['runbook']} ({verbs}) waits for `supervise approve RUN {one['id']}`; "
-        f"{one['left_s']} s left, then {one['on_timeout']}"
+        f"{request['id']}: {request['runbook']} ({verbs}) waits for "
+        f"`supervise approve RUN {request['id']}`; "
+        f"{request['left_s']} s left, then {request['on_timeout']}"
     )
 
 
-def _channel(name: str, how: Mapping[str, Any]) -> str:
-    count = how["undelivered"]
+def _channel(name: str, channel: Mapping[str, Any]) -> str:
+    count = channel["undelivered"]
     messages = f"{count} message{'' if count == 1 else 's'} not delivered"
-    return f"{name}: {messages} since {how['since_wall']}, last error: {how['error']}"
+    return f"{name}: {messages} since {channel['since_wall']}, last error: {channel['error']}"
 
 
-def _heartbeat(how: Mapping[str, Any]) -> str:
+def _heartbeat(heartbeat: Mapping[str, Any]) -> str:
     """Return when the monitor outside last accepted a ping, and why none is sent."""
-    accepted = how["accepted_s"]
-    last = "none accepted yet" if accepted is None else f"last accepted {accepted:.0f} s before"
-    text = f"every {how['every_s']:g} s, {last}"
-    why = how["withheld"] or (how["error"] and f"last try: {how['error']}")
-    return f"{text}; {'withheld: ' if how['withheld'] else ''}{why}" if why else text
+    accepted = heartbeat["accepted_s"]
+    newest = "none accepted yet" if accepted is None else f"last accepted {accepted:.0f} s before"
+    text = f"every {heartbeat['every_s']:g} s, {newest}"
+    reason = heartbeat["withheld"] or (heartbeat["error"] and f"last try: {heartbeat['error']}")
+    return f"{text}; {'withheld: ' if heartbeat['withheld'] else ''}{reason}" if reason else text
 
 
 def _probe(probe: Mapping[str, Any]) -> str:
@@ -270,7 +273,7 @@ def _probe(probe: Mapping[str, Any]) -> str:
     if probe.get("overhead") is not None:
         text += f", the probe takes {100 * probe['overhead']:.1f} % of a step"
     collectors = probe.get("collectors") or {}
-    off = [f"{name} {how}" for name, how in collectors.items() if how != "on"]
+    off = [f"{name} {state}" for name, state in collectors.items() if state != "on"]
     return "; ".join([text, *off])
 
 

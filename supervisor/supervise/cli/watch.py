@@ -32,7 +32,7 @@ def watch_command(run: Path, by: str | None) -> None:
 
     Exit codes: 0; 64 no such run, no terminal, or no textual.
     """
-    found = RunDir.open(run)
+    directory = RunDir.open(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = f"supervise status {run}; supervise events -f {run}"
         raise UsageError("the live view needs a terminal", hint=hint)
@@ -45,6 +45,6 @@ def watch_command(run: Path, by: str | None) -> None:
             "the live view needs the package 'textual'",
             hint="pip install 'supervise-train[tui]', or: supervise status; supervise events -f",
         ) from None
-    view = LiveView(found, by)
+    view = LiveView(directory, by)
     view.run()
     click.echo(view.receipt)

@@ -65,31 +65,33 @@ def why_command(
 
     Exit codes: 0; 64 no such run or incident.
     """
-    found = RunDir.open(run)
-    log = list(audit.read(found.audit_path))
-    records = parse(found, log)
-    with understood(f"the records in {found.audit_path}", INSPECT):
-        known = incident_ids(records)
-        if incident is not None and incident not in known:
-            raise _unknown(incident, known)
-        ending = run_phase(found, log)
+    directory = RunDir.open(run)
+    log = list(audit.read(directory.audit_path))
+    records = parse(directory, log)
+    with understood(f"the records in {directory.audit_path}", INSPECT):
+        ids = incident_ids(records)
+        if incident is not None and incident not in ids:
+            raise _unknown(incident, ids)
+        ending = run_phase(directory, log)
         if lacking := incomplete(log):
             ending += f"; {lacking['reason']}"
-        if not known:
-            _print_none(found, log, ending, failures(records), as_json=as_json)
+        if not ids:
+            _print_none(directory, log, ending, failures(records), as_json=as_json)
             return
-        chosen, policies = incident or known[-1], readable(found)
-        origin = RunOrigin.from_description(describe(found), run_path(found), ending)
-        report = build(records, chosen, origin, policies, read_tapes(found, records, chosen))
+        incident_id, policies = incident or ids[-1], readable(directory)
+        origin = RunOrigin.from_description(describe(directory), run_path(directory), ending)
+        report = build(
+            records, incident_id, origin, policies, read_tapes(directory, records, incident_id)
+        )
     if write is not None:
         _write(write, report)
     if as_json:
         click.echo(document(report.as_json()))
         return
     lines: list[str] = []
-    if incident is None and len(known) > 1:
-        summaries = [summarize(records, name, policies) for name in known]
-        lines += [f"run {found.id}: {ending}", *incident_views.rows(summaries), ""]
+    if incident is None and len(ids) > 1:
+        summaries = [summarize(records, name, policies) for name in ids]
+        lines += [f"run {directory.id}: {ending}", *incident_views.rows(summaries), ""]
     lines += incident_views.full(report) if full else incident_views.card(report)
     if lacking:
         lines.append(f"{'Note':7}{lacking['reason']}")
@@ -144,9 +146,9 @@ def run_phase(run: RunDir, records: Sequence[Mapping[str, Any]]) -> str:
     step = records[-1]["step"] if records else -1
     if locked(run.audit_path):
         return f"the run is in progress, at step {step} or later"
-    found = audit.verify(run.audit_path)
-    if found.status == "truncated":  # a killed supervisor, or an incomplete copy
-        return f"{CUT}, and the run has no supervisor: {found.message}"
+    report = audit.verify(run.audit_path)
+    if report.status == "truncated":  # a killed supervisor, or an incomplete copy
+        return f"{CUT}, and the run has no supervisor: {report.message}"
     return f"the audit log ends at step {step}: the supervisor was killed or lost power"
 
 
@@ -155,12 +157,12 @@ def readable(run: RunDir) -> dict[str, Policy]:
     # Here, not above: help and errors do not need them.
     from ..catalog import load_policy
 
-    found: dict[str, Policy] = {}
+    policies: dict[str, Policy] = {}
     for path in (run.policy_path, *sorted((run.path / DIRECTORY).glob("*.yaml"))):
         with contextlib.suppress(SuperviseError):
             policy = load_policy(path)
-            found[policy.digest] = policy
-    return found
+            policies[policy.digest] = policy
+    return policies
 
 
 def watching(
@@ -194,24 +196,24 @@ def _nothing(
     if not rules:
         yield "  no rule is known: no status was written and the policy cannot be read"
         return
-    by: dict[str, list[str]] = {}
-    for name, how in rules.items():
-        by.setdefault(how, []).append(name)
-    judged = len(rules) - len(by.get("inactive", ()))
-    yield f"  evaluated: {judged} of {len(rules)} rules"
-    for how, names in sorted(by.items()):
-        yield f"    {how}: {', '.join(names)}"
+    by_code: dict[str, list[str]] = {}
+    for name, code in rules.items():
+        by_code.setdefault(code, []).append(name)
+    judged_count = len(rules) - len(by_code.get("inactive", ()))
+    yield f"  evaluated: {judged_count} of {len(rules)} rules"
+    for code, names in sorted(by_code.items()):
+        yield f"    {code}: {', '.join(names)}"
     yield from (f"  {note}" for note in watched["notes"])
     yield f"  next: supervise why-not {run.path} --rule RULE --step N"
 
 
-def _unknown(wanted: str, known: Sequence[str]) -> UsageError:
-    if not known:
-        return UsageError(f"no incident {wanted!r}", hint="this run has no incidents")
-    near = difflib.get_close_matches(wanted, known, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
+def _unknown(incident_id: str, ids: Sequence[str]) -> UsageError:
+    if not ids:
+        return UsageError(f"no incident {incident_id!r}", hint="this run has no incidents")
+    near = difflib.get_close_matches(incident_id, ids, n=1)
+    suggestion = f"did you mean {near[0]!r}? " if near else ""
     return UsageError(
-        f"no incident {wanted!r} in this run", hint=f"{meant}it has {', '.join(known)}"
+        f"no incident {incident_id!r} in this run", hint=f"{suggestion}it has {', '.join(ids)}"
     )
 
 
@@ -247,15 +249,15 @@ def why_not_command(
     from ..catalog import load_policy
     from ..lab import why_not
 
-    found = RunDir.open(run)
-    records = list(audit.read(found.audit_path))
-    with understood(f"the journal and the audit log of {found.path}", INSPECT):
+    directory = RunDir.open(run)
+    records = list(audit.read(directory.audit_path))
+    with understood(f"the journal and the audit log of {directory.path}", INSPECT):
         answer = why_not.answer(
             why_not.Question(rule, step, rank, attempt),
-            load_policy(found.policy_path),
-            lambda: journal.read(found.journal_path),
+            load_policy(directory.policy_path),
+            lambda: journal.read(directory.journal_path),
             records,
-            policies.finder(found, load_policy),
+            policies.finder(directory, load_policy),
         )
     if as_json:
         click.echo(document(answer))
@@ -265,10 +267,10 @@ def why_not_command(
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    where = f"rank {answer['rank']}, attempt {answer['attempt']}"
-    yield f"{answer['rule']} at step {answer['step']} ({where}): {answer['verdict']}"
-    if others := [a for a in answer["attempts"] if a != answer["attempt"]]:
-        yield f"  other attempts of this step: {', '.join(map(str, others))} (--attempt)"
+    location = f"rank {answer['rank']}, attempt {answer['attempt']}"
+    yield f"{answer['rule']} at step {answer['step']} ({location}): {answer['verdict']}"
+    if other_attempts := [a for a in answer["attempts"] if a != answer["attempt"]]:
+        yield f"  other attempts of this step: {', '.join(map(str, other_attempts))} (--attempt)"
     runs = f"runs {answer['runbook']}" if answer["runbook"] else "runs nothing"
     severity = answer["severity"]
     if phase := answer["phase"]:
@@ -278,21 +280,21 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"  when {answer['when']}   in {answer['where']}"
     if answer["missing"]:
         yield "conditions not met"
-        for one in answer["missing"]:
-            yield from _condition(one, 1)
+        for metric in answer["missing"]:
+            yield from _condition(metric, 1)
     if answer["obstacles"]:
         yield "blocked by" if answer["fired"] or answer["firing"] else "would have been blocked by"
-        for one in answer["obstacles"]:
-            yield f"  {one['text']} [{one['by']}]"
+        for metric in answer["obstacles"]:
+            yield f"  {metric['text']} [{metric['by']}]"
     if answer["then"]:
         yield "decisions"
-        for one in answer["then"]:
-            record = "" if one["record"] is None else f" (record {one['record']})"
-            yield f"  {one['kind']}: {one['reason']}{record}"
+        for metric in answer["then"]:
+            record = "" if metric["record"] is None else f" (record {metric['record']})"
+            yield f"  {metric['kind']}: {metric['reason']}{record}"
 
 
-def _condition(one: Mapping[str, Any], depth: int) -> Iterator[str]:
-    either = "one of: " if one.get("any") else ""
-    yield f"{'  ' * depth}{either}{one['detector']}: {one['text']}"
-    for inner in one["inputs"]:
+def _condition(condition: Mapping[str, Any], depth: int) -> Iterator[str]:
+    either = "one of: " if condition.get("any") else ""
+    yield f"{'  ' * depth}{either}{condition['detector']}: {condition['text']}"
+    for inner in condition["inputs"]:
         yield from _condition(inner, depth + 1)
