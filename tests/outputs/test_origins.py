@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model.events import Frame
+from supervise.core.model.payload import NOTHING, Payload
 from supervise.report.incident_report import Action
 from supervise.report.incident_views import outcome_text
 from supervise.runtime import evidence
@@ -109,9 +110,15 @@ def test_the_bundle_and_the_story_name_the_shard(collector, witness, hung, view,
     assert "shards.json" in seen["files"]
     assert collector.collect(job, "inc-1", "k1", 30.0) == seen
     moment = {"record": 1, "step": 100, "attempt": 0, "wall": None, "outcome_record": 2}
-    order = {"id": "a-1", "verb": "snapshot", "runbook": "hold", "args": {}, "touches_job": False}
+    order = {
+        "id": "a-1",
+        "verb": "snapshot",
+        "runbook": "hold",
+        "args": NOTHING,
+        "touches_job": False,
+    }
     end = {"is_undo": False, "outcome": "done", "ok": True, "took_s": 1.0}
-    action = Action(result=seen, **moment, **order, **end)
+    action = Action(result=Payload(seen), **moment, **order, **end)
     assert "shards=(web-0-25.tar=step 100, web-0-24.tar=steps 96 to 99" in outcome_text(action)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ..core.model import decisions
+from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, Failure
 from ..core.model.failure import KIND as FAILURE
 from ..core.model.policy import Policy, Rule
@@ -162,7 +162,7 @@ class _Case:
         self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None
         self.diagnosis = _diagnosis(self.incident)
-        self.standstill = next((s for a in self.actions if (s := a.result.get("standstill"))), "")
+        self.standstill = next((s for a in self.actions if (s := a.effect.standstill)), "")
         self.acted = _acted(self.incident)
 
     def closing(self) -> Closing | None:
@@ -176,11 +176,13 @@ class _Case:
         rank = _rank(self.incident) if self.failure is None else self.failure.rank
         if match := re.match(r"rank (\d+)\b", self.standstill):
             rank = int(match[1])
-        shards = [str(shard.get("name")) for a in self.actions for shard in a.args.get("add") or ()]
+        shards = [shard.name for action in self.actions for shard in action.order.add]
         suspected = _newest(self.incident[::-1], decisions.ShardsSuspected)
         shards += () if suspected is None else suspected.suspects
         readings = facts.readings(self.incident)
-        modules = (name for _, _, numbers in readings if (name := numbers.get("where")))
+        modules = (
+            name for _, _, numbers in readings if (name := formats.text(numbers, "where"))
+        )
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def observation(self) -> Observation:
@@ -409,10 +411,10 @@ def _title_of_readings(incident: Sequence[Record], rule: str) -> str:
     for alarm, _, numbers in facts.readings(incident):
         if alarm.rule != rule:
             continue
-        for name in numbers.get("nonfinite", ()):
-            return f"{_capitalized(name)} is NaN or Inf"
+        for name in formats.names(numbers, "nonfinite"):
+            return f"{_capitalized(str(name))} is NaN or Inf"
         if numbers.get("code") == "BREACH" and numbers.get("metric"):
-            return f"{_capitalized(numbers['metric'])} out of its limit"
+            return f"{_capitalized(str(numbers['metric']))} out of its limit"
         if numbers.get("code") == "BREACH" and numbers.get("signal"):
             return f"No {numbers['signal']}"
     return f"Rule {rule} fired"

@@ -6,13 +6,15 @@ A fact without a record is None, never guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, log
-from typing import Any
+from typing import cast
 
 from msgspec.structs import replace
 
 from ..core.model import decisions, formats
+from ..core.model.interfaces import Reading, ReadingValue
+from ..core.model.payload import NOTHING, Payload
 from ..core.model.policy import Rule
 from ..store.audit import decode
 from .incident_report import (
@@ -20,6 +22,7 @@ from .incident_report import (
     Approval,
     Bundle,
     Check,
+    Code,
     Condition,
     Delivery,
     FiredRule,
@@ -52,16 +55,11 @@ NEAR = 50  # steps before the first breach at which a drill counts as its cause
 
 def moment(record: Record) -> Moment:
     """Return when and where a record was made."""
-    return Moment(record.seq, record.step, record.attempt, record.wall)
+    return Moment(*_moment(record))
 
 
-def _moment(record: Record) -> dict[str, Any]:
-    return {
-        "record": record.seq,
-        "step": record.step,
-        "attempt": record.attempt,
-        "wall": record.wall,
-    }
+def _moment(record: Record) -> tuple[int, int, int, str | None]:
+    return record.seq, record.step, record.attempt, record.wall
 
 
 def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
@@ -73,7 +71,7 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
             rule = rule_of(str(decision.rule))
             rows.append(
                 FiredRule(
-                    **_moment(record),
+                    *_moment(record),
                     rule=str(decision.rule),
                     title=rule.title if rule else "",
                     severity=str(decision.severity),
@@ -88,7 +86,7 @@ def fired_rules(incident: Iterable[Record], rule_of: RuleOf) -> list[FiredRule]:
 
 def readings(
     incident: Iterable[Record],
-) -> Iterator[tuple[decisions.RuleFired, str, Mapping[str, Any]]]:
+) -> Iterator[tuple[decisions.RuleFired, str, Reading]]:
     """Yield `(rule, detector, numbers)` of each reading of a rule that fired."""
     for record in incident:
         if isinstance(record.decision, decisions.RuleFired):
@@ -101,7 +99,10 @@ def metrics_in_breach(incident: Iterable[Record]) -> list[str]:
     names: dict[str, None] = {}
     for _, _, numbers in readings(incident):
         if numbers.get("code") == "BREACH":
-            metrics = [numbers.get("metric"), *numbers.get("nonfinite", ())]
+            metrics = (
+                formats.text(numbers, "metric"),
+                *formats.names(numbers, "nonfinite"),
+            )
             names.update((str(name), None) for name in metrics if name)
     return list(names)
 
@@ -120,7 +121,7 @@ def conditions(incident: Iterable[Record], series: Series | None) -> list[Condit
 
 
 def _condition(
-    name: str, rule: decisions.RuleFired, numbers: Mapping[str, Any], series: Series | None
+    name: str, rule: decisions.RuleFired, numbers: Reading, series: Series | None
 ) -> Condition:
     key, measured = formats.measured(numbers)
     levels = (formats.finite(numbers.get(k)) for k in ("median", "reference", "level"))
@@ -130,30 +131,38 @@ def _condition(
         severity=str(rule.severity),
         step=rule.step,
         is_breach=numbers.get("code") == "BREACH",
-        code=numbers.get("code", "UNKNOWN"),
-        metric=numbers.get("metric"),
-        value=numbers.get("last_block", numbers.get("value")),
+        code=cast(Code, formats.text(numbers, "code") or "UNKNOWN"),
+        metric=formats.text(numbers, "metric") or None,
+        value=_scalar(numbers.get("last_block", numbers.get("value"))),
         measure=key,
         measured=measured,
-        limit=numbers.get("threshold"),
+        limit=_limit(numbers.get("threshold")),
         baseline=next((value for value in levels if value is not None), None),
-        signal=numbers.get("signal"),
-        nonfinite=list(numbers.get("nonfinite", ())),
-        module=numbers.get("where", ""),
+        signal=formats.text(numbers, "signal") or None,
+        nonfinite=list(map(str, formats.names(numbers, "nonfinite"))),
+        module=formats.text(numbers, "where"),
         text=formats.reading(numbers),
         past=_past(numbers, key, measured, series),
     )
 
 
+def _scalar(value: ReadingValue) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _limit(value: ReadingValue) -> float | str | None:
+    return value if isinstance(value, int | float | str) else None
+
+
 def _past(
-    numbers: Mapping[str, Any], key: str, measured: Any, series: Series | None
+    numbers: Reading, key: str, measured: float | str | None, series: Series | None
 ) -> Past | None:
     """Return how near the metric was to its limit before: its farthest value, measured as now.
 
     None where that cannot be known: no frames, no baseline, or a measure that takes many values.
     """
     limit, now = formats.finite(numbers.get("threshold")), formats.finite(measured)
-    metric = str(numbers.get("metric"))
+    metric = formats.text(numbers, "metric")
     if series is None or metric not in series.signals or limit is None or now is None:
         return None
     measure = _measure(numbers, key)
@@ -172,7 +181,7 @@ def _past(
     return Past(measured=farthest, step=step, frames=len(past))
 
 
-def _measure(numbers: Mapping[str, Any], key: str) -> Callable[[float], float] | None:
+def _measure(numbers: Reading, key: str) -> Callable[[float], float] | None:
     """Return the function that makes what is compared with the limit from a value."""
     if key == "value" and "last_block" not in numbers:
         return lambda value: value
@@ -197,21 +206,21 @@ def actions(incident: Iterable[Record]) -> list[Action]:
         if isinstance(decision, decisions.NoticeTaken) and decision.what == "resume-refused":
             starts = [row for row in rows.values() if row.verb == "relaunch" and row.ok]
             for row in starts[-1:]:
-                rows[row.id] = replace(row, result={**row.result, "resumed": False})
+                rows[row.id] = replace(row, result=row.result.extended(resumed=False))
         elif isinstance(decision, decisions.ActionPlanned):
             order = decision.action
             started[order.id] = record.mono_ns
             rows[order.id] = Action(
-                **_moment(record),
+                *_moment(record),
                 id=order.id,
                 verb=order.verb,
                 runbook=order.runbook,
-                args=decode(order.args),
+                args=Payload(decode(order.args)),
                 touches_job=order.touches_job,
                 is_undo="undo-" in order.id,
                 outcome="no outcome on record",
                 ok=None,
-                result={},
+                result=NOTHING,
                 took_s=None,
                 outcome_record=None,
             )
@@ -221,7 +230,7 @@ def actions(incident: Iterable[Record]) -> list[Action]:
                 rows[name],
                 ok={DONE: True, FAILED: False}.get(outcome),
                 outcome="done" if outcome == DONE else record.reason,
-                result=decode(getattr(decision, "result", None) or {}),
+                result=Payload(decode(getattr(decision, "result", None))),
                 took_s=(record.mono_ns - started[name]) / 1e9,
                 outcome_record=record.seq,
             )
@@ -230,22 +239,14 @@ def actions(incident: Iterable[Record]) -> list[Action]:
 
 def bundles(actions: Iterable[Action]) -> list[Bundle]:
     """Return the evidence bundles of the snapshots."""
-    return [
-        Bundle(
-            path=str(action.result["path"]),
-            sha256=str(action.result.get("sha256", "")),
-            files=list(action.result.get("files", ())),
-            missing=list(action.result.get("missing", ())),
-        )
-        for action in actions
-        if action.verb == "snapshot" and action.ok and "path" in action.result
-    ]
+    saved = [action.effect for action in actions if action.verb == "snapshot" and action.ok]
+    return [Bundle(e.path, e.sha256, list(e.files), list(e.missing)) for e in saved if e.path]
 
 
 def verification(incident: Iterable[Record]) -> list[Check]:
     """Return what was verified, refused and withdrawn, in order."""
     return [
-        Check(**_moment(record), kind=detail_of(record.decision), text=record.reason)
+        Check(*_moment(record), kind=detail_of(record.decision), text=record.reason)
         for record in incident
         if record.kind == VERIFY or isinstance(record.decision, REFUSALS)
     ]
@@ -265,7 +266,7 @@ def suppressed(incident: Iterable[Record]) -> list[Suppression]:
     """Return what was not done, and what kept it; of modes that do not act, the plan."""
     return [
         Suppression(
-            **_moment(record),
+            *_moment(record),
             rule=decision.rule or "",
             text=record.reason,
             suppressed_by=decision.suppressed_by,
@@ -284,7 +285,7 @@ def approval(incident: Iterable[Record]) -> Approval | None:
         decision = record.decision
         if isinstance(decision, decisions.ApprovalRequested):
             request = Approval(
-                **_moment(record),
+                *_moment(record),
                 id=decision.id,
                 runbook=decision.runbook,
                 plan=list(decision.args),
@@ -312,7 +313,7 @@ def messages(records: Iterable[Record], incident: Iterable[Record]) -> list[Sent
             results.setdefault(str(key).rpartition(":")[2], []).append(delivery)
     return [
         SentMessage(
-            **_moment(record),
+            *_moment(record),
             severity=decision.message.severity,
             title=decision.message.title,
             next=decision.message.next,
@@ -354,7 +355,7 @@ def timeline(incident: Sequence[Record], opened: Record) -> list[TimelineEntry]:
     """Return what happened in order; the middle of a very long one is counted only."""
     rows = [
         TimelineEntry(
-            **_moment(record),
+            *_moment(record),
             kind=f"{record.kind} {detail_of(record.decision)}".rstrip(),
             since_s=round((record.mono_ns - opened.mono_ns) / 1e9, 3),
             text=record.reason,

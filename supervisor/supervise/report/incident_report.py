@@ -15,10 +15,14 @@ from msgspec import Struct, field
 
 from ..core.model.decisions import PlannedStep, ShadowStep, plain
 from ..core.model.failure import Failure
+from ..core.model.payload import Payload, Rewarm
 from ..core.model.verdicts import BandRange, Verdict
 from ..json_schemas import published_schema
 
 VERSION: Literal["supervise/incident/v1"] = "supervise/incident/v1"
+
+
+Code = Literal["OK", "UNKNOWN", "BREACH"]
 
 
 class Status(StrEnum):
@@ -134,7 +138,7 @@ class Condition(Struct, frozen=True):
     severity: str
     step: int
     is_breach: bool = field(name="breach")
-    code: Literal["OK", "UNKNOWN", "BREACH"]
+    code: Code
     metric: str | None
     value: float | None
     measure: str
@@ -146,6 +150,53 @@ class Condition(Struct, frozen=True):
     module: str = field(name="of")
     text: str
     past: Past | None
+
+
+class Shard(Struct, frozen=True):
+    """A shard of the data."""
+
+    name: str = ""
+
+
+class ActionArgs(Struct, frozen=True):
+    """Arguments of actions that a report looks at; each action has a few of them.
+
+    Attributes:
+        step: of a checkpoint. limit: of a rate, `harmful` is that which did harm; lift: it ends.
+        add: shards that are left out.
+    """
+
+    step: int | None = None
+    value: float | None = None
+    limit: float | None = None
+    harmful: float = 0.0
+    lift: bool = False
+    count: int = 0
+    rewarm: Rewarm | None = None
+    add: Sequence[Shard] = ()
+
+
+class ActionEffect(Struct, frozen=True):
+    """Observed effects of actions that a report looks at.
+
+    Attributes:
+        step: to which the weights went back; from_step: from where.
+        held_s: how long a pause lasted. standstill: which rank holds the job up, and where.
+        path, sha256, files, missing: of an evidence bundle.
+    """
+
+    ack_step: int | None = None
+    step: int | None = None
+    from_step: int | None = None
+    paused_step: int | None = None
+    held_s: float | None = None
+    resumed: bool = True
+    standstill: str = ""
+    loss: float | None = None
+    path: str = ""
+    sha256: str = ""
+    files: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
 
 class Action(Moment, frozen=True):
@@ -161,14 +212,24 @@ class Action(Moment, frozen=True):
     id: str
     verb: str
     runbook: str
-    args: Mapping[str, Any]
+    args: Payload
     touches_job: bool
     is_undo: bool = field(name="undo")
     outcome: str
     ok: bool | None
-    result: Mapping[str, Any]
+    result: Payload
     took_s: float | None
     outcome_record: int | None
+
+    @property
+    def order(self) -> ActionArgs:
+        """Its arguments."""
+        return self.args.read(ActionArgs)
+
+    @property
+    def effect(self) -> ActionEffect:
+        """Observed effects."""
+        return self.result.read(ActionEffect)
 
 
 class Check(Moment, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.model import formats
 from ..core.model.decisions import IncidentOpened
 from ..core.model.failure import Failure
-from ..core.model.payload import Payload
+from ..core.model.payload import Rewarm
 from ..core.model.verdicts import NO, YES, Verdict
 from ..core.rule_scope import INPUTS
 from .incident_report import (
@@ -330,7 +330,7 @@ def action_texts(actions: Sequence[Action], *, verified: bool) -> list[str]:
             end = next((a for a in actions[n:] if a.verb == "resume" and a.ok), None)
         text = _succeeded(end or action) if ok else _failed(action)
         text = f"undo: {text}" if action.is_undo and verb != "resume" else text
-        text += _rewarm(action.args.get("rewarm"), verified=verified) if ok else ""
+        text += _rewarm(action.order.rewarm, verified=verified) if ok else ""
         if text not in texts[-1:]:
             texts.append(text)
     return texts
@@ -347,63 +347,64 @@ def _failed(action: Action) -> str:
 
 def _succeeded(action: Action) -> str:
     form = ACTION_TEXTS.get(action.verb)
-    return formats.describe(action.verb, Payload(action.args)) if form is None else form(action)
+    return formats.describe(action.verb, action.args) if form is None else form(action)
 
 
 def _snapshot(action: Action) -> str:
-    missing = len(action.result.get("missing", ()))
+    missing = len(action.effect.missing)
     parts = "1 part" if missing == 1 else f"{missing} parts"
     return f"evidence saved{f' ({parts} missing)' if missing else ''}"
 
 
 def _relaunch(action: Action) -> str:
-    checkpoint = f"the checkpoint of step {action.args.get('step', '?')}"
-    if action.result.get("resumed") is False:
+    checkpoint = f"the checkpoint of step {_step(action.order.step)}"
+    if not action.effect.resumed:
         return f"started again, NOT from {checkpoint}: it trains from its own start"
     return f"started again from {checkpoint}"
 
 
-def _rewarm(rewarm: Any, *, verified: bool) -> str:
-    steps = rewarm.get("steps") if isinstance(rewarm, Mapping) else None
-    if not steps:
+def _step(step: int | None) -> str:
+    return "?" if step is None else str(step)
+
+
+def _rewarm(rewarm: Rewarm | None, *, verified: bool) -> str:
+    if rewarm is None or not rewarm.steps:
         return ""
-    return (
-        f" · lr re-warmed over {steps} steps" if verified else f" (lr to re-warm in {steps} steps)"
-    )
+    if verified:
+        return f" · lr re-warmed over {rewarm.steps} steps"
+    return f" (lr to re-warm in {rewarm.steps} steps)"
 
 
 def _resume(action: Action) -> str:
-    paused_s = action.result.get("held_s")
-    return (
-        f"paused {paused_s:.1f} s" if isinstance(paused_s, (int, float)) else "paused and resumed"
-    )
+    paused_s = action.effect.held_s
+    return "paused and resumed" if paused_s is None else f"paused {paused_s:.1f} s"
 
 
 def _hold_rate(action: Action) -> str:
-    args = action.args
-    if "limit" in args:
-        return f"lr held at {args['limit']:.3g} at most ({args['harmful']:.3g} did the harm)"
-    return "learning rate free again" if args.get("lift") else "learning rate held"
+    order = action.order
+    if order.limit is not None:
+        return f"lr held at {order.limit:.3g} at most ({order.harmful:.3g} did the harm)"
+    return "learning rate free again" if order.lift else "learning rate held"
 
 
 def _quarantine(action: Action) -> str:
-    names = [str(shard.get("name")) for shard in action.args.get("add", ())]
+    names = [shard.name for shard in action.order.add]
     return f"left out {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}"
 
 
 ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
-    "pause": lambda action: f"paused since step {action.result.get('paused_step', '?')}",
+    "pause": lambda action: f"paused since step {_step(action.effect.paused_step)}",
     "resume": _resume,
     "snapshot": _snapshot,
     "savepoint": lambda action: "savepoint written",
     "rollback": lambda action: (
-        f"weights of step {action.result.get('step', '?')} restored; the loop went on"
+        f"weights of step {_step(action.effect.step)} restored; the loop went on"
     ),
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
-    "lr_scale": lambda action: f"learning rate × {action.args.get('value')}",
+    "lr_scale": lambda action: f"learning rate × {action.order.value}",
     "hold_rate": _hold_rate,
-    "skip_step": lambda action: f"{action.args.get('count')} updates skipped",
+    "skip_step": lambda action: f"{action.order.count} updates skipped",
     "quarantine": _quarantine,
     "check_weights": lambda action: (
         "weights compared on the probe batch"
@@ -480,19 +481,19 @@ def _losses(actions: Iterable[Action]) -> tuple[int, int, int, float, int]:
     repeated = progress_lost = relaunches = skipped = 0
     paused_s = 0.0
     for action in actions:
-        verb, result, args = action.verb, action.result, action.args
-        ordered_at = int(result.get("from_step", action.step))
+        verb, effect, order = action.verb, action.effect, action.order
+        ordered_at = action.step if effect.from_step is None else effect.from_step
         if not action.ok:
             continue
-        if verb == "rollback" and isinstance(result.get("step"), int):
-            progress_lost += max(0, ordered_at - result["step"])
-        elif verb == "relaunch" and isinstance(args.get("step"), int):
-            repeated += max(0, ordered_at - args["step"])
+        if verb == "rollback" and effect.step is not None:
+            progress_lost += max(0, ordered_at - effect.step)
+        elif verb == "relaunch" and order.step is not None:
+            repeated += max(0, ordered_at - order.step)
             relaunches += 1
-        elif verb == "resume" and isinstance(result.get("held_s"), (int, float)):
-            paused_s += float(result["held_s"])
+        elif verb == "resume":
+            paused_s += effect.held_s or 0.0
         elif verb == "skip_step":
-            skipped += int(args.get("count") or 0)
+            skipped += order.count
     return repeated, progress_lost, relaunches, paused_s, skipped
 
 

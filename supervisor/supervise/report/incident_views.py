@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
+from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
 from .incident_report import (
     Action,
@@ -161,8 +162,8 @@ def outcome_text(action: Action) -> str:
     if action.ok is None:
         in_doubt = action.outcome_record is not None
         return f"in doubt: {action.outcome}" if in_doubt else "intended; no outcome on record"
-    result = dict(action.result)
-    ack = result.pop("ack_step", None)
+    result = {key: value for key, value in action.result.items() if key != "ack_step"}
+    ack = action.effect.ack_step
     step = f" at the end of step {ack}" if ack is not None else ""
     duration = f" after {action.took_s:.1f} s" if action.took_s is not None else ""
     outcome = "done" if action.ok else f"FAILED: {action.outcome}"
@@ -208,13 +209,13 @@ def _time_text(moment: Moment) -> str:
     return f"step {moment.step}{attempt} {clock(moment.wall)} (record {moment.record})"
 
 
-def _inline(values: Mapping[str, Any], joint: str = "=") -> str:
+def _inline(values: Mapping[str, Json], joint: str = "=") -> str:
     """Return named values in one line; lists by their length."""
     present = {k: v for k, v in values.items() if not isinstance(v, list) or v}
     return ", ".join(f"{name}{joint}{_value(name, value)}" for name, value in present.items())
 
 
-def _value(name: str, value: Any) -> str:
+def _value(name: str, value: Json) -> str:
     if isinstance(value, Mapping):
         return f"({_inline(value)})"
     if isinstance(value, list):
