@@ -43,7 +43,7 @@ def make_arm(seed=0, *, shift=0.0, batches=1, steps=STEPS, change=None, **about)
             change(step, values)
         builder.take(step, 0, 0, values)
     given = {"exit_code": 0, "inputs": INPUTS, **about}
-    return builder.arm(f"seed {seed}", **given)
+    return replace(builder.arm(f"seed {seed}"), **given)
 
 
 def on(first, **values):
@@ -220,7 +220,7 @@ def test_a_step_made_again_counts_once_and_is_an_intervention():
     for attempt, loss in ((0, 9.0), (1, 2.0)):
         builder.take(5, 0, attempt, {"train_loss_raw": loss, "tokens_per_update": 4.0})
         builder.take(5, 1, attempt, {"train_loss_raw": loss + 1.0, "tokens_per_update": 4.0})
-    arm = builder.arm("two ranks", exit_code=0)
+    arm = builder.arm("two ranks")
 
     assert arm.steps == {5: {"train_loss_raw": 2.5, "tokens_per_update": 8.0}}
     assert (arm.ranks, arm.attempts) == (2, 1)

@@ -40,7 +40,7 @@ def make_arm(seed, rng, *, shift=0.0, drift=0.0, exit_code=0, stopped=False, cpu
         loss = 3.0 + batches.gauss(0.0, 0.05) + rng.gauss(0.0, 0.01) + shift + own
         values = {"train_loss_raw": loss, "batch_fingerprint": float(1000 * seed + step)}
         builder.take(step, 0, 0, values)
-    return builder.arm(f"{seed}", exit_code=exit_code, stopped=stopped, cpu_s=cpu_s)
+    return replace(builder.arm(f"{seed}"), exit_code=exit_code, stopped=stopped, cpu_s=cpu_s)
 
 
 def make_trial(rng, **about):

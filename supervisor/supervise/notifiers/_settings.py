@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from ..core.model.interfaces import Kind, Message, Severity
 
 DAY_MINUTES = 24 * 60
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits of each field
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,6 @@ class Route:
         )
         minutes_left = (end_minute - minute) % DAY_MINUTES
         return max(0.0, minutes_left * 60.0 - local.second) if inside else 0.0
-
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class UnsetError(Exception):
@@ -219,9 +218,6 @@ def footer(message: Message) -> list[str]:
         ("audit", f"{size} {head[:12]}".strip()),
     )
     return [f"{name} {text}".strip() for name, text in parts if text]
-
-
-_SHARES = (1.0, 0.5, 0.25, 0.12, 0.06)  # of the limits of each field
 
 
 def clean(text: str) -> str:

@@ -39,6 +39,14 @@ from ..system import Thread
 from ._settings import Route, Sender
 
 FAILED_S = 20.0  # more than the one timeout of a slow receiver (15 s); project default
+_log = logging.getLogger(__name__)
+MAX_WAITING = 256
+GIVE_UP_S = 3600.0  # after the first try
+MAX_BACKOFF_S = 60.0
+HOUR_S = 3600.0
+RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
+AWAKE = ("SEV0", "SEV1")  # not held in quiet hours
+UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class Health:
 
 
 def failed(trouble: Trouble, template: Message, now: float) -> Message:
-    """Return the message to the other channels; `last`: any message, for the run and its step."""
+    """Return the message to the other channels; `template`: any message of the run."""
     count, lasted = trouble.undelivered, now - trouble.since_s
     since = f"no message was delivered for {lasted:.0f} s; " if lasted >= FAILED_S else ""
     return replace(
@@ -132,17 +140,6 @@ def recovered(trouble: Trouble, template: Message) -> Message:
 
 def _messages(count: int) -> str:
     return f"{count} message was" if count == 1 else f"{count} messages were"
-
-
-_log = logging.getLogger(__name__)
-
-MAX_WAITING = 256
-GIVE_UP_S = 3600.0  # after the first try
-MAX_BACKOFF_S = 60.0
-HOUR_S = 3600.0
-RANKS = {"SEV0": 0, "SEV1": 1, "SEV2": 2, "INFO": 3}
-AWAKE = ("SEV0", "SEV1")  # not held in quiet hours
-UNMERGED = (APPROVAL, CLOSED, FINISHED)  # kinds that stay messages of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,10 +322,10 @@ class ChannelQueue:
     def trouble(self) -> Trouble | None:
         """Return the state of a failed channel: messages are lost, or none was delivered lately."""
         with self._change:
-            tried_items = [
+            tried_once = [
                 item for item in (self._busy, *self._items) if item is not None and item.tries
             ]
-            waiting = sum(len(item.keys) for item in tried_items)
+            waiting = sum(len(item.keys) for item in tried_once)
             return self._health.trouble(self.name, waiting, self._monotonic())
 
     def drain(self, deadline_s: float) -> None:
@@ -479,7 +476,7 @@ class ChannelQueue:
             return True
         if item.rank == 0:
             return len(self._sent) < 2 * limit
-        waits = any(held_items.message.incident == incident for held_items in self._held)
+        waits = any(item.message.incident == incident for item in self._held)
         return len(self._sent) < limit and (quiet or incident is None or not waits)
 
     def _finish_text(self, item: Item) -> None:
@@ -493,13 +490,11 @@ class ChannelQueue:
             item.message = replace(item.message, facts=(*item.message.facts, quiet))
 
     def _digest(self) -> Item:
-        held_items = sorted(self._held, key=lambda item: item.order)
-        count = sum(len(item.keys) for item in held_items)
-        titles: Sequence[str] = [
-            f"[{i.message.severity}] {i.message.title}" for i in held_items[:8]
-        ]
+        items = sorted(self._held, key=lambda item: item.order)
+        count = sum(len(item.keys) for item in items)
+        titles: Sequence[str] = [f"[{i.message.severity}] {i.message.title}" for i in items[:8]]
         message = replace(
-            held_items[0].message,
+            items[0].message,
             incident=None,
             kind=WATCHER,
             card=(),
@@ -508,12 +503,12 @@ class ChannelQueue:
             verdict=" · ".join(titles),
             why="they waited for the end of quiet hours, or were too many in an hour",
             next="list all of them with: supervise audit show "
-            + shlex.quote(held_items[0].message.directory),
+            + shlex.quote(items[0].message.directory),
             facts=(),
         )
         self._number += 1
-        keys = [key for item in held_items for key in item.keys]
-        return Item(message, keys, 0.0, self._number, min(item.due_s for item in held_items))
+        keys = [key for item in items for key in item.keys]
+        return Item(message, keys, 0.0, self._number, min(item.due_s for item in items))
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 

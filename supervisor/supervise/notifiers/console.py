@@ -83,8 +83,8 @@ def render(message: Message, *, colour: bool) -> str:
     position = f"step {message.step}" if message.step >= 0 else "before the first step"
     lines = [f"{severity} {title}" + ("" if f"at {position}" in title else f" ({position})")]
     parts = ((head.lower(), text) for head, text in sentences(message))
-    lines_of_facts = (*parts, *message.facts)
-    for head, text in lines_of_facts:
+    texts = (*parts, *message.facts)
+    for head, text in texts:
         if text:
             width = LONG if head == "next" else WIDTH
             lines.append(f"  {clean(head):4}  {clip(clean(text), width)}")

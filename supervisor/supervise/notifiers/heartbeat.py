@@ -29,6 +29,11 @@ EVERY_S = 60.0
 SHORTEST_S, LONGEST_S = 15.0, 3600.0
 _BEHIND = {PING: "", START: "/start", FAIL: "/fail"}  # the path of the monitor's address
 _PLAIN = {"content-type": "text/plain; charset=utf-8"}
+LOOK_S = 1.0  # between two looks at the run; a SEV0 is reported within it
+STALLED_S = 10.0  # of a loop that makes a round each second; project default
+AGAIN_S = 15.0  # at most, until a ping that was not accepted is repeated; project default
+REQUEUE = 75  # exit code of a run that goes on elsewhere, see the README
+GOOD_CODES = (0, REQUEUE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +88,6 @@ def below(url: str, end: str) -> str:
     """Return the address with `end` behind its path, before a query."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + end)) if end else url
-
-
-LOOK_S = 1.0  # between two looks at the run; a SEV0 is reported within it
-STALLED_S = 10.0  # of a loop that makes a round each second; project default
-AGAIN_S = 15.0  # at most, until a ping that was not accepted is repeated; project default
-REQUEUE = 75  # exit code of a run that goes on elsewhere, see the README
-GOOD_CODES = (0, REQUEUE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,11 +103,9 @@ class Outbox:
             Whether a channel took it.
         """
         self._newest = message, key
-        channels_of_message = [
-            queue.name for queue in self._queues if queue.put(message, key, force=to_all)
-        ]
-        self._note_request(message, channels_of_message)
-        return bool(channels_of_message)
+        channels = [queue.name for queue in self._queues if queue.put(message, key, force=to_all)]
+        self._note_request(message, channels)
+        return bool(channels)
 
     def reaches_people(self, result: Result) -> bool:
         """Return whether a request was delivered by a channel that people are known to read.
@@ -117,8 +115,8 @@ class Outbox:
         near = result.channel == CONSOLE and result.request in self._far
         return bool(result.ok and result.request) and not near
 
-    def _note_request(self, message: Message, channels_of_message: Collection[str]) -> None:
-        if message.request and {*channels_of_message} - {CONSOLE}:
+    def _note_request(self, message: Message, channels: Collection[str]) -> None:
+        if message.request and {*channels} - {CONSOLE}:
             self._far.add(message.request)
 
     @property

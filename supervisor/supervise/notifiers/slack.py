@@ -35,6 +35,16 @@ from ._settings import (
 
 WIDTH, HEIGHT, DPI = 7.0, 2.6, 110  # inches; 770 x 286 pixels, as wide as a thread on a phone needs
 SHOWN, ABANDONED, OPENED = "#2b6cb0", "#b8c4d0", "#c53030"
+MAX_BYTES = 8000
+MAX_ANSWER = 64_000  # bytes; it repeats the message
+API = "https://slack.com/api"
+JSON_TYPE = "application/json; charset=utf-8"
+KEPT = 256  # threads
+# Errors of the Web API that may pass; the others are of the token, the channel or the message.
+PASSING = (
+    *("ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable"),
+    *("request_timeout", "team_added_to_org", "org_login_required"),
+)
 
 
 def png(curve: LossCurve) -> bytes | None:
@@ -65,18 +75,6 @@ def _values_of(attempt: int, curve: LossCurve, values: Sequence[float]) -> list[
         for v, attempt_of_value in zip(values, curve.attempts, strict=True)
         if attempt_of_value == attempt
     ]
-
-
-MAX_BYTES = 8000
-MAX_ANSWER = 64_000  # bytes; it repeats the message
-API = "https://slack.com/api"
-JSON_TYPE = "application/json; charset=utf-8"
-KEPT = 256  # threads
-# Errors of the Web API that may pass; the others are of the token, the channel or the message.
-PASSING = (
-    *("ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable"),
-    *("request_timeout", "team_added_to_org", "org_login_required"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +238,7 @@ def _metadata(key: str) -> dict[str, Any]:
 
 
 def body(message: Message, keys: Mapping[str, Any] | None = None) -> bytes:
-    """Return the JSON of one message, at most MAX_BYTES; `more`: further keys."""
+    """Return the JSON of one message, at most MAX_BYTES; `keys`: further ones."""
     return fit(lambda share: {**_payload(message, share), **(keys or {})}, MAX_BYTES)
 
 
@@ -254,8 +252,8 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(title, 150)}}
     ]
-    for head_text in range(0, len(lines), 3):  # a section holds three of them
-        part = "\n".join(lines[head_text : head_text + 3])
+    for start in range(0, len(lines), 3):  # a section holds three of them
+        part = "\n".join(lines[start : start + 3])
         blocks.append({"type": "section", "text": _mrkdwn(part)})
     if message.facts:
         blocks.append(

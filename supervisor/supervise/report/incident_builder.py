@@ -180,9 +180,7 @@ class _Case:
         suspected = _newest(self.incident[::-1], decisions.ShardsSuspected)
         shards += () if suspected is None else suspected.suspects
         readings = facts.readings(self.incident)
-        modules = (
-            name for _, _, numbers in readings if (name := formats.text(numbers, "where"))
-        )
+        modules = (name for _, _, numbers in readings if (name := formats.text(numbers, "where")))
         return Scope(rank=rank, shards=list(dict.fromkeys(shards)), module=next(modules, None))
 
     def observation(self) -> Observation:

@@ -60,6 +60,19 @@ SUFFIXES: Mapping[str, tuple[str, float]] = {
     "1/day": ("per_day", 1.0),
     "1/h": ("per_hour", 1.0),
 }
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "supervise_step": ("Steps of the leading rank that were seen.", ()),
+    "supervise_tokens": ("Sum of tokens_per_update of all ranks, each batch once.", ()),
+    "supervise_nonfinite": ("Sum of nan_inf_events of the leading rank.", ()),
+    "supervise_updates_skipped": ("Updates that were skipped.", ()),
+    "supervise_steps_lost": ("Steps that rollbacks and relaunches undid.", ()),
+    "supervise_frames_lost": ("Frames that were overwritten before they were read.", ()),
+    "supervise_incidents": ("Incidents that were opened.", ("severity",)),
+    "supervise_actions": ("Actions and their outcomes.", ("action", "result")),
+    "supervise_safeguards": ("Safeguards of the probe that fired.", ("safeguard",)),
+    "supervise_notify": ("Messages delivered or given up.", ("channel",)),
+    "supervise_notify_failures": ("Messages that were given up.", ("channel",)),
+}
 
 
 def name_of(metric: str, unit: str) -> tuple[str, float]:
@@ -291,18 +304,3 @@ class RunMetrics:
     def collect(self) -> Iterator[Any]:
         """Yield the families of the newest snapshot. Any thread."""
         yield from self._snapshot
-
-
-COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "supervise_step": ("Steps of the leading rank that were seen.", ()),
-    "supervise_tokens": ("Sum of tokens_per_update of all ranks, each batch once.", ()),
-    "supervise_nonfinite": ("Sum of nan_inf_events of the leading rank.", ()),
-    "supervise_updates_skipped": ("Updates that were skipped.", ()),
-    "supervise_steps_lost": ("Steps that rollbacks and relaunches undid.", ()),
-    "supervise_frames_lost": ("Frames that were overwritten before they were read.", ()),
-    "supervise_incidents": ("Incidents that were opened.", ("severity",)),
-    "supervise_actions": ("Actions and their outcomes.", ("action", "result")),
-    "supervise_safeguards": ("Safeguards of the probe that fired.", ("safeguard",)),
-    "supervise_notify": ("Messages delivered or given up.", ("channel",)),
-    "supervise_notify_failures": ("Messages that were given up.", ("channel",)),
-}

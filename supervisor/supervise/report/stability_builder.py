@@ -52,7 +52,7 @@ def build(run: RunDir, policies: Mapping[str, Policy], knowledge: Knowledge) -> 
 
     Args:
         policies: those of the run that can be read, by digest.
-        known: what this installation knows about signals, faults and rules.
+        knowledge: what this installation knows about signals, faults and rules.
 
     Raises:
         StoreError: the audit log or run.json cannot be read; TamperError: the log was changed.

@@ -39,6 +39,11 @@ from .stability_record import (
 MAX_VALUES = 2048  # values of each signal, for its quantiles; project default
 LEAST = 16  # healthy values for a baseline
 Interval = tuple[int, float]  # of CLOCK_MONOTONIC, in nanoseconds
+NOT_SHOWN = "not shown: no drill in this run, and no recording of a fault that it reported"
+CHANGED = "not shown: its thresholds are not those that were recorded"
+STOPPING = frozenset(("stop",))
+SHOWN_IN_SUITE = ("delays", "leads", "false_alarms")
+CHANGES = frozenset(("rollback", "relaunch", "hold_rate", "lr_scale", "clip", "update_clip"))
 
 
 class Sample:
@@ -175,13 +180,6 @@ def read_frames(run: RunDir, incidents: Sequence[Interval]) -> Frames:
     except StoreError as error:
         frames.unreadable = str(error)
     return frames
-
-
-NOT_SHOWN = "not shown: no drill in this run, and no recording of a fault that it reported"
-CHANGED = "not shown: its thresholds are not those that were recorded"
-STOPPING = frozenset(("stop",))
-SHOWN_IN_SUITE = ("delays", "leads", "false_alarms")
-CHANGES = frozenset(("rollback", "relaunch", "hold_rate", "lr_scale", "clip", "update_clip"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ FINGERPRINT, TOKENS, SKIPPED, LR_SCALE = (
 OVERFLOW, PROBE_LOSS = "overflow", "fixed_probe_loss"
 MEMORY = ("gpu_mem_allocated", "gpu_mem_reserved")
 USED = (LOSS, GRADIENT, UPDATE, TOKENS, SKIPPED, LR_SCALE, OVERFLOW, PROBE_LOSS, *MEMORY)
+PAGES = ("SEV0", "SEV1")
+HINT = "supervise audit show RUN prints them"
+# What mutes a rule altogether, before the colon of `suppressed_by`; the rest only delays an action.
+MUTED = ("phase", "silence", "session_end", "inhibit", "planned")
 
 
 def _greatest(values: Sequence[float]) -> float:
@@ -125,17 +129,8 @@ class ArmBuilder:
             metrics = (*USED, FINGERPRINT, *self.metrics)
             ranks[rank] = attempt, {name: values[name] for name in metrics if name in values}
 
-    def arm(
-        self,
-        name: str,
-        *,
-        exit_code: int | None,
-        stopped: bool = False,
-        live: bool = False,
-        inputs: Mapping[str, str] | None = None,
-        cpu_s: float | None = None,
-    ) -> Arm:
-        """Return the arm."""
+    def arm(self, name: str) -> Arm:
+        """Return the arm; how it ended is not known here."""
         steps, prints = {}, {}
         for step, ranks in self._rows.items():
             rows = [(rank, values) for rank, (_, values) in sorted(ranks.items())]
@@ -147,11 +142,6 @@ class ArmBuilder:
             fingerprints=prints,
             ranks=len({rank for ranks in self._rows.values() for rank in ranks}),
             attempts=self.attempts,
-            exit_code=exit_code,
-            stopped=stopped,
-            live=live,
-            inputs=inputs,
-            cpu_s=cpu_s,
         )
 
 
@@ -162,9 +152,6 @@ def _over_ranks(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
             if name != FINGERPRINT:
                 together.setdefault(name, []).append(value)
     return {name: OVER_RANKS.get(name, _mean)(values) for name, values in together.items()}
-
-
-PAGES = ("SEV0", "SEV1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +192,6 @@ class FaultArm:
     acts: tuple[Act, ...] = ()
 
 
-HINT = "supervise audit show RUN prints them"
-
-
 def read_arm(
     run: RunDir, metrics: Sequence[str], name: str | None = None, cpu_s: float | None = None
 ) -> Arm:
@@ -235,8 +219,8 @@ def read_arm(
                 inputs = {str(k): str(v) for k, v in data["identity"].get("inputs", {}).items()}
             if kind == "note" and data.get("what") == "signal":
                 stopped = stopped or bool((data.get("details") or {}).get("final"))
-    return builder.arm(
-        name or str(run.path),
+    return replace(
+        builder.arm(name or str(run.path)),
         exit_code=exit_code,
         stopped=stopped,
         live=files.locked(run.audit_path),
@@ -249,10 +233,6 @@ def cite(run: RunDir) -> dict[str, Any]:
     """Return what names a run in a verdict: its id, and the head of its audit log."""
     report = audit.verify(run.audit_path, run.id)
     return {"run": run.id, "records": report.records, "head": report.head}
-
-
-# What mutes a rule altogether, before the colon of `suppressed_by`; the rest only delays an action.
-MUTED = ("phase", "silence", "session_end", "inhibit", "planned")
 
 
 def read_fault(run: RunDir, metrics: Sequence[str], name: str) -> FaultArm:

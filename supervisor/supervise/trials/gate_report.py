@@ -16,6 +16,15 @@ from .guards import Check, Status
 from .judgement import Judgement, Look, Pair, Verdict
 
 POINTS = 200  # of a plotted series; each is the mean of the steps around it
+Row = tuple[str, str, str, str, str]  # name, status, baseline, candidate, text
+SUITE = "supervise canary"
+ELEMENTS = {  # a pipeline fails on failures and on errors, and shows what was skipped
+    **dict.fromkeys(("fail", "void"), "failure"),
+    "inconclusive": "error",
+    **dict.fromkeys(("not measured", "ignored"), "skipped"),
+}
+LEVELS = {"PASS": "notice", "FAIL": "error", "VOID": "error", "INCONCLUSIVE": "warning"}
+TONES = {"PASS": "good", "FAIL": "bad", "VOID": "bad", "INCONCLUSIVE": "busy"}
 
 
 class Steps(Struct, frozen=True):
@@ -140,17 +149,6 @@ def thinned(series: dict[int, float]) -> list[tuple[int, float]]:
     return [(group[-1][0], fmean(value for _, value in group)) for group in groups]
 
 
-Row = tuple[str, str, str, str, str]  # name, status, baseline, candidate, text
-
-SUITE = "supervise canary"
-ELEMENTS = {  # a pipeline fails on failures and on errors, and shows what was skipped
-    **dict.fromkeys(("fail", "void"), "failure"),
-    "inconclusive": "error",
-    **dict.fromkeys(("not measured", "ignored"), "skipped"),
-}
-LEVELS = {"PASS": "notice", "FAIL": "error", "VOID": "error", "INCONCLUSIVE": "warning"}
-
-
 def rows(report: GateReport) -> Iterator[Row]:
     """Yield the loss, then each check, with the number of its pair where there are several."""
     loss = report.loss
@@ -247,9 +245,6 @@ def _cell(text: str) -> str:
 def _clean(text: str) -> str:
     """Return text without control characters, which XML cannot hold."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-TONES = {"PASS": "good", "FAIL": "bad", "VOID": "bad", "INCONCLUSIVE": "busy"}
 
 
 def gate_page(report: GateReport) -> str:

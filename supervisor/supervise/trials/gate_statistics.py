@@ -15,6 +15,12 @@ from .arms import Arm
 WINDOW = 5.0  # Sokal's c: the sum of autocorrelations ends at so many times its own value
 ROUNDING = 1e-20  # of the squares: what is left of a line or a constant
 BISECTIONS = 80  # of an interval below 1e9: more than a float64 can tell apart
+BLOCK = 25  # steps, the least; the blocks are longer where the series remembers longer
+MEMORIES = 5.0  # a block is at least so many autocorrelation times long
+BLOCKS = 6  # the least that a variance is estimated from
+REPLICATES = 2  # degrees of freedom, the least that seeds and A/A pairs must give
+AGREEING = 0.99  # share of the steps whose batches must be the same, to count as paired
+RUNS = 3  # the least that a standard deviation is estimated from
 
 
 def student_cdf(t: float, freedom: int) -> float:
@@ -121,13 +127,6 @@ def successive_variance(series: Sequence[float]) -> float:
     """
     steps = [b - a for a, b in pairwise(series)]
     return sum(map(mul, steps, steps)) / (2.0 * len(steps)) if steps else 0.0
-
-
-BLOCK = 25  # steps, the least; the blocks are longer where the series remembers longer
-MEMORIES = 5.0  # a block is at least so many autocorrelation times long
-BLOCKS = 6  # the least that a variance is estimated from
-REPLICATES = 2  # degrees of freedom, the least that seeds and A/A pairs must give
-AGREEING = 0.99  # share of the steps whose batches must be the same, to count as paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +267,6 @@ def estimate(
     tau = max(taus)
     length = max(lengths)
     return Effect(mean, mean - half, mean + half, level, count, length, tau, freedom, basis)
-
-
-RUNS = 3  # the least that a standard deviation is estimated from
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,28 @@ MARGIN = 0.03  # nat; the least regression that is worth a veto, for a language 
 ALPHA = 0.05
 LOOKS = (0.5, 1.0)
 WARMUP = 50  # steps: the first ones say more about the initialization
+NORM_RATIO = 2.0
+BLOCK = 25  # steps
+PERCENTILE = 0.99
+MEMORY_POINTS = 5.0  # of the device's memory, in percent
+SKIP_SHARE = 0.01  # of the updates
+SPIKE = 8.0  # robust standard deviations
+SPIKE_FLOOR = 8.0  # a spike is at least SPIKE / SPIKE_FLOOR margins high
+SPIKE_OF = (3, 5)  # so many of so many steps
+AROUND = 25  # steps on either side, whose differences are the noise
+MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
+PROBE_DEVIATIONS = 3.0
+CPU_RATIO = 1.1
+NAMES = (
+    *("crash", "interventions", "non_finite", "loss_spikes", GRADIENT, UPDATE, *MEMORY),
+    *("skipped_updates", PROBE_LOSS, "throughput"),
+)
+IGNORABLE = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
+Series = Mapping[int, float]
+Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
+ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
+HASHED = "sha256:"
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +105,6 @@ class Check:
 def number_text(value: float | None) -> str:
     """Return a number for a person, "" for none."""
     return "" if value is None else f"{value:.4g}"
-
-
-NORM_RATIO = 2.0
-BLOCK = 25  # steps
-PERCENTILE = 0.99
-MEMORY_POINTS = 5.0  # of the device's memory, in percent
-SKIP_SHARE = 0.01  # of the updates
-SPIKE = 8.0  # robust standard deviations
-SPIKE_FLOOR = 8.0  # a spike is at least SPIKE / SPIKE_FLOOR margins high
-SPIKE_OF = (3, 5)  # so many of so many steps
-AROUND = 25  # steps on either side, whose differences are the noise
-MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
-PROBE_DEVIATIONS = 3.0
-CPU_RATIO = 1.1
-NAMES = (
-    *("crash", "interventions", "non_finite", "loss_spikes", GRADIENT, UPDATE, *MEMORY),
-    *("skipped_updates", PROBE_LOSS, "throughput"),
-)
-IGNORABLE = tuple(name for name in NAMES if name not in ("crash", "non_finite"))
-
-Series = Mapping[int, float]
-Found = tuple[Status, str, str, str]  # status, of the baseline, of the candidate, text
 
 
 def guards(
@@ -337,11 +337,6 @@ def _cpu_time(old: float, new: float) -> Found:
         return "inconclusive", number_text(old), number_text(new), "not positive and finite"
     text = f"{new / old:.3g} times the baseline's; limit {CPU_RATIO:g}"
     return _limited(old, new, text, is_worse=new > CPU_RATIO * old)
-
-
-ERRORS = 3.0  # standard errors: how far means of batches of changing length may lie apart
-HASHED = "sha256:"
-MAX_NAMED = 3
 
 
 def invariants(

@@ -25,6 +25,10 @@ Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "VOID"]
 Pair = tuple[Arm, Arm]
 
 MISSING = 0.01  # of the planned steps
+OUT, SEED, STEPS = "{out}", "{seed}", "{steps}"
+PLACE = re.compile(r"\{(?:out|seed|steps)\}")
+BASELINE, CANDIDATE = "baseline", "candidate"
+GROSS = 3.0  # margins: no drift under which the gate could ever pass is so large; project default
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +183,6 @@ def _verdict(checks: Sequence[Check], status: Status, text: str) -> tuple[Verdic
 def _texts(checks: Sequence[Check]) -> list[str]:
     several = len({c.pair for c in checks}) > 1
     return [f"{c.name}{f' (pair {c.pair + 1})' if several else ''}: {c.text}" for c in checks]
-
-
-OUT, SEED, STEPS = "{out}", "{seed}", "{steps}"
-PLACE = re.compile(r"\{(?:out|seed|steps)\}")
-BASELINE, CANDIDATE = "baseline", "candidate"
-GROSS = 3.0  # margins: no drift under which the gate could ever pass is so large; project default
 
 
 def missing(argv: Sequence[str], seeds: int) -> list[str]:

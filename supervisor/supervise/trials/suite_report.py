@@ -29,6 +29,16 @@ READING = (
     "run, without actions and with them; steps again: made again after a rollback. A range is "
     "over the seeds, one number is their median."
 )
+LINES = ("healthy", "unattended", "acting")
+MARKS = ("injected", "alarm", "departed")
+MATRIX = (
+    "steps from the fault to the alarm, the median; green: ahead of the loss, amber: with or "
+    "behind it, blue: the loss stays in its band; red: how many false alarms in healthy runs"
+)
+KEY = (
+    "of the first seed that was judged. Gray: healthy; red: without actions; green: with actions. "
+    "Vertical lines: the fault, amber the first alarm, dotted red the loss leaves its band"
+)
 
 
 class SuitePolicy(Struct, frozen=True):
@@ -365,18 +375,6 @@ def summary(report: SuiteReport) -> str:
         f"run. With a monitor ahead of the loss: {ahead}. With a run without an alarm: {missed}. "
         f"False alarms: {alarms} in {runs} healthy runs of {steps} steps in all"
     )
-
-
-LINES = ("healthy", "unattended", "acting")
-MARKS = ("injected", "alarm", "departed")
-MATRIX = (
-    "steps from the fault to the alarm, the median; green: ahead of the loss, amber: with or "
-    "behind it, blue: the loss stays in its band; red: how many false alarms in healthy runs"
-)
-KEY = (
-    "of the first seed that was judged. Gray: healthy; red: without actions; green: with actions. "
-    "Vertical lines: the fault, amber the first alarm, dotted red the loss leaves its band"
-)
 
 
 class Cell(NamedTuple):

@@ -49,6 +49,27 @@ RESUMING = (
     *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "MLFLOW_RUN_ID", "COMET_EXPERIMENT_KEY"),
     *("NEPTUNE_CUSTOM_RUN_ID", "SUPERVISE_PROBE", "SUPERVISE_LAUNCH"),
 )
+SYSTEM = ("/dev", "/proc", "/sys", "/run")
+MAX_FILES = 20_000  # of a working directory that are compared; more would delay the arm
+NOT_COMPARED = frozenset({"__pycache__", "node_modules"})  # and all whose name begins with a dot
+POLL_S = 0.2
+LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
+GRACE_S = 20.0  # between two signals that ask for the end; the third one kills
+FIRST_S = 1800.0  # for a job to make its first step; then it is asked to end
+TAIL = 12  # lines of an arm's output that are shown where it failed
+# Not by default, as a few hundred steps of one process show nothing of them, or end in the middle.
+ASKED_FOR = {
+    "bad_checkpoint": "a checkpoint is only read by a run that resumes",
+    "blackout": "nothing happens to the job",
+    "crash": "the run is not started again in a suite",
+    "hang": "the run stands still until it is ended",
+    "memory_creep": "growth is measured over minutes",
+    "same_batch": "it needs several ranks",
+}
+UNATTENDED, ACTING, HEALTHY = "unattended", "acting", "healthy"
+OUTCOMES = "outcomes"
+INTERRUPTED = 130  # exit code after SIGINT
+SLOWER, AT_LEAST_S = 4.0, 120.0  # than the slowest healthy run; a pause or a hang ends there
 
 
 def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
@@ -56,11 +77,6 @@ def arm_environment(environ: Mapping[str, str], out: Path) -> dict[str, str]:
     inherited = {name: value for name, value in environ.items() if name not in RESUMING}
     own_variables = {"WANDB_DIR": str(out), "MLFLOW_TRACKING_URI": (out / "mlruns").as_uri()}
     return {**inherited, **OFFLINE, **own_variables}
-
-
-SYSTEM = ("/dev", "/proc", "/sys", "/run")
-MAX_FILES = 20_000  # of a working directory that are compared; more would delay the arm
-NOT_COMPARED = frozenset({"__pycache__", "node_modules"})  # and all whose name begins with a dot
 
 
 def harmless(environ: dict[str, str], *variables: Path) -> tuple[str, ...]:
@@ -125,13 +141,6 @@ def changed(
     if not old_state or not new_state:
         return []
     return sorted(path for path, about in new_state.items() if old_state.get(path) != about)
-
-
-POLL_S = 0.2
-LEAST_S = 5.0  # a shorter time shows no CPU time per step: it is off by `POLL_S` at each end
-GRACE_S = 20.0  # between two signals that ask for the end; the third one kills
-FIRST_S = 1800.0  # for a job to make its first step; then it is asked to end
-TAIL = 12  # lines of an arm's output that are shown where it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,18 +349,6 @@ def _cpu_seconds(job: Sequence[psutil.Process]) -> float:
     return total
 
 
-# Not by default, as a few hundred steps of one process show nothing of them, or end in the middle.
-ASKED_FOR = {
-    "bad_checkpoint": "a checkpoint is only read by a run that resumes",
-    "blackout": "nothing happens to the job",
-    "crash": "the run is not started again in a suite",
-    "hang": "the run stands still until it is ended",
-    "memory_creep": "growth is measured over minutes",
-    "same_batch": "it needs several ranks",
-}
-UNATTENDED, ACTING, HEALTHY = "unattended", "acting", "healthy"
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run of a suite. `drill` is None for a healthy one; `acting`: the policy may act."""
@@ -410,11 +407,6 @@ def clashes(drills: Iterable[Drill]) -> list[str]:
         if names.setdefault(name, drill.text) != drill.text:
             clashing.append(drill.text)
     return clashing
-
-
-OUTCOMES = "outcomes"
-INTERRUPTED = 130  # exit code after SIGINT
-SLOWER, AT_LEAST_S = 4.0, 120.0  # than the slowest healthy run; a pause or a hang ends there
 
 
 @dataclass(frozen=True, slots=True)
