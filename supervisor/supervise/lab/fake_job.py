@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
+from msgspec import Struct
+
+from ..core.model.payload import Json, Payload
 from ..core.model.policy import Savepoints
 from ..errors import ActionError
 
@@ -19,6 +21,42 @@ USUAL_CLIP, USUAL_SCALE = (
     1.0,
     65536.0,
 )  # the job's own clip bound, the initial scale of its GradScaler
+
+
+Answer = Mapping[str, Json]
+
+
+class Rewarm(Struct, frozen=True):
+    """A learning rate that starts at a factor and is back at 1.0 after some steps."""
+
+    start: float
+    steps: int
+
+
+class Order(Struct, frozen=True):
+    """The arguments of a command, all of them: each action gives some."""
+
+    lease_s: float = 900.0
+    path: str | None = None
+    value: float = 1.0
+    rewarm_steps: int | None = None
+    rewarm: Rewarm | None = None
+    lift: bool | None = None
+    before_step: int = 0
+    limit: float | None = None
+    within: float = 1.0
+    count: int = 0
+    max_norm: float | None = None
+    factor: float | None = None
+    steps: int | None = None
+    window: int | None = None
+    sigma: float | None = None
+    scale: float | None = None
+    incident: str = ""
+    step: int = 0
+    attempt: int = 0
+    checkpoint: str = ""
+    add: tuple[Mapping[str, str] | str, ...] = ()
 
 
 class FakeJob:
@@ -73,91 +111,88 @@ class FakeJob:
     # ── the interface `core.model.action.Job` ─────────────────────────────────────────────────────
 
     def command(
-        self, verb: str, args: Mapping[str, Any], *, key: str, deadline_s: float
-    ) -> dict[str, Any]:
+        self, verb: str, args: Mapping[str, Json], *, key: str, deadline_s: float
+    ) -> Answer:
         """Carry out a command as the probe would, at the end of the newest step."""
         handler = getattr(self, f"_{verb}", None)
-        answer = dict(args) if handler is None else handler(args)
+        if verb == "raise_sampling":
+            return {"ack_step": self.step, "ranks": self.world_size, "sampling": dict(args)}
+        answer = dict(args) if handler is None else handler(Payload(args).parse(Order))
         return {"ack_step": self.step, "ranks": self.world_size, **answer}
 
-    def _pause(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        self.paused_until = self.now_ns + int(float(args.get("lease_s", 900.0)) * 1e9)
+    def _pause(self, order: Order) -> Answer:
+        self.paused_until = self.now_ns + int(order.lease_s * 1e9)
         return {"paused_step": self.step}
 
-    def _resume(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _resume(self, order: Order) -> Answer:
         self.paused_until = None
         return {"resumed": True}
 
-    def _savepoint(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _savepoint(self, order: Order) -> Answer:
         self.kept.append(self.step)
         return {"step": self.step, "bytes": 1 << 20}
 
-    def _checkpoint(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        path = args.get("path") or f"ckpt.supervise-{self.next_step}.pt"
+    def _checkpoint(self, order: Order) -> Answer:
+        path = order.path or f"ckpt.supervise-{self.next_step}.pt"
         return {"path": path, "step": self.next_step, "how": "on-demand"}
 
-    def _lr_scale(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        self._scale, self._ramp = float(args["value"]), int(args.get("rewarm_steps") or 0)
+    def _lr_scale(self, order: Order) -> Answer:
+        self._scale, self._ramp = order.value, order.rewarm_steps or 0
         self._since = 0
         return {"lr_scale": self._scale}
 
-    def _hold_rate(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        if args.get("lift"):
+    def _hold_rate(self, order: Order) -> Answer:
+        if order.lift:
             self.rate_limit = None
             return {"groups": 0}
-        previous_step = max(
-            (step for step in self.rates if step < args["before_step"]), default=None
-        )
-        if "limit" in args:
-            self.rate_limit = args["limit"]
+        previous_step = max((step for step in self.rates if step < order.before_step), default=None)
+        if order.limit is not None:
+            self.rate_limit = order.limit
         elif previous_step is not None:
-            self.rate_limit = args["within"] * self.rates[previous_step]
+            self.rate_limit = order.within * self.rates[previous_step]
         return {"rate_limit": self.rate_limit, "groups": 1}
 
-    def _skip_step(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        self.skipping = int(args["count"])
+    def _skip_step(self, order: Order) -> Answer:
+        self.skipping = order.count
         return {"will_skip": self.skipping}
 
-    def _clip(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        max_norm = args.get("max_norm") or USUAL_CLIP * (args.get("factor") or 0.0)
-        self.clip_bound = None if args.get("lift") else max_norm
-        self._clipped = int(args.get("steps") or 0)
+    def _clip(self, order: Order) -> Answer:
+        max_norm = order.max_norm or USUAL_CLIP * (order.factor or 0.0)
+        self.clip_bound = None if order.lift else max_norm
+        self._clipped = order.steps or 0
         return {"clip_bound": self.clip_bound}
 
-    def _update_clip(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        rule = {"window": args.get("window"), "sigma": args.get("sigma")}
-        return {"update_clip": None if args.get("lift") else rule}
+    def _update_clip(self, order: Order) -> Answer:
+        rule = {"window": order.window, "sigma": order.sigma}
+        return {"update_clip": None if order.lift else rule}
 
-    def _loss_scale(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        return {"loss_scale": args["scale"] or USUAL_SCALE, "backoff": 0.5}
+    def _loss_scale(self, order: Order) -> Answer:
+        return {"loss_scale": order.scale or USUAL_SCALE, "backoff": 0.5}
 
-    def _raise_sampling(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        return {"sampling": dict(args)}
+    def _profile(self, order: Order) -> Answer:
+        return {"path": f"incidents/{order.incident}/profile-{self.next_step}-rank-0.json"}
 
-    def _profile(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        return {"path": f"incidents/{args['incident']}/profile-{self.next_step}-rank-0.json"}
-
-    def _check_weights(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_weights(self, order: Order) -> Answer:
         """Find the weights bad: with good ones no scenario would come to a remedy."""
-        return {"loss": 2.0, "was": [[int(args["before_step"]) - 1, 1.0]]}
+        return {"loss": 2.0, "was": [[order.before_step - 1, 1.0]]}
 
-    def _rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        limit = int(args["before_step"])
+    def _rollback(self, order: Order) -> Answer:
+        limit = order.before_step
         steps = [step for step in self.kept if step < limit]
         if not steps:
             raise ActionError(f"no savepoint before step {limit}: there are {list(self.kept)}")
         while self.kept[-1] > steps[-1]:
             self.kept.pop()
-        self._begin_attempt(self.attempt + 1, args.get("rewarm"))
+        self._begin_attempt(self.attempt + 1, order.rewarm)
         return {"step": steps[-1], "attempt": self.attempt, "from_step": self.step}
 
-    def _begin_attempt(self, attempt: int, rewarm: Mapping[str, Any] | None) -> None:
+    def _begin_attempt(self, attempt: int, rewarm: Rewarm | None) -> None:
         self.attempt = attempt
         self.rollbacks += 1
-        if rewarm:
-            self._scale, self._ramp, self._since = float(rewarm["start"]), int(rewarm["steps"]), 0
+        if rewarm is not None:
+            self._scale, self._ramp, self._since = rewarm.start, rewarm.steps, 0
 
-    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> dict[str, Any]:
+    def snapshot(self, incident: str, *, key: str, deadline_s: float) -> Answer:
         """Report that evidence was taken."""
         return {
             "path": f"incidents/{incident}/snapshot-1",
@@ -166,36 +201,42 @@ class FakeJob:
             "files": ["metrics.csv"],
         }
 
-    def relaunch(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def relaunch(self, args: Mapping[str, Json], *, key: str, deadline_s: float) -> Answer:
         """Restart from the checkpoint as a new process without savepoints."""
-        ended = self.returncode is not None
+        order, ended = Payload(args).parse(Order), self.returncode is not None
         self.returncode, self.paused_until, self.skipping = None, None, 0
         self._scale, self._ramp = 1.0, 0
         self.clip_bound, self._clipped = None, 0
         self.kept.clear()
         self.launches += 1
-        self.step, self.next_step = int(args["step"]), int(args["step"]) + 1
-        self._begin_attempt(int(args["attempt"]), args["rewarm"])
+        self.step, self.next_step = order.step, order.step + 1
+        self._begin_attempt(order.attempt, order.rewarm)
         return {
             "pid": self.launches,
             "attempt": self.attempt,
-            "checkpoint": args["checkpoint"],
+            "checkpoint": order.checkpoint,
             "how": "ended" if ended else "interrupt",
             "moved": [],
         }
 
-    def quarantine(self, args: Mapping[str, Any], *, key: str, deadline_s: float) -> dict[str, Any]:
+    def quarantine(self, args: Mapping[str, Json], *, key: str, deadline_s: float) -> Answer:
         """Advance the generation; with several ranks it takes effect at the next launch."""
         self.generation += 1
         timing = "now" if self.world_size == 1 else "at the next launch"
-        answer = {"generation": self.generation, "held": self.generation, "takes_effect": timing}
-        return {**answer, "entries": len(args.get("add", ())), "ranks": self.world_size}
+        entries = len(Payload(args).parse(Order).add)
+        return {
+            "generation": self.generation,
+            "held": self.generation,
+            "takes_effect": timing,
+            "entries": entries,
+            "ranks": self.world_size,
+        }
 
     def work(self, within_s: float) -> dict[str, float]:
         """Report no activity: the job hangs."""
         return {"cpu_s": 0.0, "bytes": 0.0}
 
-    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> dict[str, Any]:
+    def stop(self, *, grace_s: float, term_s: float, exit_code: int) -> Answer:
         """End as requested."""
         self.returncode = TERMINATED
         return {"returncode": TERMINATED, "survivors": [], "exit_code": exit_code}
