@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from supervise.core.model.events import Notice, OperatorCommand
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import JobSettings
 from supervise.runtime.fencing import PendingCommand
 from supervise.runtime.preemptor import Preemptor
+from supervise.runtime.segment_reader import RankView
 from supervise.runtime.signals import Forwarder
 
 PATH = "out/ckpt.supervise-8.pt"
@@ -28,8 +30,8 @@ class FakeJob:
     status: dict[str, Any] = field(default_factory=lambda: {"checkpoint": "ready"})
     asked: list[PendingCommand] = field(default_factory=list)
 
-    def ranks(self) -> dict[int, dict[str, Any]]:
-        return {0: {"status": self.status}}
+    def ranks(self) -> dict[int, RankView]:
+        return {0: RankView(1, document=Payload(self.status))}
 
     def ask(self, verb: str, args: Any, *, key: str, partly: bool = False) -> PendingCommand:
         assert verb == "checkpoint" and args["until_ns"] > 0

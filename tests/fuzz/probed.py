@@ -19,7 +19,7 @@ from supervise.core.model.events import Event, Launched, Notice, OperatorCommand
 from supervise.errors import SuperviseError
 from supervise.runtime import status
 from supervise.runtime.frame_enrichment import FrameEnricher
-from supervise.runtime.segment_reader import Segment, recorded_end
+from supervise.runtime.segment_reader import RankView, Segment, recorded_end
 from supervise.runtime.segments import Segments
 from supervise.runtime.watches import DIRECTORY, ControlInbox
 from supervise.store import event_codec
@@ -74,7 +74,7 @@ class Judge:
             if isinstance(event, Notice) and event.kind == "checkpoint-saved":
                 save_report(event, RunPosition())
 
-    def status(self, ranks: dict[int, dict[str, Any]]) -> None:
+    def status(self, ranks: dict[int, RankView]) -> None:
         found = status.snapshot(
             self.policy, self.state, ranks, wall=WALL, now_ns=9, tier="T1", last=None, trouble=None
         )
@@ -128,7 +128,7 @@ def use_notices(home: Path, raw: bytes) -> None:
 
 def notice_seeds(home: Path) -> list[bytes]:
     letters: list[Any] = [
-        {"notice": e.kind, "message": e.message, "step": e.step, "frame": 0, "data": e.data}
+        {"notice": e.kind, "message": e.message, "step": e.step, "frame": 0, "data": dict(e.data)}
         for e in events()
         if isinstance(e, Notice)
     ]
@@ -143,7 +143,7 @@ def notice_seeds(home: Path) -> list[bytes]:
         )
     ]
     letters += [
-        {"command": e.command, "operator": e.operator, "args": e.args}
+        {"command": e.command, "operator": e.operator, "args": dict(e.args)}
         for e in events()
         if isinstance(e, OperatorCommand)
     ]
@@ -223,8 +223,8 @@ def use_segment(home: Path, raw: bytes) -> None:
                 with contextlib.suppress(SuperviseError):
                     beat = rank.beat()
                     judge.take(Tick(clock() + turn, (beat,)))
-                    view = {"pid": rank.pid, "phase": beat.phase, "seen_ns": beat.seen_ns}
-                    judge.status({rank.rank: view | {"status": rank.status()}})
+                    view = RankView(rank.pid, beat.phase, beat.seen_ns, rank.status())
+                    judge.status({rank.rank: view})
                     judge.results += [{**ack.result} for ack in rank.acks() if ack.ok]
                     rank.send("k", "pause", {})
                     rank.resume(2, 2)

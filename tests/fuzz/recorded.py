@@ -28,8 +28,10 @@ from supervise.core.model.events import (
     OperatorCommand,
     Tick,
 )
+from supervise.core.model.payload import Payload
 from supervise.core.model.policy import Policy
 from supervise.runtime import status
+from supervise.runtime.segment_reader import RankView
 from supervise.store import journal
 from supervise.store.audit import Audit
 from supervise.store.recorder import Recorder
@@ -159,7 +161,7 @@ def record(path: Path, happened: Iterable[Event]) -> RunDir:
             recorder.decision(decision, number, event.at_ns)
             if decision.kind == "intent":
                 queue.insert(0, answer(decision.data["action"], event.at_ns, state.step, {}))
-    ranks = {0: {"pid": 7, "phase": "step", "seen_ns": 5, "status": {"collectors": {"loss": "on"}}}}
+    ranks = {0: RankView(7, "step", 5, Payload({"collectors": {"loss": "on"}}))}
     found = status.snapshot(
         chosen, state, ranks, wall=WALL, now_ns=9, tier="T1", last=last, trouble=None
     )

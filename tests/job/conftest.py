@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from supervise.core.model.events import Beat
+from supervise.core.model.payload import Payload
 from supervise.runtime.process import Process
 
 PATIENCE_S = 20.0
@@ -190,8 +191,8 @@ class FakeRank:
     def beat(self) -> Beat:
         return Beat(self.rank, time.monotonic_ns() - int(self.silent_s * 1e9), self.phase)
 
-    def status(self) -> dict[str, Any]:
-        return {"tier": "T1"}
+    def status(self) -> Payload:
+        return Payload({"tier": "T1"})
 
     def step_ns(self) -> int:
         return 10**8

@@ -107,10 +107,10 @@ def test_a_pause_outlives_its_first_lease_and_ends_with_resume(live):
     perform(Pause(), live, key="p")
 
     time.sleep(1.0)
-    assert live.on_loop(live.ranks, 5.0)[0]["phase"] == "paused"
+    assert live.on_loop(live.ranks, 5.0)[0].phase == "paused"
     perform(Resume(), live, key="r")
 
-    wait_until(lambda: live.on_loop(live.ranks, 5.0)[0]["phase"] == "step")
+    wait_until(lambda: live.on_loop(live.ranks, 5.0)[0].phase == "step")
 
 
 def test_a_snapshot_holds_what_the_probe_wrote(live, tmp_path):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from supervise.core.model.payload import Payload
 from supervise.errors import ActionError, SegmentError
 from supervise.runtime.controller import Control
 from supervise.runtime.fencing import Lease
@@ -227,9 +228,9 @@ def test_that_a_job_goes_on_is_known_though_its_notice_was_lost(paused):
     """Its status says so."""
     control, rank = paused()
     assert not control.on_loop(control.has_unpaused, 10)
-    rank.status = lambda: {"paused": True}
+    rank.status = lambda: Payload({"paused": True})
     assert not control.on_loop(control.has_unpaused, 10)
-    rank.status = lambda: {"paused": False}
+    rank.status = lambda: Payload({"paused": False})
     assert control.on_loop(control.has_unpaused, 10)
 
 

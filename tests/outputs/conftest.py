@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from supervise.core.model.payload import Payload
+from supervise.runtime.segment_reader import RankView
 from tests.support.waiting import wait_until
 
 
@@ -48,7 +50,7 @@ class FakeWitness:
             raise ActionError("the supervisor's main loop is busy")
         return call()
 
-    def ranks(self) -> Mapping[int, Mapping[str, Any]]:
+    def ranks(self) -> Mapping[int, RankView]:
         return self.views
 
     def processes(self) -> list[psutil.Process]:
@@ -61,12 +63,12 @@ def witness() -> type[FakeWitness]:
 
 
 @pytest.fixture
-def view() -> Callable[..., dict[str, Any]]:
+def view() -> Callable[..., RankView]:
     """What `Control.ranks` says of one rank."""
 
-    def make(pid: int, *, silent_s: float = 0.0) -> dict[str, Any]:
+    def make(pid: int, *, silent_s: float = 0.0) -> RankView:
         seen_ns = time.monotonic_ns() - int(silent_s * 1e9)
-        return {"pid": pid, "phase": "step", "seen_ns": seen_ns, "status": {"tier": "T1"}}
+        return RankView(pid, "step", seen_ns, Payload({"tier": "T1"}))
 
     return make
 

@@ -7,7 +7,9 @@ import pytest
 from supervise.catalog import load_policy
 from supervise.core import engine
 from supervise.core.model.events import Notice
+from supervise.core.model.payload import CheckpointState
 from supervise.core.model.policy import JobSettings, RelaunchSettings
+from supervise.runtime.segment_reader import ProbeStatus
 from supervise.runtime.status import capabilities, is_known, line
 
 NANO = load_policy("nano")
@@ -21,7 +23,8 @@ def told(policy, probe, ranks=1, channels=("console",), **missing):
     for verb, why in missing.items():
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
         state, _ = engine.step(policy, state, notice)
-    return capabilities(policy, state, probe, channels), is_known(policy, state, probe)
+    status = ProbeStatus(**probe)
+    return capabilities(policy, state, status, channels), is_known(policy, state, status)
 
 
 def test_a_job_of_a_library_with_nothing_configured():
@@ -72,5 +75,5 @@ def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
 
 def test_a_relaunch_names_the_checkpoint_it_would_go_back_to():
     state = engine.start(AGAIN)
-    state.checkpoints.notice({"id": "ckpt-50", "step": 50, "path": "/c/50", "ok": True})
-    assert capabilities(AGAIN, state, READY, ())["relaunch"] == "yes, from ckpt-50"
+    state.checkpoints.notice(CheckpointState(id="ckpt-50", step=50, path="/c/50", ok=True))
+    assert capabilities(AGAIN, state, ProbeStatus(**READY), ())["relaunch"] == "yes, from ckpt-50"

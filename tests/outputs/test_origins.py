@@ -13,6 +13,7 @@ from supervise.report.incident_report import Action
 from supervise.report.incident_views import outcome_text
 from supervise.runtime import evidence
 from supervise.runtime.evidence import Evidence
+from supervise.runtime.segment_reader import RankView
 
 STEPS = range(90, 104)
 NAMES = ("train_loss_raw", "batch_shard", "batch_offset", "batch_fingerprint")
@@ -60,7 +61,7 @@ def test_the_five_steps_before_the_breach_and_it():
 
 def test_a_rank_that_does_not_answer_is_known_from_its_frames():
     """Its numbers, with names from its last status; a number without a name stays a number."""
-    ranks = {1: {"status": {"shards": {"25": "web-1-25.tar"}}}}
+    ranks = {1: RankView(1, document=Payload({"shards": {"25": "web-1-25.tar"}}))}
     found = evidence.trace({0: batches()}, ranks, [*window(0), *window(1)], 100)
     assert [row["rank"] for row in found["steps"]] == [0, 1] * 6
     assert found["shards"]["web-1-25.tar"] == "step 100"

@@ -185,7 +185,7 @@ def _read(check: ProbeCheck, memory: Path, marks: Path) -> None:
             cost = event.values[check.names.index(COST)]
             check.cost_s += [] if cost is None else [cost]
     if 0 in segments.ranks:
-        check.status = segments.ranks[0].status()
+        check.status = dict(segments.ranks[0].status())
     segments.close()
     check.entered = any(marks.glob("boot.*"))
     for mark in marks.glob("off.*"):

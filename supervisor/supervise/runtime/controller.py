@@ -41,6 +41,7 @@ from .fencing import Ack, Lease, PendingCommand, Rank, Ranks, Standing, carry_ou
 from .idleness import Looks, work
 from .process import LOOP_S, Process, halt
 from .process_tree import halted, suspended
+from .segment_reader import RankView
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
 TRIP_S = 0.1  # until a letter is read, at most; project default
@@ -234,9 +235,7 @@ class Control:
 
     def has_unpaused(self) -> bool:
         """On the main loop: whether the job says that it goes on, though nobody said resume."""
-        return self.paused and any(
-            view["status"].get("paused") is False for view in self.ranks().values()
-        )
+        return self.paused and any(view.status.paused is False for view in self.ranks().values())
 
     def on_pause_ended(self) -> None:
         """The pause has ended by itself."""
@@ -457,17 +456,16 @@ class Control:
         """Write the quarantine's next generation, tell every rank; see `quarantine_broadcast`."""
         return quarantine(self, self._manifest, args, key, deadline_s)
 
-    def ranks(self) -> dict[int, dict[str, Any]]:
-        """Return per rank `pid`, `phase`, `seen_ns`, `status`, and the newest `collective` where
-        it called one. Call it on the main loop."""
+    def ranks(self) -> dict[int, RankView]:
+        """Return the state of each rank. Call it on the main loop."""
         views = {}
         for number, rank in self._segments.ranks.items():
-            view: dict[str, Any] = {"pid": rank.pid, "phase": None, "seen_ns": 0, "status": {}}
+            view = RankView(rank.pid)
             with suppress(SuperviseError, OSError):  # a broken segment, which the poll tells of
                 beat = rank.beat()
-                view |= {"phase": beat.phase, "seen_ns": beat.seen_ns, "status": rank.status()}
-                if (collective := rank.collective()) is not None:
-                    view["collective"] = collective._asdict()
+                view = RankView(
+                    rank.pid, beat.phase, beat.seen_ns, rank.status(), rank.collective()
+                )
             views[number] = view
         return views
 
@@ -502,4 +500,4 @@ class Control:
 
     def pids(self) -> dict[int, int]:
         """Return the process of each rank."""
-        return {rank: view["pid"] for rank, view in self.on_loop(self.ranks, LOOP_S).items()}
+        return {rank: view.pid for rank, view in self.on_loop(self.ranks, LOOP_S).items()}

@@ -50,6 +50,7 @@ from ..core.model.redaction import Redactor, cell
 from ..errors import FULL, ActionError
 from ..store import files
 from . import host
+from .segment_reader import RankView
 from .stacks import ANSWER_S, PY_SPY_S, RankSurvey, ask, kernel, main_stack, py_spy
 
 BEFORE = 5  # steps before the first breach: the cause may be a slightly earlier batch
@@ -70,7 +71,7 @@ class Onset(Protocol):
 
 def trace(
     tapes: Mapping[int, Any],
-    ranks: Mapping[int, Mapping[str, Any]],
+    ranks: Mapping[int, RankView],
     window: Frames,
     breach_step: int | None,
 ) -> dict[str, Any] | None:
@@ -102,13 +103,14 @@ def trace(
     return {"breach_step": breach_step, "steps": rows, "shards": _summary(rows)}
 
 
-def _of_frames(window: Frames, ranks: Mapping[int, Mapping[str, Any]]) -> Iterable[Row]:
+def _of_frames(window: Frames, ranks: Mapping[int, RankView]) -> Iterable[Row]:
     for names, frame in window:
         values = dict(zip(names, frame.values, strict=False))
         number = values.get("batch_shard")
         if number is None:
             continue
-        shard_names = (ranks.get(frame.rank, {}).get("status") or {}).get("shards") or {}
+        view = ranks.get(frame.rank)
+        shard_names = {} if view is None else view.status.shards
         shard = "several shards" if number < 0 else f"shard number {number:.0f}"
         yield {
             "rank": frame.rank,
@@ -177,7 +179,7 @@ class EvidenceSource(Protocol):
     ) -> Pending: ...
     def forget(self, pending: Any) -> None: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
-    def ranks(self) -> Mapping[int, Mapping[str, Any]]: ...
+    def ranks(self) -> Mapping[int, RankView]: ...
     def processes(self) -> list[psutil.Process]: ...
 
 
@@ -275,7 +277,7 @@ class Evidence:
             metrics = bundle.source("metrics", lambda: job.on_loop(self._window_and_onset, LOOP_S))
             window, onset = metrics or ((), None)
             bundle.text("metrics.csv", metrics_csv(window))
-            bundle.json("ranks.json", {str(rank): view for rank, view in sorted(ranks.items())})
+            bundle.json("ranks.json", {str(rank): _plain(ranks[rank]) for rank in sorted(ranks)})
             self._environment(bundle, members)
             stands_still = survey.silent_s() > HUNG_AFTER_S
             hung = survey.has_exited() or stands_still
@@ -287,11 +289,11 @@ class Evidence:
         breach = onset.breach_step if onset is not None and onset.id == incident else None
         bundle.source("shards", lambda: _shards(bundle, ranks, window, breach))
         confirmed = {
-            view["pid"]
+            view.pid
             for rank, view in ranks.items()
             if (bundle.path / f"rank-{rank}-stacks.txt").exists()
         }
-        pids = {view["pid"] for view in ranks.values()}
+        pids = {view.pid for view in ranks.values()}
         for process in members:
             if process.pid not in confirmed:
                 is_wanted = process.pid in pids or not ranks
@@ -385,7 +387,7 @@ def _confirm(bundle: Bundle, rank: int, ack: Any) -> None:
 
 
 def _shards(
-    bundle: Bundle, ranks: Mapping[int, Mapping[str, Any]], window: Window, breach: int | None
+    bundle: Bundle, ranks: Mapping[int, RankView], window: Window, breach: int | None
 ) -> None:
     tapes = {}
     for rank in ranks:
@@ -400,13 +402,13 @@ def _shards(
 def _standstill(
     bundle: Bundle,
     survey: RankSurvey,
-    ranks: Mapping[int, Mapping[str, Any]],
+    ranks: Mapping[int, RankView],
     window: Window,
 ) -> None:
     steps: dict[int, int] = {}
     for _, frame in window:
         steps[frame.rank] = max(frame.step, steps.get(frame.rank, -1))
-    names = {view["pid"]: f"rank-{rank}-stacks.txt" for rank, view in ranks.items()}
+    names = {view.pid: f"rank-{rank}-stacks.txt" for rank, view in ranks.items()}
 
     def stacks_of(pid: int) -> str:
         for name in (names.get(pid, ""), f"stacks-{pid}.txt"):
@@ -415,6 +417,12 @@ def _standstill(
         return ""
 
     bundle.json(STANDSTILL, survey.finish(steps, stacks_of)._asdict())
+
+
+def _plain(view: RankView) -> dict[str, object]:
+    plain = {"pid": view.pid, "phase": view.phase, "seen_ns": view.seen_ns}
+    collective = {} if view.collective is None else {"collective": view.collective._asdict()}
+    return {**plain, "status": dict(view.document), **collective}
 
 
 def _json(path: Path) -> Any:

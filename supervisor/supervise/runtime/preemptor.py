@@ -27,6 +27,7 @@ from ..core.model.preemption import HOLDABLE, Settled
 from ..core.run_state import State
 from .fencing import PendingCommand
 from .process import Process
+from .segment_reader import RankView
 from .signals import Forwarder
 
 KIND = "preempt"  # of the notices
@@ -44,7 +45,7 @@ class Job(Protocol):
 
     @property
     def paused(self) -> bool: ...
-    def ranks(self) -> dict[int, dict[str, Any]]: ...
+    def ranks(self) -> Mapping[int, RankView]: ...
     def ask(
         self, verb: str, args: Mapping[str, Any], *, key: str, partly: bool = False
     ) -> PendingCommand: ...
@@ -176,8 +177,8 @@ class Preemptor:
     def _kept_signals(self, job: Job) -> list[str]:
         """Return what the probe has taken in the process that signals are passed on to."""
         pid = self._forwarder.pid
-        views = (rank for rank in job.ranks().values() if rank.get("pid") == pid)
-        return [str(name) for rank in views for name in rank["status"].get("kept_signals") or ()]
+        views = (rank for rank in job.ranks().values() if rank.pid == pid)
+        return [name for rank in views for name in rank.status.kept_signals]
 
     # ── one request ───────────────────────────────────────────────────────────────────────────────
 
@@ -298,7 +299,7 @@ def refusal(processor: Processor, job: Job) -> str:
     ranks = job.ranks()
     if not ranks:
         return "no probe is attached to the job"
-    checkpoint = str(ranks[min(ranks)]["status"].get("checkpoint", ""))
+    checkpoint = ranks[min(ranks)].status.checkpoint
     return checkpoint.removeprefix(UNAVAILABLE) if checkpoint.startswith(UNAVAILABLE) else ""
 
 

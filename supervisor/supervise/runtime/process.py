@@ -70,6 +70,7 @@ from .process_tree import (
     stat_fields,
     stop_ourselves,
 )
+from .segment_reader import RankView
 
 if TYPE_CHECKING:
     from .process_tree import Tree
@@ -597,7 +598,7 @@ class Ranks(Protocol):
     process: Process
     standstill: bool
 
-    def ranks(self) -> dict[int, dict[str, Any]]: ...
+    def ranks(self) -> Mapping[int, RankView]: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def release_signals(self) -> None: ...
     def forget(self, pending: PendingCommand) -> None: ...
@@ -655,5 +656,5 @@ def _interrupt(job: Ranks, grace_s: float) -> str:
 
 def silence_ns(job: Ranks) -> int | None:
     """On the main loop: how long the rank that was heard last has been silent."""
-    heard_ns = [view["seen_ns"] for view in job.ranks().values()]
+    heard_ns = [view.seen_ns for view in job.ranks().values()]
     return time.monotonic_ns() - max(heard_ns) if heard_ns else None

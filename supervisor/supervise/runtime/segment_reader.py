@@ -32,9 +32,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from msgspec import Struct
+
 from supervise_probe import wire
 
 from ..core.model.events import Announced, Beat, Event, Frame, Gap, Notice
+from ..core.model.payload import NOTHING, Payload
 from ..errors import SegmentError
 from ..store import files
 
@@ -362,6 +365,42 @@ class Ack:
     error: str | None
 
 
+class ProbeStatus(Struct, frozen=True, kw_only=True):
+    """The part of a probe's status that the supervisor uses; the keys of the probe's `_describe`.
+
+    Attributes:
+        rollback, checkpoint: what is possible, or why it is not.
+        safeguards: of each one the state. savepoints: their steps.
+        shards: number of a shard -> its name.
+    """
+
+    library: str = ""
+    planned_steps: int | None = None
+    rollback: str = ""
+    checkpoint: str = ""
+    paused: bool | None = None
+    savepoints: list[int] = []
+    safeguards: dict[str, str] = {}
+    kept_signals: list[str] = []
+    shards: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """The state of a rank: its process, phase, last sign of life, status and newest collective."""
+
+    pid: int
+    phase: str | None = None
+    seen_ns: int = 0
+    document: Payload = NOTHING
+    collective: wire.Collective | None = None
+
+    @property
+    def status(self) -> ProbeStatus:
+        """The status that the probe wrote."""
+        return self.document.read(ProbeStatus)
+
+
 class Segment:
     """One rank's segment; make one with `open`.
 
@@ -391,7 +430,7 @@ class Segment:
         self._odd: str | None = None  # what cannot be of the newest frame
         self._names: tuple[str, ...] = ()
         self._generation = 0
-        self._status: dict[str, Any] = {}
+        self._status = NOTHING
         self._status_generation = 0
         self._beat = (header.created_ns, wire.PHASES[0])
         self._acks: list[Ack] = []
@@ -478,8 +517,8 @@ class Segment:
         packed = wire.checked(self._file.counters(), wire.COLLECTIVE_AT)
         return None if packed is None else wire.unpack_collective(packed)
 
-    def status(self) -> dict[str, Any]:
-        """Return the newest status that the probe wrote, `{}` before the first.
+    def status(self) -> Payload:
+        """Return the newest status that the probe wrote, empty before the first.
 
         Raises:
             SegmentError: as `poll`.
@@ -488,7 +527,7 @@ class Segment:
             generation, status = self._file.document(wire.STATUS_AT, wire.STATUS_SIZE)
             is_valid = isinstance(status, dict) and is_bounded(status)
             if generation > self._status_generation and is_valid:
-                self._status = status
+                self._status = Payload(status)
                 self._status_generation = generation
         return self._status
 

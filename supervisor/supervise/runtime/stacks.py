@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import Any
 
 import psutil
 
 from ..core.standstill import Collective, LoaderWorker, RankStand, Standstill, explain
 from ..store import files
 from .host import run_tool
+from .segment_reader import RankView
 
 STACKS, MAIN_STACK = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
 _END_OF_ALL = re.compile(rb"\(all threads of (\d+)\)\n")
@@ -235,25 +235,24 @@ class RankSurvey:
 
     def __init__(
         self,
-        ranks: Mapping[int, Mapping[str, Any]],
+        ranks: Mapping[int, RankView],
         members: Sequence[psutil.Process] = (),
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._ranks, self._clock = ranks, clock
-        self._workers = _descendants({view["pid"] for view in ranks.values()}, members)
+        self._workers = _descendants({view.pid for view in ranks.values()}, members)
         self._found = {
-            pid: _observe(pid)
-            for pid in (*(view["pid"] for view in ranks.values()), *self._workers)
+            pid: _observe(pid) for pid in (*(view.pid for view in ranks.values()), *self._workers)
         }
         self._at_ns = clock()
 
     def has_exited(self) -> bool:
         """Return whether the process of any rank does not exist any more."""
-        return any(self._found[view["pid"]][0] == "exited" for view in self._ranks.values())
+        return any(self._found[view.pid][0] == "exited" for view in self._ranks.values())
 
     def silent_s(self) -> float:
         """Return for how long no rank has shown a sign of life, 0 where there is none."""
-        newest: int = max((view["seen_ns"] for view in self._ranks.values()), default=self._at_ns)
+        newest: int = max((view.seen_ns for view in self._ranks.values()), default=self._at_ns)
         return (self._at_ns - newest) / 1e9
 
     def finish(self, steps: Mapping[int, int], stacks: Callable[[int], str]) -> Standstill:
@@ -265,8 +264,8 @@ class RankSurvey:
         passed = max((self._clock() - self._at_ns) / 1e9, 1e-3)
         stands = {}
         for rank, view in self._ranks.items():
-            state, used = self._usage(view["pid"], passed)
-            frames = main_frames(stacks(view["pid"]).splitlines())
+            state, used = self._usage(view.pid, passed)
+            frames = main_frames(stacks(view.pid).splitlines())
             in_loader = any(
                 frame["name"] == "__next__" and _LOADER.search(frame["file"]) for frame in frames
             )
@@ -274,14 +273,14 @@ class RankSurvey:
                 state,
                 used,
                 steps.get(rank, -1),
-                (self._at_ns - view["seen_ns"]) / 1e9,
-                Collective(**view["collective"]) if view.get("collective") else None,
+                (self._at_ns - view.seen_ns) / 1e9,
+                Collective(*view.collective) if view.collective else None,
                 own_place(frames),
                 any(frame["name"] == _ENGINE for frame in frames),
                 in_loader,
-                tuple(self._loaders(view["pid"], passed, stacks)) if in_loader else (),
+                tuple(self._loaders(view.pid, passed, stacks)) if in_loader else (),
             )
-        return explain(stands, {rank: view["pid"] for rank, view in self._ranks.items()})
+        return explain(stands, {rank: view.pid for rank, view in self._ranks.items()})
 
     def _usage(self, pid: int, passed_s: float) -> tuple[str, float | None]:
         """Return the state of a process, and how many cores it has used since."""

@@ -35,6 +35,7 @@ from ..core.model.decisions import ACTING_MODES, Decision
 from ..core.model.events import Frame
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
+from .segment_reader import ProbeStatus, RankView
 
 # How the probe's status begins where no rollback is possible, and where a safeguard cannot act.
 REFUSED, CANNOT = "unavailable: ", "cannot act: "
@@ -42,7 +43,7 @@ INIT = "supervise init -- COMMAND"  # writes a policy with it
 
 
 def capabilities(
-    policy: Policy, state: State, probe: Mapping[str, Any], channels: Sequence[str]
+    policy: Policy, state: State, probe: ProbeStatus, channels: Sequence[str]
 ) -> dict[str, str]:
     """Return what can be done -> how, or why not.
 
@@ -56,7 +57,7 @@ def capabilities(
     else:
         availability["rollback"] = _rollback(policy, state, probe)
         availability["relaunch"] = _relaunch(policy, state, probe)
-        for name, how in (probe.get("safeguards") or {}).items():
+        for name, how in probe.safeguards.items():
             if how.startswith(CANNOT):
                 availability[name] = f"no ({how.removeprefix(CANNOT)})"
         if policy.job.preempt is not None:
@@ -71,19 +72,19 @@ def line(availability: Mapping[str, str]) -> str:
     return " · ".join(f"{remedy}: {state}" for remedy, state in availability.items())
 
 
-def is_known(policy: Policy, state: State, probe: Mapping[str, Any]) -> bool:
+def is_known(policy: Policy, state: State, probe: ProbeStatus) -> bool:
     """Return whether the job has shown what a rollback can do in it."""
     if policy.mode not in ACTING_MODES:
         return True
-    refused = str(probe.get("rollback", "")).startswith(REFUSED)
+    refused = probe.rollback.startswith(REFUSED)
     # Three show how far apart they are.
     enough = 3 if policy.savepoints is None else min(3, policy.savepoints.keep)
     is_decided = "rollback" in state.job.unavailable or refused
-    return is_decided or len(probe.get("savepoints") or ()) >= enough
+    return is_decided or len(probe.savepoints) >= enough
 
 
-def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
-    missing, status = state.job.unavailable, str(probe.get("rollback", ""))
+def _rollback(policy: Policy, state: State, probe: ProbeStatus) -> str:
+    missing, status = state.job.unavailable, probe.rollback
     if not _has(policy, "rollback"):
         return f"no (policy {policy.name} never runs it)"
     if "fence" in missing:
@@ -92,10 +93,10 @@ def _rollback(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
         return f"no ({_reason(missing['rollback'])})"
     if status.startswith(REFUSED):
         return f"no ({status.removeprefix(REFUSED)})"
-    if not probe.get("savepoints"):
+    if not probe.savepoints:
         every = "?" if policy.savepoints is None else policy.savepoints.every
         return f"not yet (savepoints are taken every {every} steps at most)"
-    return "yes" + _lateness(policy, state, probe["savepoints"])
+    return "yes" + _lateness(policy, state, probe.savepoints)
 
 
 def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
@@ -107,10 +108,10 @@ def _lateness(policy: Policy, state: State, steps: Sequence[int]) -> str:
     return f", savepoints {apart} steps apart for their cost" if apart > 2 * every else ""
 
 
-def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
+def _relaunch(policy: Policy, state: State, probe: ProbeStatus) -> str:
     reason = state.job.unavailable.get("relaunch")
     if policy.job.relaunch is None:
-        library = probe.get("library")
+        library = probe.library
         return f"not configured ({f'{library} recognised: ' if library else ''}{INIT})"
     if reason:
         return f"no ({reason})"
@@ -127,10 +128,10 @@ def _relaunch(policy: Policy, state: State, probe: Mapping[str, Any]) -> str:
     return f"yes, from {resumable[-1].id}"
 
 
-def _preempt(state: State, probe: Mapping[str, Any]) -> str:
+def _preempt(state: State, probe: ProbeStatus) -> str:
     if state.job.world_size > 1:
         return f"no ({state.job.world_size} ranks would have to save at the same step)"
-    status = str(probe.get("checkpoint", ""))
+    status = probe.checkpoint
     if status.startswith(REFUSED):
         return f"not yet ({status.removeprefix(REFUSED)})"
     return "yes, a checkpoint before the end"
@@ -336,7 +337,7 @@ class TrainingProgress:
                 return  # absent in this step: another metric would bend the curve
 
     def facts(
-        self, planned: int | None, now_ns: int, probe: Mapping[str, Any] | None = None
+        self, planned: int | None, now_ns: int, probe: ProbeStatus | None = None
     ) -> dict[str, Any]:
         """Return loss, speed, time left, the curve, and how far each rank lags.
 
@@ -348,9 +349,9 @@ class TrainingProgress:
             probe: the status of a rank, in which a library may say the same; before the command.
         """
         total, origin = (planned, "job.steps") if planned else self._given
-        reported = (probe or {}).get("planned_steps")
-        if not planned and isinstance(reported, int) and reported > 0:
-            total, origin = reported, str((probe or {}).get("library", ""))
+        reported = None if probe is None else probe.planned_steps
+        if not planned and probe is not None and reported is not None and reported > 0:
+            total, origin = reported, probe.library
         speed = self._speed()
         step = max(self._steps.values(), default=-1)
         remaining = None if total is None else max(0, total - 1 - step)
@@ -432,7 +433,7 @@ FAILURES = 8  # shown of them
 def snapshot(
     policy: Policy,
     state: State,
-    ranks: Mapping[int, Mapping[str, Any]],
+    ranks: Mapping[int, RankView],
     *,
     wall: str,
     now_ns: int,
@@ -463,11 +464,11 @@ def snapshot(
         "rules": rule_scope.rule_states(policy, state),
         "ranks": {
             str(rank): {
-                "pid": view["pid"],
-                "phase": view["phase"],
-                "silent_s": round((now_ns - view["seen_ns"]) / 1e9, 1),
+                "pid": view.pid,
+                "phase": view.phase,
+                "silent_s": round((now_ns - view.seen_ns) / 1e9, 1),
                 "overhead": overhead(state, rank),
-                **view["status"],
+                **view.document,
             }
             for rank, view in sorted(ranks.items())
         },

@@ -36,6 +36,7 @@ from .identity import (
 )
 from .logs import LogFiles
 from .processor import EventProcessor
+from .segment_reader import ProbeStatus, RankView
 from .settings import Settings
 from .status import capabilities, is_known, line
 
@@ -158,9 +159,15 @@ class Status:
             ranks = control.ranks()
         except SegmentError:
             ranks = {}
-        probe = ranks[min(ranks)]["status"] if ranks else {}
+        leader = ranks[min(ranks)] if ranks else None
+        probe = None if leader is None or not leader.document else leader.status
         self._identity.poll(ranks, now_ns)
-        can = capabilities(self._processor.policy, self._processor.state, probe, self._channels)
+        can = capabilities(
+            self._processor.policy,
+            self._processor.state,
+            probe or ProbeStatus(),
+            self._channels,
+        )
         self._report_once(can, probe, now_ns)
         document = status.snapshot(
             self._processor.policy,
@@ -172,7 +179,7 @@ class Status:
             last=self._processor.last,
             trouble=self._recorder.trouble,
         ) | channels(self._processor.broken_channels(), now_ns)
-        document["can"] = can if probe else {}
+        document["can"] = {} if probe is None else can
         if self._recorder.no_space:
             document["space"] = self._recorder.shortage(self._settings.run.path)
         policy = self._processor.policy
@@ -192,10 +199,10 @@ class Status:
             else:  # the record has a reserve
                 self._recorder.on_full(shortage)
 
-    def _report_once(self, can: Mapping[str, str], probe: Mapping[str, Any], now_ns: int) -> None:
+    def _report_once(self, can: Mapping[str, str], probe: ProbeStatus | None, now_ns: int) -> None:
         """Say what can be done: once the savepoints have shown it, after a minute in any case."""
         policy, state = self._processor.policy, self._processor.state
-        if state.job.lost is not None or state.step < 0 or not probe:
+        if state.job.lost is not None or state.step < 0 or probe is None:
             return
         self._first_frame_ns = self._first_frame_ns or now_ns
         elapsed_s = (now_ns - self._first_frame_ns) / 1e9
@@ -228,10 +235,10 @@ class _LaunchIdentity:
         else:
             self._settings.identity.start()
 
-    def poll(self, ranks: Mapping[int, Mapping[str, Any]], now_ns: int) -> None:
+    def poll(self, ranks: Mapping[int, RankView], now_ns: int) -> None:
         """Record the identity once it is known."""
         if ranks and self._processor.state.step >= 0:
-            self._settings.identity.loaded(int(ranks[min(ranks)]["pid"]))
+            self._settings.identity.loaded(ranks[min(ranks)].pid)
         identity = self._settings.identity.poll()
         if identity is not None:
             plain = self._settings.redactor.tree(msgspec.to_builtins(identity))

@@ -6,6 +6,7 @@ import time
 import psutil
 
 from supervise.runtime import stacks
+from supervise.runtime.segment_reader import RankView
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -85,7 +86,7 @@ def test_a_worker_that_deadlocks_before_the_loop_is_a_rank_is_named(probed):
     job = probed.start(DEADLOCK)
     wait_until((job.folder / "stuck").exists, "the deadlock")
     members = [psutil.Process(job.pid), *psutil.Process(job.pid).children()]
-    view = {0: {"pid": job.pid, "seen_ns": time.monotonic_ns()}}
+    view = {0: RankView(job.pid, seen_ns=time.monotonic_ns())}
 
     def stack(pid):
         try:
