@@ -238,6 +238,18 @@ def introduced(module: Module) -> Iterator[str]:
         yield f"{module.path} has no docstring; say what it is for"
 
 
+def printed(module: Module) -> Iterator[str]:
+    """Commands print others' text, so all of it goes through the two functions that clean it."""
+    if not module.name.startswith("supervise.cli.") or module.name.endswith(
+        ("_output", "_streams")
+    ):
+        return
+    for node in ast.walk(module.tree):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called in ("print", "click.echo") or called.endswith("console.print"):
+            yield f"{module.path}:{node.lineno} calls {called}(); use echo or echo_json of _output"
+
+
 RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     layers,
     pure,
@@ -245,6 +257,7 @@ RULES: tuple[Callable[[Module], Iterator[str]], ...] = (
     beside,
     small,
     introduced,
+    printed,
 )
 
 
@@ -329,6 +342,7 @@ def breaches(name: str, text: str) -> list[str]:
         ),
         ("supervise.runtime", "#\n" * 901, "runtime.py has 901 lines, more than 900"),
         ("supervise.runtime", "x = 1", "runtime.py has no docstring"),
+        ("supervise.cli.x", "click.echo(json.dumps(y))", "cli/x.py:1 calls click.echo(); use echo"),
     ],
 )
 def test_a_breach_is_one_sentence_with_its_place(name, text, sentence):

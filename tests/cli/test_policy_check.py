@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +154,38 @@ def test_help_loads_nothing_heavy(files):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+HOSTILE = "x\x1b[31m\u202e\U000e0041[red]y"  # colour, direction, a tag beyond U+FFFF, markup
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "policy check {file}",
+        "policy check --format github {file}",
+        "policy check --format json {file}",
+        "policy show nano --runbook {file}",
+        "policy diff --json {file} nano",
+        "policy test {pack}",
+        "backtest --policy {file} {rows}",
+        "backtest --policy {file} --json {rows}",
+        "backtest --policy {file} --alias loss={file} {rows}",
+        "init -o {file}.new -- {file}",
+        "why {file}",
+    ],
+)
+def test_a_name_of_others_neither_controls_the_terminal_nor_breaks_json(
+    supervise, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    names = {"file": f"{HOSTILE}.yaml", "pack": f"{HOSTILE}-pack.yaml", "rows": f"{HOSTILE}.csv"}
+    Path(names["file"]).write_text(ODD)
+    Path(names["pack"]).write_text(PACK.replace(", run: softn", "").replace("upp", "up"))
+    Path(names["rows"]).write_text("step,loss\n" + "".join(f"{n},2.5\n" for n in range(9)))
+    _, out, err = supervise(*(word.format_map(names) for word in command.split(" ")))
+
+    shown = out + err
+    assert "[red]y" in shown and all(c.isprintable() or c == "\n" for c in shown)
+    if "json" in command:
+        assert json.dumps(HOSTILE)[1:-1] in json.dumps(json.loads(out))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from ..core.model.formats import printable
 from ..errors import PolicyError
 
 SHOWN_WIDTH = 120  # characters of a source line that are shown around the caret
@@ -78,8 +79,7 @@ class Problem:
         """Return the sentence, the source line and a caret under the place."""
         text = self.source.line(self.line)
         start = max(0, self.col - SHOWN_WIDTH // 2) if len(text) > SHOWN_WIDTH else 0
-        excerpt = text[start : start + SHOWN_WIDTH].replace("\t", " ")
-        excerpt = "".join(c if c.isprintable() else "\ufffd" for c in excerpt)  # control characters
+        excerpt = printable(text[start : start + SHOWN_WIDTH])
         caret = " " * max(0, self.col - 1 - start) + "^"
         return f"{self}\n    {excerpt}\n    {caret}" if excerpt.strip() else str(self)
 

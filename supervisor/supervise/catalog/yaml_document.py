@@ -394,7 +394,10 @@ def _syntax(error: yaml.MarkedYAMLError, source: Source, problems: Problems) -> 
 
 WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*|[0-9]+(\.[0-9]+)?(ms|s|m|h)")
-_RAW = re.compile("[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_RAW = re.compile(  # no control character, no direction of text
+    "[^ -~\xa0-\u200a\u2010-\u2027\u202f-\u205f\u2070-\ud7ff\ue000-\ufefe\uff00-\ufff8\ufffc-\ufffd"
+    "\U00010000-\U000dffff]"
+)
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
+from ..core.model.formats import printable
 from ..errors import SuperviseError, UsageError
 from . import _streams
 from ._params import ARGV, PROGRAM, missing_dashes
@@ -198,4 +199,4 @@ def _print_error(error: SuperviseError) -> None:
     if render is None and error.hint:
         text += f"\n    {'' if error.hint.startswith('did you') else 'try: '}{error.hint}"
     text = text.encode("utf-8", "backslashreplace").decode()  # it may quote what is no Unicode
-    click.echo("".join(c if c.isprintable() or c == "\n" else " " for c in text), err=True)
+    click.echo(printable(text, keep="\n"), err=True)

@@ -15,11 +15,11 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, RichLog, Sparkline, Static
 
+from ..core.model.formats import printable
 from ..errors import MISSHAPEN, StoreError, SuperviseError
 from ..runtime.status import line, read_curve
 from ..store.files import locked
 from ..store.run_directory import RunDir
-from ._output import printable
 from ._runs import HIDDEN, LogTail, event_line
 from ._send_command import ask
 from .status import budgets_left, incidents, progress, read_status
@@ -325,4 +325,4 @@ class LiveView(App[None]):
             lines = (await asyncio.to_thread(ask, self._run_dir.path, name, self._by, {})).lines
         except SuperviseError as error:
             lines = [str(error)]
-        answer.update("\n".join(f"{name}: {text}" for text in lines))
+        answer.update("\n".join(printable(f"{name}: {text}") for text in lines))

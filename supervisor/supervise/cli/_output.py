@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import sys
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .. import system
-from ..core.model.decisions import plain
+from ..core.model.decisions import document
+from ..core.model.formats import printable
 from ..store import files
 from ..store.audit import Audit
 from ..store.journal import Journal
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from ..runtime.logs import JobOutput
 
 
-def printable(text: str) -> str:
-    """Return `text` without control characters: a job's output must not control the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def echo(*lines: str, err: bool = False, **style: Any) -> None:
+    """Print lines, with blanks for what does not print: text of others is neither code nor lines.
+
+    Commands print with this, `echo_json` and `print_table` alone. `style` is for `click.style`.
+    """
+    for line in lines:
+        text = printable(line).rstrip()
+        click.echo(click.style(text, **style) if style else text, err=err)
 
 
-def document(value: Any) -> str:
-    """Return data as JSON that any terminal and any file can hold."""
-    return escaped(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
-
-
-def escaped(text: str) -> str:
-    """Return JSON with escapes for what no terminal shows, and for half of a surrogate pair."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+def echo_json(value: Any, **form: Any) -> None:
+    """Print data as one JSON document; `form` is for `json.dumps`."""
+    click.echo(document(value, **form))
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
@@ -51,7 +51,7 @@ def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> No
     widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]) - 1)]
     for row in lines:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*padded, row[-1]]).rstrip())
+        echo("  ".join([*padded, row[-1]]))
 
 
 def _print_rich(cells: Sequence[Sequence[str]], header: Sequence[str]) -> None:
@@ -79,8 +79,8 @@ def line_printer(*, quiet: bool) -> PrintLine:
 
     def print_line(line: str) -> None:
         if not quiet:
-            text = "\n".join(map(printable, line.split("\n")))
-            sys.stderr.write(f"{text}\n")  # no flush, which may block: see `_streams`
+            text = printable(f"{line}\n", keep="\n")
+            sys.stderr.write(text)  # no flush, which may block: see `_streams`
 
     return print_line
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from .. import system
 from ..errors import StoreError, UsageError
 from ..runtime import watches
@@ -19,7 +17,7 @@ from ..store import audit
 from ..store.files import locked
 from ..store.quarantine_list import Quarantine
 from ..store.run_directory import RUNS, RunDir
-from ._output import printable
+from ._output import echo
 from ._runs import exactly, find, only_live, runs_in
 
 TIMEOUT_S = 15.0  # one round of the supervisor's loop, and one step boundary of the job
@@ -87,14 +85,13 @@ class Answer:
     def lines(self) -> list[str]:
         """What to print."""
         return [
-            f"record {record['seq']}, step {record['step']}: {printable(record['reason'])}"
+            f"record {record['seq']}, step {record['step']}: {record['reason']}"
             for record in self.records
         ] or [self.text]
 
     def print(self) -> None:
         """Print it on stderr, as all that is not data."""
-        for line in self.lines:
-            click.echo(line, err=True)
+        echo(*self.lines, err=True)
 
     def facts(self) -> dict[str, Any]:
         """Return it for a program."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from ..errors import UsageError
-from ._output import progress
+from ._output import echo, echo_json, progress
 
 FAILED = 1
 
@@ -84,23 +83,22 @@ def backtest_command(
     labels_of = None if labels is None else score.read_labels(labels)
     _check_fail_on(fail_on, labelled=labels_of is not None)
     for warning in _unknown_metrics(extra, (policy, *against)):
-        click.echo(f"supervise: warning: {warning}", err=True)
+        echo(f"supervise: warning: {warning}", err=True)
     left_out: list[str] = []
     with progress("recordings") as report:
         outcome = backtest.run(recordings, [policy, *against], extra, jobs, left_out, report)
     for note in left_out:
-        click.echo(f"supervise: skipped {note}", err=True)
+        echo(f"supervise: skipped {note}", err=True)
     runs = [outcomes[0].run for outcomes in outcome]
     _warn_of_others(score.unknown_runs(labels_of or (), runs))
     if as_json:
         for line in score.lines(outcome, labels_of):
-            click.echo(json.dumps(line, ensure_ascii=False, allow_nan=False))
+            echo_json(line)
     else:
-        for text in score.report(outcome, labels_of):
-            click.echo(text)
+        echo(*score.report(outcome, labels_of))
     failed = score.failures(score.scores(outcome, labels_of)[0], fail_on)
     for series, text in failed.items():
-        click.echo(f"supervise: --fail-on {series}: {text}", err=True)
+        echo(f"supervise: --fail-on {series}: {text}", err=True)
     if failed:
         click.get_current_context().exit(FAILED)
 
@@ -109,7 +107,7 @@ def _warn_of_others(notes: Sequence[str]) -> None:
     if notes:
         those = "1 run that is" if len(notes) == 1 else f"{len(notes)} runs that are"
         names = ", ".join(notes[:3]) + (", …" if notes[3:] else "")
-        click.echo(f"supervise: warning: labels name {those} not among these: {names}", err=True)
+        echo(f"supervise: warning: labels name {those} not among these: {names}", err=True)
 
 
 def _column_and_metric(pair: str) -> tuple[str, str]:

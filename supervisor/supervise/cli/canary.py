@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.model.decisions import document
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
-from ._output import document as as_json
-from ._output import print_table, printable
+from ._output import echo, echo_json, print_table
 from ._params import JobCommand
 from ._runs import complete, exactly, find
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
@@ -152,12 +152,12 @@ def write_verdict(report: GateReport, runs: Sequence[tuple[RunDir, RunDir]], log
     from ..trials.arms import cite
     from ..trials.trial_log import VERDICT
 
-    document = report.as_json()
-    del document["schema"]
-    for pair in document["pairs"]:
+    whole = report.as_json()
+    del whole["schema"]
+    for pair in whole["pairs"]:
         del pair["series"]
-    document["runs"] = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
-    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", document)
+    whole["runs"] = [{"baseline": cite(a), "candidate": cite(b)} for a, b in runs]
+    log.note(VERDICT, f"{report.verdict}: {'; '.join(report.reasons)}", whole)
 
 
 def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
@@ -173,12 +173,12 @@ def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
             _write(options[name], render(report))
     github = options["github"]
     if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
-        click.echo(annotation(report), err=True)
+        echo(annotation(report), err=True)
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if page and github is not False:
         _append(Path(page), summary(report))
     if options["json_wanted"]:
-        click.echo(as_json(report.as_json()))
+        echo_json(report.as_json())
     else:
         _print(report)
     counts = report.verdict.lower() in options["fail_on"]
@@ -211,19 +211,19 @@ def _append(path: Path, text: str) -> None:
 def _print(report: GateReport) -> None:
     from ..trials.gate_report import effect_text, rows
 
-    click.echo(f"{report.verdict}: {effect_text(report)}")
+    echo(f"{report.verdict}: {effect_text(report)}")
     for reason in report.reasons:
-        click.echo(printable(f"  {reason}"))
+        echo(f"  {reason}")
     noise = report.calibration
     if noise:
         noise_text = ", ".join(f"{value:+.4g}" for value in noise)
-        click.echo(f"  A/A pairs differ by {noise_text}")
+        echo(f"  A/A pairs differ by {noise_text}")
     for note in report.notes:
-        click.echo(printable(f"  note: {note}"))
-    click.echo("")
+        echo(f"  note: {note}")
+    echo("")
     pairs = [(str(number), *pair.cells) for number, pair in enumerate(report.pairs, 1)]
     print_table(pairs, ("pair", "baseline", "candidate", "difference", "batches"))
-    click.echo("")
+    echo("")
     print_table(list(rows(report)), ("check", "result", "baseline", "candidate", ""))
 
 
@@ -383,10 +383,10 @@ def target(ctx: click.Context, /, runs: Sequence[str], **options: Any) -> None:
             "values": [{"run": arm.name, "value": v} for arm, v in zip(arms, values, strict=True)],
         }
     if options["json_wanted"]:
-        click.echo(as_json(document))
+        echo_json(document)
     else:
-        click.echo(f"{verdict}: (target - mean) * sqrt(runs) = {found.score:.4g}")
-        click.echo(f"needed: {found.needed:.4g}; mean of {found.runs} runs: {found.mean:.6g}\n")
+        echo(f"{verdict}: (target - mean) * sqrt(runs) = {found.score:.4g}")
+        echo(f"needed: {found.needed:.4g}; mean of {found.runs} runs: {found.mean:.6g}", "")
         print_table(rows, ("run", "end", metric))
     ctx.exit(EXIT[verdict])
 
@@ -468,8 +468,8 @@ def canary_run_command(ctx: click.Context, /, argv: Sequence[str], **options: An
             judgement, pairs, runs = _run_pairs(trial, log, open_pairs(options["calibrate"]))
             report = gate_report(judgement, pairs, trial.notes(len(pairs)))
             write_verdict(report, runs, log)
-        files.replace(trial.directory / DOCUMENT, as_json(report.as_json()).encode(), durable=True)
-        click.echo(f"kept in {trial.directory}", err=True)
+        files.replace(trial.directory / DOCUMENT, document(report.as_json()).encode(), durable=True)
+        echo(f"kept in {trial.directory}", err=True)
         ctx.exit(print_report(report, options))
 
 
@@ -585,7 +585,7 @@ def _run_pairs(
         if len(pairs) == trial.seeds or is_decided(judgement, len(pairs) - 1 + len(noise)):
             return judgement, pairs, runs
         shown_effect = "" if effect is None else f": {effect:+.4g}"
-        click.echo(f"pair {len(pairs)} of {trial.seeds}{shown_effect}, not decided", err=True)
+        echo(f"pair {len(pairs)} of {trial.seeds}{shown_effect}, not decided", err=True)
 
 
 def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, Arm]:
@@ -619,10 +619,10 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     }
     about |= {"cpu_s": outcome.cpu_s, "outside": outcome.outside}
     log.note("canary_arm", text, {**about, **cite(outcome.run)})
-    click.echo(text, err=True)
+    echo(text, err=True)
     if arm.crashed and not arm.stopped:
         tail = last_lines(trial.directory / f"{arm_name}.log")
-        click.echo("\n".join(f"    {printable(line)}" for line in tail.splitlines()), err=True)
+        echo(*(f"    {line}" for line in tail.splitlines()), err=True)
     return outcome.run, arm
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from .. import system
 from ..catalog import shipped
@@ -26,6 +24,7 @@ from ..report.incident_report import Status
 from ..report.incident_views import DOCUMENT
 from ..store import audit
 from ..store.run_directory import RunDir
+from ._output import echo
 
 FAULT, FAULT_STEP, STEPS = "lr_spike", 150, 320
 NOTICE_STEPS = 40  # the fault lasts 20 steps; a later incident has another cause
@@ -54,29 +53,25 @@ def demo_command(run_dir: Path | None) -> int:
     path = run_dir or Path("runs") / f"demo-{system.wall()[:19].replace(':', '')}"
     if (path / "run.json").exists():
         raise UsageError(f"{path} holds a run already", hint="use another --run-dir, or none")
-    console = Console(highlight=False)
     train = shipped.folder("examples") / "nano" / "train.py"
     drill = f"{FAULT}@{FAULT_STEP}"
     job = [_near(sys.executable), _near(train), "--steps", str(STEPS), "--log-every", "25"]
     args = ["--policy", "nano", "--drill", drill, "--run-dir", str(path), "--"]
     args += [*job, "--out", str(path / "checkpoints")]
-    console.print(Text(f"$ supervise {shlex.join(args)}", style="bold"))
+    echo(f"$ supervise {shlex.join(args)}", bold=True)
     code = _supervise(*args)
     if not (path / "run.json").exists():
         return code  # `run` printed the error
 
     incident = _incident(list(audit.read(RunDir.open(path).audit_path)))
     if incident is None:
-        console.print("\n[red]the fault was not detected[/]")
+        echo("", "the fault was not detected", fg="red")
     card = [] if incident is None else [["why", str(path), incident]]
-    lines = [
-        _show(console, args)
-        for args in (*card, ["audit", "verify", str(path)], ["replay", str(path)])
-    ]
+    lines = [_show(args) for args in (*card, ["audit", "verify", str(path)], ["replay", str(path)])]
     recovered = incident is not None and _has_recovered(path, incident)
     if code:
-        console.print(f"[red]the job ended with exit code {code}[/]")
-    _print_next(console, path, drill, job)
+        echo(f"the job ended with exit code {code}", fg="red")
+    _print_next(path, drill, job)
     return int(not (recovered and all(lines) and code == 0))
 
 
@@ -86,9 +81,9 @@ def _near(path: str | Path) -> str:
     return str(path) if near.startswith(os.pardir) else near
 
 
-def _show(console: Console, args: list[str]) -> bool:
+def _show(args: list[str]) -> bool:
     """Print a command and what it prints; return whether it succeeded."""
-    console.print(Text(f"\n$ supervise {shlex.join(args)}", style="bold"))
+    echo("", f"$ supervise {shlex.join(args)}", bold=True)
     return _supervise(*args) == 0
 
 
@@ -119,16 +114,16 @@ def _has_recovered(run: Path, incident: str) -> bool:
     return bool(document["final"] and document["state"] == Status.RECOVERED)
 
 
-def _print_next(console: Console, path: Path, drill: str, job: list[str]) -> None:
+def _print_next(path: Path, drill: str, job: list[str]) -> None:
     """Print where the run is and which commands to try next."""
     target = shlex.quote(str(path))
     ours = Path(sys.executable).with_name("supervise")
     on_path = shutil.which("supervise") == str(ours) or not ours.exists()
     program = "supervise" if on_path else os.path.relpath(ours)
-    console.print(f"\nthe run is in {target}; next:")
+    echo("", f"the run is in {target}; next:")
     for line in (
         f"{program} audit show {target}",
         f"{program} export {target} --csv --metrics train_loss_raw,learning_rate,grad_global_norm",
         f"{program} --policy nano --mode shadow --drill {drill} -- {shlex.join(job)}",
     ):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        echo(f"  {line}")

@@ -7,7 +7,6 @@ says of its checkpoints.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -45,6 +44,7 @@ from ._job_check import (
     script_of,
     world_size,
 )
+from ._output import echo, echo_json
 from ._params import PROGRAM, JobCommand
 
 HEALTH_S = 150.0  # longer than all parts of a look together may take
@@ -119,8 +119,8 @@ def doctor_command(run_dir: Path | None, health: bool, as_json: bool, argv: tupl
     broken = any(check.status == "fail" for check in checks)
     if as_json:
         listed = [asdict(check) for check in checks]
-        document = {"ok": not broken, "checks": listed, "tier": tier, "metrics": measured}
-        click.echo(json.dumps(document | _probe_facts(probed)))
+        whole = {"ok": not broken, "checks": listed, "tier": tier, "metrics": measured}
+        echo_json(whole | _probe_facts(probed))
     else:
         print_checks(checks)
         _print_metrics(measured, bool(argv))
@@ -284,25 +284,25 @@ def print_checks(checks: list[Check]) -> None:
     """Print a line for each check."""
     colours = {"ok": "green", "note": "yellow", "fail": "red"}
     for check in checks:
-        click.echo(f"{click.style(f'{check.status:4}', colours[check.status])}  ", nl=False)
-        click.echo(f"{check.name:14} {check.detail}")
+        click.secho(f"{check.status:4}", fg=colours[check.status], nl=False)
+        echo(f"  {check.name:14} {check.detail}")
 
 
 def _print_metrics(measured: dict[str, str], requested: bool) -> None:
     if not requested:
-        click.echo("      next: supervise doctor -- COMMAND also checks the job's Python")
+        echo("      next: supervise doctor -- COMMAND also checks the job's Python")
         return
     groups: dict[str, list[str]] = {}
     for metric, answer in measured.items():
         groups.setdefault(answer, []).append(metric)
     if len(groups) == 1:
-        click.echo(f"\nno metrics per step: {next(iter(groups)).removeprefix('no: ')}")
+        echo("", f"no metrics per step: {next(iter(groups)).removeprefix('no: ')}")
         return
-    click.echo("\nintervals are defaults; `sampling` in a policy changes them")
+    echo("", "intervals are defaults; `sampling` in a policy changes them")
     for head, belongs in SECTIONS:
         answers = {answer: ids for answer, ids in groups.items() if belongs(answer)}
         if answers:
-            click.echo(f"\n{head}")
+            echo("", head)
         for answer, ids in answers.items():
             _list(answer, ids, apart=len(answers) > 1 or answer not in ("yes", REPORTED))
 
@@ -310,17 +310,12 @@ def _print_metrics(measured: dict[str, str], requested: bool) -> None:
 def _list(answer: str, ids: list[str], apart: bool) -> None:
     """Print the ids under their answer."""
     if apart:
-        click.echo(f"  {answer.removeprefix('yes, ').removeprefix('no: ')}")
+        echo(f"  {answer.removeprefix('yes, ').removeprefix('no: ')}")
     indent = "    " if apart else "  "
-    click.echo(
-        textwrap.fill(
-            ", ".join(ids),
-            98,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-        )
+    wrapped = textwrap.TextWrapper(
+        98, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
+    echo(*wrapped.wrap(", ".join(ids)))
 
 
 DEFAULT_FILE = Path("supervise.yaml")
@@ -371,15 +366,15 @@ def init_command(base: str | None, out: Path, argv: tuple[str, ...]) -> int:
     checks, _ = check_job(argv)
     if checks[0].status == "fail":  # a slip in the command: another one will be written for
         print_checks(checks)
-        click.echo(f"\n{out} is not written: correct the command first")
+        echo("", f"{out} is not written: correct the command first")
         return 1
     facts = look_at(script_of(argv), argv)
     _write(out, "".join(f"{line}\n" for line in lines(name, facts.recipe)))
     load_policy(out)
-    click.echo(f"{out}:")
-    click.echo("".join(f"  {line}\n" for line in out.read_text("utf-8").splitlines()))
+    echo(f"{out}:")
+    echo(*(f"  {line}" for line in out.read_text("utf-8").splitlines()), "")
     print_checks(checks)
-    click.echo(f"\nnext: {PROGRAM} --policy {shlex.quote(str(out))} -- {shlex.join(argv)}")
+    echo("", f"next: {PROGRAM} --policy {shlex.quote(str(out))} -- {shlex.join(argv)}")
     return int(any(check.status == "fail" for check in checks))
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import __version__
+from ..core.model.decisions import document
 from ..errors import StoreError, UsageError
 from ..store import files
-from ._output import document, print_table, printable
-from ._output import document as as_json
+from ._output import echo, echo_json, print_table
 from ._params import JobCommand
 from ._trials import SCRATCH, make_empty, outside_notes, own_errors, place_of, write_policy
 
@@ -120,9 +120,9 @@ def drill_suite_command(ctx: click.Context, /, argv: Sequence[str], **options: A
             log.note("suite_plan", f"{len(suite.drills)} faults, {suite.seeds} seeds", suite.plan)
             report = _run(suite, policy, log)
             _save(directory, report, log)
-        click.echo(f"kept in {directory}", err=True)
+        echo(f"kept in {directory}", err=True)
         if options["json_wanted"]:
-            click.echo(as_json(report.as_json()))
+            echo_json(report.as_json())
         else:
             _print(report)
         ctx.exit(1 if _fails(report, options["fail_on"]) else 0)
@@ -203,7 +203,7 @@ def _opened(path: Path, plan: Mapping[str, Any]) -> Path:
                 raise UsageError(text, hint="choose another directory with --dir DIR")
             return path
         make_empty(path)
-        files.replace(plan_path, as_json(plan).encode(), durable=True)
+        files.replace(plan_path, document(plan).encode(), durable=True)
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read or write {plan_path}: {error}") from error
     return path
@@ -236,7 +236,7 @@ def _run(suite: _Suite, policy: Isolated, log: TrialLog) -> SuiteReport:
             text = f"{planned_run.name}: {len(arm.arm.steps)} steps in {outcome.seconds:.0f} s"
             text = f"{text}, not injected: {arm.refused}" if arm.refused else text
             count += 1
-            click.echo(f"[{count}/{planned_count}] {text}", err=True)
+            echo(f"[{count}/{planned_count}] {text}", err=True)
             if new:
                 about = {"exit_code": outcome.code, "seconds": round(outcome.seconds, 1)}
                 log.note(
@@ -370,8 +370,8 @@ def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     from ..trials.suite_report import markdown, suite_page
     from ..trials.trial_log import RESULT
 
-    document = report.as_json()
-    data = as_json(document).encode()
+    whole = report.as_json()
+    data = document(whole).encode()
     try:
         files.replace(directory / DOCUMENT, data, durable=True)
         files.replace(directory / PAGE, suite_page(report).encode(), durable=False)
@@ -381,12 +381,12 @@ def _save(directory: Path, report: SuiteReport, log: TrialLog) -> None:
     citation = {
         "document": DOCUMENT,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "policy": document["policy"],
+        "policy": whole["policy"],
         "healthy": len(report.healthy),
         "faults": {fault.fault: fault.runs for fault in report.faults},
         "monitors": _by_digest(report),
     }
-    log.note(RESULT, document["summary"], citation)
+    log.note(RESULT, whole["summary"], citation)
 
 
 def _print(report: SuiteReport) -> None:
@@ -401,15 +401,15 @@ def _print(report: SuiteReport) -> None:
         undetected,
     )
 
-    click.echo(f"{summary(report)}\n")
+    echo(summary(report), "")
     print_table(list(fault_rows(report)), FAULTS)
-    click.echo("\n" + "\n".join(textwrap.wrap(READING, 100)) + "\n")
+    echo("", *textwrap.wrap(READING, 100), "")
     print_table(list(monitor_rows(report)), MONITORS)
     for title, texts in (("Undetected faults", undetected(report)), ("Limits", limits(report))):
         if texts:
-            click.echo(f"\n{title}:")
+            echo("", f"{title}:")
         for text in texts:
-            click.echo(printable(f"  {text}"))
+            echo(f"  {text}")
 
 
 def _fails(report: SuiteReport, on: str) -> bool:
@@ -457,7 +457,7 @@ def list_(as_json: bool) -> None:
 
     faults = discover.drill_facts()
     if as_json:
-        click.echo(document(faults))
+        echo_json(faults)
     else:
         print_table(
             [(fault["drill"], fault["moves"] or "-", fault["does"]) for fault in faults], HEADER
@@ -484,7 +484,7 @@ def show(name: str, as_json: bool) -> None:
     if name not in faults:
         raise UsageError(f"no fault {name!r}", hint=did_you_mean(name, faults))
     if as_json:
-        click.echo(document(faults[name]))
+        echo_json(faults[name])
     else:
         print_table(_lines(faults[name]))
 

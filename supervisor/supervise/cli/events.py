@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,11 +11,12 @@ from typing import Any
 
 import click
 
+from ..core.model.decisions import document
 from ..errors import StoreError, TamperError, UsageError, understood
 from ..store import audit, journal, policies, recorder, run_records
 from ..store.files import locked
 from ..store.run_directory import RunDir
-from ._output import document, escaped, printable
+from ._output import echo, echo_json
 from ._params import duration
 from ._runs import HIDDEN, LogTail, event_line, run_argument
 from .why import INSPECT
@@ -64,7 +64,7 @@ def events_command(
         if not alive and not is_reported:
             is_reported = True
             text = f"supervise: the supervisor of {run} died; try: supervise adopt {run}"
-            click.echo(text, err=True)
+            echo(text, err=True)
         time.sleep(POLL_S)
 
 
@@ -80,7 +80,7 @@ def _print(
             continue
         if moment is not None and not _is_newer(record, moment):
             continue
-        click.echo(document(record) if as_json else printable(event_line(record)))
+        echo_json(record) if as_json else echo(event_line(record))
 
 
 def _is_newer(record: dict[str, Any], moment: datetime) -> bool:
@@ -157,17 +157,15 @@ def verify(ctx: click.Context, run: Path, as_json: bool, witness: tuple[int, str
     if as_json:
         facts = {name: getattr(report, name) for name in report.__slots__}
         facts["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({**facts, "not_checked": run_records.NOT_CHECKED}))
+        echo_json({**facts, "not_checked": run_records.NOT_CHECKED})
     else:
-        click.echo(f"{report.status}: {report.message}")
-        click.echo(f"head: {report.records} {report.head}")
+        echo(f"{report.status}: {report.message}")
+        echo(f"head: {report.records} {report.head}")
         for part in parts:
-            click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
+            echo(f"{part.part}: {part.status}: {part.text}")
         if run_id is None:
-            click.echo(
-                "checked: the log only; give the run directory to check the files it refers to"
-            )
-        click.echo(f"not checked: {'; '.join(run_records.NOT_CHECKED)}")
+            echo("checked: the log only; give the run directory to check the files it refers to")
+        echo(f"not checked: {'; '.join(run_records.NOT_CHECKED)}")
     changed = any(part.status in (run_records.CHANGED, run_records.MISSING) for part in parts)
     ctx.exit(1 if changed else report.exit_code)
 
@@ -196,17 +194,16 @@ def show(run: Path, as_json: bool) -> None:
     path, _ = _log(run)
     for record in audit.read(path):
         if as_json:
-            text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-            click.echo(escaped(text))
+            echo_json(record, separators=(",", ":"))
         else:
-            click.echo(_line(record))
+            echo(_line(record))
 
 
 def _line(record: dict[str, Any]) -> str:
     marks = [record.get(key) for key in ("severity", "incident", "rule")]
     head = [f"{record['seq']:>5}", str(record.get("wall", ""))[11:23], f"step {record.get('step')}"]
     text = [*head, str(record.get("kind")), *[str(mark) for mark in marks if mark]]
-    return printable(f"{'  '.join(text)}  {record.get('reason', '')}".rstrip())
+    return f"{'  '.join(text)}  {record.get('reason', '')}"
 
 
 SAME, DIFFERENT, EDITED, INCOMPLETE = "same", "different", "edited", "incomplete"
@@ -238,10 +235,9 @@ def replay_command(ctx: click.Context, run: Path, as_json: bool) -> None:
     with understood(f"the records in {directory.audit_path}", INSPECT):
         result = _compare(directory, log)
     if as_json:
-        click.echo(document(result))
+        echo_json(result)
     else:
-        for line in _lines(result):
-            click.echo(line)
+        echo(*_lines(result))
     ctx.exit(EXIT_CODES[result["status"]])
 
 
@@ -288,7 +284,7 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result as people read it."""
     for text in result["edited_policies"]:
-        yield printable(f"edited policy: {text}")
+        yield f"edited policy: {text}"
     count, removed = result["decisions"], result["removed_events"]
     if result["status"] == INCOMPLETE and removed:
         spans = ", ".join(f"{start} to {end - 1}" for start, end in removed)
@@ -298,7 +294,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         ends = f"incomplete: the journal ends before event {result['ends_before_event']}"
         yield f"{ends}; {count} decisions follow from what is there"
         if (reason := result["reason"]) is not None:
-            yield f"  record {reason['record']}: {printable(reason['text'])}"
+            yield f"  record {reason['record']}: {reason['text']}"
     elif (difference := result["difference"]) is not None:
         yield f"NONDETERMINISM at record {difference['record']} (event {difference['event']})"
         yield f"  recorded: {_decision_text(difference['recorded'])}"

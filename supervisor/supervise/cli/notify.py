@@ -18,7 +18,7 @@ from .. import system
 from ..core.model.interfaces import CLOSED, OPENED, WATCHER, Message, NotifyError
 from ..errors import StoreError, UsageError
 from ..runtime import late_messages
-from ._output import document, print_table, printable
+from ._output import echo, echo_json, print_table
 
 if TYPE_CHECKING:
     from ..notifiers import Sender
@@ -87,9 +87,9 @@ def test(
                 detail = str(error)
         results.append({"channel": kind, "ok": ok, "detail": detail})
         if not as_json:
-            click.echo(printable(f"{kind}: {'ok' if ok else 'FAILED'}: {detail}"))
+            echo(f"{kind}: {'ok' if ok else 'FAILED'}: {detail}")
     if as_json:
-        click.echo(document(results))
+        echo_json(results)
     ctx.exit(0 if all(result["ok"] for result in results) else 1)
 
 
@@ -159,14 +159,14 @@ def show(as_json: bool = False) -> None:
         try:
             messages += late_messages.waiting(run)
         except StoreError as error:
-            click.echo(printable(str(error)), err=True)
+            echo(str(error), err=True)
     if as_json:
         summaries = [late_messages.Summary.of(message) for message in messages]
-        click.echo(msgspec.json.encode(summaries))
+        echo_json(msgspec.to_builtins(summaries))
     elif messages:
         print_table([_row(message) for message in messages], HEADER)
     else:
-        click.echo("no undelivered messages")
+        echo("no undelivered messages")
 
 
 @outbox_command.command()
@@ -191,14 +191,14 @@ def flush(ctx: click.Context, run: Path | None) -> None:
         try:
             for message in sender.send(path):
                 outcomes[message.state] += 1
-                click.echo(printable(message.text))
+                echo(message.text)
             remaining += len(late_messages.waiting(path))
         except StoreError as error:
             if run is not None:
                 raise
-            click.echo(printable(str(error)), err=True)
+            echo(str(error), err=True)
             errors += 1
-    click.echo(f"{outcomes['delivered']} delivered, {remaining} remain")
+    echo(f"{outcomes['delivered']} delivered, {remaining} remain")
     ctx.exit(1 if remaining or errors or outcomes["refused"] else 0)
 
 

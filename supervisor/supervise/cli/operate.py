@@ -11,8 +11,9 @@ import click
 
 from ..catalog.shipped import is_file
 from ..core.model.decisions import MODES
+from ..core.model.formats import printable
 from ..errors import InputError, StoreError
-from ._output import document, printable
+from ._output import echo, echo_json
 from ._params import Number
 from ._runs import live_run_argument
 from ._send_command import (
@@ -56,7 +57,7 @@ def _command(
                 answer = ask(run, name, by, args)
             except RefusedError as error:
                 answer = error.answer
-            click.echo(document(answer.facts())) if as_json else answer.print()
+            echo_json(answer.facts()) if as_json else answer.print()
             return answer.code
 
         operator = click.option(
@@ -374,4 +375,4 @@ def reload_command(run: Path, policy: str | None, mode: str | None, by: str | No
     text = printable(str(answer["reason"]))
     if answer["data"]["what"] == "refused":
         raise InputError(text, hint="fix the policy and reload again; the old one stays in force")
-    click.echo(f"record {answer['seq']}, step {answer['step']}: {text}", err=True)
+    echo(f"record {answer['seq']}, step {answer['step']}: {text}", err=True)

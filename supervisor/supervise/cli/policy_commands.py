@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError, SuperviseError, UsageError
-from ._output import counted
+from ._output import counted, echo, echo_json
 from ._params import Number
 
 if TYPE_CHECKING:
@@ -105,16 +104,16 @@ def policy_check_command(
             "errors": [docs.problem_fields(problem) for problem in errors],
             "warnings": [docs.problem_fields(problem) for problem in warnings],
         }
-        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
+        echo_json(report, indent=2)
     elif form == "github":
         for level, problems in (("error", errors), ("warning", warnings)):
             for problem in problems:
-                click.echo(docs.github(problem, level))
+                echo(docs.github(problem, level))
     else:
         _text(errors, warnings, len(checks))
         for check in checks if not errors else ():
             for note in _notes(check.file) if check.sort == "policy" else ():
-                click.echo(f"{check.file}: note: {note}")
+                echo(f"{check.file}: note: {note}")
     if failed:
         ctx.exit(INVALID)
 
@@ -159,16 +158,16 @@ def _cited(policy: Policy, path: str) -> Iterator[str]:
 
 def _text(errors: list[Problem], warnings: list[Problem], files: int) -> None:
     for problem in errors:
-        click.echo(problem.render())
+        echo(*problem.render().split("\n"))
     for problem in warnings:
-        click.echo(problem.render().replace(": ", ": warning: ", 1))
+        echo(*problem.render().replace(": ", ": warning: ", 1).split("\n"))
     counts = [
         f"{len(problems)} {noun}{'' if len(problems) == 1 else 's'}"
         for problems, noun in ((errors, "error"), (warnings, "warning"))
         if problems
     ]
     summary = f"{files} file{'' if files == 1 else 's'}"
-    click.echo(f"{summary}: {', '.join(counts) or 'good'}")
+    echo(f"{summary}: {', '.join(counts) or 'good'}")
 
 
 Facts = dict[str, Any]
@@ -217,15 +216,15 @@ def policy_show_command(policy: str, as_json: bool, rule_id: str | None, book: s
     if rule_id is not None:
         document, facts = _only(rule_id, document, facts, draft)
     if as_json:
-        click.echo(json.dumps(_merged(document, facts), ensure_ascii=False, indent=2))
+        echo_json(_merged(document, facts), indent=2)
     elif rule_id is None:
         resolved = loader.policy(draft)
-        click.echo(f"# {resolved.digest}")
-        click.echo("\n".join(_commented(resolved.resolved.splitlines(), facts)))
+        echo(f"# {resolved.digest}")
+        echo(*_commented(resolved.resolved.splitlines(), facts))
     else:
         from ..catalog import yaml_document
 
-        click.echo("\n".join(_commented(yaml_document.dump(document).splitlines(), facts)))
+        echo(*_commented(yaml_document.dump(document).splitlines(), facts))
 
 
 def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json: bool) -> None:
@@ -235,9 +234,9 @@ def _print_runbook(policy: str, books: Mapping[str, Any], name: str, *, as_json:
     if name not in books:
         raise UsageError(f"policy {policy} has no runbook {name!r}", hint=did_you_mean(name, books))
     if as_json:
-        click.echo(json.dumps(books[name], ensure_ascii=False, indent=2))
+        echo_json(books[name], indent=2)
     else:
-        click.echo(yaml_document.dump(books[name]).rstrip())
+        echo(*yaml_document.dump(books[name]).splitlines())
 
 
 def _only(
@@ -341,7 +340,7 @@ def policy_schema_command(sort: str) -> None:
     """
     from ..catalog import docs
 
-    click.echo(docs.text(FILES[sort]), nl=False)
+    echo(*docs.text(FILES[sort]).splitlines())
 
 
 FAILED = 1
@@ -398,7 +397,7 @@ def policy_test_command(
     low = coverage and least is not None and shown.percent() < least
     ok = not (failed or low or (strict and warnings))
     if as_json:
-        click.echo(_json(ok, outcomes, shown if coverage else None, warnings))
+        echo_json(_report(ok, outcomes, shown if coverage else None, warnings), indent=2)
     else:
         _print_scenarios(outcomes, warnings)
         if coverage:
@@ -459,41 +458,41 @@ def _loaded(paths: list[Path], warnings: list[Problem]) -> list[Subject]:
 
 def _print_scenarios(outcomes: dict[str, list[Outcome]], warnings: list[Problem]) -> None:
     for warning in warnings:
-        click.echo(warning.render().replace(": ", ": warning: ", 1))
+        echo(*warning.render().replace(": ", ": warning: ", 1).split("\n"))
     total = failures = 0
     for name, outcome_list in outcomes.items():
         bad = [outcome for outcome in outcome_list if outcome.failures]
         total, failures = total + len(outcome_list), failures + len(bad)
-        click.echo(f"{name}: {len(outcome_list) - len(bad)} of {len(outcome_list)} scenarios pass")
+        echo(f"{name}: {len(outcome_list) - len(bad)} of {len(outcome_list)} scenarios pass")
         for outcome in bad:
-            click.echo(f"  FAILED {outcome.form.name}")
+            echo(f"  FAILED {outcome.form.name}")
             for location, message in outcome.failures:
-                click.echo(f"    {location}: {message}")
+                echo(f"    {location}: {message}")
     if len(outcomes) > 1:
-        click.echo(f"all: {total - failures} of {total} scenarios pass")
+        echo(f"all: {total - failures} of {total} scenarios pass")
 
 
 def _print_coverage(coverage: Coverage, least: float | None) -> None:
     parts = ", ".join(f"{name} {a}/{b}" for name, (a, b) in coverage.parts().items())
     required = "" if least is None else f" (required: {least:g} %)"
-    click.echo(f"coverage: {coverage.percent():.0f} %{required}: {parts}")
+    echo(f"coverage: {coverage.percent():.0f} %{required}: {parts}")
     for sentence in coverage.missing():
-        click.echo(f"  {sentence}")
+        echo(f"  {sentence}")
 
 
-def _json(
+def _report(
     ok: bool,
     outcomes: dict[str, list[Outcome]],
     coverage: Coverage | None,
     warnings: list[Problem],
-) -> str:
+) -> dict[str, Any]:
     from ..catalog import docs
 
     report: dict[str, Any] = {"ok": ok, "files": _plain(outcomes)}
     report["warnings"] = [docs.problem_fields(problem) for problem in warnings]
     if coverage is not None:
         report["coverage"] = _plain_coverage(coverage)
-    return json.dumps(report, ensure_ascii=False, indent=2)
+    return report
 
 
 def _plain(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
@@ -554,20 +553,20 @@ def policy_diff_command(ctx: click.Context, a: str, b: str, as_json: bool) -> No
             "b": {"policy": drafts[1].name, "digest": loader.policy(drafts[1]).digest},
             "changes": [change.plain() for change in changes],
         }
-        click.echo(json.dumps(report, ensure_ascii=False, indent=2))
+        echo_json(report, indent=2)
     else:
         for effect, group in groupby(changes, key=lambda change: change.effect):
-            click.echo(f"{effect}:")
+            echo(f"{effect}:")
             for change in group:
                 label = f"{change.part} {change.key}".rstrip()
                 if change.key == "" and change.old is None:
-                    click.echo(f"  + {label}: {yaml_document.inline(change.new)}")
+                    echo(f"  + {label}: {yaml_document.inline(change.new)}")
                 elif change.key == "" and change.new is None:
-                    click.echo(f"  - {label}: {yaml_document.inline(change.old)}")
+                    echo(f"  - {label}: {yaml_document.inline(change.old)}")
                 else:
                     old, new = yaml_document.inline(change.old), yaml_document.inline(change.new)
-                    click.echo(f"  ~ {label}: {old} -> {new}")
+                    echo(f"  ~ {label}: {old} -> {new}")
         if not changes:
-            click.echo("the same")
+            echo("the same")
     if changes:
         ctx.exit(DIFFERENT)

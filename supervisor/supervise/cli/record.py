@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from ..report.stability_monitors import Fault, Knowledge, Signal
 from ..report.stability_record import MAX_FIELDS, StabilityRecord
 from ..store import audit, files, journal, run_records
 from ..store.run_directory import RunDir
-from ._output import printable
+from ._output import echo, echo_json
 from ._runs import run_argument
 from .why import INSPECT, readable
 
@@ -96,7 +95,7 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
     directory = RunDir.open(run)
     record = build_record(directory)
     if form is not None:
-        click.echo(FORMS[form][1](record).decode(), nl=False)
+        echo(*FORMS[form][1](record).decode().rstrip().split("\n"))
         return
     raw = record.encode()
     signed = None if key is None else audit.sign(raw, key)
@@ -114,8 +113,8 @@ def write(run: Path, out: Path | None, key: Path | None, form: str | None) -> No
             f"cannot write the record to {target}: {error.strerror}", hint="use --out DIR"
         ) from error
     names = ", ".join(name for name, _ in FORMS.values())
-    click.echo(printable(f"{target}: {names}{', signed' if signed else ''}"))
-    click.echo(f"head: {record.audit.records} {record.audit.head}")
+    echo(f"{target}: {names}{', signed' if signed else ''}")
+    echo(f"head: {record.audit.records} {record.audit.head}")
 
 
 @record_command.command()
@@ -145,10 +144,10 @@ def verify(
     parts = list(_verified(path, None if home is None else RunDir.open(home), key))
     if as_json:
         rows = [{name: getattr(part, name) for name in part.__slots__} for part in parts]
-        click.echo(json.dumps({"record": str(path), "parts": rows}))
+        echo_json({"record": str(path), "parts": rows})
     else:
         for part in parts:
-            click.echo(printable(f"{part.part}: {part.status}: {part.text}"))
+            echo(f"{part.part}: {part.status}: {part.text}")
     ctx.exit(int(any(part.status in (CHANGED, MISSING) for part in parts)))
 
 
@@ -168,11 +167,9 @@ def diff(before: Path, after: Path, as_json: bool) -> int:
     """
     differences = stability_record.differences(_read(before), _read(after))
     if as_json:
-        click.echo(json.dumps([{"field": p, "before": a, "after": b} for p, a, b in differences]))
+        echo_json([{"field": p, "before": a, "after": b} for p, a, b in differences])
     for path, old, new in [] if as_json else differences:
-        click.echo(
-            printable(f"{path}: {stability_record.text_of(old)} → {stability_record.text_of(new)}")
-        )
+        echo(f"{path}: {stability_record.text_of(old)} → {stability_record.text_of(new)}")
     return DIFFERENT if differences else 0
 
 
@@ -400,7 +397,7 @@ def export_command(run: Path, kind: str | None, metrics: str | None, output: Pat
     columns = _columns(run_records.metric_ids(directory), metrics)
     for start, end in journal.thinned(directory.journal_path):
         text = f"events {start} to {end - 1}: frames were removed (journal.max_gb)"
-        click.echo(f"supervise: warning: {text}", err=True)
+        echo(f"supervise: warning: {text}", err=True)
     if output is None:
         run_records.export_csv(directory, sys.stdout, columns)
         return
@@ -415,7 +412,7 @@ def export_command(run: Path, kind: str | None, metrics: str | None, output: Pat
                 rows = run_records.export_parquet(directory, binary_file, columns)
     except OSError as error:
         raise StoreError(f"cannot write {output}: {error.strerror}") from error
-    click.echo(f"wrote {rows} rows to {output}", err=True)
+    echo(f"wrote {rows} rows to {output}", err=True)
 
 
 def _columns(available: Sequence[str], selection: str | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from ..errors import UsageError
-from ._output import document, print_table
+from ._output import echo, echo_json, print_table
 from ._params import PROGRAM
 
 ORDER = """\
@@ -54,12 +53,12 @@ def listing(as_json: bool) -> None:
 
     found = [describe(name) for name in metrics.everything()]
     if as_json:
-        click.echo(json.dumps(found, ensure_ascii=False))
+        echo_json(found)
         return
     for source, head in docs.BY.items():
         rows = [row for row in found if row["measured_by"] == source]
         if rows:
-            click.echo(f"{head}:")
+            echo(f"{head}:")
             print_table([(f"  {row['id']}", row["unit"], *_listed(row)) for row in rows])
 
 
@@ -82,20 +81,20 @@ def show(metric: str, as_json: bool) -> None:
         raise UsageError(f"no metric {metric!r}", hint=near or "supervise metrics list")
     facts = describe(metric)
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
+        echo_json(facts)
         return
-    click.echo(f"{facts['id']} [{facts['unit']}]")
-    click.echo(f"  {facts['meaning']}")
+    echo(f"{facts['id']} [{facts['unit']}]")
+    echo(f"  {facts['meaning']}")
     for head in ("source", "cost"):
-        click.echo(f"  {head + ':':10} {facts[head]}")
-    click.echo(f"  {'measured:':10} {_MEASURED[facts['measured_by']]}")
+        echo(f"  {head + ':':10} {facts[head]}")
+    echo(f"  {'measured:':10} {_MEASURED[facts['measured_by']]}")
     if facts["not_covered"]:
-        click.echo(f"  {'reason:':10} {facts['not_covered']}")
+        echo(f"  {'reason:':10} {facts['not_covered']}")
     if facts["rules"]:
-        click.echo(f"  {'rules:':10} {', '.join(facts['rules'])}")
+        echo(f"  {'rules:':10} {', '.join(facts['rules'])}")
     for name, text in facts["detectors"].items():
-        click.echo(f"  {'detector:':10} {name}: {text}")
-    click.echo(f"\n{ORDER}")
+        echo(f"  {'detector:':10} {name}: {text}")
+    echo("", f"{ORDER}")
 
 
 def describe(metric: str) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
     if name is None:
         found = [_facts(book, whole) for book in sorted(books)]
         found.sort(key=lambda facts: not facts["acts"])
-        click.echo(document(found)) if as_json else print_table(list(_rows(found)), HEADER)
+        echo_json(found) if as_json else print_table(list(_rows(found)), HEADER)
         return
     if name not in books:
         raise UsageError(
@@ -193,7 +192,7 @@ def runbook_command(name: str | None, policy: str, as_json: bool) -> None:
         )
     facts = _facts(name, whole)
     if as_json:
-        click.echo(document(facts))
+        echo_json(facts)
     else:
         print_table(list(_lines(facts)))
 
@@ -316,4 +315,4 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     """
     shell_class = get_completion_class(shell)
     assert shell_class is not None
-    click.echo(shell_class(ctx.find_root().command, {}, PROGRAM, VARIABLE).source())
+    echo(shell_class(ctx.find_root().command, {}, PROGRAM, VARIABLE).source())

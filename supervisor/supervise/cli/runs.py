@@ -25,7 +25,7 @@ from ..store import run_records
 from ..store.files import is_own_directory, locked
 from ..store.run_directory import RUNS, RunDir
 from ..store.run_records import Survey, skim
-from ._output import age, document, number, print_table, printable
+from ._output import age, echo, echo_json, number, print_table
 from ._params import duration
 from ._runs import NO_RUN, STATES, UNKNOWN, run_argument, runs_in, state_of
 
@@ -66,11 +66,11 @@ def runs_command(directory: Path, state: tuple[str, ...], as_json: bool) -> None
     rows = [summary(path) for path in runs_in(directory)]
     rows = [row for row in rows if not state or row["state"] in state]
     if as_json:
-        click.echo(document(rows))
+        echo_json(rows)
     elif rows:
         print_table([_row(row) for row in rows], HEADER)
     else:
-        click.echo(f"no runs in {directory}" if not state else f"none of {', '.join(state)}")
+        echo(f"no runs in {directory}" if not state else f"none of {', '.join(state)}")
 
 
 def summary(path: Path) -> dict[str, Any]:
@@ -187,12 +187,12 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
         freed += 0 if error or run.kept else sum(part.size_bytes for part in run.parts)
         rows.append({**asdict(run), "path": str(run.path), "error": error})
         if not as_json:
-            click.echo(printable(_line(run, error)))
+            echo(_line(run, error))
     if as_json:
-        click.echo(document({"freed_bytes": freed, "dry_run": dry_run, "runs": rows}))
+        echo_json({"freed_bytes": freed, "dry_run": dry_run, "runs": rows})
         return 1 if failed else 0
     verb = "would free" if dry_run else "freed"
-    click.echo(f"{verb} {size(freed)} of {len(survey)} run{'' if len(survey) == 1 else 's'}")
+    echo(f"{verb} {size(freed)} of {len(survey)} run{'' if len(survey) == 1 else 's'}")
     return 1 if failed else 0
 
 
@@ -253,11 +253,11 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
         return _verify(opened)
     entries = registry.read(opened.path).checkpoints
     if as_json:
-        click.echo(document(msgspec.to_builtins(entries)))
+        echo_json(msgspec.to_builtins(entries))
     elif entries:
         print_table([_checkpoint_row(entry) for entry in entries], CHECKPOINT_HEADER)
     else:
-        click.echo("no checkpoints")
+        echo("no checkpoints")
     return 0
 
 

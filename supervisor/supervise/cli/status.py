@@ -16,7 +16,7 @@ from ..runtime.status import line, read_curve, verdict
 from ..store import audit
 from ..store.run_directory import RunDir
 from ..store.run_records import read_outcome, skim
-from ._output import document, number, print_table, rate, seconds_since, span, spark
+from ._output import echo_json, number, print_table, rate, seconds_since, span, spark
 from ._runs import life, run_argument
 
 DERIVED = "the file is only a cache of the records; use `supervise why RUN`"
@@ -85,7 +85,7 @@ def status_command(run: Path, as_json: bool) -> None:
     directory = RunDir.open(run)
     state = read_status(directory)
     if as_json:
-        click.echo(document(state))
+        echo_json(state)
         return
     with understood(f"the status in {directory.path / 'state.json'}", DERIVED):
         lines = _lines(state)

@@ -9,6 +9,7 @@ import click
 
 from ..errors import UsageError
 from ..store.run_directory import RunDir
+from ._output import echo
 from ._runs import run_argument
 
 
@@ -47,4 +48,4 @@ def watch_command(run: Path, by: str | None) -> None:
         ) from None
     view = LiveView(directory, by)
     view.run()
-    click.echo(view.receipt)
+    echo(view.receipt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ..store.files import locked
 from ..store.policies import DIRECTORY
 from ..store.recorder import incomplete
 from ..store.run_directory import RunDir
-from ._output import document, printable
+from ._output import echo, echo_json
 from ._runs import incident_arguments, run_argument
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def why_command(
     if write is not None:
         _write(write, report)
     if as_json:
-        click.echo(document(report.as_json()))
+        echo_json(report.as_json())
         return
     lines: list[str] = []
     if incident is None and len(ids) > 1:
@@ -97,12 +97,7 @@ def why_command(
         lines.append(f"{'Note':7}{lacking['reason']}")
     if full:
         lines += failure_lines(failures(records))
-    _print(lines)
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(printable(line).rstrip())
+    echo(*lines)
 
 
 def _print_none(
@@ -123,9 +118,9 @@ def _print_none(
             "watched": watching(run, log, policies),
             "failures": [asdict(failure) for failure in ended],
         }
-        click.echo(document(whole))
+        echo_json(whole)
         return
-    _print([*_nothing(run, log, policies, ending), *failure_lines(ended)])
+    echo(*_nothing(run, log, policies, ending), *failure_lines(ended))
 
 
 def _write(directory: Path, report: IncidentReport) -> None:
@@ -260,10 +255,10 @@ def why_not_command(
             policies.finder(directory, load_policy),
         )
     if as_json:
-        click.echo(document(answer))
+        echo_json(answer)
         return
     for line in _lines(answer):
-        click.echo(printable(line).rstrip())
+        echo(line)
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -220,11 +220,6 @@ def footer(message: Message) -> list[str]:
     return [f"{name} {text}".strip() for name, text in parts if text]
 
 
-def clean(text: str) -> str:
-    """Return `text` on one line, without control or direction characters (no escape sequences)."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def clip(text: str, limit: int) -> str:
     """Return at most `limit` characters, the last one an ellipsis if any were cut."""
     return text if len(text) <= limit else text[: max(limit - 1, 0)] + "…"

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError, Severity
-from ._settings import ChannelSettings, Sender, clean, clip, sentences
+from ._settings import ChannelSettings, Sender, clip, sentences
 
 PREFIX = "supervise: "
 WIDTH = 300  # characters; a terminal wraps, a log file does not
@@ -79,7 +80,7 @@ def render(message: Message, *, colour: bool) -> str:
     severity: str = message.severity
     if colour and severity in _COLOURS:
         severity = f"\033[{_COLOURS[severity]}m{severity}\033[0m"
-    title = clip(clean(message.title), WIDTH)
+    title = clip(printable(message.title), WIDTH)
     position = f"step {message.step}" if message.step >= 0 else "before the first step"
     lines = [f"{severity} {title}" + ("" if f"at {position}" in title else f" ({position})")]
     parts = ((head.lower(), text) for head, text in sentences(message))
@@ -87,5 +88,5 @@ def render(message: Message, *, colour: bool) -> str:
     for head, text in texts:
         if text:
             width = LONG if head == "next" else WIDTH
-            lines.append(f"  {clean(head):4}  {clip(clean(text), width)}")
+            lines.append(f"  {printable(head):4}  {clip(printable(text), width)}")
     return "".join(f"{PREFIX}{line}\n" for line in lines)

@@ -15,9 +15,10 @@ from email.message import EmailMessage
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Literal
 
+from ..core.model.formats import printable
 from ..core.model.interfaces import OPENED, Message, NotifyError, Severity
 from ._http import TIMEOUT_S
-from ._settings import ChannelSettings, Sender, clean, clip, footer, sentences, variable
+from ._settings import ChannelSettings, Sender, clip, footer, sentences, variable
 
 if TYPE_CHECKING:
     import smtplib
@@ -59,7 +60,7 @@ class Email(ChannelSettings):
             wrong = [
                 address
                 for address in addresses
-                if "@" not in address or clean(address) != address or " " in address
+                if "@" not in address or printable(address) != address or " " in address
             ]
             if wrong or not addresses:
                 problems.append((key, f"must be an e-mail address, not {(wrong or [''])[0]!r}"))
@@ -89,7 +90,7 @@ class EmailSender:
 
     def send(self, message: Message, *, key: str) -> str:
         """Deliver. Raises NotifyError."""
-        subject = title = clip(clean(f"[{message.severity}] {message.title}"), MAX_SUBJECT)
+        subject = title = clip(printable(f"[{message.severity}] {message.title}"), MAX_SUBJECT)
         if message.incident is not None:
             first_subject = self._subjects.setdefault(message.incident, title)
             subject = title if first_subject == title else f"Re: {first_subject}"
@@ -159,10 +160,10 @@ def letter_of(message: Message, key: str, subject: str) -> EmailMessage:
     if message.incident is not None and message.kind != OPENED:
         letter["References"] = letter["In-Reply-To"] = thread
     letter["Auto-Submitted"] = "auto-generated"  # RFC 3834: no out-of-office answers
-    lines = [clean(message.title), ""]
-    lines += [f"{head:7}{clean(text)}" for head, text in sentences(message)]
-    lines += [f"{clean(name)}: {clean(text)}" for name, text in message.facts]
-    text = "\n".join([*lines, "", " · ".join(map(clean, footer(message))), ""])
+    lines = [printable(message.title), ""]
+    lines += [f"{head:7}{printable(text)}" for head, text in sentences(message)]
+    lines += [f"{printable(name)}: {printable(text)}" for name, text in message.facts]
+    text = "\n".join([*lines, "", " · ".join(map(printable, footer(message))), ""])
     letter.set_content(text.encode("utf-8", "backslashreplace").decode())
     return letter
 

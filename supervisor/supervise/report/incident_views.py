@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -10,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.model.decisions import document
+from ..core.model.formats import printable
 from ..core.model.interfaces import APPROVAL, CLOSED, FINISHED, OPENED, LossCurve, Message
 from ..core.model.payload import Json
 from ..core.model.verdicts import Verdict
@@ -40,8 +41,8 @@ EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for 
 
 def files_of(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
-    document = json.dumps(report.as_json(), allow_nan=False, ensure_ascii=False, indent=1)
-    files = {DOCUMENT: f"{document}\n", SUMMARY: markdown(report), PAGE: page(report)}
+    whole = document(report.as_json(), indent=1)
+    files = {DOCUMENT: f"{whole}\n", SUMMARY: markdown(report), PAGE: page(report)}
     return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in files.items()}
 
 
@@ -262,7 +263,7 @@ def _markdown(report: IncidentReport) -> Iterator[str]:
         yield from ("", "## Error", "", _plain(failure.text))
         if failure.traceback:
             quoted = [f"    {line}" for line in failure.traceback.rstrip().splitlines()]
-            yield from ("", *map(_printable, quoted))
+            yield from ("", *map(printable, quoted))
     yield from ("", "## Look closer", "")
     yield from (f"    {command}" for command in report.replay.commands)
 
@@ -277,11 +278,7 @@ def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _plain(value: str) -> str:
     """Return text of a job in one line, so that it can neither mark up nor link."""
-    return SPECIAL.sub(r"\\\1", _printable(" ".join(value.split())))
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)
+    return SPECIAL.sub(r"\\\1", printable(" ".join(value.split())))
 
 
 # ── page ──────────────────────────────────────────────────────────────────────────────────────────

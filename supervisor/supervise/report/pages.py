@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.model.formats import printable
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -36,7 +38,7 @@ def _environment() -> Environment:
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        finalize=printable,
+        finalize=_printed,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -44,11 +46,11 @@ def _environment() -> Environment:
     )
 
 
-def printable(value: Any) -> Any:
+def _printed(value: Any) -> Any:
     """Return text without control characters, anything else as it is."""
     if type(value) is not str:  # markup of a template is of a subclass
         return value
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    return printable(value, keep="\n")
 
 
 @dataclass(frozen=True, slots=True)

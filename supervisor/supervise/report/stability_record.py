@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from ..core.model.decisions import plain
-from ..core.model.formats import number
+from ..core.model.decisions import document, plain
+from ..core.model.formats import number, printable
 from ..json_schemas import published_schema
 from .pages import render
 
@@ -329,8 +329,8 @@ class StabilityRecord(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def encode(self) -> bytes:
         """Return the bytes that are signed."""
-        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        return f"{text}\n".encode("utf-8", "backslashreplace")
+        text = document(self.as_json(), indent=1)
+        return f"{text}\n".encode()
 
 
 def decode(raw: bytes) -> StabilityRecord:
@@ -409,7 +409,7 @@ def text_of(value: Any) -> str:
         return "none"
     if isinstance(value, float):
         return number(value)
-    return "".join(c if c.isprintable() else " " for c in str(value))
+    return printable(str(value))
 
 
 def _pairs(title: str, fields: Any) -> Block:

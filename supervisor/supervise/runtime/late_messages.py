@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 from .. import system
+from ..core.model.formats import printable
 from ..core.model.interfaces import Message, NotifyError
 from ..errors import InputError, StoreError
 from ..notifiers import Sender, build
@@ -75,7 +76,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         name = f"{self.channel}: {message.severity} message of run {message.run}"
         outcome = self.state if self.state == "delivered" else f"{self.state}, {self.detail}"
         text = f"{name}, due {_minute(self.due)}: {outcome}: {message.title}"
-        return "".join(c if c.isprintable() else " " for c in text)
+        return printable(text)
 
     def marked(self) -> Message:
         """Return the message with its lateness: people must not take it for news."""

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..core.model.decisions import plain
+from ..core.model.decisions import document
 from ..errors import FULL, StoreError, TamperError, UsageError
 from ..system import Thread
 from . import files
@@ -136,8 +136,7 @@ class Chain:
 
     def line(self, record: Mapping[str, Any]) -> bytes:
         """Return the line of the next record; call `take` once it is written."""
-        text = json.dumps(plain(record), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        body = text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes its JSON escape
+        body = document(record, separators=(",", ":")).encode()
         return leaf(body).hex().encode() + b" " + body + b"\n"
 
     def take(self, line: bytes) -> dict[str, Any]:

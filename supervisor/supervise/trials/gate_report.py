@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 from msgspec import Struct, field
 
+from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .gate_statistics import Effect
 from .guards import Check, Status
@@ -190,12 +191,13 @@ def junit(report: GateReport) -> bytes:
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, "time": "0", **counts})
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (("verdict", report.verdict), ("effect", effect_text(report))):
-        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+        ElementTree.SubElement(properties, "property", {"name": name, "value": printable(value)})
     for (name, status, _, _, text), kind in zip(cases, kinds, strict=True):
-        about = {"classname": SUITE.replace(" ", "."), "name": _clean(name), "time": "0"}
+        about = {"classname": SUITE.replace(" ", "."), "name": printable(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
         if kind:
-            attributes = {"message": _clean(text)} | ({} if kind == "skipped" else {"type": status})
+            attributes = {"message": printable(text)}
+            attributes |= {} if kind == "skipped" else {"type": status}
             ElementTree.SubElement(case, kind, attributes)
     ElementTree.indent(root)
     document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
@@ -238,13 +240,8 @@ def _table(head: Sequence[str], body: Iterator[Row]) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     """Return text for a cell of Markdown: names of runs and files are not ours."""
-    clean = _clean(text).replace("&", "&amp;").replace("<", "&lt;")
+    clean = printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{c}" if c in "\\|`*_[]#" else c for c in clean)
-
-
-def _clean(text: str) -> str:
-    """Return text without control characters, which XML cannot hold."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def gate_page(report: GateReport) -> str:

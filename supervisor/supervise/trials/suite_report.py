@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
+from ..core.model.formats import printable
 from ..report.pages import Figure, figure_over_steps, render
 from .drill_findings import Drill, Finding, Healthy, Monitor, Runs
 from .gate_report import thinned
@@ -487,5 +488,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    clean = "".join(c if c.isprintable() else " " for c in text)
+    clean = printable(text)
     return "".join(f"\\{c}" if c in "\\|`*[]" else c for c in clean).replace("<", "&lt;")

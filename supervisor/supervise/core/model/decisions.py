@@ -7,6 +7,7 @@ them apart: `WHAT` of a class, or its field `what`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -639,6 +640,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+def document(value: Any, **form: Any) -> str:
+    """Return data as JSON that any terminal and any file can hold; `form` is for `json.dumps`.
+
+    What does not print is escaped; so is half of a surrogate pair, which is no Unicode.
+    """
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, **form)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def record(decision: Decision) -> dict[str, Any]:

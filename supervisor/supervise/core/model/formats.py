@@ -1,5 +1,7 @@
 """Actions and readings in words, as people read them in a story or in an answer. Pure text.
 
+`printable` is for text that others wrote, such as a job: it goes to no terminal or page without.
+
 Works on what `Watch.numbers` returned and on the same after JSON ("NaN" and "+Inf" as text); knows
 the keys that detectors share (see interfaces.py) and shows the plain ones of any other kind.
 """
@@ -132,6 +134,13 @@ RANK_OF = {
     **dict.fromkeys(("train_loss_raw", "grad_global_norm", "update_norm"), "nonfinite_rank"),
 }
 SLOW_AT = ("its input", "its forward or optimizer", "code outside forward and backward")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with blanks for what controls a terminal or turns the direction of a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else " " for c in text)
 
 
 def metric(name: str) -> str:
