@@ -62,7 +62,7 @@ def main() -> None:
         outcomes = backtest.run(paths, policies, {}, given.jobs, [])
     for place, factor in enumerate(given.factors):
         total = score.score(f"x{factor:g}", [each[place] for each in outcomes], labels)
-        missed = ", ".join(f"{one['kind']} at {one['step']}" for one in total.missed) or "nothing"
+        missed = ", ".join(f"{one.kind} at {one.step}" for one in total.missed) or "nothing"
         print(f"x{factor:<8g}{total.false_pages:25d}{len(total.detections):9d}    {missed}")
         wrong |= factor == SENSITIVE and total.false_pages > 0
         wrong |= factor == TOLERANT and bool(total.missed)

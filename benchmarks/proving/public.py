@@ -188,9 +188,9 @@ def main() -> int:
         print(row, flush=True)
         text += row + "\n"
         if options.false:
-            rules = [(one["severity"], one["rule"]) for one in found.false]
+            rules = [(one.severity, one.rule) for one in found.false]
             print({rule: rules.count(rule) for rule in dict.fromkeys(rules)})
-            print([(one["run"], one["step"]) for one in found.missed])
+            print([(one.run, one.step) for one in found.missed])
     text += bound(sum(one.rows for one in seen), sum(one.false_actions for one in seen))
     if options.policy == "nano":
         TABLE.write_text(text)

@@ -66,7 +66,7 @@ def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
     """Opened at 150, raised at 152, when it would have rolled back."""
     outcome = _one(_losses(tmp_path, "a", CALM + SPIKE + CALM), write())
 
-    told = [(a.step, a.severity, a.rule, a.incident, a.fault, a.row) for a in outcome.alarms]
+    told = [(a.step, a.severity, a.rule, a.incident, a.change, a.row) for a in outcome.alarms]
     assert told == [
         (150, "SEV2", "notice", "inc-1", "opened", 151),
         (152, "SEV1", "act", "inc-1", "raised", 153),

@@ -89,7 +89,7 @@ def test_some_trouble_must_be_taken_seriously(kind, severity, found):
 
     assert scored.kinds[kind] == [found, 1]
     assert scored.false_notices == scored.false_pages == 0
-    assert [m["best"] for m in scored.missed] == ([] if found else [severity])
+    assert [m.best for m in scored.missed] == ([] if found else [severity])
 
 
 def test_what_people_are_not_told_of_neither_finds_nor_is_false():
@@ -119,7 +119,7 @@ def test_an_alarm_serves_the_label_it_lies_in():
     labels = Label("r", 100, 110, "divergence"), Label("r", 115, 120, "divergence")
     scored = _score(_outcome([(116, "SEV1")]), *labels)
 
-    assert [m["step"] for m in scored.missed] == [100]
+    assert [m.step for m in scored.missed] == [100]
     assert scored.delays == [1]
 
 
@@ -153,3 +153,15 @@ def test_a_score_of_nothing_has_no_rate():
     assert line["false_action_rate"]["per_10k"] is None
     assert line["delay"] == {"median": None, "p90": None}
     assert math.isnan(score("p", [], []).rate(0)[0])
+
+
+def test_names_in_the_code_do_not_change_the_keys_of_the_json():
+    """Readers of `--json` find labels under `found`, and what happened to an incident in `what`."""
+    outcome = _outcome([(100, "SEV1")])
+    line = _score(outcome, SPIKE).line()
+
+    assert line["found"] == [
+        {"run": "r", "kind": SPIKE.kind, "step": 100, "at": 100, "rule": "rule"}
+    ]
+    assert "detections" not in line and "delays" not in line
+    assert outcome.line()["incidents"][0]["what"] == "opened"

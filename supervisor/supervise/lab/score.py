@@ -18,18 +18,20 @@ import difflib
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from ..core.model.decisions import SEVERITIES
 from ..errors import InputError
 
 
-@dataclass(slots=True)
-class Alarm:
-    """An incident: `what` is opened, raised, joined (by a further rule) or grew.
+class Alarm(Struct):
+    """An incident: `change` is opened, raised, joined (by a further rule) or grew.
 
     Attributes:
         row: frames of the run processed so far.
@@ -40,14 +42,13 @@ class Alarm:
     severity: str
     rule: str
     incident: str
-    fault: str
+    change: str = msgspec.field(name="what")
     reason: str
     row: int
     notified: bool = False
 
 
-@dataclass(slots=True)
-class Act:
+class Act(Struct):
     """A runbook that the policy would have run."""
 
     step: int
@@ -95,8 +96,8 @@ class Outcome:
         return {
             "run": self.run,
             "policy": self.policy,
-            "incidents": [asdict(alarm) for alarm in self.alarms],
-            "actions": [asdict(act) for act in self.actions],
+            "incidents": [msgspec.to_builtins(alarm) for alarm in self.alarms],
+            "actions": [msgspec.to_builtins(act) for act in self.actions],
             "rows": self.rows,
             "steps": [[start, end] for start, end, _ in self.pieces],
             "fired": self.firings,
@@ -198,8 +199,35 @@ def unknown_runs(labels: Iterable[Label], runs: Collection[str]) -> list[str]:
     ]
 
 
-@dataclass(slots=True)
-class Score:
+class Missed(Struct, frozen=True):
+    """A label without an alarm as severe as it asks for; `best`: the most severe one."""
+
+    run: str
+    kind: str
+    step: int
+    best: str | None
+
+
+class Detection(Struct, frozen=True):
+    """A label, and the step and the rule of the alarm for it."""
+
+    run: str
+    kind: str
+    step: int
+    alarm_step: int = msgspec.field(name="at")
+    rule: str
+
+
+class FalseAlarm(Struct, frozen=True):
+    """A message outside of labels."""
+
+    run: str
+    step: int
+    severity: str
+    rule: str
+
+
+class Score(Struct):
     """Of one policy over some runs.
 
     Attributes:
@@ -208,12 +236,12 @@ class Score:
         rows: judged rows, the base of the rate of false actions.
         false_pages: messages of SEV0 or SEV1 outside of labels. false_notices: of SEV2.
         destructive: would-be actions that cannot be undone, anywhere.
-        missed, found: `run`, `kind`, `step` of each label. false: messages outside of labels.
+        false: messages outside of labels.
     """
 
     policy: str
-    kinds: dict[str, list[int]] = field(default_factory=dict)
-    delays: list[int] = field(default_factory=list)
+    kinds: dict[str, list[int]] = {}
+    delays: list[int] = []
     rows: int = 0
     runs: int = 0
     false_actions: int = 0
@@ -222,9 +250,9 @@ class Score:
     actions: int = 0
     destructive: int = 0
     refused: int = 0
-    missed: list[dict[str, Any]] = field(default_factory=list)
-    detections: list[dict[str, Any]] = field(default_factory=list)
-    false: list[dict[str, Any]] = field(default_factory=list)
+    missed: list[Missed] = []
+    detections: list[Detection] = msgspec.field(name="found", default_factory=list)
+    false: list[FalseAlarm] = []
 
     def rate(self, count: int) -> tuple[float, float, float]:
         """Return `count` per 10 000 rows and its exact 95 % interval."""
@@ -235,9 +263,8 @@ class Score:
     def line(self) -> dict[str, Any]:
         """Return the score as a JSON object."""
         per, low, high = self.rate(self.false_actions)
-        summary: dict[str, Any] = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("delays",)
-        }
+        summary: dict[str, Any] = msgspec.to_builtins(self)
+        del summary["delays"]
         summary["delay"] = {"median": quantile(self.delays, 0.5), "p90": quantile(self.delays, 0.9)}
         rates = {"per_10k": per, "low": low, "high": high}
         summary["false_action_rate"] = {
@@ -268,10 +295,10 @@ def failures(total: Score, conditions: Iterable[str]) -> dict[str, str]:
             number, text = len(total.missed), "labels are missed"
         else:
             enough = SEVERITIES[: SEVERITIES.index(condition) + 1]
-            false = [alarm for alarm in total.false if alarm["severity"] in enough]
+            false = [alarm for alarm in total.false if alarm.severity in enough]
             number, text = len(false), "messages"
             if false:
-                text += ", the first by {rule} at step {step} of {run}".format_map(false[0])
+                text += f", the first by {false[0].rule} at step {false[0].step} of {false[0].run}"
         if number:
             failed[condition] = f"{number} {text}"
     return failed
@@ -298,7 +325,8 @@ def _score(total: Score, outcome: Outcome, labels: Sequence[Label]) -> None:
             page = alarm.severity != "SEV2"
             total.false_pages += page
             total.false_notices += not page
-            total.false.append(_plain(outcome.run, alarm))
+            alarm_line = FalseAlarm(outcome.run, alarm.step, alarm.severity, alarm.rule)
+            total.false.append(alarm_line)
     for label, alarms in owned.items():
         _find(total, label, alarms)
     total.rows += end
@@ -322,17 +350,13 @@ def _find(total: Score, label: Label, alarms: Sequence[Alarm]) -> None:
     entry = total.kinds.setdefault(label.kind, [0, 0])
     entry[0] += earliest is not None
     entry[1] += 1
-    about = {"run": label.run, "kind": label.kind, "step": label.start}
     if earliest is None:
         best = min((a.severity for a in alarms), default=None)
-        total.missed.append({**about, "best": best})
+        total.missed.append(Missed(label.run, label.kind, label.start, best))
     else:
         total.delays.append(earliest.step - label.start)
-        total.detections.append({**about, "at": earliest.step, "rule": earliest.rule})
-
-
-def _plain(run: str, alarm: Alarm) -> dict[str, Any]:
-    return {"run": run, "step": alarm.step, "severity": alarm.severity, "rule": alarm.rule}
+        detection = Detection(label.run, label.kind, label.start, earliest.step, earliest.rule)
+        total.detections.append(detection)
 
 
 def _covered(outcome: Outcome, label: Label) -> bool:
@@ -385,8 +409,8 @@ def lines(results: Found, labels: Sequence[Label] | None) -> Iterator[dict[str, 
             line["against"] = {
                 rival.policy: {
                     **_line(rival, labels),
-                    "only_here": [asdict(alarm) for alarm in only_in(rival, primary)],
-                    "not_here": [asdict(alarm) for alarm in only_in(primary, rival)],
+                    "only_here": [msgspec.to_builtins(alarm) for alarm in only_in(rival, primary)],
+                    "not_here": [msgspec.to_builtins(alarm) for alarm in only_in(primary, rival)],
                 }
                 for rival in rivals
             }
@@ -412,7 +436,7 @@ def only_in(outcome: Outcome, right: Outcome) -> list[Alarm]:
     return [
         alarm
         for alarm in outcome.alarms
-        if alarm.fault in ("opened", "raised")
+        if alarm.change in ("opened", "raised")
         and not any(
             abs(rival.step - alarm.step) <= near
             and SEVERITIES.index(rival.severity) <= SEVERITIES.index(alarm.severity)
@@ -450,7 +474,7 @@ def report(results: Found, labels: Sequence[Label] | None) -> Iterator[str]:
     yield f"  highest budget use in one run: {used or 'none'}"
     if labels is not None:
         yield from _limited(
-            f"  missed: {m['run']} {m['kind']} at {m['step']} (best: {m['best'] or 'no alarm'})"
+            f"  missed: {m.run} {m.kind} at {m.step} (best: {m.best or 'no alarm'})"
             for m in totals[0].missed
         )
     for i, rival in enumerate(totals[1:], 1):
@@ -495,7 +519,7 @@ def _incident_lines(outcome: Outcome) -> Iterator[str]:
         would.setdefault(act.incident, []).append(act.runbook)
     raised: dict[str, list[Alarm]] = {}
     for alarm in outcome.alarms:
-        if alarm.fault in ("opened", "raised"):
+        if alarm.change in ("opened", "raised"):
             raised.setdefault(alarm.incident, []).append(alarm)
     for incident, alarms in raised.items():
         steps = ", ".join(f"{a.severity} {a.rule} at {a.step}" for a in alarms)
