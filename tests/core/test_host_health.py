@@ -47,7 +47,7 @@ def test_the_next_checkpoint_has_to_fit_on_the_disk(free, total, wanted, verdict
 
 
 def device(number=0, **facts):
-    return {"device": f"device {number}", "name": "H100", **facts}
+    return health.Device(device=f"device {number}", name="H100", **facts)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_the_driver_says(devices, before, some, verdict, text):
 def multiplied(number=0, **other):
     row = {"device": f"cuda:{number}", "name": "H100", "free": 79e9, "total": 80e9}
     row |= {"products": 900, "wrong": 0, "no_memory": False, "in_use": False, "error": ""}
-    return row | other
+    return health.Device(**row | other)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_one_event_tells_of_each_incident_once():
     drafts = MessageDrafts()
     old, new = incident("inc-1"), incident("inc-2")
     drafts.add(MessageDraft(old, CLOSED, "SEV2", "over"), replace=False)
-    drafts.add(MessageDraft(new, UPDATED, "SEV2", "spike", why="rule a"), replace=False)
+    drafts.add(MessageDraft(new, UPDATED, "SEV2", "spike", reason="rule a"), replace=False)
     drafts.add(MessageDraft(None, WATCHER, "SEV2", "probe off"), replace=False)
     drafts.add(MessageDraft(new, ACTION, "SEV1", "started", next="wait"), replace=False)
     opened = IncidentOpened(reason="", incident="inc-2", runbook="", breach_step=7, band=None)

@@ -173,7 +173,7 @@ def test_a_rule_that_cleared_asks_for_nothing_any_more(high):
 
     assert story.actions() == [snapshot]
     assert story.kinds("abort")[0].reason == f"fix withdrawn: {withdrawal.CLEARED}"
-    assert story.state.history.tried == {} and story.state.history.cooldown == {}
+    assert story.state.history.tried_runbooks == {} and story.state.history.cooldown == {}
     story.frames(9.0)
     assert len(story.actions()) == 2, "it may be asked for again at once"
 

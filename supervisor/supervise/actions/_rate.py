@@ -41,8 +41,8 @@ def rewarm_shows(frame: Metrics, rewarm: Rewarm | None, limit: float | None = No
     """
     if rewarm is None:
         return None
-    held = (frame.get("lr_scale") or 1.0) / _rewarm(frame) / _hold(frame)
-    return _shows(frame, rewarm.start, rewarm.steps, held, limit)
+    other_scale = (frame.get("lr_scale") or 1.0) / _rewarm(frame) / _hold(frame)
+    return _shows(frame, rewarm.start, rewarm.steps, other_scale, limit)
 
 
 def hold_shows(frame: Metrics, limit: float) -> str | None:
@@ -50,8 +50,8 @@ def hold_shows(frame: Metrics, limit: float) -> str | None:
     used, scale = frame.get("learning_rate"), frame.get("lr_scale") or 1.0
     if used is None or used <= limit * scale / _hold(frame) * (1.0 + TOLERANCE):
         return None
-    own = (frame.get("learning_rate_scheduled") or 0.0) * scale
-    if frame.get("lr_hold") == 1.0 and used <= own * (1.0 + TOLERANCE):
+    own_rate = (frame.get("learning_rate_scheduled") or 0.0) * scale
+    if frame.get("lr_hold") == 1.0 and used <= own_rate * (1.0 + TOLERANCE):
         return None
     return f"the learning rate is {used:.3g}, not at most {limit:.3g}"
 
@@ -65,15 +65,19 @@ def _hold(frame: Metrics) -> float:
 
 
 def _shows(
-    frame: Metrics, scale: float, steps: int, other: float, limit: float | None = None
+    frame: Metrics, scale: float, steps: int, other_scale: float, limit: float | None = None
 ) -> str | None:
-    used, asked = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
-    if used is None or not asked:
+    used, scheduled_rate = frame.get("learning_rate"), frame.get("learning_rate_scheduled")
+    if used is None or not scheduled_rate:
         return None
-    asked *= _hold(frame)
-    least, most = (asked, asked) if limit is None else (min(asked, limit), limit)
-    most *= scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
-    if scale * least * (1.0 - TOLERANCE) <= used / other <= most * (1.0 + TOLERANCE):
+    scheduled_rate *= _hold(frame)
+    least, highest = (
+        (scheduled_rate, scheduled_rate) if limit is None else (min(scheduled_rate, limit), limit)
+    )
+    highest *= scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
+    if scale * least * (1.0 - TOLERANCE) <= used / other_scale <= highest * (1.0 + TOLERANCE):
         return None
-    besides = "" if other == 1.0 else f" times {other:.3g}"
-    return f"the learning rate is {used / asked:.3g} of the job's own, not {scale:g}{besides}"
+    besides = "" if other_scale == 1.0 else f" times {other_scale:.3g}"
+    return (
+        f"the learning rate is {used / scheduled_rate:.3g} of the job's own, not {scale:g}{besides}"
+    )

@@ -70,9 +70,9 @@ class CheckWeights(Action):
 
     def objection(self, args: Payload, result: Payload) -> str:
         order, outcome = args.parse(WeightsArgs), result.read(Outcome)
-        before = [loss for step, loss in outcome.was if step < order.before_step]
+        earlier_losses = [loss for step, loss in outcome.was if step < order.before_step]
         # Two: the newest one may be from between the damage and its first breach.
-        was, now = min(before[-2:], default=0.0), outcome.loss
+        was, now = min(earlier_losses[-2:], default=0.0), outcome.loss
         if now is None or not now <= order.within * was:  # or it is NaN
             return ""
         return (

@@ -37,7 +37,7 @@ class Checkpoint(Action):
         return Payload({"path": None})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("checkpoint", args, key=key, deadline_s=self.deadline_s)
-        if not isinstance(seen.get("step"), int) or not seen.get("how"):
-            raise ActionError(f"the probe scheduled no checkpoint: {seen}")
-        return seen
+        answer = job.command("checkpoint", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(answer.get("step"), int) or not answer.get("how"):
+            raise ActionError(f"the probe scheduled no checkpoint: {answer}")
+        return answer

@@ -56,8 +56,8 @@ class Clip(Action):
     lift: bool = False
 
     def check(self) -> list[tuple[str, str]]:
-        said = [self.max_norm is not None, self.factor is not None, self.lift]
-        if sum(said) != 1:
+        choices = [self.max_norm is not None, self.factor is not None, self.lift]
+        if sum(choices) != 1:
             return [("max_norm", "give one of max_norm, factor and lift")]
         wrong = []
         if self.max_norm is not None and not 0.0 < self.max_norm < math.inf:
@@ -74,27 +74,27 @@ class Clip(Action):
         return Payload({"max_norm": self.max_norm, "factor": self.factor, "steps": self.for_})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("clip", args, key=key, deadline_s=self.deadline_s)
-        bound, order = seen.get("clip_bound", -1.0), args.parse(ClipArgs)
-        asked = order.max_norm
+        answer = job.command("clip", args, key=key, deadline_s=self.deadline_s)
+        limit, order = answer.get("clip_bound", -1.0), args.parse(ClipArgs)
+        requested = order.max_norm
         if order.lift:
-            if bound is not None:
-                raise ActionError(f"the clip was to be lifted, and the job has {bound}")
-        elif not isinstance(bound, int | float) or not 0.0 < bound < math.inf:
-            raise ActionError(f"the job reported no clip bound: {seen}")
-        elif asked is not None and not math.isclose(bound, asked, rel_tol=1e-9):
-            raise ActionError(f"asked for a clip to {asked:g}, the job clips to {bound:g}")
-        return seen
+            if limit is not None:
+                raise ActionError(f"the clip was to be lifted, and the job has {limit}")
+        elif not isinstance(limit, int | float) or not 0.0 < limit < math.inf:
+            raise ActionError(f"the job reported no clip bound: {answer}")
+        elif requested is not None and not math.isclose(limit, requested, rel_tol=1e-9):
+            raise ActionError(f"asked for a clip to {requested:g}, the job clips to {limit:g}")
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
-        shown, bound = check.frame.get("clip_bound"), check.result.parse(ClipOutcome).clip_bound
-        if shown is None or (bound is not None and math.isclose(shown, bound, rel_tol=1e-6)):
+        observed, limit = check.frame.get("clip_bound"), check.result.parse(ClipOutcome).clip_bound
+        if observed is None or (limit is not None and math.isclose(observed, limit, rel_tol=1e-6)):
             return None  # a frame without the column is not judged; the job's answer was
-        return f"the gradient norm is clipped to {shown:.3g}, not {_told(bound)}"
+        return f"the gradient norm is clipped to {observed:.3g}, not {_clip_text(limit)}"
 
     def undo(self) -> Action | None:
         return None if self.lift else Clip(lift=True)
 
 
-def _told(bound: float | None) -> str:
-    return "left alone" if bound is None else f"{bound:.3g}"
+def _clip_text(limit: float | None) -> str:
+    return "left alone" if limit is None else f"{limit:.3g}"

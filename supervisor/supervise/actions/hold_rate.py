@@ -84,11 +84,11 @@ class HoldRate(Action):
         return args.extended(limit=context.rate_limit, harmful=context.rate)
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("hold_rate", args, key=key, deadline_s=self.deadline_s)
-        groups = seen.get("groups")
+        answer = job.command("hold_rate", args, key=key, deadline_s=self.deadline_s)
+        groups = answer.get("groups")
         if not isinstance(groups, int) or (groups > 0) is (args.get("lift") is True):
             raise ActionError(f"the rate of {groups} parameter groups is held")
-        return seen
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
         lifted = check.args.parse(RateArgs).lift

@@ -53,16 +53,18 @@ class LossScale(Action):
         return Payload({"scale": None if self.set == "default" else self.set})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("loss_scale", args, key=key, deadline_s=self.deadline_s)
-        scale, asked = seen.get("loss_scale"), args["scale"]
-        if not isinstance(scale, int | float) or (asked is not None and scale != asked):
-            raise ActionError(f"asked for a loss scale of {asked or 'old'}, the job has {scale}")
-        return seen
+        answer = job.command("loss_scale", args, key=key, deadline_s=self.deadline_s)
+        scale, requested = answer.get("loss_scale"), args["scale"]
+        if not isinstance(scale, int | float) or (requested is not None and scale != requested):
+            raise ActionError(
+                f"asked for a loss scale of {requested or 'old'}, the job has {scale}"
+            )
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
-        shown, outcome = check.frame.get("loss_scale"), check.result.parse(ScaleOutcome)
+        observed, outcome = check.frame.get("loss_scale"), check.result.parse(ScaleOutcome)
         scale = outcome.loss_scale
         least = scale * outcome.backoff  # the step before it may have overflowed
-        if shown is None or least * (1.0 - TOLERANCE) <= shown <= scale * (1.0 + TOLERANCE):
+        if observed is None or least * (1.0 - TOLERANCE) <= observed <= scale * (1.0 + TOLERANCE):
             return None
-        return f"the loss scale is {shown:g}, not {scale:g}"
+        return f"the loss scale is {observed:g}, not {scale:g}"

@@ -52,11 +52,13 @@ class LrScale(Action):
         return Payload({"value": self.set, "rewarm_steps": self.rewarm})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("lr_scale", args, key=key, deadline_s=self.deadline_s)
-        scale, asked = seen.get("lr_scale"), args.parse(RateArgs).value
-        if not isinstance(scale, int | float) or not math.isclose(scale, asked, rel_tol=1e-9):
-            raise ActionError(f"asked for a learning rate scale of {asked:g}, the job has {scale}")
-        return seen
+        answer = job.command("lr_scale", args, key=key, deadline_s=self.deadline_s)
+        scale, requested = answer.get("lr_scale"), args.parse(RateArgs).value
+        if not isinstance(scale, int | float) or not math.isclose(scale, requested, rel_tol=1e-9):
+            raise ActionError(
+                f"asked for a learning rate scale of {requested:g}, the job has {scale}"
+            )
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
         order = check.args.parse(RateArgs)

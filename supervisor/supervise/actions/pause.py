@@ -43,10 +43,10 @@ class Pause(Action):
         return Payload({"lease_s": self.lease})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("pause", args, key=key, deadline_s=self.deadline_s)
-        if not isinstance(seen.get("paused_step"), int):
-            raise ActionError(f"the probe answered pause without the step it holds at: {seen}")
-        return seen
+        answer = job.command("pause", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(answer.get("paused_step"), int):
+            raise ActionError(f"the probe answered pause without the step it holds at: {answer}")
+        return answer
 
     def undo(self) -> Action | None:
         return Resume()

@@ -45,7 +45,7 @@ class Profile(Action):
         return Payload({"incident": context.incident, "steps": self.steps})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("profile", args, key=key, deadline_s=self.deadline_s)
-        if not isinstance(seen.get("path"), str):
-            raise ActionError(f"the probe did not say where it writes the trace: {seen}")
-        return seen
+        answer = job.command("profile", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(answer.get("path"), str):
+            raise ActionError(f"the probe did not say where it writes the trace: {answer}")
+        return answer

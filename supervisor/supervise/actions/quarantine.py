@@ -69,12 +69,12 @@ class Quarantine(Action):
         return wrong
 
     def plan(self, context: PlanContext) -> Payload:
-        shards, most = self._shards(context)
+        shards, limit = self._shards(context)
         entries: list[Json] = [{"kind": "shard", "name": name} for name in shards]
         if self.positions == "breach":
             entries += [{"kind": "batch", "name": str(batch)} for batch in _batches(context)]
         reason = "incidents keep starting in it" if self.shards == "suspects" else "by name"
-        return quarantine_order(context, context.breach_step, reason, add=entries, most=most)
+        return quarantine_order(context, context.breach_step, reason, add=entries, most=limit)
 
     def _shards(self, context: PlanContext) -> tuple[tuple[str, ...], int | None]:
         """Return the names, and how many shards may be in quarantine at once."""
@@ -98,23 +98,29 @@ class Quarantine(Action):
             context.operator
         ):  # those seen so far are not all there are, and a person may know of more
             return names, None
-        most = math.floor(self.max_fraction * context.shards)
-        bound = f"max_fraction {self.max_fraction:.3g} of the {context.shards} shards seen so far"
-        if most < 1:
-            raise Refused(f"{bound} is less than one shard, so it allows none; {_least(context)}")
-        if len(names) > most:
-            raise Refused(f"{len(names)} shards are more than {bound}, which allows {most}")
-        return names, most
+        limit = math.floor(self.max_fraction * context.shards)
+        limit_text = (
+            f"max_fraction {self.max_fraction:.3g} of the {context.shards} shards seen so far"
+        )
+        if limit < 1:
+            raise Refused(
+                f"{limit_text} is less than one shard, so it allows none; {_least(context)}"
+            )
+        if len(names) > limit:
+            raise Refused(f"{len(names)} shards are more than {limit_text}, which allows {limit}")
+        return names, limit
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.quarantine(args, key=key, deadline_s=self.deadline_s)
-        current, written = seen.get("held"), seen["generation"]
-        stale = not isinstance(current, int) or not isinstance(written, int) or current < written
+        answer = job.quarantine(args, key=key, deadline_s=self.deadline_s)
+        current, generation = answer.get("held"), answer["generation"]
+        stale = (
+            not isinstance(current, int) or not isinstance(generation, int) or current < generation
+        )
         if stale:
             raise ActionError(
-                f"the job holds generation {current} of the quarantine, not {written}"
+                f"the job holds generation {current} of the quarantine, not {generation}"
             )
-        return seen
+        return answer
 
     def undo(self) -> Action | None:
         return Unquarantine()

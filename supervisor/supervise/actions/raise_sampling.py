@@ -52,10 +52,10 @@ class RaiseSampling(Action):
         return Payload({"every": self.every, "steps": self.for_, "sets": list(self.sets) or None})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("raise_sampling", args, key=key, deadline_s=self.deadline_s)
-        if not isinstance(seen.get("sampling"), Mapping):
-            raise ActionError(f"the probe did not say how often it samples now: {seen}")
-        return seen
+        answer = job.command("raise_sampling", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(answer.get("sampling"), Mapping):
+            raise ActionError(f"the probe did not say how often it samples now: {answer}")
+        return answer
 
     def undo(self) -> Action | None:
         return None if self.lift else RaiseSampling(lift=True)

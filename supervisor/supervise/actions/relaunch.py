@@ -73,8 +73,8 @@ class Relaunch(Action):
             if (value := getattr(self, name)) < 0
         ]
         if not 0.0 <= self.if_idle <= LONGEST_IDLE_S:
-            most = f"{LONGEST_IDLE_S:g}s"
-            wrong.append(("if_idle", f"must be between 0s and {most}, not {self.if_idle:g}s"))
+            longest = f"{LONGEST_IDLE_S:g}s"
+            wrong.append(("if_idle", f"must be between 0s and {longest}, not {self.if_idle:g}s"))
         if not 0.0 < self.start <= 1.0:
             wrong.append(("start", f"must be above 0 and at most 1, not {self.start:g}"))
         return wrong
@@ -90,45 +90,52 @@ class Relaunch(Action):
     def plan(self, context: PlanContext) -> Payload:
         if "relaunch" in context.unavailable:
             raise Refused(context.unavailable["relaunch"])
-        found = newest_before(context.good, self.before(context.breach_step))
-        why = ""
-        if found is not None and found.resumable == WEIGHTS_ONLY and self.continuity == "exact":
-            why, found = f"; {found.id} holds weights only, so training cannot go on exactly", None
-        if found is None:
+        checkpoint = newest_before(context.good, self.before(context.breach_step))
+        reason = ""
+        if (
+            checkpoint is not None
+            and checkpoint.resumable == WEIGHTS_ONLY
+            and self.continuity == "exact"
+        ):
+            reason, checkpoint = (
+                f"; {checkpoint.id} holds weights only, so training cannot go on exactly",
+                None,
+            )
+        if checkpoint is None:
             raise Refused(
                 f"no good checkpoint from before step {self.before(context.breach_step)} "
-                f"({len(context.good)} good in all){why}"
+                f"({len(context.good)} good in all){reason}"
             )
-        first = max(found.step + 1, context.breach_step - self.skip + 1)
+        first_skipped = max(checkpoint.step + 1, context.breach_step - self.skip + 1)
         args = Payload(
             {
-                "checkpoint": found.id,
-                "path": found.path,
-                "step": found.step,
-                "bytes": found.bytes,
+                "checkpoint": checkpoint.id,
+                "path": checkpoint.path,
+                "step": checkpoint.step,
+                "bytes": checkpoint.bytes,
                 "attempt": context.attempt + 1,
                 "rewarm": rewarm_due(context, self.start, self.rewarm),
-                "skip": [[first, context.breach_step]] if self.skip else None,
+                "skip": [[first_skipped, context.breach_step]] if self.skip else None,
             }
         )
         args = args.extended(if_idle_s=self.if_idle) if self.if_idle else args
-        weights_only = found.resumable == WEIGHTS_ONLY
+        weights_only = checkpoint.resumable == WEIGHTS_ONLY
         return args.extended(resumable=WEIGHTS_ONLY) if weights_only else args
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.relaunch(args, key=key, deadline_s=self.limit_s(args))
+        answer = job.relaunch(args, key=key, deadline_s=self.limit_s(args))
         attempt = args.parse(RelaunchArgs).attempt
-        if not isinstance(seen.get("pid"), int) or seen.get("attempt") != attempt:
-            raise ActionError(f"the job was not restarted: {seen}")
-        return seen
+        if not isinstance(answer.get("pid"), int) or answer.get("attempt") != attempt:
+            raise ActionError(f"the job was not restarted: {answer}")
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
         # Perhaps not what was ordered was put back.
         order, outcome = check.args.parse(RelaunchArgs), check.result.parse(Outcome)
-        first = (order.step if outcome.step is None else outcome.step) + 1
+        first_step = (order.step if outcome.step is None else outcome.step) + 1
         step, attempt = check.step, check.attempt
-        if attempt != outcome.attempt or not first <= step <= first + NEAR:
-            return f"the job is at step {step} of attempt {attempt}, not at step {first}"
+        if attempt != outcome.attempt or not first_step <= step <= first_step + NEAR:
+            return f"the job is at step {step} of attempt {attempt}, not at step {first_step}"
         return rewarm_shows(check.frame, order.rewarm)
 
     def tolerates(self, continuity: Continuity) -> bool:
@@ -137,5 +144,5 @@ class Relaunch(Action):
         batch, loss = continuity.probe_batch, continuity.loss
         if batch is not None and batch.verdict == "differs":
             return False
-        limit, first = continuity.limit, None if loss is None else loss.now
-        return limit is None or first is None or first <= limit
+        limit, first_loss = continuity.limit, None if loss is None else loss.now
+        return limit is None or first_loss is None or first_loss <= limit

@@ -28,7 +28,7 @@ class Resume(Action):
     deadline_s: ClassVar[float] = 30.0  # a paused job polls its mailbox, so the answer is quick
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("resume", args, key=key, deadline_s=self.deadline_s)
-        if seen.get("resumed") is not True:
-            raise ActionError(f"the job did not go on: {seen}", retryable=True)
-        return seen
+        answer = job.command("resume", args, key=key, deadline_s=self.deadline_s)
+        if answer.get("resumed") is not True:
+            raise ActionError(f"the job did not go on: {answer}", retryable=True)
+        return answer

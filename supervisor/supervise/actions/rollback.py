@@ -66,14 +66,14 @@ class Rollback(Action):
     def plan(self, context: PlanContext) -> Payload:
         if "rollback" in context.unavailable:
             raise Refused(context.unavailable["rollback"])
-        before = context.breach_step - self.at_least
-        if before < 1:
+        before_step = context.breach_step - self.at_least
+        if before_step < 1:
             raise Refused(
                 f"the incident started at step {context.breach_step}, so no savepoint can be "
                 f"{self.at_least} steps older"
             )
         rewarm = rewarm_due(context, self.start, self.rewarm)
-        args = Payload({"before_step": before, "rewarm": rewarm})
+        args = Payload({"before_step": before_step, "rewarm": rewarm})
         if self.moments == "zero":
             return args.extended(moments=self.moments)
         if self.moments == "suspect":
@@ -82,16 +82,18 @@ class Rollback(Action):
         return args
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("rollback", args, key=key, deadline_s=self.deadline_s)
+        answer = job.command("rollback", args, key=key, deadline_s=self.deadline_s)
         order = args.parse(RollbackArgs)
-        step, before = seen.get("step"), order.before_step
-        if seen.get("older_moments") and order.sign is not None:
-            before = order.sign
-        if not isinstance(step, int) or step >= before:
-            raise ActionError(f"the job is at step {step} after a rollback to before step {before}")
-        if not isinstance(seen.get("attempt"), int):
+        step, before_step = answer.get("step"), order.before_step
+        if answer.get("older_moments") and order.sign is not None:
+            before_step = order.sign
+        if not isinstance(step, int) or step >= before_step:
+            raise ActionError(
+                f"the job is at step {step} after a rollback to before step {before_step}"
+            )
+        if not isinstance(answer.get("attempt"), int):
             raise ActionError("the probe did not say which attempt follows the rollback")
-        return seen
+        return answer
 
     def effect(self, check: EffectCheck) -> str | None:
         outcome = check.result.parse(Outcome)

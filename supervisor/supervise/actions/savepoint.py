@@ -30,7 +30,7 @@ class Savepoint(Action):
     deadline_s: ClassVar[float] = 120.0  # the next boundary may lie behind an evaluation
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("savepoint", args, key=key, deadline_s=self.deadline_s)
-        if not isinstance(seen.get("step"), int) or not seen.get("bytes"):
-            raise ActionError(f"the probe saved no state: {seen}")
-        return seen
+        answer = job.command("savepoint", args, key=key, deadline_s=self.deadline_s)
+        if not isinstance(answer.get("step"), int) or not answer.get("bytes"):
+            raise ActionError(f"the probe saved no state: {answer}")
+        return answer

@@ -51,7 +51,7 @@ class SkipStep(Action):
         return Payload({"count": self.count, "most": self.most})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("skip_step", args, key=key, deadline_s=self.deadline_s)
-        if seen.get("will_skip") != args["count"]:
-            raise ActionError(f"asked to skip {args['count']} steps, the probe answered {seen}")
-        return seen
+        answer = job.command("skip_step", args, key=key, deadline_s=self.deadline_s)
+        if answer.get("will_skip") != args["count"]:
+            raise ActionError(f"asked to skip {args['count']} steps, the probe answered {answer}")
+        return answer

@@ -34,7 +34,7 @@ class Snapshot(Action):
         return Payload({"incident": context.incident})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.snapshot(str(args["incident"]), key=key, deadline_s=self.deadline_s)
-        if not seen.get("bytes") or not seen.get("sha256"):
-            raise ActionError(f"the evidence bundle is empty: {seen}", retryable=True)
-        return seen
+        answer = job.snapshot(str(args["incident"]), key=key, deadline_s=self.deadline_s)
+        if not answer.get("bytes") or not answer.get("sha256"):
+            raise ActionError(f"the evidence bundle is empty: {answer}", retryable=True)
+        return answer

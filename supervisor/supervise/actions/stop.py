@@ -65,7 +65,7 @@ class Stop(Action):
                 works = usage(work, watched_s)
                 raise ActionError(f"the job makes no steps but works ({works}): not stopped")
         times = {"grace_s": order.grace_s, "term_s": order.term_s}
-        seen = job.stop(**times, exit_code=order.exit_code)
-        if seen.get("returncode") is None or seen.get("survivors"):
-            raise ActionError(f"processes of the job are still alive after KILL: {seen}")
-        return seen
+        answer = job.stop(**times, exit_code=order.exit_code)
+        if answer.get("returncode") is None or answer.get("survivors"):
+            raise ActionError(f"processes of the job are still alive after KILL: {answer}")
+        return answer

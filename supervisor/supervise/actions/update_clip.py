@@ -61,12 +61,14 @@ class UpdateClip(Action):
         return Payload({**numbers, "max_gb": self.max_gb})
 
     def perform(self, job: Job, args: Payload, *, key: str) -> Mapping[str, Json]:
-        seen = job.command("update_clip", args, key=key, deadline_s=self.deadline_s)
+        answer = job.command("update_clip", args, key=key, deadline_s=self.deadline_s)
         rule = {"window": args.get("window"), "sigma": args.get("sigma")}
-        wanted = None if args.get("lift") else rule
-        if seen.get("update_clip", "missing") != wanted:
-            raise ActionError(f"asked for an update clip of {wanted}, the probe answered {seen}")
-        return seen
+        expected = None if args.get("lift") else rule
+        if answer.get("update_clip", "missing") != expected:
+            raise ActionError(
+                f"asked for an update clip of {expected}, the probe answered {answer}"
+            )
+        return answer
 
     def undo(self) -> Action | None:
         return None if self.lift else UpdateClip(lift=True)

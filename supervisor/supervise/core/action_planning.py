@@ -21,18 +21,18 @@ from .trends import InputChange, LossCourse
 
 
 def plan_context(
-    state: State, incident: Incident, before: int | None = None, operator: str = ""
+    state: State, incident: Incident, before_step: int | None = None, operator: str = ""
 ) -> PlanContext:
     """Return what an action may know when its arguments are worked out; see `basic_context`."""
     attribution = state.context.attribution
-    where = basic_context(state, incident, before, operator)
+    context = basic_context(state, incident, before_step, operator)
     sound = _began_with_good_weights(state, incident)
-    asked = incident.deferred.weights_check
+    withdrawn_runbook = incident.deferred.weights_check
     event = ""
-    if asked is not None and not new_evidence(state, incident, asked):
+    if withdrawn_runbook is not None and not new_evidence(state, incident, withdrawn_runbook):
         event = data_event(state, incident)
     suspects, shards = attribution.suspects(), attribution.shards
-    return replace(where, sound=sound, data_event=event, suspects=suspects, shards=shards)
+    return replace(context, sound=sound, data_event=event, suspects=suspects, shards=shards)
 
 
 def _began_with_good_weights(state: State, incident: Incident) -> bool:
@@ -42,17 +42,17 @@ def _began_with_good_weights(state: State, incident: Incident) -> bool:
     if monitor is None or band is None:
         return False
     step = incident.breach_step
-    losses = [loss for at, loss in monitor.history.series(LOSS) if at == step]
+    losses = [loss for loss_step, loss in monitor.history.series(LOSS) if loss_step == step]
     return bool(losses) and losses[0] <= band.limit_at(step)
 
 
 def basic_context(
-    state: State, incident: Incident, before: int | None = None, operator: str = ""
+    state: State, incident: Incident, before_step: int | None = None, operator: str = ""
 ) -> PlanContext:
     """Return what an action may know but for shards and losses, which take long to weigh.
 
     Args:
-        before: the step that counts as the first breach; None: that of the incident.
+        before_step: the step that counts as the first breach; None: that of the incident.
         operator: who asked for the action; "": the policy did.
     """
     rate = incident.case.rate
@@ -61,7 +61,7 @@ def basic_context(
     return PlanContext(
         incident=incident.id,
         step=state.step,
-        breach_step=incident.breach_step if before is None else before,
+        breach_step=incident.breach_step if before_step is None else before_step,
         attempt=max(state.attempt, state.job.launched),  # also of a launch without a frame
         world_size=state.job.world_size,
         severity=incident.severity,
@@ -76,28 +76,32 @@ def basic_context(
 
 
 def refusal(
-    state: State, incident: Incident, book: Runbook, before: int | None = None, operator: str = ""
+    state: State,
+    incident: Incident,
+    book: Runbook,
+    before_step: int | None = None,
+    operator: str = "",
 ) -> str:
     """Say why a step of the runbook cannot work here, "" when all can: asked before any is done."""
-    return _refusal(plan_context(state, incident, before, operator), book)
+    return _refusal(plan_context(state, incident, before_step, operator), book)
 
 
 def lacks_checkpoint(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook that cannot work here could if there were an old good checkpoint."""
-    where = plan_context(state, incident)
+    context = plan_context(state, incident)
     oldest = Checkpoint("", 0, 0, "", ok=True)
-    return not _refusal(replace(where, good=(oldest, *where.good)), book)
+    return not _refusal(replace(context, good=(oldest, *context.good)), book)
 
 
-def _refusal(where: PlanContext, book: Runbook) -> str:
-    apart = where.unavailable.get("fence")
+def _refusal(context: PlanContext, book: Runbook) -> str:
+    apart = context.unavailable.get("fence")
     for verb, step in zip(book.verbs, book.steps, strict=True):
-        if not step.is_due(where):
+        if not step.is_due(context):
             continue
         if apart and (step.changes_training or verb == "pause"):
             return f"{verb}: {apart}"
         try:
-            step.plan(where)
+            step.plan(context)
         except Refused as refused:
             return f"{verb}: {refused}"
     return ""
@@ -105,11 +109,11 @@ def _refusal(where: PlanContext, book: Runbook) -> str:
 
 def planned_steps(state: State, incident: Incident, book: Runbook) -> list[PlannedStep]:
     """Return every step that touches the job, with its arguments; all of them can be planned."""
-    where = plan_context(state, incident)
+    context = plan_context(state, incident)
     return [
-        PlannedStep(verb, step.plan(where))
+        PlannedStep(verb, step.plan(context))
         for verb, step in zip(book.verbs, book.steps, strict=True)
-        if step.touches_job and step.is_due(where)
+        if step.touches_job and step.is_due(context)
     ]
 
 
@@ -123,11 +127,11 @@ def retain_before(policy: Policy, state: State) -> int:
     if incident is None or state.job.returncode is not None:
         return 0
     books = [policy.runbooks[name] for name in _reachable(policy, state, incident)]
-    found = [step for book in books if (step := _goes_before(state, incident, book))]
+    steps = [step for book in books if (step := _goes_before(state, incident, book))]
     run = incident.run
     if run is not None and (step := _goes_before(state, incident, run.runbook, run)):
-        found.append(step)
-    return min(found, default=0)
+        steps.append(step)
+    return min(steps, default=0)
 
 
 def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, None]:
@@ -145,14 +149,14 @@ def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, No
         names.append(incident.run.runbook.name)
     if any(name in policy.ladder.levels for name in names):
         names += policy.ladder.levels
-    found: dict[str, None] = {}
+    reachable: dict[str, None] = {}
     while names:
         name = names.pop()
         book = policy.runbooks.get(name)
-        if book is not None and name not in found:
-            found[name] = None
+        if book is not None and name not in reachable:
+            reachable[name] = None
             names += (book.if_it_fails, book.if_refused)
-    return found
+    return reachable
 
 
 OPERATOR_ROLLBACK = {"at_least": 0}  # keys of a rollback that a person orders
@@ -162,12 +166,14 @@ def _goes_before(
     state: State, incident: Incident, book: Runbook, run: RunbookExecution | None = None
 ) -> int:
     """Return the step that the rollback of a runbook goes before, 0 when it has none."""
-    before, operator = (None, "") if run is None else (run.requested.before, run.requested.operator)
-    where = basic_context(state, incident, before, operator)
+    before_step, operator = (
+        (None, "") if run is None else (run.requested.before_step, run.requested.operator)
+    )
+    context = basic_context(state, incident, before_step, operator)
     for verb, action in zip(book.verbs, book.steps, strict=True):
         if verb == "rollback":
             try:
-                return action.plan(where).parse(RollbackArgs).before_step
+                return action.plan(context).parse(RollbackArgs).before_step
             except Refused:
                 return 0
     return 0

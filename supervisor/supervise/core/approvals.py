@@ -37,18 +37,18 @@ def required_approval(policy: Policy, incident: Incident, book: Runbook) -> Appr
     steps, silence means no if it does for any of them, and after the shortest time of those.
     """
     always = policy.mode == "approve" or incident.trigger.asks
-    rank, asked = SEVERITIES.index, []
+    rank, terms_of_steps = SEVERITIES.index, []
     for verb, step in zip(book.verbs, book.steps, strict=True):
         names = (name for name in (verb, book.name, ALL) if name in policy.approvals)
         terms = next((policy.approvals[name] for name in names), Approval() if always else None)
         if not step.touches_job or terms is None:
             continue
         if always or not terms.unless or rank(incident.severity) > rank(terms.unless):
-            asked.append(terms)
-    denying = [terms for terms in asked if terms.on_timeout == DENY]
+            terms_of_steps.append(terms)
+    denying = [terms for terms in terms_of_steps if terms.on_timeout == DENY]
     if denying:
         return min(denying, key=lambda terms: terms.timeout_s)
-    return max(asked, key=lambda terms: terms.timeout_s, default=None)
+    return max(terms_of_steps, key=lambda terms: terms.timeout_s, default=None)
 
 
 def request(
@@ -57,7 +57,7 @@ def request(
     book: Runbook,
     terms: Approval,
     level: int,
-    why: str,
+    reason: str,
     *,
     escalated: bool,
 ) -> None:
@@ -65,13 +65,13 @@ def request(
     state, requests = ctx.state, ctx.state.approvals
     settle(ctx, "expired", f"replaced by a request for {book.name}")
     plan = action_planning.planned_steps(state, incident, book)
-    requests.asked += 1
+    requests.request_count += 1
     pending = requests.pending = ApprovalRequest(
-        f"ask-{requests.asked}",
+        f"ask-{requests.request_count}",
         incident.id,
         book.name,
         level,
-        why,
+        reason,
         escalated,
         incident.severity,
         plan,
@@ -107,17 +107,17 @@ def request(
 def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: Approval) -> None:
     """Put the request to people, with the command that answers it."""
     denies = terms.on_timeout == DENY
-    after = "it is denied, and automatic actions are off" if denies else "it runs"
-    after += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
+    consequence = "it is denied, and automatic actions are off" if denies else "it runs"
+    consequence += f"; {withdrawal.job_status(ctx.policy, ctx.state)} meanwhile"
     described = formats.plan((step.verb, step.args) for step in pending.plan)
     ctx.notify(
         incident.severity,
         f"{incident.id}: approve {pending.runbook}?",
-        verdict=pending.why,
-        why=f"plan: {described}",
+        verdict=pending.reason,
+        reason=f"plan: {described}",
         replace=True,
         then=f"supervise approve RUN {pending.id} (or: supervise deny RUN {pending.id}); "
-        f"without an answer within {terms.timeout_s:.0f} s of this message, {after}",
+        f"without an answer within {terms.timeout_s:.0f} s of this message, {consequence}",
         kind=APPROVAL,
     )
 
@@ -142,17 +142,19 @@ def sha256(plan: Sequence[PlannedStep]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def settle(ctx: StepContext, what: str, why: str, operator: str = "") -> ApprovalRequest | None:
+def settle(
+    ctx: StepContext, outcome: str, reason: str, operator: str = ""
+) -> ApprovalRequest | None:
     """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
     requests = ctx.state.approvals
     pending = requests.pending
     if pending is None:
         return None
-    requests.settle(pending, f"{what} at step {ctx.state.step}: {why}")
+    requests.settle(pending, f"{outcome} at step {ctx.state.step}: {reason}")
     ctx.record(
         ApprovalSettled(
-            reason=f"{pending.id} {what}: {why}",
-            what=what,
+            reason=f"{pending.id} {outcome}: {reason}",
+            what=outcome,
             id=pending.id,
             operator=operator,
             args_sha256=pending.sha,
@@ -176,17 +178,17 @@ def stale_reason(policy: Policy, state: State, incident: Incident, pending: Appr
     return "" if policy.digest == pending.policy else "the policy was reloaded"
 
 
-def late_answer(requests: ApprovalLog, name: str, what: str) -> tuple[str, bool]:
+def late_answer(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
-    `what`: what the word asks for, `approved` or `denied`; said again it is harmless.
+    `outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
-    known = requests.settled.get(name)
-    if known is None:
+    settled = requests.settled.get(name)
+    if settled is None:
         waits = f"; {requests.pending.id} is" if requests.pending is not None else ""
         return f"no request {name!r} is waiting{waits}", False
-    again = known.startswith(what)
-    return f"{'no change' if again else 'too late'}: {name} was {known}", again
+    again = settled.startswith(outcome)
+    return f"{'no change' if again else 'too late'}: {name} was {settled}", again
 
 
 def is_suspended(state: State, incident: Incident, severity: str) -> bool:

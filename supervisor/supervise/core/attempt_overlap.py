@@ -78,10 +78,10 @@ def columns(names: Sequence[str]) -> tuple[int, ...]:
     return tuple(names.index(name) if name in names else -1 for name in NAMES)
 
 
-def row(frame: Frame, where: Sequence[int]) -> Row:
+def row(frame: Frame, positions: Sequence[int]) -> Row:
     """Return the part of a frame that is compared."""
     values = frame.values
-    return Row(*(values[i] if 0 <= i < len(values) else None for i in where))
+    return Row(*(values[i] if 0 <= i < len(values) else None for i in positions))
 
 
 class Overlap:
@@ -93,20 +93,22 @@ class Overlap:
     """
 
     def __init__(
-        self, first: int, attempt: int, before: dict[int, Row], starts: dict[int, Row]
+        self, first_step: int, attempt: int, rows_before: dict[int, Row], starts: dict[int, Row]
     ) -> None:
-        """`first`: the first step that is made again. `before`: the rows of the attempt before."""
-        self.first, self.attempt = first, attempt
-        self._before, self._starts = before, starts
-        self._last = max(before)
-        past = [r.moved for step, r in before.items() if r.moved is not None]
+        """Begin with `first_step`, made again; `rows_before` are those of the attempt before."""
+        self.first, self.attempt = first_step, attempt
+        self._before, self._starts = rows_before, starts
+        self._last = max(rows_before)
+        past = [r.moved for step, r in rows_before.items() if r.moved is not None]
         self._moved = past[-UPDATES:]
-        seen = [r.evaluation for r in before.values() if r.evaluation is not None]
-        losses = [loss for loss in seen if isfinite(loss)][-EVALUATIONS:]
+        evaluations = [r.evaluation for r in rows_before.values() if r.evaluation is not None]
+        losses = [loss for loss in evaluations if isfinite(loss)][-EVALUATIONS:]
         self._evaluations = [abs(b - a) for a, b in pairwise(losses)]
-        known = {step: r for step, r in {**starts, **before}.items() if step < first}
-        self._batches = {r.batch: step for step, r in known.items() if r.batch is not None}
-        self.wanted = min(ENOUGH, self._last - first + 1)
+        earlier_rows = {
+            step: r for step, r in {**starts, **rows_before}.items() if step < first_step
+        }
+        self._batches = {r.batch: step for step, r in earlier_rows.items() if r.batch is not None}
+        self.wanted = min(ENOUGH, self._last - first_step + 1)
         self.compared = 0
         self.differences: list[Difference] = []
         self._rates: deque[tuple[int, float, float]] = deque(maxlen=TWICE)
@@ -133,34 +135,39 @@ class Overlap:
         if was is None:
             return []
         self.compared += 1
-        found = [self._batch(step, was, now)]
+        differences = [self._batch(step, was, now)]
         if numbers:
-            found += [self._rate(step, was, now), self._update(step, was, now)]
-            found += [self._gradient(was, now), self._tokens_of(was, now)]
-            found.append(self._evaluation(step, was, now))
-        names = {one.name for one in self.differences}
-        fresh = [one for one in found if one is not None and one.name not in names]
+            differences += [self._rate(step, was, now), self._update(step, was, now)]
+            differences += [self._gradient(was, now), self._tokens_of(was, now)]
+            differences.append(self._evaluation(step, was, now))
+        names = {difference.name for difference in self.differences}
+        fresh = [
+            difference
+            for difference in differences
+            if difference is not None and difference.name not in names
+        ]
         self.differences += fresh
         return fresh
 
     def _rate(self, step: int, was: Row, now: Row) -> Difference | None:
-        before, after = was.scheduled, now.scheduled
-        if before is None or after is None or abs(after - before) <= RATE * abs(before):
+        previous, current = was.scheduled, now.scheduled
+        if previous is None or current is None or abs(current - previous) <= RATE * abs(previous):
             self._rates.clear()
             return None
-        self._rates.append((step, before, after))
+        self._rates.append((step, previous, current))
         if len(self._rates) < TWICE:
             return None
         from_start = all(self._is_start(s - self.first, rate) for s, _, rate in self._rates)
         cause = "the schedule started over" if from_start else "the schedule is not where it was"
-        text = f"learning rate {after:.3g} where it was {before:.3g} at step {step} before; {cause}"
+        text = f"learning rate {current:.3g} where it was {previous:.3g} at step {step} before; "
+        text += cause
         return Difference("rate", text, "save and load the scheduler's state_dict")
 
     def _is_start(self, step: int, rate: float) -> bool:
         """Whether the run had that rate so many steps after its begin, or a step off."""
         near = (self._starts.get(step + off) for off in (-1, 0, 1))
         rates = [r.scheduled for r in near if r is not None and r.scheduled is not None]
-        return any(abs(rate - one) <= RATE * abs(one) for one in rates)
+        return any(abs(rate - rate_near) <= RATE * abs(rate_near) for rate_near in rates)
 
     def _update(self, step: int, was: Row, now: Row) -> Difference | None:
         if step >= self.first + SOON or now.moved is None or not self._moved:
@@ -191,10 +198,10 @@ class Overlap:
             self._shifts.clear()
         else:
             self._shifts.append((step, earlier))
-        shifts = {at - earlier for at, earlier in self._shifts}
+        shifts = {step_index - earlier for step_index, earlier in self._shifts}
         if len(self._shifts) == ROW and len(shifts) == 1:
-            (by,) = shifts
-            text = f"batches {self.first}.. are those of steps {self.first - by}.."
+            (shift,) = shifts
+            text = f"batches {self.first}.. are those of steps {self.first - shift}.."
             remedy = "save the position in the data and go on there, or skip what was used"
             return Difference("batches", text, remedy)
         if self._others == SOON and not self._same_batches:
@@ -226,12 +233,12 @@ class Overlap:
         return Difference("tokens", text, "compare batch size, accumulation and ranks")
 
     def _evaluation(self, step: int, was: Row, now: Row) -> Difference | None:
-        before, after = was.evaluation, now.evaluation
-        if before is None or after is None or not isfinite(before):
+        previous, current = was.evaluation, now.evaluation
+        if previous is None or current is None or not isfinite(previous):
             return None
-        if abs(after - before) <= max(NEARLY * abs(before), *self._evaluations, 0.0):
+        if abs(current - previous) <= max(NEARLY * abs(previous), *self._evaluations, 0.0):
             return None
-        text = f"evaluation loss {after:.4g} where it was {before:.4g} at step {step} before"
+        text = f"evaluation loss {current:.4g} where it was {previous:.4g} at step {step} before"
         return Difference("evaluation", text, "compare the evaluation's data, and what is loaded")
 
 

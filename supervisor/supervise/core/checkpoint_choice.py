@@ -36,7 +36,9 @@ def replan_relaunch(ctx: StepContext) -> None:
     if run.terms.approved is not None:
         return
     try:
-        args = action.plan(action_planning.plan_context(ctx.state, incident, run.requested.before))
+        args = action.plan(
+            action_planning.plan_context(ctx.state, incident, run.requested.before_step)
+        )
     except Refused:
         return
     old = intent.args.parse(RelaunchArgs)
@@ -69,18 +71,18 @@ def report_refused(
     incident: Incident,
     book: Runbook,
     refusal: str,
-    why: str,
+    reason: str,
     *,
     escalated: bool,
-    first: str = "",
+    substitute: str = "",
 ) -> None:
     """Tell people that a runbook cannot work here; one that only lacks a checkpoint may later."""
     waits = action_planning.lacks_checkpoint(ctx.state, incident, book)
-    closing.report_unactionable(ctx, incident, book, refusal, first, exhausted=not waits)
+    closing.report_unactionable(ctx, incident, book, refusal, substitute, exhausted=not waits)
     if not waits:
         return
     incident.deferred.awaiting_checkpoint = AwaitedCheckpoint(
-        incident.escalation.runs, book.name, why, escalated, ctx.state.at_ns
+        incident.escalation.runs, book.name, reason, escalated, ctx.state.at_ns
     )
     if ctx.state.job.returncode is not None:
         return  # only while its evidence is taken; that is no time to wait for
@@ -104,22 +106,22 @@ def now_runnable(
     """
     deferred = incident.deferred
     if (
-        (found := deferred.awaiting_checkpoint) is None
+        (request := deferred.awaiting_checkpoint) is None
         or incident.phase != OPEN
         or state.approvals.pending is not None
     ):
         return None
-    book = policy.runbooks.get(found.name)
-    if found.number != incident.escalation.runs or book is None:
+    book = policy.runbooks.get(request.name)
+    if request.number != incident.escalation.runs or book is None:
         return None
     if state.job.returncode is None and not _has_reason(policy, state, incident):
         return None
     if action_planning.refusal(state, incident, book):
         return None
     deferred.awaiting_checkpoint = None
-    levels, name = policy.ladder.levels, found.name
-    why = f"{found.why}; a good checkpoint is now available"
-    return name, levels.index(name) if name in levels else -1, why, found.escalated
+    levels, name = policy.ladder.levels, request.name
+    reason = f"{request.reason}; a good checkpoint is now available"
+    return name, levels.index(name) if name in levels else -1, reason, request.escalated
 
 
 def on_search(state: State, event: Notice) -> None:
@@ -136,8 +138,8 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     Not one that stands still: it ruins nothing meanwhile, and could not take the order.
     """
     policy, state = ctx.policy, ctx.state
-    found, before = awaited(policy, state), needed_before(policy, state)
-    if found is None or before is None or not found.candidates or found.pauses:
+    request, before_step = awaited(policy, state), needed_before(policy, state)
+    if request is None or before_step is None or not request.candidates or request.pauses:
         return False
     if (
         policy.job.relaunch is None
@@ -147,20 +149,20 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
     ):
         return False
     book = Runbook("wait", (policy.verbs["pause"](lease=LEASE_S),), ("pause",))
-    asked = approvals.required_approval(policy, incident, book)
-    if incident.trigger.still or asked is not None or not _has_reason(policy, state, incident):
+    terms = approvals.required_approval(policy, incident, book)
+    if incident.trigger.still or terms is not None or not _has_reason(policy, state, incident):
         return False
     if action_planning.refusal(state, incident, book):
         return False
-    found.pauses = True
+    request.pauses = True
     run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     run.terms.waits, incident.run = True, run
     ctx.notify(
         incident.severity,
         f"{incident.id}: the job is paused while a checkpoint is verified",
-        verdict=f"{found.candidates} from before step {before} to verify, the newest first",
+        verdict=f"{request.candidates} from before step {before_step} to verify, the newest first",
         replace=True,
-        then=f"nothing to do; {found.name} follows the first good one; to let the job train on "
+        then=f"nothing to do; {request.name} follows the first good one; to let the job train on "
         "instead: supervise resume RUN",
         kind=ACTION,
     )
@@ -169,19 +171,19 @@ def start_pause(ctx: StepContext, incident: Incident) -> bool:
 
 def failed_search(policy: Policy, state: State) -> str:
     """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
-    found, before = awaited(policy, state), needed_before(policy, state)
-    if found is None or before is None or found.candidates != 0 or not found.pauses:
+    request, before_step = awaited(policy, state), needed_before(policy, state)
+    if request is None or before_step is None or request.candidates != 0 or not request.pauses:
         return ""
-    return f"no checkpoint from before step {before} is good" if state.job.paused else ""
+    return f"no checkpoint from before step {before_step} is good" if state.job.paused else ""
 
 
 def is_searching(policy: Policy, state: State) -> bool:
     """Return whether a relaunch waits for a checkpoint, and one may still turn out to be good."""
-    found = awaited(policy, state)
-    if found is None:
+    request = awaited(policy, state)
+    if request is None:
         return False
-    soon = state.at_ns - found.since_ns < SEARCH_S * 1e9
-    return soon if found.candidates is None else found.candidates > 0
+    soon = state.at_ns - request.since_ns < SEARCH_S * 1e9
+    return soon if request.candidates is None else request.candidates > 0
 
 
 def awaits_checkpoint(state: State, incident: Incident) -> bool:
@@ -202,13 +204,13 @@ def awaited(policy: Policy, state: State) -> AwaitedCheckpoint | None:
     incident = state.incident
     if incident is None or state.job.returncode is not None:
         return None
-    found, run = incident.deferred.awaiting_checkpoint, incident.run
-    if found is None or found.number != incident.escalation.runs:
+    request, run = incident.deferred.awaiting_checkpoint, incident.run
+    if request is None or request.number != incident.escalation.runs:
         return None
-    refused = run is not None and run.terms.reduced_reason and run.runbook.name == found.name
+    refused = run is not None and run.terms.reduced_reason and run.runbook.name == request.name
     if incident.phase != OPEN and not refused:
         return None
-    return found if found.name in policy.runbooks else None
+    return request if request.name in policy.runbooks else None
 
 
 def needed_before(policy: Policy, state: State) -> int | None:
@@ -216,8 +218,8 @@ def needed_before(policy: Policy, state: State) -> int | None:
 
     None while none does.
     """
-    found, incident = awaited(policy, state), state.incident
-    book = None if found is None else policy.runbooks[found.name]
+    request, incident = awaited(policy, state), state.incident
+    book = None if request is None else policy.runbooks[request.name]
     if book is None or incident is None:
         return None
     for verb, step in zip(book.verbs, book.steps, strict=True):
@@ -226,11 +228,11 @@ def needed_before(policy: Policy, state: State) -> int | None:
     return None
 
 
-def with_restored(why: str, incident: Incident) -> str:
+def with_restored(reason: str, incident: Incident) -> str:
     """Return a verdict with the step that the incident was taken back to."""
     step = incident.recovery.restored_step
-    where = "with the weights of" if incident.recovery.loop_kept else "back at"
-    return why if step is None else f"{where} step {step}; {why}"
+    location = "with the weights of" if incident.recovery.loop_kept else "back at"
+    return reason if step is None else f"{location} step {step}; {reason}"
 
 
 def _has_reason(policy: Policy, state: State, incident: Incident) -> bool:

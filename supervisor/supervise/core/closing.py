@@ -17,17 +17,17 @@ def exhaust(ctx: StepContext, incident: Incident) -> str:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
     incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
-    how = ctx.policy.give_up
-    if how == PAGE:
+    give_up = ctx.policy.give_up
+    if give_up == PAGE:
         return ""
-    unless = "it recovers" if how == STOP else "its rules of SEV0 are clear"
-    return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {how})"
+    unless = "it recovers" if give_up == STOP else "its rules of SEV0 are clear"
+    return f"; the job is stopped unless {unless} within {QUIET_STEPS} steps (give_up: {give_up})"
 
 
 def hold(
     ctx: StepContext,
     incident: Incident,
-    why: str,
+    reason: str,
     *,
     exhausted: bool = False,
     remedies: bool = False,
@@ -45,19 +45,19 @@ def hold(
     state.rules.growing.clear()
     opening.invalidate_attempt(state, incident)
     if state.job.returncode is not None:
-        state.job.no_restart_reason = why
+        state.job.no_restart_reason = reason
         return
     case = incident.case
     case.exhausted |= exhausted
     case.verdict = diagnosis.classify(policy, state, incident) if exhausted else case.verdict
-    found, status = case.verdict, withdrawal.job_status(policy, state)
+    verdict, status = case.verdict, withdrawal.job_status(policy, state)
     then = exhaust(ctx, incident) if exhausted or remedies else ""
-    ctx.move("hold", why)
-    ctx.record(IncidentHeld(reason=f"held: {why}", severity=incident.severity, spike=found))
+    ctx.move("hold", reason)
+    ctx.record(IncidentHeld(reason=f"held: {reason}", severity=incident.severity, spike=verdict))
     ctx.notify(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: automatic actions are off; a person is needed",
-        verdict="; ".join(filter(None, (why, diagnosis.summary(found), status))),
+        verdict="; ".join(filter(None, (reason, diagnosis.summary(verdict), status))),
         then=notices.in_hold(policy, state, incident) + then,
         replace=True,
     )
@@ -68,9 +68,9 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
     if incident.phase == HELD and run.failure.reason is None:
         run.index += 1  # it ran in a hold: people know
         return
-    why = f"{run.runbook.name}: {incident.headline}"
-    why += f"; {run.failure.reason}" if run.failure.reason else ""
-    hold(ctx, incident, why, exhausted=run.terms.escalated)
+    reason = f"{run.runbook.name}: {incident.headline}"
+    reason += f"; {run.failure.reason}" if run.failure.reason else ""
+    hold(ctx, incident, reason, exhausted=run.terms.escalated)
 
 
 def report_unactionable(
@@ -78,7 +78,7 @@ def report_unactionable(
     incident: Incident,
     book: Runbook,
     refusal: str,
-    first: str = "",
+    substitute: str = "",
     *,
     exhausted: bool,
 ) -> None:
@@ -86,7 +86,7 @@ def report_unactionable(
 
     Args:
         exhausted: nor will it, and nothing else is left.
-        first: the runbook that it stands in for, and why that cannot work, with "; ".
+        substitute: the runbook that it stands in for, and why that cannot work, with "; ".
     """
     name, ended = book.name, ctx.state.job.returncode is not None
     then = exhaust(ctx, incident) if exhausted and is_remedy(book) and not ended else ""
@@ -97,7 +97,7 @@ def report_unactionable(
         incident.severity if incident.severity != "SEV2" else "SEV1",
         f"{incident.id}: no automatic action is possible",
         verdict=incident.headline + status,
-        why=f"{first}{name}: {refusal}",
+        reason=f"{substitute}{name}: {refusal}",
         then=f"{notices.by_hand(ctx.policy, ctx.state, incident)}; "
         f"all reasons: supervise why RUN {incident.id}{then}",
         replace=True,
@@ -109,30 +109,33 @@ def note_ranks(
     incident: Incident,
     run: RunbookExecution,
     outcome: Outcome,
-    why: str,
+    reason: str,
 ) -> None:
     """Take what an action that failed says of the ranks: that some differ, or never act at once."""
     if outcome.inconsistent:
         run.failure.ranks_differ = True
-        _report_ranks_differ(ctx, incident, run.intent.verb, why)
+        _report_ranks_differ(ctx, incident, run.intent.verb, reason)
     unfenceable = outcome.unfenceable
     if isinstance(unfenceable, str) and unfenceable and "fence" not in ctx.state.job.unavailable:
         _report_unfenceable(ctx, unfenceable)
 
 
-def _report_unfenceable(ctx: StepContext, why: str) -> None:
+def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
-    ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {why}"
+    ctx.state.job.unavailable["fence"] = f"the ranks cannot act at one step: {reason}"
     then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
     if ctx.policy.job.relaunch:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     title = "the ranks cannot be changed together: no rollback, rate or pause from here on"
-    ctx.notify("SEV2", title, why=why, then=then, kind=interfaces.WATCHER)
+    ctx.notify("SEV2", title, reason=reason, then=then, kind=interfaces.WATCHER)
 
 
-def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, why: str) -> None:
+def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
     """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
-    incident.severity, incident.headline = "SEV0", f"{verb} was not carried out by all ranks: {why}"
+    incident.severity, incident.headline = (
+        "SEV0",
+        f"{verb} was not carried out by all ranks: {reason}",
+    )
     ctx.notify(
         "SEV0",
         f"{incident.id}: the ranks differ",
@@ -149,7 +152,7 @@ def is_remedy(book: Runbook) -> bool:
 def close(
     ctx: StepContext,
     incident: Incident,
-    why: str,
+    reason: str,
     outcome: str,
     then: str = NOTHING,
     *,
@@ -164,34 +167,34 @@ def close(
     approvals.settle(ctx, "withdrawn", f"{incident.id} is over")
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
     acted = incident.escalation.runs > 0
-    found = incident.case.verdict
+    verdict = incident.case.verdict
     if not (incident.deferred.session_end or superseded_by):
-        found = diagnosis.classify(ctx.policy, ctx.state, incident)
+        verdict = diagnosis.classify(ctx.policy, ctx.state, incident)
     incident.phase = CLOSED
     ctx.record(
         IncidentClosed(
-            reason=f"closed: {why}",
+            reason=f"closed: {reason}",
             severity=incident.severity,
             acted=acted,
             opened_step=incident.opened_step,
             breach_step=incident.breach_step,
             rules=tuple(incident.rules),
-            spike=found,
+            spike=verdict,
             superseded_by=superseded_by,
             outcome=outcome,
         )
     )
-    if found is not None:
+    if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
-        why = "; ".join(filter(None, (why, diagnosis.summary(found))))
+        reason = "; ".join(filter(None, (reason, diagnosis.summary(verdict))))
         if then == NOTHING:
             then = notices.of_machine(ctx.policy, ctx.state, incident)
-            then = then or diagnosis.advice(ctx.policy, ctx.state, incident, found)
-    if held := notices.of_rate(ctx.state, incident):
-        then = held if then == NOTHING else f"{held}; {then}"
+            then = then or diagnosis.advice(ctx.policy, ctx.state, incident, verdict)
+    if rate_text := notices.of_rate(ctx.state, incident):
+        then = rate_text if then == NOTHING else f"{rate_text}; {then}"
     severity = "INFO" if incident.is_order or superseded_by else incident.severity
     title = f"{incident.id}: closed"
-    ctx.notify(severity, title, verdict=why, then=then, kind=interfaces.CLOSED)
+    ctx.notify(severity, title, verdict=reason, then=then, kind=interfaces.CLOSED)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     ctx.state.incident = None

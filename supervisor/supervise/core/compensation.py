@@ -79,15 +79,17 @@ def session_undos(recovery: Recovery) -> list[Action]:
     return [undo for undo in all_undos(recovery) if verb_of(undo) not in STAY]
 
 
-def runbook_undos(recovery: Recovery, run: RunbookExecution, sent: int | None) -> list[Action]:
+def runbook_undos(
+    recovery: Recovery, run: RunbookExecution, sent_index: int | None
+) -> list[Action]:
     """Return what takes back this runbook's own steps, newest first.
 
     Args:
-        sent: index of a step that failed after it was asked for, and may have half happened.
+        sent_index: index of a step that failed after it was asked for, and may have half happened.
     """
-    found = [u for n, u in recovery.undos if n == run.number and verb_of(u) not in STANDS]
-    if sent is not None:
-        found = [undo for undo in found if verb_of(undo) != run.runbook.verbs[sent]]
-        opposite = run.runbook.steps[sent].undo()
-        found += [] if opposite is None or run.requested.operator else [opposite]
-    return found[::-1]
+    undos = [u for n, u in recovery.undos if n == run.number and verb_of(u) not in STANDS]
+    if sent_index is not None:
+        undos = [undo for undo in undos if verb_of(undo) != run.runbook.verbs[sent_index]]
+        opposite = run.runbook.steps[sent_index].undo()
+        undos += [] if opposite is None or run.requested.operator else [opposite]
+    return undos[::-1]

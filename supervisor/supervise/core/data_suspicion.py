@@ -28,14 +28,14 @@ def record_onset(
     rule: Rule,
     breach: int,
     *,
-    another: bool = False,
+    is_new: bool = False,
 ) -> None:
     """The trouble of an incident began at step `breach`, for the first time or again.
 
     Args:
         monitor: of the rank that it was seen on.
         rule: that tells of it.
-        another: it is an onset of its own; else it takes the place of the last one.
+        is_new: it is an onset of its own; else it takes the place of the last one.
     """
     state, old, advisory = ctx.state, incident.onset, rule.severity == "SEV2"
     if (old.attempt, old.breach) == (monitor.attempt, breach):  # another rule tells of the same
@@ -47,7 +47,7 @@ def record_onset(
     _add_batches(monitor, incident, breach)
     _add_batches(monitor, incident, monitor.step)
     attribution = state.context.attribution
-    attribution.incident(incident.id, breach, monitor.attempt, another=another)
+    attribution.incident(incident.id, breach, monitor.attempt, is_new=is_new)
     suspects = attribution.suspects()
     if suspects:
         accounts = {name: attribution.account(name) for name in suspects}
@@ -72,9 +72,9 @@ def on_rule_joined(
     track_breach(ctx.policy, ctx.state, monitor, incident)
     onset = incident.onset
     clear = onset.lull is not None and breach - BEFORE > onset.lull
-    another = clear or monitor.attempt > onset.attempt
-    if another or moved or (onset.advisory and rule.severity != "SEV2"):
-        record_onset(ctx, monitor, incident, rule, breach, another=another)
+    is_new = clear or monitor.attempt > onset.attempt
+    if is_new or moved or (onset.advisory and rule.severity != "SEV2"):
+        record_onset(ctx, monitor, incident, rule, breach, is_new=is_new)
 
 
 def on_relapse(state: State, incident: Incident) -> None:
@@ -95,8 +95,8 @@ def track_breach(policy: Policy, state: State, monitor: RankMonitor, incident: I
     """Look whether the newest frame of a rank is in breach, and its batch part of the trouble."""
     rules = [
         rule
-        for rule, seen in zip(policy.rules, monitor.rules, strict=True)
-        if seen.code == BREACH and rule.id in incident.rules
+        for rule, watch in zip(policy.rules, monitor.rules, strict=True)
+        if watch.code == BREACH and rule.id in incident.rules
     ]
     if not rules:
         return
@@ -104,10 +104,10 @@ def track_breach(policy: Policy, state: State, monitor: RankMonitor, incident: I
     if frame_count - onset.frame_count > QUIET_STEPS:
         onset.lull = onset.step
     onset.frame_count, onset.step = frame_count, monitor.step
-    asked = _batches_are_approved(state.approvals.pending, incident.run)
+    approved = _batches_are_approved(state.approvals.pending, incident.run)
     if (
         monitor.attempt == onset.attempt
-        and not asked
+        and not approved
         and any(_is_in_breach_now(monitor, rule) for rule in rules)
     ):
         _add_batches(monitor, incident, monitor.step)
@@ -119,10 +119,14 @@ def _add_batches(monitor: RankMonitor, incident: Incident, step: int) -> None:
     A step in breach further away stands alone: what lies between was healthy.
     """
     onset = incident.onset
-    first = onset.last + 1 if step - onset.last <= BEFORE + 1 else step
-    found = [int(v) for at, v in monitor.history.series(FINGERPRINT) if first <= at <= step]
-    onset.batches = (*onset.batches, *found)[:BATCHES]
-    onset.last = max(onset.last, step)
+    first_step = onset.last_step + 1 if step - onset.last_step <= BEFORE + 1 else step
+    batches = [
+        int(v)
+        for frame_step, v in monitor.history.series(FINGERPRINT)
+        if first_step <= frame_step <= step
+    ]
+    onset.batches = (*onset.batches, *batches)[:BATCHES]
+    onset.last_step = max(onset.last_step, step)
 
 
 def _is_in_breach_now(monitor: RankMonitor, rule: Rule) -> bool:

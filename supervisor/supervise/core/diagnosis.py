@@ -118,36 +118,36 @@ def awaits_recovery(policy: Policy, state: State, incident: Incident) -> bool:
         return False
     if quiet_since is not None and (frame_count - quiet_since) % 10:
         return True
-    found = _evidence(policy, state, incident)
-    return found is not None and spike_classifier.rejoined(found).answer == NO
+    evidence = _evidence(policy, state, incident)
+    return evidence is not None and spike_classifier.rejoined(evidence).answer == NO
 
 
 def classify(policy: Policy, state: State, incident: Incident) -> Verdict | None:
     """Answer the four questions; None where the job publishes no loss."""
-    found = _evidence(policy, state, incident)
-    return None if found is None else spike_classifier.judge(found)
+    evidence = _evidence(policy, state, incident)
+    return None if evidence is None else spike_classifier.judge(evidence)
 
 
 def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether the loss of an incident came back into its band."""
-    found = classify(policy, state, incident)
-    return found is not None and spike_classifier.is_back(found)
+    verdict = classify(policy, state, incident)
+    return verdict is not None and spike_classifier.is_back(verdict)
 
 
-def summary(found: Verdict | None) -> str:
+def summary(verdict: Verdict | None) -> str:
     """Return a verdict for a message, one clause without numbers; the audit record has those."""
-    return "" if found is None else spike_classifier.sentence(found)
+    return "" if verdict is None else spike_classifier.sentence(verdict)
 
 
-def advice(policy: Policy, state: State, incident: Incident, found: Verdict) -> str:
+def advice(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> str:
     """Return what a person should do after a verdict, with the command for a rollback."""
     back = notices.rollback(policy, state, incident)
-    repaired = found.advice == spike_classifier.REPAIRED
-    if found.kind == spike_classifier.NUMERIC and not repaired and back:
-        return f"{found.advice}: {back}"
-    if found.kind in (spike_classifier.RECOVERABLE, spike_classifier.NO_EXCURSION):
-        return found.advice
-    return f"{found.advice}; the numbers: supervise why RUN {incident.id}"
+    repaired = verdict.advice == spike_classifier.REPAIRED
+    if verdict.kind == spike_classifier.NUMERIC and not repaired and back:
+        return f"{verdict.advice}: {back}"
+    if verdict.kind in (spike_classifier.RECOVERABLE, spike_classifier.NO_EXCURSION):
+        return verdict.advice
+    return f"{verdict.advice}; the numbers: supervise why RUN {incident.id}"
 
 
 def remember_onset(context: LossContext, case: LossCase) -> None:
@@ -228,11 +228,11 @@ def _as_expected(monitor: RankMonitor, event: Planned) -> bool:
     if event.expect == "either":
         return True
     losses = monitor.history.series(LOSS)
-    before = [loss for step, loss in losses if step < event.from_step][-PRE:]
-    if not before:
+    earlier_losses = [loss for step, loss in losses if step < event.from_step][-PRE:]
+    if not earlier_losses:
         return False
     newest = monitor.value(LOSS)
-    middle = median(before)
+    middle = median(earlier_losses)
     return newest is not None and (newest > middle if event.expect == "up" else newest < middle)
 
 
@@ -278,41 +278,49 @@ def _observe(
 
     What was skipped was kept from the weights, unless the update itself tells otherwise.
     """
-    names, seen = monitor.history.names, case.excursion
-    found = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
-    loss = found.get(LOSS)
-    wrong = [m for m in (LOSS, GRAD, UPDATE) if (v := found.get(m)) is not None and v - v != 0.0]
-    kept = found.get(SKIPPED) == 1.0 and UPDATE not in wrong
-    seen.lasting = bool(wrong) and not kept
+    names, excursion = monitor.history.names, case.excursion
+    values_by_metric = {m: values[i] for i, m in enumerate(names[: len(values)]) if m in JUDGED}
+    loss = values_by_metric.get(LOSS)
+    wrong = [
+        m
+        for m in (LOSS, GRAD, UPDATE)
+        if (v := values_by_metric.get(m)) is not None and v - v != 0.0
+    ]
+    was_skipped = values_by_metric.get(SKIPPED) == 1.0 and UPDATE not in wrong
+    excursion.lasting = bool(wrong) and not was_skipped
     if loss is not None:  # a finite one shows that the weights are
-        seen.bad_losses = seen.bad_losses + 1 if LOSS in wrong else 0
-    if wrong and kept:
-        seen.skipped = (*seen.skipped[:1], step)
-    elif wrong and seen.nonfinite is None:
-        seen.nonfinite = step
+        excursion.bad_losses = excursion.bad_losses + 1 if LOSS in wrong else 0
+    if wrong and was_skipped:
+        excursion.skipped = (*excursion.skipped[:1], step)
+    elif wrong and excursion.nonfinite is None:
+        excursion.nonfinite = step
     if loss is not None and loss - loss == 0.0:
-        seen.peak = loss if seen.peak is None else max(seen.peak, loss)
+        excursion.peak = loss if excursion.peak is None else max(excursion.peak, loss)
         band = case.band
         if band is not None:
             far = max(SERIES_MADS * band.spread, SERIES_NATS)
-            seen.outliers += loss - band.forecast(step) > far
+            excursion.outliers += loss - band.forecast(step) > far
 
 
 def _history_covers(monitor: RankMonitor, onset: int) -> bool:
     """Return whether the frames that are kept go back to what question 4 looks at."""
     frames = monitor.history.frames
-    whole = len(frames) < (frames.maxlen or 0)  # none was forgotten
-    return whole or frames[0].step < onset - BEFORE - 1
+    is_complete = len(frames) < (frames.maxlen or 0)  # none was forgotten
+    return is_complete or frames[0].step < onset - BEFORE - 1
 
 
 def _artefact(monitor: RankMonitor, onset: int) -> str:
     """Say whether the evaluation before and after the onset was the same one."""
     points = monitor.history.series(ARTEFACT)
-    before = {value for step, value in points if step < onset}
-    after = {value for step, value in points if step >= onset}
-    if not before or not after:
+    earlier_hashes = {value for step, value in points if step < onset}
+    later_hashes = {value for step, value in points if step >= onset}
+    if not earlier_hashes or not later_hashes:
         return "unknown"
-    return "same" if before | after == before and len(before) == 1 else "changed"
+    return (
+        "same"
+        if earlier_hashes | later_hashes == earlier_hashes and len(earlier_hashes) == 1
+        else "changed"
+    )
 
 
 def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
@@ -327,7 +335,7 @@ def _planned(policy: Policy, case: LossCase, onset: int) -> bool:
 
 def recurring(onsets: Sequence[int]) -> str:
     """Say why excursions at these frame counts (ascending) are a series, "" when they are none."""
-    recent = [at for at in onsets if onsets[-1] - at < RECUR_FRAMES] if onsets else []
+    recent = [count for count in onsets if onsets[-1] - count < RECUR_FRAMES] if onsets else []
     if len(recent) >= RECUR_COUNT:
         return f"{len(recent)} excursions within {recent[-1] - recent[0]} steps"
     newest = onsets[-RECUR_GAPS:]
@@ -355,18 +363,18 @@ def context_events(
 ) -> list[ContextEvent]:
     """Return what happened from 50 steps before the onset to 5 after it, oldest first."""
     onset = incident.breach_step
-    found = [
+    events = [
         ContextEvent(plan.from_step, "planned", plan.what) for plan in plans_near(policy, onset)
     ]
-    found += [
+    events += [
         ContextEvent(happened.step, happened.kind, happened.text)
         for happened in context.happened
         if onset - BEFORE <= happened.step <= onset + AFTER
         and happened.attempt == incident.case.attempt
         and happened.incident != incident.id  # what was done about it is not its cause
     ]
-    found += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
-    return sorted(found, key=lambda event: event.step)
+    events += [*_rates(monitor, onset), *_odd(monitor, onset), *_marks(monitor, onset)]
+    return sorted(events, key=lambda event: event.step)
 
 
 def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
@@ -374,14 +382,14 @@ def _rates(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
     points = [
         p for p in monitor.history.series(RATE) if onset - BEFORE - 2 <= p[0] <= onset + AFTER
     ]
-    asked = dict(monitor.history.series(SCHEDULED))
-    for (_, a), (last, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
+    scheduled = dict(monitor.history.series(SCHEDULED))
+    for (_, a), (previous_step, b), (step, c) in zip(points, points[1:], points[2:], strict=False):
         jump = abs(c - b)
         if jump <= RATE_SHARE * abs(b) or jump <= RATE_FACTOR * abs(b - a):
             continue
-        own = asked.get(step, 0.0) >= OWN_JUMP * asked.get(last, math.inf) > 0.0
-        whose = "the job's own learning rate" if own else "learning rate"
-        yield ContextEvent(step, OWN_RATE if own else "rate", f"{whose} {b:.3g} to {c:.3g}")
+        is_own = scheduled.get(step, 0.0) >= OWN_JUMP * scheduled.get(previous_step, math.inf) > 0.0
+        whose = "the job's own learning rate" if is_own else "learning rate"
+        yield ContextEvent(step, OWN_RATE if is_own else "rate", f"{whose} {b:.3g} to {c:.3g}")
 
 
 def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
@@ -399,7 +407,11 @@ def _odd(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
             near = [p for p in monitor.history.series(metric) if abs(p[0] - onset) <= NEAR]
             far = max(near, key=lambda p: abs(p[1] - middle), default=None)
             if far is not None and abs(far[1] - middle) > OUTLIER * scale:
-                late = [v for at, v in monitor.history.series(metric) if at > onset + NEAR]
+                late = [
+                    v
+                    for frame_step, v in monitor.history.series(metric)
+                    if frame_step > onset + NEAR
+                ]
                 stays = abs(median(late or [far[1]]) - middle) > OUTLIER * scale
                 if kind == "logging" and stays:
                     kind = "batch"

@@ -93,16 +93,16 @@ def _is_of_rate(continuity: Continuity) -> bool:
     """Return whether only the rate is another one."""
     rate, loss = continuity.lr or Comparison(), continuity.loss or Comparison()
     was, now = loss.was, loss.now
-    same = was is None or now is None or abs(now - was) <= CLOSE * abs(was)
-    same = same and _verdict(continuity) != "differs"
-    return same and rate.was != rate.now and continuity.fingerprint != "other"
+    is_same = was is None or now is None or abs(now - was) <= CLOSE * abs(was)
+    is_same = is_same and _verdict(continuity) != "differs"
+    return is_same and rate.was != rate.now and continuity.fingerprint != "other"
 
 
 def _is_reshuffled(continuity: Continuity) -> bool:
     """Return whether, but for the rate, only the batch is or may be another, and so the loss."""
     loss = (continuity.loss or Comparison()).now
-    same = _verdict(continuity) != "differs" and continuity.fingerprint != "same"
-    return same and (loss is None or isfinite(loss))
+    is_same = _verdict(continuity) != "differs" and continuity.fingerprint != "same"
+    return is_same and (loss is None or isfinite(loss))
 
 
 def _verdict(continuity: Continuity) -> str:
@@ -131,10 +131,10 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     policy, state, run = ctx.policy, ctx.state, incident.run
     if run is None:
         return
-    seen, monitor = run.verification, state.monitors[frame.rank]
-    if seen.deadline_frame is None or run.failure.reason is not None:
+    progress, monitor = run.verification, state.monitors[frame.rank]
+    if progress.deadline_frame is None or run.failure.reason is not None:
         return
-    broken = seen.rejected or _missing_effect(ctx, incident, frame)
+    broken = progress.rejected or _missing_effect(ctx, incident, frame)
     broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
     broken = broken or _still_ill(monitor, incident, run)
     if broken:
@@ -142,35 +142,36 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         incident.run = None
         runbook_runner.escalate(ctx, incident, broken, run.runbook.if_it_fails)
         return
-    seen.frame_ns = frame.at_ns
+    progress.frame_ns = frame.at_ns
     trouble = _breach_text(policy, state, incident, frame)
-    if seen.effects:
+    if progress.effects:
         trouble = "no frame shows the effect yet"
     if trouble:
-        seen.clear_steps, seen.last_trouble = 0, trouble
+        progress.clear_steps, progress.last_trouble = 0, trouble
     else:
-        seen.clear_steps += 1
+        progress.clear_steps += 1
     if not trouble and frame.step <= incident.recovery.must_pass:
-        seen.deadline_frame += 1  # nothing has been asked of it yet
+        progress.deadline_frame += 1  # nothing has been asked of it yet
     needed = int(getattr(run.runbook.steps[run.index], "clear_for", 20))
-    if seen.clear_steps >= needed and (
-        left := repeated_steps.missing(state)
+    if progress.clear_steps >= needed and (
+        lacking := repeated_steps.missing(state)
         or _still_missing(policy, state.monitors, incident, frame, needed)
     ):
-        seen.clear_steps, seen.last_trouble = needed - 1, left
-    if seen.clear_steps >= needed:
+        progress.clear_steps, progress.last_trouble = needed - 1, lacking
+    if progress.clear_steps >= needed:
         loss, band = monitor.value(LOSS), incident.case.band
-        where = f", loss {loss:.4g}" if loss is not None else ""
-        where += f" ({band.level:.4g} before)" if band is not None and where else ""
-        why = f"no rule fired for {needed} steps after {run.runbook.name}{where}"
+        loss_text = f", loss {loss:.4g}" if loss is not None else ""
+        loss_text += f" ({band.level:.4g} before)" if band is not None and loss_text else ""
+        reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
         differs = repeated_steps.differences(state)
-        why += f"; but {differs}" if differs else ""
-        runbook_runner.on_verified(ctx, incident, why)
-    elif state.frame_count > seen.deadline_frame:
-        why = f"{run.runbook.name} did not help: {seen.last_trouble or 'not clear for long enough'}"
-        ctx.record(VerificationFailed(reason=why, clear_steps=seen.clear_steps))
+        reason += f"; but {differs}" if differs else ""
+        runbook_runner.on_verified(ctx, incident, reason)
+    elif state.frame_count > progress.deadline_frame:
+        trouble = progress.last_trouble or "not clear for long enough"
+        reason = f"{run.runbook.name} did not help: {trouble}"
+        ctx.record(VerificationFailed(reason=reason, clear_steps=progress.clear_steps))
         incident.run = None
-        runbook_runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
+        runbook_runner.escalate(ctx, incident, reason, run.runbook.if_it_fails)
 
 
 def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
@@ -187,10 +188,10 @@ def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
     silent_s = (state.at_ns - run.verification.frame_ns) / 1e9
     starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
-        why = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
-        ctx.record(VerificationFailed(reason=why))
+        reason = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
+        ctx.record(VerificationFailed(reason=reason))
         incident.run = None
-        runbook_runner.escalate(ctx, incident, why, run.runbook.if_it_fails)
+        runbook_runner.escalate(ctx, incident, reason, run.runbook.if_it_fails)
 
 
 def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str | None:
@@ -210,7 +211,7 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str |
             waiting.append(effect)
             continue
         check = EffectCheck(effect.args, effect.result, values, frame.step, frame.attempt)
-        missing, verb = run.runbook.steps[effect.place].effect(check), effect.verb
+        missing, verb = run.runbook.steps[effect.step_index].effect(check), effect.verb
         if missing is not None:
             return f"{verb} had no effect: {missing}"
         moved, usual = values.get(UPDATE), incident.case.norms.get(UPDATE)
@@ -249,8 +250,8 @@ def _relapse_after_rollback(
             elif watch.held >= rule.for_steps and _is_measured(policy, monitor, rule):
                 word = "again" if (rule.id, rank) in clear else "still"
                 if word == "again" or monitor.step > incident.recovery.must_pass:
-                    where = f"in breach {word} at step {monitor.step} on rank {rank}"
-                    return f"{run.runbook.name} did not help: {rule.id} is {where}"
+                    breach_text = f"in breach {word} at step {monitor.step} on rank {rank}"
+                    return f"{run.runbook.name} did not help: {rule.id} is {breach_text}"
     return ""
 
 
@@ -260,8 +261,8 @@ def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) 
     if band is None or not _went_back(run) or monitor.attempt < incident.recovery.rolled_back_to:
         return ""
     since = [f.step for f in monitor.history.frames if f.attempt == monitor.attempt]
-    first = max(since[0], incident.recovery.must_pass + 1)
-    newest = [point for point in monitor.history.series(LOSS) if point[0] >= first]
+    first_step = max(since[0], incident.recovery.must_pass + 1)
+    newest = [point for point in monitor.history.series(LOSS) if point[0] >= first_step]
     if len(newest) < SOON:
         return ""
     over = median([loss - band.limit_at(step) for step, loss in newest[-CLEARLY:]])
@@ -279,7 +280,7 @@ def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
 
 
 def _went_back(run: RunbookExecution) -> bool:
-    return any(run.runbook.verbs[index] in GOES_BACK for index in run.done)
+    return any(run.runbook.verbs[index] in GOES_BACK for index in run.committed)
 
 
 def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
@@ -342,12 +343,12 @@ def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, fr
 
     A rate that is held as the cause is another one than the rates of before, and bounds it.
     """
-    before = None if incident.recovery.rate_limits else incident.case.norms.get(UPDATE)
+    usual = None if incident.recovery.rate_limits else incident.case.norms.get(UPDATE)
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
     behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
-    if not before or not any(UPDATE in detector.metrics for detector in behind):
+    if not usual or not any(UPDATE in detector.metrics for detector in behind):
         return ""
     newest = [value for _, value in monitor.history.series(UPDATE)][-frames:]
-    if not newest or median(newest) <= NORM_RATIO * before:
+    if not newest or median(newest) <= NORM_RATIO * usual:
         return ""
-    return f"{UPDATE} is {median(newest) / before:.3g} times its value before the incident"
+    return f"{UPDATE} is {median(newest) / usual:.3g} times its value before the incident"

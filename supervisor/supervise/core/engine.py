@@ -85,7 +85,7 @@ def start(policy: Policy) -> State:
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
-    ctx = StepContext(state.phase.of(policy), state, event)
+    ctx = StepContext(state.phase.in_force(policy), state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
     _release(ctx, policy, event)
@@ -161,7 +161,7 @@ def _is_successor(state: State, event: Announced) -> bool:
     return monitor is not None and monitor.program not in (None, event.program)
 
 
-def _take_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
+def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     """Judge a frame; of several ranks, one of the job when all have sent the step."""
     state, attribution = ctx.state, ctx.state.context.attribution
     if frame.attempt < state.job.launched:  # of a process that has ended, read late
@@ -169,12 +169,12 @@ def _take_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
     if frame.rank in attribution.columns:
         attribution.feed(frame, calm=data_suspicion.is_quiet(state))
     if state.job.world_size < 2:
-        _on_frame(ctx, written, frame)
+        _on_frame(ctx, base_policy, frame)
     else:
-        _judge(ctx, written, state.ranks.add(frame, state.at_ns, state.job.world_size))
+        _judge(ctx, base_policy, state.ranks.add(frame, state.at_ns, state.job.world_size))
 
 
-def _release(ctx: StepContext, written: Policy, event: Event) -> None:
+def _release(ctx: StepContext, base_policy: Policy, event: Event) -> None:
     """Judge frames that wait for other ranks, where these are late or will not come."""
     ranks, world_size = ctx.state.ranks, ctx.state.job.world_size
     if world_size < 2:
@@ -182,9 +182,9 @@ def _release(ctx: StepContext, written: Policy, event: Event) -> None:
     if isinstance(event, Launched):
         ctx.state.ranks = JobFrames()
     elif isinstance(event, Tick):
-        _judge(ctx, written, ranks.late(event.at_ns, world_size))
+        _judge(ctx, base_policy, ranks.late(event.at_ns, world_size))
     elif _is_cut(ctx.state, event):
-        _judge(ctx, written, ranks.flush(world_size))
+        _judge(ctx, base_policy, ranks.flush(world_size))
 
 
 def _is_cut(state: State, event: Event) -> bool:
@@ -196,14 +196,14 @@ def _is_cut(state: State, event: Event) -> bool:
     return isinstance(event, Gap) and event.rank == state.ranks.leader
 
 
-def _judge(ctx: StepContext, written: Policy, frames: list[Frame]) -> None:
+def _judge(ctx: StepContext, base_policy: Policy, frames: list[Frame]) -> None:
     for frame in frames:
-        _on_frame(ctx, written, frame)
+        _on_frame(ctx, base_policy, frame)
 
 
-def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
+def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     state, rank, step = ctx.state, frame.rank, frame.step
-    monitor = state.monitors.get(rank) or _monitor(written, state, rank)
+    monitor = state.monitors.get(rank) or _monitor(base_policy, state, rank)
     if state.ranks.leader is None:
         is_leader = not rank or (leader := state.leader()) is None or rank <= leader
     else:
@@ -220,12 +220,12 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
         _record_missing_frames(ctx, monitor, frame)
     monitor.lost = 0
     changes = monitor.feed(frame, state.frame_count)
-    seen = state.frame_count - state.history.session_start
-    if state.machine == state_machine.WARMING and seen >= ctx.policy.warmup_steps:
-        ctx.move("ready", f"{seen} frames seen")
+    frames_seen = state.frame_count - state.history.session_start
+    if state.machine == state_machine.WARMING and frames_seen >= ctx.policy.warmup_steps:
+        ctx.move("ready", f"{frames_seen} frames seen")
     if is_leader:
         repeated_steps.follow(ctx, monitor, frame)
-        _follow_phase(ctx, written, monitor, changes, seen)
+        _follow_phase(ctx, base_policy, monitor, changes, frames_seen)
         epoch_skip.follow(ctx, monitor, frame)
     _record_notes(ctx, monitor)
     if state.incident is not None:
@@ -249,29 +249,33 @@ def _on_frame(ctx: StepContext, written: Policy, frame: Frame) -> None:
 
 def _follow_phase(
     ctx: StepContext,
-    written: Policy,
+    base_policy: Policy,
     monitor: RankMonitor,
     changes: list[tuple[int, bool]],
-    seen: int,
+    frames_seen: int,
 ) -> None:
     """Let the phase of the run follow a frame, and the policy the phase."""
     phase, lr_phase = ctx.state.phase, monitor.value(LR_PHASE)
     rate = None if lr_phase is None else monitor.value(diagnosis.SCHEDULED)
     if lr_phase is not None and rate is None:
         rate = monitor.value(diagnosis.RATE)
-    if phase.follow(monitor.step, lr_phase, rate, seen=seen, warmup=written.warmup_steps):
-        rule_fired.on_phase_changed(ctx, phase.moved(written), changes)
+    if phase.follow(
+        monitor.step, lr_phase, rate, frames_seen=frames_seen, warmup=base_policy.warmup_steps
+    ):
+        rule_fired.on_phase_changed(ctx, phase.moved(base_policy), changes)
 
 
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
     """Steps of a rank have no frame, and no gap told of them: nobody has looked at them."""
-    first, last = monitor.step + 1, frame.step - 1
-    unseen = last - first + 1
+    first_step, last_step = monitor.step + 1, frame.step - 1
+    unseen = last_step - first_step + 1
     if unseen <= monitor.lost:
         return
-    steps = f"step {first} has" if unseen == 1 else f"steps {first} to {last} have"
+    steps = f"step {first_step} has" if unseen == 1 else f"steps {first_step} to {last_step} have"
     text = f"rank {frame.rank}: {steps} no frame"
-    ctx.record(FramesMissing(reason=text, rank=frame.rank, first_step=first, last_step=last))
+    ctx.record(
+        FramesMissing(reason=text, rank=frame.rank, first_step=first_step, last_step=last_step)
+    )
     if unseen > UNSEEN_STEPS:
         ctx.notify("SEV2", text, verdict="these steps were not evaluated", kind=WATCHER)
 
@@ -289,8 +293,8 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
     if incident is not None and run is not None and run.intent.action_id is not None:
         if tick.at_ns > run.intent.deadline_ns:
             action_id = run.intent.action_id
-            why = f"no outcome of {action_id} before its deadline"
-            ctx.record(ActionInDoubt(reason=why, action=ActionRef(action_id)))
+            reason = f"no outcome of {action_id} before its deadline"
+            ctx.record(ActionInDoubt(reason=reason, action=ActionRef(action_id)))
             verb = run.intent.verb
             runbook_runner.fail(
                 ctx, incident, f"no answer to the {verb}: it may or may not have happened"
@@ -347,16 +351,16 @@ def _on_blind_rule(ctx: StepContext, rule: Rule, rank: int) -> None:
         return
     severity = "SEV0" if rule.severity == "SEV0" else "SEV1"
     monitor = ctx.state.monitors[rank]
-    why = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
-    why += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
-    ctx.record(RuleBlind(reason=why, rule=rule.id, severity=severity, rank=rank))
+    reason = f"{rule.id} cannot be evaluated on rank {rank}: no usable value of "
+    reason += ", ".join(_missing_metrics(ctx.policy, monitor, rule)) or "its metrics"
+    ctx.record(RuleBlind(reason=reason, rule=rule.id, severity=severity, rank=rank))
     blind = replace(rule, severity=severity)
     if rule_scope.alongside(ctx.policy, ctx.state.incident, blind):
-        opening.notify_alongside(ctx, blind, {}, why)
+        opening.notify_alongside(ctx, blind, {}, reason)
         return
     rule_fired.make_way(ctx, [blind])
-    opening.group(ctx, monitor, blind, {}, why)
-    ctx.move("notice", why)
+    opening.group(ctx, monitor, blind, {}, reason)
+    ctx.move("notice", reason)
 
 
 def _missing_metrics(policy: Policy, monitor: RankMonitor, rule: Rule) -> list[str]:
@@ -371,9 +375,9 @@ def _missing_metrics(policy: Policy, monitor: RankMonitor, rule: Rule) -> list[s
 def _update_incident(ctx: StepContext, incident: Incident) -> None:
     """Classify an incident when it is time to, and close it when it is over."""
     policy, state, ending = ctx.policy, ctx.state, incident.ending
-    found = diagnosis.update(policy, state, incident)
-    if found is not None:
-        _on_classified(ctx, incident, found)
+    verdict = diagnosis.update(policy, state, incident)
+    if verdict is not None:
+        _on_classified(ctx, incident, verdict)
     if incident.phase == PROBATION and incident.run is None:
         relapsed = _relapsed_rule(policy, state, incident)
         if relapsed is not None:
@@ -388,9 +392,9 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             ctx.move("passed", f"{incident.id} recovered")
     elif incident.phase == OPEN:
         if incident.run is None and (due := weights_check.due(state, incident)) is not None:
-            book, why = due
+            book, reason = due
             runbook_runner.start(
-                ctx, incident, book.name, book.level, why, escalated=book.escalated
+                ctx, incident, book.name, book.level, reason, escalated=book.escalated
             )
         elif rule_scope.goes_on(policy, state, incident) or checkpoint_choice.awaits_checkpoint(
             state, incident
@@ -410,17 +414,17 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
             ctx.move("clear", f"{incident.id} is over")
 
 
-def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None:
+def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> None:
     """An incident is open for so long that its class can be told; no level left means hold."""
     state = ctx.state
-    text = f"classified: {found.text}"
-    ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=found))
-    if found.kind != DATA or not rule_scope.causes(ctx.policy, incident):  # else it is known
+    text = f"classified: {verdict.text}"
+    ctx.record(IncidentClassified(reason=text, severity=incident.severity, spike=verdict))
+    if verdict.kind != DATA or not rule_scope.causes(ctx.policy, incident):  # else it is known
         ctx.notify(
             incident.severity,
-            f"{incident.id}: diagnosis: {found.kind}",
-            verdict=diagnosis.summary(found),
-            then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, found),
+            f"{incident.id}: diagnosis: {verdict.kind}",
+            verdict=diagnosis.summary(verdict),
+            then=_open_request(state) or diagnosis.advice(ctx.policy, state, incident, verdict),
         )
     level = incident.escalation.level
     name, _ = escalation.next_level(ctx.policy.ladder, level)
@@ -428,10 +432,10 @@ def _on_classified(ctx: StepContext, incident: Incident, found: Verdict) -> None
     awaited = incident.deferred.awaiting_checkpoint
     if awaited is not None and awaited.candidates:
         return
-    lasting = found.kind in (STRUCTURAL, SCHEDULE, CUT)
+    lasting = verdict.kind in (STRUCTURAL, SCHEDULE, CUT)
     if lasting and idle and level >= 0 and name == HOLD:
         closing.hold(
-            ctx, incident, f"{found.kind}, and the escalation ladder is exhausted", exhausted=True
+            ctx, incident, f"{verdict.kind}, and the escalation ladder is exhausted", exhausted=True
         )
 
 

@@ -27,18 +27,18 @@ def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
     epoch = monitor.value(EPOCH)
     if epoch is None:
         return
-    known = ctx.state.job.epochs
-    if frame.attempt == known.attempt:
-        known.step, known.epoch = frame.step, epoch
-        known.in_parts |= not epoch.is_integer()
+    progress = ctx.state.job.epochs
+    if frame.attempt == progress.attempt:
+        progress.step, progress.epoch = frame.step, epoch
+        progress.in_parts |= not epoch.is_integer()
         return
-    steps = known.step - known.first_step
-    if frame.attempt == ctx.state.job.launched and known.in_parts and steps >= LEAST_STEPS:
-        per_step = (known.epoch - known.first_epoch) / steps
-        expected = known.epoch + (frame.step - known.step) * per_step
+    steps = progress.step - progress.first_step
+    if frame.attempt == ctx.state.job.launched and progress.in_parts and steps >= LEAST_STEPS:
+        per_step = (progress.epoch - progress.first_epoch) / steps
+        expected = progress.epoch + (frame.step - progress.step) * per_step
         if epoch - expected >= SKIPPED:
             _notify(ctx, frame.step, epoch, expected)
-    known.begin(frame.attempt, frame.step, epoch)
+    progress.begin(frame.attempt, frame.step, epoch)
 
 
 def _notify(ctx: StepContext, step: int, epoch: float, expected: float) -> None:

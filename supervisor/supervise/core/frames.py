@@ -94,13 +94,13 @@ class History:
         """Return whether the metric was finite in two frames running, newest looked at first."""
         if metric not in self.names:
             return False
-        column, before = self.names.index(metric), False
+        column, was_finite = self.names.index(metric), False
         for frame in reversed(self.frames):
             value = frame.values[column] if column < len(frame.values) else None
             now = value is not None and value - value == 0.0
-            if now and before:
+            if now and was_finite:
                 return True
-            before = now
+            was_finite = now
         return False
 
 
@@ -124,15 +124,15 @@ def fold(
     names: Collection[str],
     world_size: int,
     *,
-    whole: bool = True,
+    is_complete: bool = True,
 ) -> dict[str, float | None]:
     """Return what the job says of the metrics in `JOB` that its leader has.
 
     Args:
         rows: the values of each rank.
-        whole: no rank is missing that should be there.
+        is_complete: no rank is missing that should be there.
     """
-    scale = max(1.0, world_size / len(rows)) if whole else None
+    scale = max(1.0, world_size / len(rows)) if is_complete else None
     every = list(rows.values())
     found: dict[str, float | None] = {name: _mean(every, name) for name in MEANS if name in names}
     for name in SUMS:
@@ -148,44 +148,46 @@ def fold(
 def adds_up(ranks: Sequence[Values], name: str) -> bool:
     """Return whether ranks say how a norm of the job is made of theirs, or all have the same."""
     root, share, _ = NORMS[name]
-    known = [values[name] for values in ranks if values.get(name) is not None]
+    present = [values[name] for values in ranks if values.get(name) is not None]
     if all(values.get(root) is None or values.get(share) is not None for values in ranks):
         return True
-    return len(known) == len(ranks) and all(
-        math.isclose(value or 0.0, known[0] or 0.0, rel_tol=ALIKE) for value in known
+    return len(present) == len(ranks) and all(
+        math.isclose(value or 0.0, present[0] or 0.0, rel_tol=ALIKE) for value in present
     )
 
 
 def _mean(rows: Sequence[Values], name: str) -> float | None:
     """Return the mean over ranks, weighted by their targets where all know these."""
-    known = [(value, v.get(TOKENS)) for v in rows if (value := v.get(name)) is not None]
-    if not known:
+    present = [(value, v.get(TOKENS)) for v in rows if (value := v.get(name)) is not None]
+    if not present:
         return None
-    weights = [weight for _, weight in known if weight is not None]
-    if len(weights) < len(known) or not sum(weights):
-        weights = [1.0] * len(known)
-    pairs = [(value, w) for (value, _), w in zip(known, weights, strict=True) if w]
+    weights = [weight for _, weight in present if weight is not None]
+    if len(weights) < len(present) or not sum(weights):
+        weights = [1.0] * len(present)
+    pairs = [(value, w) for (value, _), w in zip(present, weights, strict=True) if w]
     if len({value for value, _ in pairs}) == 1:
         return pairs[0][0]
     return _sum(value * w for value, w in pairs) / _sum(w for _, w in pairs)
 
 
 def _norm(
-    rows: Sequence[Values], name: str, own: float | None, world_size: int, scale: float | None
+    rows: Sequence[Values], name: str, own_value: float | None, world_size: int, scale: float | None
 ) -> float | None:
     root, share, below = NORMS[name]
     values = [v[name] for v in rows if v.get(name) is not None]
-    alike = own is not None and values.count(own) == len(values)
+    alike = own_value is not None and values.count(own_value) == len(values)
     shares = [v.get(share) for v in rows]
     if root == name == "grad_global_norm":  # a root itself
         shares = [None if x is None else x * x for x in shares]
     replicas = (_is_replica(v.get(root), x, world_size) for v, x in zip(rows, shares, strict=True))
     if alike and all(replicas):
-        return own  # of replicas: that of one is that of the job
+        return own_value  # of replicas: that of one is that of the job
     if any(value is not None and value - value != 0.0 for value in values):
         return math.nan
     if any(v.get(root) is not None and x is None for v, x in zip(rows, shares, strict=True)):
-        return own  # nobody knows how the weights are spread: the leader's part stands for all
+        return (
+            own_value  # nobody knows how the weights are spread: the leader's part stands for all
+        )
     square = _total(shares, scale)
     of = _total([v.get(below) for v in rows], scale) if below else 1.0
     return math.sqrt(square / of) if square is not None and of else None
@@ -200,16 +202,16 @@ def _is_replica(root: float | None, share: float | None, world_size: int) -> boo
 
 def _total(parts: Sequence[float | None], scale: float | None) -> float | None:
     """Return the sum over the job, None where a part of it is missing."""
-    known = [part for part in parts if part is not None]
-    if scale is None or not known or len(known) < len(parts):
+    present = [part for part in parts if part is not None]
+    if scale is None or not present or len(present) < len(parts):
         return None
-    return _sum(known) * scale
+    return _sum(present) * scale
 
 
 def _sum(parts: Iterable[float]) -> float:
     """Return the sum, in which the order of the ranks does not matter to the last bit."""
-    known = list(parts)
-    return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
+    present = list(parts)
+    return math.fsum(present) if all(map(math.isfinite, present)) else sum(present)
 
 
 def tokens_of(values: Values) -> float:
@@ -272,7 +274,7 @@ class JobFrames:
         rank, key, ready = frame.rank, (frame.attempt, frame.step), list[Frame]()
         self._newest_ns = at_ns
         if self.leader is None or rank < self.leader:
-            ready += [_plain(held) for held, _ in self._held]
+            ready += [_plain(frame_held) for frame_held, _ in self._held]
             self._held.clear()
             self.leader = rank
         if rank == self.leader:
@@ -298,17 +300,19 @@ class JobFrames:
     def _ready(self, world_size: int, at_ns: int | None) -> list[Frame]:
         ready: list[Frame] = []
         while self._held:
-            first, came_ns = self._held[0]
-            rows = self._steps.get(_key(first), {})
+            oldest, came_ns = self._held[0]
+            rows = self._steps.get(_key(oldest), {})
             missing = {r for r, count in self._missed.items() if count < MISSES} - rows.keys()
             if missing and at_ns is not None and not self._is_overdue(came_ns, at_ns):
                 break
             self._held.popleft()
             for rank in missing:
                 self._missed[rank] += 1
-            self._made_last = _key(first)
-            self._steps = {key: each for key, each in self._steps.items() if key > _key(first)}
-            ready.append(self._made(first, rows, world_size, whole=not missing))
+            self._made_last = _key(oldest)
+            self._steps = {
+                key: rows_of_step for key, rows_of_step in self._steps.items() if key > _key(oldest)
+            }
+            ready.append(self._combined(oldest, rows, world_size, is_complete=not missing))
         return ready
 
     def _is_overdue(self, came_ns: int, at_ns: int) -> bool:
@@ -316,22 +320,22 @@ class JobFrames:
         idle = len(self._held) > 1 or at_ns - self._newest_ns > HOLD_NS
         return len(self._held) > LAG or (at_ns - came_ns > HOLD_NS and idle)
 
-    def _made(
-        self, frame: Frame, rows: Mapping[int, Values], world_size: int, *, whole: bool
+    def _combined(
+        self, frame: Frame, rows: Mapping[int, Values], world_size: int, *, is_complete: bool
     ) -> Frame:
         names = self._names.get(frame.rank, ())
         rows = {**rows, frame.rank: dict(zip(names, frame.values, strict=False))}
-        found = fold(rows, frame.rank, names, world_size, whole=whole)
+        combined = fold(rows, frame.rank, names, world_size, is_complete=is_complete)
         odd = next((r for r in sorted(rows) if not _finite(rows[r])), None)
-        own = zip(names, frame.values, strict=False)
-        values = tuple(found.get(name, value) for name, value in own)
-        more = (float(len(rows)), None if odd is None else float(odd))
-        return replace(frame, values=more + values)
+        own_values = zip(names, frame.values, strict=False)
+        values = tuple(combined.get(name, value) for name, value in own_values)
+        columns_ahead = (float(len(rows)), None if odd is None else float(odd))
+        return replace(frame, values=columns_ahead + values)
 
 
 def _finite(values: Values) -> bool:
-    known = (values.get(name) for name in (MEANS[0], *NORMS))
-    return all(value is None or math.isfinite(value) for value in known)
+    present = (values.get(name) for name in (MEANS[0], *NORMS))
+    return all(value is None or math.isfinite(value) for value in present)
 
 
 def _key(frame: Frame) -> Key:

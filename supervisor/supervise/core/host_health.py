@@ -7,9 +7,10 @@ nothing to ask about is `SKIPPED`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 from .model.failure import Failure, FailureClass, classify
 from .model.payload import Payload
@@ -33,12 +34,12 @@ class Finding:
 
 def refusal(findings: Iterable[Finding]) -> str:
     """Return why the host is not fit, in one line; "" where it may be."""
-    return _of(findings, BAD)
+    return _join_findings(findings, BAD)
 
 
 def doubts(findings: Iterable[Finding]) -> str:
     """Return what could not be decided, in one line; "" for nothing."""
-    return _of(findings, UNDECIDED)
+    return _join_findings(findings, UNDECIDED)
 
 
 def summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
@@ -50,87 +51,120 @@ def summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
         message = f"the health of this host could not be checked in full: {unclear}"
     else:
         message = "this host is fit to start the job on" if findings else "not looked at"
-    checks = {each.check: {"verdict": each.verdict, "text": each.text} for each in findings}
+    checks = {
+        finding.check: {"verdict": finding.verdict, "text": finding.text} for finding in findings
+    }
     return message, Payload({"unfit": unfit, "doubts": unclear, "checks": checks})
 
 
-def _of(findings: Iterable[Finding], verdict: str) -> str:
-    return "; ".join(f"{each.check}: {each.text}" for each in findings if each.verdict == verdict)
+def _join_findings(findings: Iterable[Finding], verdict: str) -> str:
+    return "; ".join(
+        f"{finding.check}: {finding.text}" for finding in findings if finding.verdict == verdict
+    )
 
 
-def judge_memory(available: float | None, peak: float | None, wanted: float | None) -> Finding:
+def judge_memory(available: float | None, peak: float | None, required: float | None) -> Finding:
     """Judge the memory of the host, in bytes.
 
     Args:
         available: what can be had without swapping, in this container; None: nobody can say.
         peak: the most that the job's processes had, None: not measured.
-        wanted: what the policy asks for, None: half of the peak.
+        required: what the policy asks for, None: half of the peak.
     """
     if available is None:
         return Finding(MEMORY, UNDECIDED, "the system does not say how much is available")
     text = f"{available / GB:.1f} GB available"
-    if wanted is not None:
-        needed, why = wanted, f"job.health.memory_gb is {wanted / GB:g}"
+    if required is not None:
+        needed, reason = required, f"job.health.memory_gb is {required / GB:g}"
     elif peak is not None:
-        needed, why = PEAK_SHARE * peak, f"the job took up to {peak / GB:.1f} GB"
+        needed, reason = PEAK_SHARE * peak, f"the job took up to {peak / GB:.1f} GB"
     else:
         return Finding(MEMORY, SKIPPED, f"{text}; how much the job takes was not measured")
-    return Finding(MEMORY, BAD if available < needed else GOOD, f"{text}, and {why}")
+    return Finding(MEMORY, BAD if available < needed else GOOD, f"{text}, and {reason}")
 
 
 def judge_disk(
-    folder: str, free: float | None, total: float, checkpoint: float, wanted: float | None
+    folder: str, free: float | None, total: float, checkpoint: float, required: float | None
 ) -> Finding:
     """Judge the disk that checkpoints are written to, in bytes.
 
     Args:
         free, total: of its file system; some of them know neither, and report 0 for both.
         checkpoint: size of the one that the job goes on from: as large will the next one be.
-        wanted: what the policy asks for, None: room for that.
+        required: what the policy asks for, None: room for that.
     """
     if free is None or not total:
         return Finding(DISK, UNDECIDED, f"the file system of {folder} does not say what is free")
-    needed, why = checkpoint, f", and a checkpoint has {checkpoint / GB:.1f} GB"
-    if wanted is not None:
-        needed, why = wanted, f", and job.health.disk_gb is {wanted / GB:g}"
-    text = f"{free / GB:.1f} GB free in {folder}{why if needed else ''}"
+    needed, reason = checkpoint, f", and a checkpoint has {checkpoint / GB:.1f} GB"
+    if required is not None:
+        needed, reason = required, f", and job.health.disk_gb is {required / GB:g}"
+    text = f"{free / GB:.1f} GB free in {folder}{reason if needed else ''}"
     return Finding(DISK, BAD if free < needed else GOOD, text)
 
 
+class Device(Struct, frozen=True):
+    """A device as its driver reports it, and as matrix products on it went.
+
+    Attributes:
+        lost: why the driver cannot use it. remap_failed, remap_pending: of rows of its memory.
+        wrong: of `products`. no_memory: there was none for the matrices. in_use: not asked, as
+            others use it. total, free: bytes.
+    """
+
+    device: str
+    name: str = ""
+    lost: str | None = None
+    remap_failed: bool | None = None
+    remap_pending: bool | None = None
+    ecc_errors: int | None = None
+    products: int = 0
+    wrong: int = 0
+    no_memory: bool = False
+    error: str | None = None
+    in_use: bool = False
+    total: float = 0.0
+    free: float = 0.0
+
+
 def judge_devices(
-    devices: Sequence[Mapping[str, Any]] | None, before: int | None, *, some: bool, trouble: str
+    devices: Sequence[Device] | None,
+    previous_count: int | None,
+    *,
+    some: bool,
+    trouble: str,
 ) -> Finding:
     """Judge what the driver says of its devices.
 
     Args:
         devices: what `supervise.runtime.host` printed; None: it did not.
-        before: how many there were when the run began, None: unknown.
+        previous_count: how many there were when the run began, None: unknown.
         some: the job is given some of them only, so a broken one may be another.
         trouble: why there is no report.
     """
     if devices is None:
         return Finding(DEVICES, UNDECIDED, trouble)
-    if not devices and not before:
+    if not devices and not previous_count:
         return Finding(DEVICES, SKIPPED, "no NVIDIA device")
-    broken = [f"{_name(each)}: {each['lost']}" for each in devices if each.get("lost")]
+    broken = [f"{_name(device)}: {device.lost}" for device in devices if device.lost]
     broken += [
-        f"{_name(each)}: more rows of its memory are faulty than it can remap"
-        for each in devices
-        if each.get("remap_failed")
+        f"{_name(device)}: more rows of its memory are faulty than it can remap"
+        for device in devices
+        if device.remap_failed
     ]
-    if before is not None and len(devices) < before:
-        broken.append(f"{len(devices)} devices, of {before} when the run began")
+    if previous_count is not None and len(devices) < previous_count:
+        broken.append(f"{len(devices)} devices, of {previous_count} when the run began")
     if broken:
         return Finding(DEVICES, UNDECIDED if some else BAD, ", ".join(broken))
     doubtful = [
-        f"{_name(each)}: rows of its memory are remapped at the next reset"
-        for each in devices
-        if each.get("remap_pending")
+        f"{_name(device)}: rows of its memory are remapped at the next reset"
+        for device in devices
+        if device.remap_pending
     ]
     doubtful += [
-        f"{_name(each)}: {each['ecc_errors']} uncorrected memory errors since its driver was loaded"
-        for each in devices
-        if each.get("ecc_errors")
+        f"{_name(device)}: {device.ecc_errors} uncorrected memory errors "
+        "since its driver was loaded"
+        for device in devices
+        if device.ecc_errors
     ]
     if doubtful:
         return Finding(DEVICES, UNDECIDED, ", ".join(doubtful))
@@ -138,7 +172,7 @@ def judge_devices(
 
 
 def judge_matmul(
-    devices: Sequence[Mapping[str, Any]], classes: Iterable[FailureClass], seconds: float
+    devices: Sequence[Device], classes: Iterable[FailureClass], seconds: float
 ) -> Finding:
     """Judge what `supervise_offline.devices` found when it multiplied matrices on each device.
 
@@ -148,32 +182,32 @@ def judge_matmul(
     broken: list[str] = []
     doubtful: list[str] = []
     products = 0
-    none_right = all(each["products"] == each["wrong"] for each in devices)
-    for each in devices:
-        products += each["products"]
-        name = _name(each)
-        if each["wrong"]:
-            text = f"{name}: {each['wrong']} of {each['products']} products are wrong"
+    none_right = all(each.products == each.wrong for each in devices)
+    for device in devices:
+        products += device.products
+        name = _name(device)
+        if device.wrong:
+            text = f"{name}: {device.wrong} of {device.products} products are wrong"
             (doubtful if none_right else broken).append(text)
-        elif each["no_memory"]:
-            broken.append(f"{name}: no memory for matrices of 0.2 GB, {_in_use(each)} are in use")
-        elif each["error"]:
-            failure = classify(Failure(message=each["error"]), classes)
-            (broken if failure.cls == HARDWARE else doubtful).append(f"{name}: {each['error']}")
-        elif each["in_use"]:
-            text = f"{name}: not asked, as {_in_use(each)} are in use by other processes"
+        elif device.no_memory:
+            broken.append(f"{name}: no memory for matrices of 0.2 GB, {_in_use(device)} are in use")
+        elif device.error:
+            failure = classify(Failure(message=device.error), classes)
+            (broken if failure.cls == HARDWARE else doubtful).append(f"{name}: {device.error}")
+        elif device.in_use:
+            text = f"{name}: not asked, as {_in_use(device)} are in use by other processes"
             doubtful.append(text)
     if broken or doubtful:
         return Finding(MATMUL, BAD if broken else UNDECIDED, ", ".join(broken or doubtful))
-    where = f"{len(devices)} devices" if len(devices) > 1 else _name(devices[0])
-    return Finding(MATMUL, GOOD, f"{products} products on {where} are right, in {seconds:g} s")
+    subject = f"{len(devices)} devices" if len(devices) > 1 else _name(devices[0])
+    return Finding(MATMUL, GOOD, f"{products} products on {subject} are right, in {seconds:g} s")
 
 
-def _in_use(device: Mapping[str, Any]) -> str:
-    used, total = device["total"] - device["free"], device["total"]
+def _in_use(device: Device) -> str:
+    used, total = device.total - device.free, device.total
     return f"{used / GB:.1f} of {total / GB:.1f} GB"
 
 
-def _name(device: Mapping[str, Any]) -> str:
+def _name(device: Device) -> str:
     """Return "cuda:3 (NVIDIA H100)"."""
-    return f"{device['device']} ({device['name']})" if device.get("name") else device["device"]
+    return f"{device.device} ({device.name})" if device.name else device.device

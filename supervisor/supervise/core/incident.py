@@ -55,8 +55,8 @@ class OperatorRequest:
     """
 
     operator: str = ""
-    held: bool = False
-    before: int | None = None
+    is_held: bool = False
+    before_step: int | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class AwaitedEffect(NamedTuple):
         place: of its step in the runbook. seen_attempt: attempt of the frames before it.
     """
 
-    place: int
+    step_index: int
     verb: str
     args: Payload
     result: Payload
@@ -174,7 +174,7 @@ class RunbookExecution:
     runbook: Runbook
     severity: str
     index: int = 0
-    done: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
     standstill: str = ""
     intent: Intent = field(default_factory=Intent)
     requested: OperatorRequest = field(default_factory=OperatorRequest)
@@ -282,7 +282,7 @@ class Onset:
     attempt: int = -1
     breach: int = -1
     advisory: bool = False
-    last: int = -1
+    last_step: int = -1
     frame_count: int = 0
     step: int = -1
     lull: int | None = None
@@ -305,7 +305,7 @@ class WithdrawnRunbook:
     level: int
     escalated: bool
     step: int
-    at: int
+    retry_frame: int
     waits: int
     loss: float
     data_event: str
@@ -324,7 +324,7 @@ class AwaitedCheckpoint:
 
     number: int
     name: str
-    why: str
+    reason: str
     escalated: bool
     since_ns: int
     candidates: int | None = None
@@ -469,8 +469,8 @@ def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
         if reading.get("code") != "BREACH":
             continue
         steps.append(step - max(0, formats.integer(reading, "of", 1) - 1))
-        first = formats.table(reading, "match").get("first_step", step)
-        steps.append(first if isinstance(first, int) else step)
+        first_step = formats.table(reading, "match").get("first_step", step)
+        steps.append(first_step if isinstance(first_step, int) else step)
     return min(steps)
 
 
@@ -503,16 +503,16 @@ def headline(numbers: Mapping[str, Reading], otherwise: str) -> str:
             if isinstance(reading.get(key), float):
                 text = form.format(reading[key])
                 if isinstance(limit, (int, float)):
-                    bound = formats.limit(reading[key], reading)
-                    text = f"{text} ({bound})" if text else bound
+                    limit_text = formats.limit(reading[key], reading)
+                    text = f"{text} ({limit_text})" if text else limit_text
                 value = f"{metric} {reading.get('last_block', reading['value']):.4g}"
                 value += f", {reading['where']}" if "where" in reading else ""
                 measures.setdefault(value, []).append(text)
                 break
     for value, texts in measures.items():
-        shown = ", ".join(dict.fromkeys(filter(None, texts)))
-        alone = shown.startswith("limit ")  # of the value itself
-        parts.append(f"{value} ({shown})" if alone else f"{value}, {shown}" if shown else value)
+        limits = ", ".join(dict.fromkeys(filter(None, texts)))
+        alone = limits.startswith("limit ")  # of the value itself
+        parts.append(f"{value} ({limits})" if alone else f"{value}, {limits}" if limits else value)
     for reading in numbers.values():
         names = formats.names(reading, "nonfinite")
         parts += [f"{name} is NaN or Inf" for name in names]

@@ -32,31 +32,33 @@ def conclude(ctx: StepContext) -> None:
     if job.over or (run is not None and _awaits_action(job, run, name)):
         return
     failed = start_failed(state)
-    how = f"the job {exit_text(job.returncode)}"
-    where = f" at step {state.step}" if state.step >= 0 else " before its first step"
+    end_text = f"the job {exit_text(job.returncode)}"
+    location = f" at step {state.step}" if state.step >= 0 else " before its first step"
     if failed:
-        how, where = (
-            f"restarted with {job.restarted_with}, {how} before its first step",
+        end_text, location = (
+            f"restarted with {job.restarted_with}, {end_text} before its first step",
             "",
         )
     if job.ended:
         job.ended, job.no_restart_reason = False, ""
         if failed:
-            ctx.record(VerificationFailed(reason=how))
+            ctx.record(VerificationFailed(reason=end_text))
         if incident is not None:
             incident.run = None  # nothing can be verified any more
         if name:
-            _respond_to_crash(ctx, name, _caused(job, how + where))
+            _respond_to_crash(ctx, name, _caused(job, end_text + location))
     incident = state.incident
     if incident is not None and (incident.run is not None or state.approvals.pending):
         return
     job.over = True
-    why = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
+    reason = f"not restarted: {job.no_restart_reason}" if job.no_restart_reason else ""
     if incident is not None:
         then = closing.NOTHING if job.returncode == 0 else OUTPUT
-        closing.close(ctx, incident, f"{how}; {why}" if why else how, JOB_ENDED, then)
-    ctx.move("exited", f"{how}; {why}" if why else how)
-    _notify_end(ctx, incident, how + where, why, failed=failed)
+        closing.close(
+            ctx, incident, f"{end_text}; {reason}" if reason else end_text, JOB_ENDED, then
+        )
+    ctx.move("exited", f"{end_text}; {reason}" if reason else end_text)
+    _notify_end(ctx, incident, end_text + location, reason, failed=failed)
 
 
 def _awaits_action(job: JobLife, run: RunbookExecution, name: str) -> bool:
@@ -76,8 +78,8 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
     job, crashes = state.job, state.job.restarts.crashes
     farthest = Restarts.farthest(crashes, state.step)
     if policy.mode not in ACTING_MODES:
-        text, by = f"{policy.mode}: would have run {name}", f"mode:{policy.mode}"
-        ctx.record(Suppressed(reason=text, suppressed_by=by, runbook=name))
+        text, cause = f"{policy.mode}: would have run {name}", f"mode:{policy.mode}"
+        ctx.record(Suppressed(reason=text, suppressed_by=cause, runbook=name))
     elif incident is not None and incident.phase == HELD:
         job.no_restart_reason = f"{incident.id} was held"
     elif state.step in crashes:
@@ -86,9 +88,9 @@ def _respond_to_crash(ctx: StepContext, name: str, text: str) -> None:
         )
     elif len(crashes) >= CRASHES:
         job.no_restart_reason = f"it ended {CRASHES} times without going past step {farthest}"
-    elif why := _would_fail_again(job):
-        job.no_restart_reason = why
-        _take_evidence(ctx, _crash_incident(ctx, text), f"not restarted: {why}")
+    elif reason := _would_fail_again(job):
+        job.no_restart_reason = reason
+        _take_evidence(ctx, _crash_incident(ctx, text), f"not restarted: {reason}")
     else:
         crashes.append(state.step)
         if job.cause is not None:
@@ -123,7 +125,7 @@ def _crash_incident(ctx: StepContext, text: str) -> Incident:
     return incident
 
 
-def _take_evidence(ctx: StepContext, incident: Incident, why: str) -> None:
+def _take_evidence(ctx: StepContext, incident: Incident, reason: str) -> None:
     """Collect a bundle of a job that has ended and stays so."""
     if "snapshot" not in ctx.policy.verbs:
         return
@@ -131,17 +133,17 @@ def _take_evidence(ctx: StepContext, incident: Incident, why: str) -> None:
     incident.escalation.runs += 1
     incident.run = RunbookExecution(incident.escalation.runs, book, incident.severity)
     incident.phase = ACTING
-    ctx.move("run", why)
+    ctx.move("run", reason)
     runbook_runner.proceed(ctx, incident)
 
 
-def _caused(job: JobLife, how: str) -> str:
+def _caused(job: JobLife, end_text: str) -> str:
     """Return how the job ended, with the failure that explains it."""
-    return f"{how}: {job.cause.text}" if job.cause is not None else how
+    return f"{end_text}: {job.cause.text}" if job.cause is not None else end_text
 
 
 def _notify_end(
-    ctx: StepContext, incident: Incident | None, how: str, why: str, *, failed: bool
+    ctx: StepContext, incident: Incident | None, end_text: str, why: str, *, failed: bool
 ) -> None:
     """Notify people of the end of the run: stopped, finished, interrupted or crashed.
 
@@ -178,15 +180,15 @@ def _notify_end(
         verdict, reason = why, f"it was started with {job.restarted_with}"
         then = f"check job.relaunch in the policy; {OUTPUT}"
     elif job.unfit_host:
-        title, verdict, reason = _caused(job, how), why, ""
+        title, verdict, reason = _caused(job, end_text), why, ""
         then = job_lifecycle.NEXT
     else:
-        title, then = _caused(job, how), OUTPUT
+        title, then = _caused(job, end_text), OUTPUT
         if not why and not ctx.policy.job.on_crash:
             why = "not restarted: the policy has no job.on_crash"
         meaning = KILLED_MEANS if job.returncode in KILLED else ""
         if job.cause is not None:
-            meaning, reason = job.cause.title, _others(job, job.cause)
+            meaning, reason = job.cause.title, _describe_others(job, job.cause)
             then = "; ".join(filter(None, (job.cause.then, OUTPUT)))
         verdict = "; ".join(filter(None, ("" if meaning in why else meaning, why)))
     ctx.notify(
@@ -195,7 +197,7 @@ def _notify_end(
         kind=FINISHED,
         incident=incident,
         verdict=verdict,
-        why=reason,
+        reason=reason,
         then=then,
         replace=True,
     )
@@ -206,8 +208,8 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
 
     No frame follows the end of the job, so no rule can tell it.
     """
-    known = ctx.state.checkpoints
-    newest, good = known.newest(), known.good()
+    registry = ctx.state.checkpoints
+    newest, good = registry.newest(), registry.good()
     if newest is None or not newest.damage:
         return False
     then = "no checkpoint of this run is good: supervise checkpoints RUN"
@@ -217,7 +219,7 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
         "SEV1",
         f"{end}, and the newest checkpoint is damaged",
         verdict=f"{newest.id} in {newest.path} cannot be used",
-        why=newest.damage,
+        reason=newest.damage,
         then=then,
         replace=True,
         kind=FINISHED,
@@ -231,16 +233,22 @@ def _good_end(job: JobLife, step: int) -> str:
         return f"ended at step {step} after {job.preempted}"
     if job.stopping:
         return "" if job.stopped_by == "policy" else f"stopped by {job.stopped_by} at step {step}"
-    asked = job.interrupted and job.returncode in INTERRUPTED
-    return f"interrupted at step {step}" if asked else ""
+    was_requested = job.interrupted and job.returncode in INTERRUPTED
+    return f"interrupted at step {step}" if was_requested else ""
 
 
-def _others(job: JobLife, cause: Failure) -> str:
+def _describe_others(job: JobLife, cause: Failure) -> str:
     """Return what else ended, in a line: one that is no consequence is shown, the rest counted."""
-    others = [failure for failure in job.failures if failure is not cause]
-    own = (each for each in others if not each.secondary and each.kind != LAUNCHER)
-    shown = next((each for each in own if each.text != cause.text), None)
-    if shown is None:
-        return f"{len(others)} other processes ended with it" if len(others) > 1 else ""
-    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
-    return f"also recorded: {shown.text}{more}"
+    other_failures = [failure for failure in job.failures if failure is not cause]
+    independent = (
+        failure for failure in other_failures if not failure.secondary and failure.kind != LAUNCHER
+    )
+    failure_shown = next((failure for failure in independent if failure.text != cause.text), None)
+    if failure_shown is None:
+        return (
+            f"{len(other_failures)} other processes ended with it"
+            if len(other_failures) > 1
+            else ""
+        )
+    more_text = f", and {len(other_failures) - 1} more" if len(other_failures) > 1 else ""
+    return f"also recorded: {failure_shown.text}{more_text}"

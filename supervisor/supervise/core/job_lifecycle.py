@@ -73,9 +73,9 @@ def notify(ctx: StepContext, incident: Incident | None) -> bool:
     """
     state, job = ctx.state, ctx.state.job
     shortfall, planned = job.shortfall, ctx.policy.job.steps
-    made = state.step + 1
-    if shortfall is None and planned and made < planned:
-        shortfall = f"{made} of {planned} steps"
+    steps_made = state.step + 1
+    if shortfall is None and planned and steps_made < planned:
+        shortfall = f"{steps_made} of {planned} steps"
     if not shortfall or job.signalled or job.end_requested:
         return False
     ctx.notify(
@@ -325,8 +325,8 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
         ON_NOTICE[event.kind](ctx, event)
     if event.kind == "checkpoint-choice":
         checkpoint_choice.replan_relaunch(ctx)
-    verb, _, how = event.kind.rpartition("-")
-    if how == "unavailable":
+    verb, _, suffix = event.kind.rpartition("-")
+    if suffix == "unavailable":
         job.unavailable[verb] = event.message
         _notify_lost(ctx, verb, event.message)
     if event.kind == "capabilities":
@@ -343,7 +343,7 @@ def _is_by_drill(job: JobLife, event: Notice) -> bool:
 def _on_failure(ctx: StepContext, failure: Failure) -> None:
     """Keep how a process ended; people hear once of what the job may survive."""
     failures = ctx.state.job.failures
-    if failure.kind == LOG and not any(known.cls == failure.cls for known in failures):
+    if failure.kind == LOG and not any(previous.cls == failure.cls for previous in failures):
         ctx.notify(
             "SEV2",
             f"a line in a log of the job: {failure.title}: {failure.text}",
@@ -351,7 +351,7 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
             then=failure.then,
             kind=WATCHER,
         )
-    if failure.kind == THREAD and not any(known.kind == THREAD for known in failures):
+    if failure.kind == THREAD and not any(previous.kind == THREAD for previous in failures):
         ctx.notify(
             "SEV2",
             f"a thread of the job ended with an error: {failure.text}",
@@ -362,7 +362,7 @@ def _on_failure(ctx: StepContext, failure: Failure) -> None:
     failures.append(failure)
 
 
-def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
+def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     """Say once that something cannot be done any more which people were told could be."""
     job = ctx.state.job
     if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
@@ -373,7 +373,7 @@ def _notify_lost(ctx: StepContext, verb: str, why: str) -> None:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     elif verb == "rollback":
         then = "for a relaunch: job.relaunch, which supervise init shows, then supervise reload RUN"
-    ctx.notify("SEV2", LOST[verb], why=why, then=then, kind=WATCHER)
+    ctx.notify("SEV2", LOST[verb], reason=reason, then=then, kind=WATCHER)
 
 
 def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> None:
@@ -410,11 +410,11 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
             kind=WATCHER,
         )
     if event.kind in ("orphans", "orphans-left"):
-        gone, orphans = event.kind == "orphans-left", event.data.read(Orphans)
-        if gone:  # a start would end them first
+        are_left, orphans = event.kind == "orphans-left", event.data.read(Orphans)
+        if are_left:  # a start would end them first
             job.unavailable["relaunch"] = event.message
         ctx.notify(
-            "SEV1" if gone else "SEV2",
+            "SEV1" if are_left else "SEV2",
             event.message,
             verdict=orphans.verdict,
             then=f"to end them: {orphans.end}" if orphans.end else "",
@@ -424,15 +424,15 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
         then = "what a probe finds here: supervise doctor -- COMMAND"
         ctx.notify("SEV2", event.message, verdict=UNMONITORED[event.kind], then=then, kind=WATCHER)
     # Each rank reports the same, so people are told by one.
-    first = event.rank == min(state.monitors, default=event.rank)
-    if event.kind == "report" and first:
+    is_first = event.rank == min(state.monitors, default=event.rank)
+    if event.kind == "report" and is_first:
         ctx.notify(
             "SEV2",
             event.message,
             verdict="rules that read these metrics are not evaluated",
             kind=WATCHER,
         )
-    if event.kind == "discards" and first:
+    if event.kind == "discards" and is_first:
         ctx.notify(
             "SEV1",
             event.message,
@@ -470,9 +470,9 @@ def start_failed(state: State) -> bool:
     An end that was asked for, by a signal too, is no failure.
     """
     job = state.job
-    seen = any(monitor.attempt >= job.launched for monitor in state.monitors.values())
-    asked = job.stopping or job.end_requested or job.returncode in ASKED
-    return bool(job.launched and job.returncode) and not (seen or asked)
+    has_frame = any(monitor.attempt >= job.launched for monitor in state.monitors.values())
+    was_requested = job.stopping or job.end_requested or job.returncode in ASKED
+    return bool(job.launched and job.returncode) and not (has_frame or was_requested)
 
 
 def _on_job_ended(ctx: StepContext) -> None:
@@ -487,8 +487,10 @@ def _on_job_ended(ctx: StepContext) -> None:
 
 def has_crashed(job: JobLife) -> bool:
     """Return whether the job ended by itself and not as it, or anybody, meant to."""
-    asked = job.cause is not None and job.cause.type == ASKED_TYPE
-    return is_crash(job.returncode or 0) and not (job.stopping or job.end_requested or asked)
+    was_requested = job.cause is not None and job.cause.type == ASKED_TYPE
+    return is_crash(job.returncode or 0) and not (
+        job.stopping or job.end_requested or was_requested
+    )
 
 
 def is_crash(returncode: int) -> bool:
@@ -556,10 +558,10 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
     if state.job.returncode is not None or not withdrawal.lasts(ctx.policy, state, incident):
         return
     frame_count, reported_ns = since
-    lasted, tried = state.frame_count - frame_count, state.history.tried
+    lasted, history = state.frame_count - frame_count, state.history.tried_runbooks
     ends = lasted >= QUIET_STEPS and withdrawal.ends(ctx.policy, state, incident)
-    if ends and GIVE_UP not in tried:
-        tried[GIVE_UP] = False
+    if ends and GIVE_UP not in history:
+        history[GIVE_UP] = False
         if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
@@ -572,7 +574,7 @@ def follow_exhausted(ctx: StepContext, incident: Incident) -> None:
             "SEV0",
             f"{incident.id}: {title}; a person is needed",
             verdict=f"for {lasted} steps; {withdrawal.job_status(ctx.policy, state)}",
-            why=incident.headline,
+            reason=incident.headline,
             then=ways(ctx.policy, state, incident),
         )
 

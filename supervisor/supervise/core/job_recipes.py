@@ -77,20 +77,20 @@ class ScriptCode:
     @cached_property
     def origins(self) -> dict[str, str]:
         """What each imported name stands for: `{"L": "lightning", "T": "transformers.Trainer"}`."""
-        found = {}
+        imports = {}
         for node in self._nodes:
             if isinstance(node, ast.Import):
-                for one in node.names:
-                    name = one.asname or one.name.partition(".")[0]
-                    found[name] = one.name if one.asname else name
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    imports[name] = alias.name if alias.asname else name
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
-                for one in node.names:
-                    found[one.asname or one.name] = f"{module}.{one.name}"
-        return found
+                for alias in node.names:
+                    imports[alias.asname or alias.name] = f"{module}.{alias.name}"
+        return imports
 
     @cached_property
-    def called(self) -> frozenset[str]:
+    def called_names(self) -> frozenset[str]:
         """The names of all that is called, as imported; a class of the script's own counts as the
         one that it is derived from."""
         return frozenset(self._resolve(call.func) for call in self.calls)
@@ -112,7 +112,7 @@ class ScriptCode:
     def calls_of(self, roots: tuple[str, ...], *endings: str) -> bool:
         """Return whether it calls something of one of these packages whose name ends like this."""
         return any(
-            name.partition(".")[0] in roots and name.endswith(endings) for name in self.called
+            name.partition(".")[0] in roots and name.endswith(endings) for name in self.called_names
         )
 
     def refers_to(self, roots: tuple[str, ...], ending: str) -> bool:
@@ -126,7 +126,7 @@ class ScriptCode:
         for node in self._nodes:
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
-                names = {_last(_dotted(side)) for side in sides}
+                names = {_last_part(_dotted(side)) for side in sides}
                 if name in names and any(_constant(side) == value for side in sides):
                     return True
         return False
@@ -139,33 +139,35 @@ class ScriptCode:
                 targets = node.targets
             elif isinstance(node, ast.AnnAssign):
                 targets = [node.target]
-            given = [_last(_dotted(target)) for target in targets]
-            given += [node.arg or ""] if isinstance(node, ast.keyword) else []
+            target_names = [_last_part(_dotted(target)) for target in targets]
+            target_names += [node.arg or ""] if isinstance(node, ast.keyword) else []
             value = _constant(getattr(node, "value", None))
-            if name in given and value:
+            if name in target_names and value:
                 return value
         return None
 
     def _resolve(self, node: ast.expr) -> str:
         """Return the dotted name of an expression, as imported."""
-        root, dot, rest = _dotted(node).partition(".")
+        root, dot, remainder = _dotted(node).partition(".")
         if not dot and root in self._bases:
             return self._bases[root]
-        return f"{self.origins.get(root, root)}{dot}{rest}"
+        return f"{self.origins.get(root, root)}{dot}{remainder}"
 
     @cached_property
     def _bases(self) -> dict[str, str]:
         """The imported class that each class of the script is derived from first."""
-        own = {n.name: n.bases[0] for n in self._nodes if isinstance(n, ast.ClassDef) and n.bases}
-        found = {}
-        for name in own:
-            base, seen = _dotted(own[name]), {name}
-            while base in own and base not in seen:
-                seen.add(base)
-                base = _dotted(own[base])
-            root, dot, rest = base.partition(".")
-            found[name] = f"{self.origins.get(root, root)}{dot}{rest}"
-        return found
+        own_classes = {
+            n.name: n.bases[0] for n in self._nodes if isinstance(n, ast.ClassDef) and n.bases
+        }
+        bases = {}
+        for name in own_classes:
+            base, visited = _dotted(own_classes[name]), {name}
+            while base in own_classes and base not in visited:
+                visited.add(base)
+                base = _dotted(own_classes[base])
+            root, dot, remainder = base.partition(".")
+            bases[name] = f"{self.origins.get(root, root)}{dot}{remainder}"
+        return bases
 
     def _used(self) -> Iterator[str]:
         for node in self._nodes:
@@ -179,19 +181,19 @@ class ScriptCode:
 
 def _option(call: ast.Call) -> Option | None:
     """Return the option that a call declares, None if it declares none."""
-    if _last(_dotted(call.func)) not in _DECLARES:
+    if _last_part(_dotted(call.func)) not in _DECLARES:
         return None
     names = (text for arg in call.args if (text := _constant(arg)) and text.startswith("--"))
     flag = next(names, "").partition("/")[0]  # click: --resume/--no-resume
     if not flag:
         return None
-    given = {one.arg: one.value for one in call.keywords if one.arg}
-    kind, action = given.get("type"), given.get("action")
-    switch = "is_flag" in given or _constant(action) in ("store_true", "store_const")
-    switch |= action is not None and _last(_dotted(action)) == "BooleanOptionalAction"
-    no_path = kind is not None and _last(_dotted(kind)) in _NO_PATHS
-    no_path = no_path or "choices" in given or _constant(action) == "store_false"
-    name = _constant(given.get("dest")) or flag[2:].replace("-", "_")
+    arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    kind, action = arguments.get("type"), arguments.get("action")
+    switch = "is_flag" in arguments or _constant(action) in ("store_true", "store_const")
+    switch |= action is not None and _last_part(_dotted(action)) == "BooleanOptionalAction"
+    no_path = kind is not None and _last_part(_dotted(kind)) in _NO_PATHS
+    no_path = no_path or "choices" in arguments or _constant(action) == "store_false"
+    name = _constant(arguments.get("dest")) or flag[2:].replace("-", "_")
     return Option(flag, name, switch, not no_path)
 
 
@@ -210,7 +212,7 @@ def _dotted(node: ast.expr) -> str:
     return ".".join(reversed(parts))
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
@@ -251,7 +253,9 @@ def recognise(script: str, argv: Sequence[str]) -> Recipe | None:
 
 def of_code(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """Return the recipe of a job whose script has this code."""
-    return next((recipe for of in RECIPES if (recipe := of(code, argv)) is not None), None)
+    return next(
+        (recipe for recipe_of in RECIPES if (recipe := recipe_of(code, argv)) is not None), None
+    )
 
 
 def _litgpt(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
@@ -294,7 +298,9 @@ def _olmo_core(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
 
 def _transformers(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """Trainer or a class derived from it, perhaps in another file of the job's."""
-    elsewhere = any(name.endswith("Trainer") and not _of_lightning(name) for name in code.called)
+    elsewhere = any(
+        name.endswith("Trainer") and not _of_lightning(name) for name in code.called_names
+    )
     elsewhere = elsewhere and code.refers_to(TRANSFORMERS, "TrainingArguments")
     if not (code.calls_of(TRANSFORMERS, "Trainer") or elsewhere):
         return None
@@ -328,8 +334,8 @@ def _fabric(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
 def _nanochat(code: ScriptCode, argv: Sequence[str]) -> Recipe | None:
     """Return the recipe of nanochat; the files of one step are a set."""
     # scripts/base_train.py of nanochat
-    own = any(option.flag == "--resume-from-step" for option in code.options)
-    if not (code.imports("nanochat") and own):
+    has_option = any(option.flag == "--resume-from-step" for option in code.options)
+    if not (code.imports("nanochat") and has_option):
         return None
     return Recipe("nanochat", args=(f"--resume-from-step={STEP}",))
 
@@ -375,14 +381,16 @@ def _resume_option(code: ScriptCode) -> str | None:
 
     It declares one, uses its value, and loads something.
     """
-    if not any(verb in name.rpartition(".")[2].lower() for name in code.called for verb in _LOADS):
+    if not any(
+        verb in name.rpartition(".")[2].lower() for name in code.called_names for verb in _LOADS
+    ):
         return None
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for option in code.options:
         plain = option.flag[2:].replace("-", "_")
         if plain in _PREFERRED and option.path and option.name in code.used:
-            found[plain] = option.flag if option.switch else f"{option.flag}={CHECKPOINT}"
-    return next((found[name] for name in _PREFERRED if name in found), None)
+            values[plain] = option.flag if option.switch else f"{option.flag}={CHECKPOINT}"
+    return next((values[name] for name in _PREFERRED if name in values), None)
 
 
 def _value(argv: Sequence[str], *names: str) -> str | None:

@@ -24,28 +24,28 @@ SAME_STEP = 2  # steps around the first breach, when the loop meets it again
 def weigh(ctx: StepContext, incident: Incident) -> None:
     """Note what it proves that the trouble is back or never went, if it is anything."""
     state, case, recovery = ctx.state, incident.case, incident.recovery
-    monitor, before = state.monitors.get(case.rank), case.rate
-    if monitor is None or before is None or recovery.rolled_back_to != monitor.attempt:
+    monitor, rate_before = state.monitors.get(case.rank), case.rate
+    if monitor is None or rate_before is None or recovery.rolled_back_to != monitor.attempt:
         return
     onset = _onset(monitor, incident)
     if onset is None or (not recovery.loop_kept and abs(onset - recovery.must_pass) <= SAME_STEP):
         return
     rates = [rate for step, rate in _since(monitor, RATE) if onset - GOOD_STEPS <= step <= onset]
-    tried = recovery.rate_limits[-1] if recovery.rate_limits else None
-    found = run_phase.came_back(max(rates, default=0.0), before, tried)
-    if found is None:
+    limit_before = recovery.rate_limits[-1] if recovery.rate_limits else None
+    weighed = run_phase.came_back(max(rates, default=0.0), rate_before, limit_before)
+    if weighed is None:
         return
-    case.rate, incident.breach_step = found, onset
+    case.rate, incident.breach_step = weighed, onset
     opening.mark_suspect(state, incident)
-    ctx.record(RateBlamed(reason=f"the learning rate is the cause: {found.why}"))
+    ctx.record(RateBlamed(reason=f"the learning rate is the cause: {weighed.reason}"))
 
 
 def again(policy: Policy, state: State, incident: Incident) -> Runbook | None:
     """Return the runbook of the newest level, when it can run again at a lower rate than before."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
-    rate, tried = incident.case.rate, incident.recovery.rate_limits
-    if book is None or rate is None or rate.limit is None or (tried and rate.limit >= tried[-1]):
+    rate, limits = incident.case.rate, incident.recovery.rate_limits
+    if book is None or rate is None or rate.limit is None or (limits and rate.limit >= limits[-1]):
         return None
     return book if _is_affordable(policy, state, incident, book) else None
 
@@ -70,9 +70,9 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> str:
 
 def holds(state: State, incident: Incident, book: Runbook) -> bool:
     """Return whether a runbook is to hold the learning rate."""
-    where = action_planning.basic_context(state, incident)
+    context = action_planning.basic_context(state, incident)
     pairs = zip(book.verbs, book.steps, strict=True)
-    return any(verb == "hold_rate" and step.is_due(where) for verb, step in pairs)
+    return any(verb == "hold_rate" and step.is_due(context) for verb, step in pairs)
 
 
 def _is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:

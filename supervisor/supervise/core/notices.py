@@ -30,13 +30,13 @@ def rollback(policy: Policy, state: State, incident: Incident) -> str:
     stuck = state.job.returncode is not None or withdrawal.is_stalled(policy, state)
     if form is None or stuck:
         return ""
-    before = incident.breach_step
+    before_step = incident.breach_step
     try:
         ordered = form(**action_planning.OPERATOR_ROLLBACK)
-        ordered.plan(action_planning.basic_context(state, incident, before, "operator"))
+        ordered.plan(action_planning.basic_context(state, incident, before_step, "operator"))
     except Refused:
         return ""
-    return f"supervise rollback RUN --before {before}"
+    return f"supervise rollback RUN --before {before_step}"
 
 
 def by_hand(policy: Policy, state: State, incident: Incident) -> str:
@@ -105,37 +105,44 @@ def joins_as_news(
     the newest message is about the same; a notice is where it explains the others, or tells of
     another kind of trouble, but not within something worse.
     """
-    known, now = state.rules.reported.get(rule.id), state.frame_count
-    since = math.inf if known is None or known.incident != incident.id else now - known.at
+    report, now = state.rules.reported.get(rule.id), state.frame_count
+    since = (
+        math.inf
+        if report is None or report.incident != incident.id
+        else now - report.reported_frame
+    )
     if raised or (incident.phase == HELD and rule.severity != "SEV2" and since > AGAIN):
         return True
     together = now - _newest(state, incident) <= TOGETHER
-    other = rule_scope.new_kind(incident, rule)
+    is_new_kind = rule_scope.new_kind(incident, rule)
     if rule.severity == "SEV0":
-        same = together and not other and _repeats(policy, incident, rule)
-        return since > TOGETHER and not same
+        is_repeated = together and not is_new_kind and _repeats(policy, incident, rule)
+        return since > TOGETHER and not is_repeated
     if since < math.inf:
         return False
     if rule_scope.explains(policy, incident, rule):
         return True
     if rule.severity == "SEV2":
         together &= rule_scope.against_weights(policy, incident)
-        return other and not together and incident.severity == "SEV2"
-    one = not other or rule_scope.may_be_one_spike(policy, incident, rule)
-    return text != incident.headline and not (together and one)
+        return is_new_kind and not together and incident.severity == "SEV2"
+    is_one_spike = not is_new_kind or rule_scope.may_be_one_spike(policy, incident, rule)
+    return text != incident.headline and not (together and is_one_spike)
 
 
 def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule of an incident that is as severe reads a metric that this one does."""
     read = rule_scope.metrics(policy, rule)
-    others = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
-    return any(read & rule_scope.metrics(policy, other) for other in others)
+    siblings = (o for o in policy.rules if o.id in incident.rules and o.severity == rule.severity)
+    return any(read & rule_scope.metrics(policy, sibling) for sibling in siblings)
 
 
 def _newest(state: State, incident: Incident) -> int:
     """Return the frame count of the newest message about a rule of an incident."""
-    known = state.rules.reported.values()
-    return max((one.at for one in known if one.incident == incident.id), default=-TOGETHER - 1)
+    reports = state.rules.reported.values()
+    return max(
+        (report.reported_frame for report in reports if report.incident == incident.id),
+        default=-TOGETHER - 1,
+    )
 
 
 def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> None:
@@ -144,19 +151,19 @@ def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> No
     That is asked of a notice only while it flaps: else it is told of when it fires, and no more.
     """
     rules, incident = state.rules, state.incident
-    known = rules.reported.get(rule.id)
+    report = rules.reported.get(rule.id)
     if rule.id in rules.flapping:
-        known = known or rules.reported.setdefault(rule.id, Reported("", -AGAIN, {}))
+        report = report or rules.reported.setdefault(rule.id, Reported("", -AGAIN, {}))
     elif rule.severity == "SEV2" or incident is None:
         return
-    elif known is None or known.incident != incident.id:  # the newest message is about it, too
+    elif report is None or report.incident != incident.id:  # the newest message is about it, too
         rules.reported[rule.id] = Reported(incident.id, _newest(state, incident), peaks(numbers))
         return
     for name, height in peaks(numbers).items():
-        before = known.peaks.get(name, 0.0)
-        if height > before and height >= GROWTH * before:
+        height_before = report.peaks.get(name, 0.0)
+        if height > height_before and height >= GROWTH * height_before:
             state.rules.growing[rule.id] = headline(numbers, rule.text)
-            known.peaks[name] = height  # only what is beyond that is worth saying then
+            report.peaks[name] = height  # only what is beyond that is worth saying then
 
 
 def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
@@ -167,13 +174,13 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             track_growth(state, rule, monitor.numbers(rule))
         if (
             rule.id not in rules.growing
-            or state.frame_count - rules.reported[rule.id].at <= TOGETHER
+            or state.frame_count - rules.reported[rule.id].reported_frame <= TOGETHER
         ):
             continue
         text, incident = rules.growing.pop(rule.id), state.incident
         if incident is None or state.silence(rule.id) is not None or rule.id in rules.muted:
             continue
-        rules.reported[rule.id].at = state.frame_count
+        rules.reported[rule.id].reported_frame = state.frame_count
         ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
         if rule.severity == "SEV2" != incident.severity:  # no news within something worse
             continue
@@ -181,7 +188,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
             rule.severity,
             f"{incident.id}: {rule.id} grows",
             verdict=text,
-            why=f"rule {rule.id}: {rule.text}",
+            reason=f"rule {rule.id}: {rule.text}",
             then=read(rule.see),
         )
 
@@ -209,13 +216,13 @@ def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
     That is its height over the baseline, without one the value; not a z, whose scale may shrink.
     Below a baseline, or a lower limit, a value is as far off as its inverse would be above it.
     """
-    found: dict[str, float] = {}
+    heights: dict[str, float] = {}
     for name, reading in numbers.items():
         value, limit = reading.get("value"), reading.get("threshold")
         if reading.get("code") != "BREACH":
             continue
         if reading.get("nonfinite"):
-            found[name] = math.inf
+            heights[name] = math.inf
         elif isinstance(value, float) and isinstance(limit, int | float):
             bases = (reading.get(key) for key in ("median", "reference", "level"))
             base = next((float(b) for b in bases if isinstance(b, int | float)), None)
@@ -227,8 +234,8 @@ def peaks(numbers: Mapping[str, Reading]) -> dict[str, float]:
             else:
                 height = base * (base / value - 1.0) if below else abs(value - base)
             metric = str(reading.get("metric", name))
-            found[metric] = max(height, found.get(metric, 0.0))
-    return found
+            heights[metric] = max(height, heights.get(metric, 0.0))
+    return heights
 
 
 CHANGES, STEPS = 6, 500
@@ -288,7 +295,7 @@ def has_grown(
     grown, now = False, state.frame_count
     for metric, height in peaks(numbers).items():
         key = rule.id, rank, metric
-        rise = [one for one in state.rules.heights.get(key, ()) if now - one[0] <= WITHIN]
+        rise = [entry for entry in state.rules.heights.get(key, ()) if now - entry[0] <= WITHIN]
         if rise and height <= rise[-1][1]:
             rise = []
         rise = [*rise, (now, height)][-RISES:]
@@ -323,12 +330,12 @@ def clear_settled(ctx: StepContext) -> None:
             f"{rule.id} no longer flaps: it has been firing for {state.frame_count - newest} steps"
         )
         ctx.record(RuleSettled(reason=text, rule=rule.id))
-        known = rule.id in rules.muted or _is_detail(state.incident, rule)
-        if state.silence(rule.id) is None and not known:
+        is_known = rule.id in rules.muted or _is_detail(state.incident, rule)
+        if state.silence(rule.id) is None and not is_known:
             ctx.notify(
                 rule.severity,
                 text,
-                why=f"rule {rule.id}: {rule.text}",
+                reason=f"rule {rule.id}: {rule.text}",
                 then=read(rule.see),
             )
 

@@ -30,13 +30,14 @@ def group(
     numbers: Mapping[str, Reading],
     text: str,
     *,
-    told: bool = False,
+    is_told: bool = False,
     grown: bool = False,
 ) -> bool:
     """Open an incident for a rule, or let the rule join the open one.
 
     Args:
-        told: people hear of a worse rule in the same event. grown: they hear of it though it flaps.
+        is_told: people hear of a worse rule in the same event.
+        grown: they hear of it though it flaps.
 
     Returns:
         Whether people are told of this one.
@@ -54,16 +55,16 @@ def group(
     else:
         explains = rule_scope.explains(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
-    if (rule.id in state.rules.flapping and not grown) or not (news or told):
+    if (rule.id in state.rules.flapping and not grown) or not (news or is_told):
         notices.track_growth(state, rule, numbers)
         return False
     notices.remember(state, rule, numbers)
-    if told:
+    if is_told:
         if explains:
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
-    held = incident.phase == HELD
-    now = "automatic actions are off" if held else "no automatic action yet"
+    is_held = incident.phase == HELD
+    now = "automatic actions are off" if is_held else "no automatic action yet"
     if not numbers:
         ctx.notify(
             rule.severity,
@@ -76,7 +77,7 @@ def group(
         rule.severity,
         f"{incident.id}: {_subject(ctx.policy, rule, numbers)} at step {state.step} ({rule.id})",
         verdict=text,
-        why=f"rule {rule.id}: {rule.text}",
+        reason=f"rule {rule.id}: {rule.text}",
         then="; ".join(filter(None, (now, notices.read(rule.see)))),
     )
     return True
@@ -90,18 +91,18 @@ def _subject(policy: Policy, rule: Rule, numbers: Mapping[str, Reading]) -> str:
 
 
 def notify_alone(
-    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], *, told: bool
+    ctx: StepContext, rule: Rule, numbers: Mapping[str, Reading], *, is_told: bool
 ) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
 
     It opens an incident of its own after that, if it still fires then.
     """
-    if not told:
+    if not is_told:
         ctx.notify(
             rule.severity,
             f"{symptom(numbers) or rule.id} at step {ctx.state.step} ({rule.id})",
             verdict=headline(numbers, rule.text),
-            why=f"rule {rule.id}: {rule.text}",
+            reason=f"rule {rule.id}: {rule.text}",
             then="it is answered when the action under way is over",
         )
     return True
@@ -113,15 +114,15 @@ def notify_alongside(
     """Tell once of a rule that is apart from the open incident; it waits for the end of that."""
     state, incident = ctx.state, ctx.state.incident
     assert incident is not None
-    key, known = f"beside {incident.id}", state.rules.reported.get(rule.id)
-    if rule.id in state.rules.flapping or (known is not None and known.incident == key):
+    key, report = f"beside {incident.id}", state.rules.reported.get(rule.id)
+    if rule.id in state.rules.flapping or (report is not None and report.incident == key):
         return
     state.rules.reported[rule.id] = Reported(key, state.frame_count, notices.peaks(numbers))
     ctx.notify(
         rule.severity,
         f"{rule.title or rule.id} at step {state.step} ({rule.id})",
         verdict=text,
-        why=f"rule {rule.id}: {rule.text}",
+        reason=f"rule {rule.id}: {rule.text}",
         then="; ".join(filter(None, (f"beside {incident.id}", notices.read(rule.see)))),
         kind=WATCHER,
     )
@@ -179,8 +180,8 @@ def outranks(policy: Policy, monitor: RankMonitor, rule: Rule, run: RunbookExecu
         return True
     if rule.runbook not in policy.ladder.levels:
         return withdrawal.reports_stall(monitor, rule)
-    another = rule.runbook != run.runbook.name
-    return another and only_limits(run.runbook) and rule.severity == run.severity
+    is_other = rule.runbook != run.runbook.name
+    return is_other and only_limits(run.runbook) and rule.severity == run.severity
 
 
 def limits(policy: Policy, rule: Rule) -> bool:
@@ -303,7 +304,7 @@ def record_baseline(
 ) -> None:
     """Take down what was before it; what was saved since its first breach is not to be trusted."""
     if monitor is not None:
-        rank = next(rank for rank, one in state.monitors.items() if one is monitor)
+        rank = next(rank for rank, candidate in state.monitors.items() if candidate is monitor)
         diagnosis.open_case(policy, state, monitor, rank, incident)
     mark_suspect(state, incident)
 
@@ -327,8 +328,8 @@ def invalidate_attempt(state: State, incident: Incident) -> None:
 
 def _suspect_from(checkpoints: Checkpoints, incident: Incident, attempt: int, step: int) -> None:
     tainted = incident.recovery.suspect_from
-    first = tainted[attempt] = min(step, tainted.get(attempt, step))
-    checkpoints.mark_suspect(attempt, first, _since(incident))
+    first_step = tainted[attempt] = min(step, tainted.get(attempt, step))
+    checkpoints.mark_suspect(attempt, first_step, _since(incident))
 
 
 def _since(incident: Incident) -> str:
@@ -337,11 +338,11 @@ def _since(incident: Incident) -> str:
 
 def on_checkpoint(state: State, checkpoint: CheckpointState) -> None:
     """Take the guard's notice of a checkpoint: suspect, on trial, or neither."""
-    incident, saved, step = state.incident, checkpoint.attempt, checkpoint.step
+    incident, attempt, step = state.incident, checkpoint.attempt, checkpoint.step
     suspect = trial = ""
     tainted = {} if incident is None else incident.recovery.suspect_from
-    if incident is not None and saved in tainted:
-        suspect = "" if 0 <= step < tainted[saved] else _since(incident)
-    elif incident is not None and tainted and saved > min(tainted):
+    if incident is not None and attempt in tainted:
+        suspect = "" if 0 <= step < tainted[attempt] else _since(incident)
+    elif incident is not None and tainted and attempt > min(tainted):
         trial = incident.id
     state.checkpoints.notice(checkpoint, suspect, trial)

@@ -73,36 +73,36 @@ def order(ctx: StepContext, event: OperatorCommand) -> Answer:
     verb, keys = VERBS[event.command](event, event.args.parse(CommandArgs))
     if verb == "rollback":
         keys |= action_planning.OPERATOR_ROLLBACK
-    action = _made(ctx.policy, verb, keys)
+    action = _build_action(ctx.policy, verb, keys)
     under_way = busy(incident) if incident is not None else ""
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is in progress; repeat the command when it has finished")
-        wanted = incident.deferred.commands
-        return Answer(f"queued until {under_way} has finished", then=lambda: wanted.append(event))
+        commands = incident.deferred.commands
+        return Answer(f"queued until {under_way} has finished", then=lambda: commands.append(event))
     if state.job.returncode is not None:
         raise Refused("the job has ended")
     if verb == "resume" and not state.job.paused:
         raise Refused("the job is not paused")
     remark = _unseen(state.context.attribution, event) if verb == "quarantine" else ""
-    first = [_made(ctx.policy, "snapshot", {})] if verb == "rollback" else []
-    book = Runbook(verb, (*first, action), (*["snapshot"] * len(first), verb))
-    asked = event.args.parse(CommandArgs).before
-    before = count(event, "before", asked, state.step + 1) if verb == "rollback" else None
+    snapshots = [_build_action(ctx.policy, "snapshot", {})] if verb == "rollback" else []
+    book = Runbook(verb, (*snapshots, action), (*["snapshot"] * len(snapshots), verb))
+    before_arg = event.args.parse(CommandArgs).before
+    before_step = count(event, "before", before_arg, state.step + 1) if verb == "rollback" else None
     about = incident or Incident("", state.step, state.step + 1, "SEV2", [])
-    why = action_planning.refusal(state, about, book, before, event.operator)
-    if why:
-        raise Refused(why)
+    reason = action_planning.refusal(state, about, book, before_step, event.operator)
+    if reason:
+        raise Refused(reason)
     name = incident.id if incident is not None else f"inc-{state.history.opened + 1}"
     number = incident.escalation.runs + 1 if incident is not None else 1
     return Answer(
         f"{name}: {verb} sent to the job{remark}",
-        action=f"{name}/{number}/{len(first)}-{verb}",
-        then=lambda: _run(ctx, event, book, before),
+        action=f"{name}/{number}/{len(snapshots)}-{verb}",
+        then=lambda: _run(ctx, event, book, before_step),
     )
 
 
-def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | None) -> None:
+def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before_step: int | None) -> None:
     state, incident = ctx.state, ctx.state.incident
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
@@ -113,10 +113,10 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before: int | 
     elif incident.run is not None:
         text = f"{incident.run.runbook.name} preempted by {event.operator}"
         ctx.record(RunbookPreempted(reason=text))
-    runbook_runner.start_requested(ctx, incident, book, event.operator, before)
+    runbook_runner.start_requested(ctx, incident, book, event.operator, before_step)
 
 
-def _made(policy: Policy, verb: str, keys: Keys) -> Action:
+def _build_action(policy: Policy, verb: str, keys: Keys) -> Action:
     form = policy.verbs.get(verb)
     if form is None:
         raise Refused(f"there is no action {verb!r} here")
@@ -138,8 +138,8 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
     Raises:
         Refused: the job knows no shards, so that none could be left out.
     """
-    known = attribution.names
-    if not known and not attribution.shards:
+    shard_names = attribution.names
+    if not shard_names and not attribution.shards:
         raise Refused(
             "quarantine: the job does not report which shards its data is from, so none can be "
             "left out; if its loader workers call is_quarantined, write quarantine.json into the "
@@ -147,27 +147,29 @@ def _unseen(attribution: ShardAttribution, event: OperatorCommand) -> str:
         )
     shards = event.args.parse(CommandArgs).shards
     names = [name for name in _names(event, "shards", shards) if len(name) <= TOLD_WHOLE]
-    strange = [name for name in names if name not in known] if known else []
+    strange = [name for name in names if name not in shard_names] if shard_names else []
     if not strange:
         return ""
-    told = ""
+    strange_text = ""
     for name in strange[:NAMED]:
-        near = next((each for each in sorted(known) if _near(name, each)), None)
-        told += f", {name}" + (f" (did you mean {near}?)" if near else "")
-    more = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
-    return f"; not among the {len(known)} shards seen so far: {told[2:]}{more}"
+        near = next((shard for shard in sorted(shard_names) if _near(name, shard)), None)
+        strange_text += f", {name}" + (f" (did you mean {near}?)" if near else "")
+    more_text = f" and {len(strange) - NAMED} more" if len(strange) > NAMED else ""
+    return f"; not among the {len(shard_names)} shards seen so far: {strange_text[2:]}{more_text}"
 
 
-def _near(name: str, other: str) -> bool:
+def _near(name: str, other_name: str) -> bool:
     """Whether only the directory is missing, or a few letters differ; numbers are no typos."""
-    short, long = sorted((name, other), key=len)
+    short, long = sorted((name, other_name), key=len)
     if long.endswith(f"/{short}"):
         return True
-    head = next((at for at, letter in enumerate(short) if letter != long[at]), len(short))
-    left, right = short[head:], long[head:]
-    same = next((n for n in range(len(left)) if left[-1 - n] != right[-1 - n]), len(left))
-    left, right = left[: len(left) - same], right[: len(right) - same]
-    return len(right) <= TYPO and not (left + right).isdecimal()
+    head = next((index for index, letter in enumerate(short) if letter != long[index]), len(short))
+    left_part, right = short[head:], long[head:]
+    common_tail = next(
+        (n for n in range(len(left_part)) if left_part[-1 - n] != right[-1 - n]), len(left_part)
+    )
+    left_part, right = left_part[: len(left_part) - common_tail], right[: len(right) - common_tail]
+    return len(right) <= TYPO and not (left_part + right).isdecimal()
 
 
 # ── the arguments of words, which anybody may have written ────────────────────────────────────────
@@ -272,12 +274,12 @@ def on_tick(ctx: StepContext) -> None:
         _denied(ctx, incident)
 
 
-def renew_request(ctx: StepContext, why: str) -> None:
+def renew_request(ctx: StepContext, reason: str) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
-    incident, pending = ctx.state.incident, approvals.settle(ctx, "expired", why)
+    incident, pending = ctx.state.incident, approvals.settle(ctx, "expired", reason)
     if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
         return
-    incident.deferred.retry = pending.runbook, pending.level, pending.why, pending.escalated
+    incident.deferred.retry = pending.runbook, pending.level, pending.reason, pending.escalated
     runbook_runner.start_waiting(ctx)  # at once, or when the evidence of the first request is taken
 
 
@@ -295,8 +297,8 @@ def _request(
     return pending, state.incident
 
 
-def _late(requests: ApprovalLog, event: OperatorCommand, what: str) -> Answer:
-    text, well = approvals.late_answer(requests, str(event.args.parse(CommandArgs).id), what)
+def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer:
+    text, well = approvals.late_answer(requests, str(event.args.parse(CommandArgs).id), outcome)
     return Answer(text, ok=well)
 
 
@@ -322,10 +324,10 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
     except Refused as no:
         answer = Answer(str(no), ok=False)
     args = event.args.parse(CommandArgs)
-    said = brief(Payload({name: arg for name, arg in event.args.items() if name != "key"}))
+    args_text = brief(Payload({name: arg for name, arg in event.args.items() if name != "key"}))
     ctx.record(
         CommandAnswered(
-            reason=f"{event.operator}: {event.command} {said}".rstrip() + f": {answer.text}",
+            reason=f"{event.operator}: {event.command} {args_text}".rstrip() + f": {answer.text}",
             args=event.args,
             command=event.command,
             command_id=args.key,
@@ -343,8 +345,8 @@ def run_deferred(ctx: StepContext) -> None:
     if incident is None or not incident.deferred.commands or busy(incident):
         return
     deferred = incident.deferred
-    wanted, deferred.commands = deferred.commands, []
-    for event in wanted:
+    commands, deferred.commands = deferred.commands, []
+    for event in commands:
         on_command(ctx, event)
 
 
@@ -360,28 +362,28 @@ def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
 
 def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     """End a hold, or take a launch as it is that did not go on from its checkpoint."""
-    state, by = ctx.state, f"released by {event.operator}"
-    held = state.machine == state_machine.HOLDING
-    if not held and not state.checkpoints.wrong_checkpoint:
+    state, release_text = ctx.state, f"released by {event.operator}"
+    is_held = state.machine == state_machine.HOLDING
+    if not is_held and not state.checkpoints.wrong_checkpoint:
         raise Refused(f"nothing to release: automatic actions are on (state: {state.machine})")
 
     def take_as_it_is() -> None:
         state.checkpoints.accept(state.attempt, state.step)
-        text = f"{by}: checkpoints saved from now on are good again"
+        text = f"{release_text}: checkpoints saved from now on are good again"
         ctx.record(LaunchAccepted(reason=text))
 
-    if not held:
+    if not is_held:
         return Answer(
             "checkpoints that this launch saves from now on are good again", then=take_as_it_is
         )
 
     def then() -> None:
         if state.incident is not None:
-            closing.close(ctx, state.incident, by, RELEASED)
+            closing.close(ctx, state.incident, release_text, RELEASED)
         state.checkpoints.accept(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()
-        ctx.move("released", by)
+        ctx.move("released", release_text)
 
     firing = ", ".join(state.firing(ctx.policy)) or "none"
     text = f"automatic actions are on again; rules in breach, which fire again: {firing}"

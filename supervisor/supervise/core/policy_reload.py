@@ -38,23 +38,26 @@ AT_START = ("savepoints", "safeguards", "notify")
 
 def differences(old: Policy, new: Policy, started: Policy) -> PolicyChanges:
     """Return what is different between two policies, and from what the job was `started` with."""
-    others = [f.name for f in fields(Policy) if f.name not in NAMES]
+    setting_names = [f.name for f in fields(Policy) if f.name not in NAMES]
     return PolicyChanges(
         detectors=_moves(old.detectors, new.detectors),
         rules=_moves({r.id: r for r in old.rules}, {r.id: r for r in new.rules}),
         runbooks=_moves(old.runbooks, new.runbooks),
         budgets=_moves(old.budgets, new.budgets),
         mode=[old.mode, new.mode] if old.mode != new.mode else (),
-        settings=[n for n in others if getattr(old, n) != getattr(new, n)] or (),
+        settings=[n for n in setting_names if getattr(old, n) != getattr(new, n)] or (),
         restart=[n for n in AT_START if getattr(started, n) != getattr(new, n)] or (),
     )
 
 
-def _moves(before: Mapping[str, T], after: Mapping[str, T]) -> PartChanges:
+def _moves(old_parts: Mapping[str, T], new_parts: Mapping[str, T]) -> PartChanges:
     changes = PartChanges(
-        added=[name for name in after if name not in before] or (),
-        removed=[name for name in before if name not in after] or (),
-        changed=[n for n in after if n in before and not _same(before[n], after[n])] or (),
+        added=[name for name in new_parts if name not in old_parts] or (),
+        removed=[name for name in old_parts if name not in new_parts] or (),
+        changed=[
+            n for n in new_parts if n in old_parts and not _is_same(old_parts[n], new_parts[n])
+        ]
+        or (),
     )
     return changes if changes else NO_CHANGES
 
@@ -119,36 +122,38 @@ def rebind(monitor: RankMonitor, policy: Policy) -> tuple[RankMonitor, dict[str,
 
     `monitor` itself must not be used any more: the two share watches.
     """
-    old, made = monitor.policy, RankMonitor(policy)
+    old, rebound = monitor.policy, RankMonitor(policy)
     for name, value in vars(monitor).items():
         if name not in DERIVED and not name.startswith("_"):
-            setattr(made, name, value)
-    kept: set[str] = set()
+            setattr(rebound, name, value)
+    kept_names: set[str] = set()
     anew: dict[str, list[str]] = {"detectors": [], "rules": []}
     for i, (name, detector) in enumerate(policy.detectors.items()):
-        same = old.detectors.get(name) == detector
-        if same and all(inner in kept for inner in detector.detectors):  # inputs come first
-            kept.add(name)
+        is_same = old.detectors.get(name) == detector
+        if is_same and all(
+            inner in kept_names for inner in detector.detectors
+        ):  # inputs come first
+            kept_names.add(name)
             j = monitor.index[name]
-            made.watches[i], made.codes[i] = monitor.watches[j], monitor.codes[j]
+            rebound.watches[i], rebound.codes[i] = monitor.watches[j], monitor.codes[j]
         else:
             anew["detectors"].append(name)
-    places = {rule.id: place for place, rule in enumerate(old.rules)}
+    places = {rule.id: index for index, rule in enumerate(old.rules)}
     for r, rule in enumerate(policy.rules):
-        at = places.get(rule.id)
-        if at is None or not _goes_on(old, old.rules[at], policy, rule, kept):
+        old_index = places.get(rule.id)
+        if old_index is None or not _goes_on(old, old.rules[old_index], policy, rule, kept_names):
             anew["rules"].append(rule.id)
         else:
-            made.rules[r] = monitor.rules[at]
-    made.announce(monitor.names, monitor.program)
-    return made, anew
+            rebound.rules[r] = monitor.rules[old_index]
+    rebound.announce(monitor.names, monitor.program)
+    return rebound, anew
 
 
-def _forget_rules(ctx: StepContext, before: Mapping[tuple[str, int], str]) -> None:
+def _forget_rules(ctx: StepContext, rules_before: Mapping[tuple[str, int], str]) -> None:
     """Say which rules do not fire any more, and drop what was remembered about them."""
     state = ctx.state
     firing = _firing(state.monitors)
-    for (rule_id, rank), severity in before.items():
+    for (rule_id, rank), severity in rules_before.items():
         if (rule_id, rank) not in firing:
             text = f"{rule_id} cleared: the policy was reloaded"
             ctx.record(RuleCleared(reason=text, rule=rule_id, severity=severity, rank=rank))
@@ -169,8 +174,8 @@ def _translate_rungs(state: State, old: Ladder, new: Ladder) -> None:
 
     state.history.renumber(level)
     if state.incident is not None:
-        tried = state.incident.escalation
-        tried.level = level(tried.level)
+        escalation = state.incident.escalation
+        escalation.level = level(escalation.level)
 
 
 def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
@@ -178,9 +183,9 @@ def _keep_runnable(ctx: StepContext, incident: Incident) -> None:
     run = incident.run
     if run is None or run.runbook.if_it_fails in (HOLD, *ctx.policy.runbooks):
         return
-    gone = run.runbook.if_it_fails
+    missing_runbook = run.runbook.if_it_fails
     run.runbook = replace(run.runbook, if_it_fails=HOLD)
-    text = f"{run.runbook.name} holds if it fails: runbook {gone} no longer exists"
+    text = f"{run.runbook.name} holds if it fails: runbook {missing_runbook} no longer exists"
     ctx.record(HoldsIfFailed(reason=text, runbook=run.runbook.name))
 
 
@@ -194,7 +199,7 @@ def _firing(monitors: Mapping[int, RankMonitor]) -> dict[tuple[str, int], str]:
     }
 
 
-def _same(old: object, new: object) -> bool:
+def _is_same(old: object, new: object) -> bool:
     """Compare two parts of policies; of rules, what decides (a function equals only itself)."""
     if not isinstance(old, Rule):
         return bool(old == new)
@@ -202,10 +207,10 @@ def _same(old: object, new: object) -> bool:
     return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
-def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept: set[str]) -> bool:
+def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept_names: set[str]) -> bool:
     """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
-    same = _same(was, rule) and old.mode_of(was) == new.mode_of(rule)
-    return same and all(name in kept for name in new.detectors_of(rule))
+    is_same = _is_same(was, rule) and old.mode_of(was) == new.mode_of(rule)
+    return is_same and all(name in kept_names for name in new.detectors_of(rule))
 
 
 def _brief(changes: PolicyChanges) -> str:
@@ -216,8 +221,8 @@ def _brief(changes: PolicyChanges) -> str:
         words = [f"+{entry}" for entry in moves.added] + [f"-{entry}" for entry in moves.removed]
         words += [f"~{entry}" for entry in moves.changed]
         if words:
-            more = f" and {len(words) - 6} more" if len(words) > 6 else ""
-            parts.append(f"{name} {' '.join(words[:6])}{more}")
+            more_text = f" and {len(words) - 6} more" if len(words) > 6 else ""
+            parts.append(f"{name} {' '.join(words[:6])}{more_text}")
     if changes.mode:
         parts.append(f"mode {changes.mode[0]} -> {changes.mode[1]}")
     if changes.settings:

@@ -138,13 +138,13 @@ class RankMonitor:
         self._joint: list[tuple[int, Feed, Sampler]] = []  # read several inputs
         for i, ((_, detector), watch) in enumerate(zip(self.detectors, self.watches, strict=True)):
             columns = [column.get(metric, -1) for metric in detector.metrics]
-            known = max(columns, default=-1) >= 0
+            has_column = max(columns, default=-1) >= 0
             if isinstance(watch, Clockwork):
                 self._clocks.append((i, watch))
             elif detector.reads == "metric":
-                if known:
+                if has_column:
                     self._single.append((i, watch.feed, columns[0]))
-            elif known or detector.detectors:
+            elif has_column or detector.detectors:
                 inputs = [self.watches[self.index[name]] for name in detector.detectors]
                 sample = _sampler(detector.reads, columns, inputs)
                 self._joint.append((i, watch.feed, sample))
@@ -236,13 +236,13 @@ class RankMonitor:
         """
         self.attempt = frame.attempt
         attempt, step = self.weights_of
-        last = min(step, frame.step - 1) if attempt == frame.attempt else frame.step - 1
+        last_step = min(step, frame.step - 1) if attempt == frame.attempt else frame.step - 1
         for watch in self.watches:
-            watch.rewind(last)
+            watch.rewind(last_step)
         for rule in self.rules:
             rule.keep_step -= max(0, self.step + 1 - frame.step)
         self.step = min(self.step, frame.step - 1)
-        self.history.rewind(last + 1)
+        self.history.rewind(last_step + 1)
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -262,9 +262,9 @@ class RankMonitor:
                 watch.held, watch.unknown_since, watch.blind = 0, None, False
                 continue
             hot.append(r)
-            fired = self._weigh(rule, watch, frame_count, at_ns, new_step)
-            if fired is not None:
-                moved.append((r, fired))
+            change = self._weigh(rule, watch, frame_count, at_ns, new_step)
+            if change is not None:
+                moved.append((r, change))
         self._hot = hot
         return moved
 
@@ -291,23 +291,23 @@ class RankMonitor:
                 return True
             return None
         watch.held = 0
-        kept = frame_count < watch.keep_until or self.step < watch.keep_step
-        if watch.firing and not kept:
+        is_kept = frame_count < watch.keep_until or self.step < watch.keep_step
+        if watch.firing and not is_kept:
             watch.firing = False
             return False
         return None
 
     def _stands_for(self, rule: Rule, since: tuple[int, int, int] | None) -> int:
         """Return how many steps a known frame counts for: those since the known one before it."""
-        before = self.step_before if since is None else since[2]
-        return max(1, min(self.step - before, rule.for_steps))
+        step_before = self.step_before if since is None else since[2]
+        return max(1, min(self.step - step_before, rule.for_steps))
 
     def newly_blind(self, frame_count: int, at_ns: int) -> list[int]:
         """Return rules that lack a metric which was there before, for too long, once each.
 
         A detector that is still warming up, or undecided on good values, is not blind.
         """
-        found: list[int] = []
+        blind_rules: list[int] = []
         for r, (rule, watch) in enumerate(zip(self.policy.rules, self.rules, strict=True)):
             if watch.unknown_since is None or watch.blind or rule.unknown in ("ok", "ignore"):
                 continue
@@ -317,8 +317,8 @@ class RankMonitor:
                 many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
             if many and frame_count > since_frame and self.active(r) and self._lacking(r, many):
                 watch.blind = True
-                found.append(r)
-        return found
+                blind_rules.append(r)
+        return blind_rules
 
     def lacks_metrics(self, rule: int) -> bool:
         """Return whether a rule cannot be judged because the newest frames lack what it reads.
@@ -362,9 +362,9 @@ class RankMonitor:
             reading = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
                 reading["metric"] = detector.metrics[0]
-                where = formats.where(detector.metrics[0], self.value)
-                if where:
-                    reading["where"] = where
+                rank_text = formats.rank_text(detector.metrics[0], self.value)
+                if rank_text:
+                    reading["where"] = rank_text
             readings[name] = reading
         return readings
 
@@ -382,13 +382,15 @@ def _sampler(reads: str, columns: Sequence[int], inputs: Sequence[Watch]) -> Sam
         return lambda values: [values[c] if c >= 0 else None for c in columns]
     if reads == "detectors":
         return lambda values: [watch.raw for watch in inputs]
-    column, other = columns[0], inputs[0]
-    return lambda values: (values[column] if column >= 0 else None, other.raw)
+    column, other_watch = columns[0], inputs[0]
+    return lambda values: (values[column] if column >= 0 else None, other_watch.raw)
 
 
 def of_job(policy: Policy) -> frozenset[int]:
     """Return the places of the rules that read what is one number for all ranks."""
-    names = {name for name, each in policy.detectors.items() if not JOB.isdisjoint(each.metrics)}
+    names = {
+        name for name, detector in policy.detectors.items() if not JOB.isdisjoint(detector.metrics)
+    }
     rules = enumerate(policy.rules)
     return frozenset(r for r, rule in rules if not names.isdisjoint(policy.detectors_of(rule)))
 
@@ -413,8 +415,8 @@ def can_fire(
     places = [order.index(name) for name in readable]
     codes = [UNKNOWN] * len(order)
     for answers in product((BREACH, OK), repeat=len(places)):
-        for place, code in zip(places, answers, strict=True):
-            codes[place] = code
+        for index, code in zip(places, answers, strict=True):
+            codes[index] = code
         if rule.when(codes) == BREACH:
             return True
     return False
@@ -428,9 +430,9 @@ def is_readable(
         return False
     detector = policy.detectors[name]
     inputs = [is_readable(policy, inner, has, without) for inner in detector.detectors]
-    own = [has(metric) for metric in detector.metrics]
+    own_inputs = [has(metric) for metric in detector.metrics]
     enough = all if detector.needs_all else any
-    return (not own or enough(own)) and (not inputs or enough(inputs))
+    return (not own_inputs or enough(own_inputs)) and (not inputs or enough(inputs))
 
 
 def missing(policy: Policy, rule: Rule, has: Callable[[str], bool]) -> Sequence[str]:

@@ -21,8 +21,8 @@ def on_announced(state: State, monitor: RankMonitor, event: Announced) -> None:
     if not monitor.exited or monitor.program in (None, event.program):
         return
     if state.leader() == event.rank:
-        where = columns(monitor.names)
-        steps.before = {frame.step: row(frame, where) for frame in monitor.history.frames}
+        positions = columns(monitor.names)
+        steps.before = {frame.step: row(frame, positions) for frame in monitor.history.frames}
         steps.overlap = None
 
 
@@ -36,9 +36,9 @@ def follow(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
     if starts:
         steps.starts[frame.step] = now
     if steps.before and frame.attempt == ctx.state.job.launched:
-        before, steps.before = steps.before, {}
-        if max(before) >= frame.step:
-            overlap = Overlap(frame.step, frame.attempt, before, steps.starts)
+        rows_before, steps.before = steps.before, {}
+        if max(rows_before) >= frame.step:
+            overlap = Overlap(frame.step, frame.attempt, rows_before, steps.starts)
             steps.overlap = overlap
     if overlap is not None and overlap.attempt == frame.attempt:
         _compare(ctx, overlap, frame.step, now)
@@ -57,24 +57,24 @@ def missing(state: State) -> str:
 def differences(state: State) -> str:
     """Return what the newest launch does otherwise than before, "" for nothing."""
     overlap = state.repeated.overlap
-    found = overlap.differences if overlap is not None else ()
-    return "; ".join(one.text for one in found if one.matters)
+    differences = overlap.differences if overlap is not None else ()
+    return "; ".join(difference.text for difference in differences if difference.matters)
 
 
 def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     incident = ctx.state.incident
     crashed = incident is not None and incident.breach_step == incident.recovery.crashed
     numbers = incident is None or crashed or step < incident.breach_step - ONSET
-    found = overlap.take(step, now, numbers=numbers)
-    for one in found:
-        what = "differs" if one.matters else "as-seeded"
-        ctx.record(StepDiffers(reason=one.text, what=what))
-    if found:
-        gravest = next((one for one in found if one.matters), found[0])
-        texts = "; ".join(one.text for one in found)
+    differences = overlap.take(step, now, numbers=numbers)
+    for difference in differences:
+        kind = "differs" if difference.matters else "as-seeded"
+        ctx.record(StepDiffers(reason=difference.text, what=kind))
+    if differences:
+        gravest = next((one for one in differences if one.matters), differences[0])
+        texts = "; ".join(one.text for one in differences)
         ctx.notify(
             "SEV2" if gravest.matters else "INFO",
             f"the job goes on otherwise than before its restart: {texts}",
             verdict="nothing is rolled back for it" if gravest.matters else "the training goes on",
-            then="; ".join(one.remedy for one in found),
+            then="; ".join(one.remedy for one in differences),
         )

@@ -57,14 +57,14 @@ def fold(
         if isinstance(event, Reloaded) and event.refused is None and policies is not None:
             policy = policies(event.digest)
         try:
-            state, made = engine.step(policy, state, event)
+            state, decisions_made = engine.step(policy, state, event)
         except (*MISSHAPEN, AssertionError) as error:
-            what = f"event {number} ({type(event).__name__})"
+            event_text = f"event {number} ({type(event).__name__})"
             raise StoreError(
-                f"{what} of the journal cannot be judged: {type(error).__name__}: {error}",
+                f"{event_text} of the journal cannot be judged: {type(error).__name__}: {error}",
                 hint="the journal was changed, or another version wrote it",
             ) from error
-        yield number, event, policy, state, made
+        yield number, event, policy, state, decisions_made
 
 
 def decisions(
@@ -74,12 +74,12 @@ def decisions(
     policies: Loader | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield `(event number, decision record)` for every decision that the events lead to."""
-    for number, _, _, _, made in fold(policy, events, state, policies):
-        for decision in made:
+    for number, _, _, _, decisions_made in fold(policy, events, state, policies):
+        for decision in decisions_made:
             yield number, record(decision)
 
 
-def same(was: Mapping[str, Any], number: int, replayed: Mapping[str, Any]) -> bool:
+def is_recorded(was: Mapping[str, Any], number: int, replayed: Mapping[str, Any]) -> bool:
     """Whether the audit record `was` holds the decision `replayed` of event `number`."""
     return int(was["event"]) == number and all(was.get(f) == replayed[f] for f in FIELDS)
 
@@ -102,15 +102,15 @@ def compare(
     log = [r for r in recorded if r.get("actor") == "engine"]
     last_event = max((int(r["event"]) for r in log), default=-1)
     count, end = 0, 0
-    for number, _, _, _, made in fold(policy, events, None, policies):
+    for number, _, _, _, decisions_made in fold(policy, events, None, policies):
         end = number + 1
-        for replayed in map(record, made):
+        for replayed in map(record, decisions_made):
             if count == len(log):
                 if number >= last_event:
                     return count, []
                 return count, [Difference(None, number, None, replayed)]
             was = log[count]
-            if not same(was, number, replayed):
+            if not is_recorded(was, number, replayed):
                 if unwritten(was):
                     continue  # nor was this decision: both could not be written any more
                 return count, [Difference(int(was["seq"]), number, was, replayed)]
@@ -118,8 +118,8 @@ def compare(
     if count < len(log):
         was = log[count]
         lacking = unwritten(was) or int(was["event"]) >= end
-        at = end if lacking else int(was["event"])
-        return count, [Difference(int(was["seq"]), at, was, None, lacking)]
+        first_event = end if lacking else int(was["event"])
+        return count, [Difference(int(was["seq"]), first_event, was, None, lacking)]
     return count, []
 
 

@@ -47,9 +47,16 @@ def on_rules_changed(
     """Take `(rule index, fired)` of one rank and one event."""
     policy, state = ctx.policy, ctx.state
     was_in, firing = state.machine, set(state.firing(policy))
-    fired = [(rule, monitor.numbers(rule)) for rule in (policy.rules[r] for r, on in changes if on)]
+    fired_rules = [
+        (rule, monitor.numbers(rule)) for rule in (policy.rules[r] for r, on in changes if on)
+    ]
     make_way(
-        ctx, [rule for rule, _ in fired if not _muted(policy, state, monitor, rule, firing, was_in)]
+        ctx,
+        [
+            rule
+            for rule, _ in fired_rules
+            if not _muted(policy, state, monitor, rule, firing, was_in)
+        ],
     )
     grown: set[str] = set()
     for r, began in changes:
@@ -85,10 +92,10 @@ def on_rules_changed(
             if notices.has_grown(policy, state, rule, rank, numbers):
                 grown.add(rule.id)
     state.rules.unmute_cleared(firing)
-    if fired:
-        worse = [(replace(rule, severity="SEV1"), n) for rule, n in fired if rule.id in grown]
-        fired = [pair for pair in fired if pair[0].id not in grown] + worse
-        _answer(ctx, monitor, fired, firing, was_in, grown)
+    if fired_rules:
+        worse = [(replace(rule, severity="SEV1"), n) for rule, n in fired_rules if rule.id in grown]
+        fired_rules = [pair for pair in fired_rules if pair[0].id not in grown] + worse
+        _answer(ctx, monitor, fired_rules, firing, was_in, grown)
 
 
 def make_way(ctx: StepContext, rules: Sequence[Rule]) -> None:
@@ -128,10 +135,10 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
     for rule in policy.rules:
         if rule.id not in muted:
             continue
-        by = _muted(policy, state, monitor, rule, firing, state.machine)
-        if by is None:
+        muted_by = _muted(policy, state, monitor, rule, firing, state.machine)
+        if muted_by is None:
             free.append(rule)
-        if by is None or (muted[rule.id].startswith("brief:") and by != muted[rule.id]):
+        if muted_by is None or (muted[rule.id].startswith("brief:") and muted_by != muted[rule.id]):
             again.append((rule, monitor.numbers(rule)))
             del muted[rule.id]
     if again:
@@ -142,7 +149,7 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor) -> None:
 def _answer(
     ctx: StepContext,
     monitor: RankMonitor,
-    fired: list[tuple[Rule, dict[str, Reading]]],
+    fired_rules: list[tuple[Rule, dict[str, Reading]]],
     firing: set[str],
     was_in: str,
     grown: Collection[str] = (),
@@ -150,15 +157,15 @@ def _answer(
     """Enlist what fired, most severe first, then let the first rule that acts speak."""
     state = ctx.state
     # What is about the machine last: it stands beside an incident that others of the event begin.
-    fired.sort(
+    fired_rules.sort(
         key=lambda pair: (
             SEVERITIES.index(pair[0].severity),
             rule_scope.of_machine(ctx.policy, pair[0]),
         )
     )
     acting: list[Rule] = []
-    told = False
-    for rule, numbers in fired:
+    is_told = False
+    for rule, numbers in fired_rules:
         muted = _muted(ctx.policy, state, monitor, rule, firing, was_in)
         if muted is not None:
             ctx.record(
@@ -174,12 +181,14 @@ def _answer(
             if muted.startswith("incident:"):
                 opening.notify_alongside(ctx, rule, numbers, headline(numbers, rule.text))
             if rule.severity == "SEV0" and muted.startswith("session_end:"):
-                told |= opening.notify_alone(ctx, rule, numbers, told=told)
+                is_told |= opening.notify_alone(ctx, rule, numbers, is_told=is_told)
             continue
         text = headline(numbers, rule.text)
         if rule.id in grown:
             text += f"; {notices.GROWN}"
-        told |= opening.group(ctx, monitor, rule, numbers, text, told=told, grown=rule.id in grown)
+        is_told |= opening.group(
+            ctx, monitor, rule, numbers, text, is_told=is_told, grown=rule.id in grown
+        )
         if rule.runbook is None:
             continue
         mode = ctx.policy.mode_of(rule)
@@ -195,8 +204,8 @@ def _answer(
 
 def _named(muted: str) -> str:
     """Return what mutes a rule in words."""
-    kind, _, what = muted.partition(":")
-    return f"the phase {what} of the run" if kind == "phase" else what
+    kind, _, subject = muted.partition(":")
+    return f"the phase {subject} of the run" if kind == "phase" else subject
 
 
 def _muted(
@@ -245,16 +254,16 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     if incident.phase == HELD and off:
         _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
-    place = policy.rules.index(rule)
-    watch, same = monitor.rules[place], _answered(state.monitors, monitor, place)
-    if same is not None:  # the same trouble, seen from another rank
+    index = policy.rules.index(rule)
+    watch, answered_rank = monitor.rules[index], _answered(state.monitors, monitor, index)
+    if answered_rank is not None:  # the same trouble, seen from another rank
         watch.answered = True
-        text = f"{rule.id} fires on rank {same} too, where it was answered"
+        text = f"{rule.id} fires on rank {answered_rank} too, where it was answered"
         _suppress(ctx, rule, text, "answered")
         return
     if opening.predates_rollback(incident, monitor, rule):
-        why = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
-        _suppress(ctx, rule, why, "acting")
+        reason = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
+        _suppress(ctx, rule, reason, "acting")
         incident.deferred.rules.append(rule.id)
         return
     if incident.run is not None:
@@ -263,33 +272,41 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     if (waits := _waiting(policy, state, incident, rule, aside=aside)) is not None:
         _suppress(ctx, rule, f"{rule.id}: {incident.id} waits for {waits[0]}", waits[1])
         return
-    last = state.history.cooldown.get(rule.id)
-    cooling = last is not None and state.frame_count - last[0] < rule.cooldown_steps
-    why = f"{rule.id}: {incident.headline}"
-    tried = max(incident.escalation.level, last[1] if cooling and last is not None else -1)
-    again = not aside and (cooling or incident.phase == PROBATION) and level <= tried
+    cooldown = state.history.cooldown.get(rule.id)
+    cooling = cooldown is not None and state.frame_count - cooldown[0] < rule.cooldown_steps
+    reason = f"{rule.id}: {incident.headline}"
+    cooled_level = cooldown[1] if cooling and cooldown is not None else -1
+    tried_level = max(incident.escalation.level, cooled_level)
+    again = not aside and (cooling or incident.phase == PROBATION) and level <= tried_level
     if again:
-        why = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
-        why += f", and {name} was tried"
-        _suppress(ctx, rule, why, "cooldown" if cooling else "probation", runbook=name)
-        incident.escalation.level, (_, level) = tried, escalation.next_level(policy.ladder, tried)
-    if incident.phase == PROBATION:  # a new trouble: what is gone back before is its own begin
-        incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
-        opening.mark_suspect(state, incident)
-        data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
+        reason = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
+        reason += f", and {name} was tried"
+        _suppress(ctx, rule, reason, "cooldown" if cooling else "probation", runbook=name)
+        incident.escalation.level = tried_level
+        _, level = escalation.next_level(policy.ladder, tried_level)
+    if incident.phase == PROBATION:
+        _begin_trouble(ctx, monitor, incident, rule)
     watch.answered = True
     still = withdrawal.reports_stall(monitor, rule)
     withdrawal.set_trigger(incident.trigger, rule, still=still)
     if still and job_lifecycle.give_up(ctx, incident, name):
         return
     if again:
-        runbook_runner.escalate(ctx, incident, why)
+        runbook_runner.escalate(ctx, incident, reason)
     else:
         runbook_runner.start(
-            ctx, incident, name, level, why, escalated=not aside and name != rule.runbook
+            ctx, incident, name, level, reason, escalated=not aside and name != rule.runbook
         )
     if state.approvals.pending is None:  # else nothing was tried yet
         state.history.cooldown[rule.id] = (state.frame_count, level)
+
+
+def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule) -> None:
+    """A new trouble on probation: what is gone back before is its own begin."""
+    state = ctx.state
+    incident.breach_step = first_breach(monitor.numbers(rule), monitor.step)
+    opening.mark_suspect(state, incident)
+    data_suspicion.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 
 
 def _waiting(
@@ -303,11 +320,15 @@ def _waiting(
     return None
 
 
-def _suppress(ctx: StepContext, rule: Rule, why: str, by: str, runbook: str = "") -> None:
+def _suppress(ctx: StepContext, rule: Rule, reason: str, cause: str, runbook: str = "") -> None:
     """Record that a rule fired and is not answered, and what keeps it."""
     ctx.record(
         Suppressed(
-            reason=why, rule=rule.id, severity=rule.severity, suppressed_by=by, runbook=runbook
+            reason=reason,
+            rule=rule.id,
+            severity=rule.severity,
+            suppressed_by=cause,
+            runbook=runbook,
         )
     )
 
@@ -317,14 +338,14 @@ def _meanwhile(
     monitor: RankMonitor,
     rule: Rule,
     run: RunbookExecution,
-    wanted: tuple[str, int],
+    request: tuple[str, int],
 ) -> None:
     """A rule asks for a runbook, and a level, while another one runs."""
-    policy, incident, (name, level) = ctx.policy, ctx.state.incident, wanted
+    policy, incident, (name, level) = ctx.policy, ctx.state.incident, request
     assert incident is not None
     if opening.outranks(policy, monitor, rule, run):
-        if 0 <= level <= (at := incident.escalation.level):
-            name, level = escalation.next_level(policy.ladder, at)
+        if 0 <= level <= (current_level := incident.escalation.level):
+            name, level = escalation.next_level(policy.ladder, current_level)
         monitor.rules[policy.rules.index(rule)].answered = True
         _preempt(ctx, monitor, rule, name, level)
         return
@@ -335,10 +356,14 @@ def _meanwhile(
         incident.deferred.rules.append(rule.id)
 
 
-def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, place: int) -> int | None:
+def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, index: int) -> int | None:
     """Return another rank on which the rule at that place fires and was answered."""
-    for rank, other in monitors.items():
-        if other is not monitor and other.rules[place].firing and other.rules[place].answered:
+    for rank, other_monitor in monitors.items():
+        if (
+            other_monitor is not monitor
+            and other_monitor.rules[index].firing
+            and other_monitor.rules[index].answered
+        ):
             return rank
     return None
 
@@ -377,10 +402,10 @@ def run_deferred(ctx: StepContext) -> None:
     if incident.run is not None and incident.run.is_busy():
         return
     firing = set(state.firing(ctx.policy))
-    found = list(opening.due_rules(ctx.policy, state.monitors, incident))
-    deferred.rules = [] if found else [name for name in deferred.rules if name in firing]
-    if found:
-        rule, monitor = min(found, key=lambda pair: SEVERITIES.index(pair[0].severity))
+    due = list(opening.due_rules(ctx.policy, state.monitors, incident))
+    deferred.rules = [] if due else [name for name in deferred.rules if name in firing]
+    if due:
+        rule, monitor = min(due, key=lambda pair: SEVERITIES.index(pair[0].severity))
         _respond(ctx, monitor, rule)
 
 
@@ -395,15 +420,15 @@ def _shadow(ctx: StepContext, rule: Rule, mode: str) -> None:
     if mode == "observe" or rule.runbook in shadowed:
         return
     shadowed.append(rule.runbook)
-    where = action_planning.plan_context(ctx.state, incident)
+    context = action_planning.plan_context(ctx.state, incident)
     steps: list[ShadowStep] = []
     if rule.runbook != HOLD:
         book = ctx.policy.runbooks[rule.runbook]
         for verb, action in zip(book.verbs, book.steps, strict=True):
-            if not action.is_due(where):
+            if not action.is_due(context):
                 continue
             try:
-                steps.append(ShadowStep(verb, action.plan(where)))
+                steps.append(ShadowStep(verb, action.plan(context)))
             except Refused as refusal:
                 steps.append(ShadowStep(verb, refused=str(refusal)))
     ctx.record(

@@ -57,8 +57,8 @@ def metrics(policy: Policy, rule: Rule) -> set[str]:
 def family(policy: Policy, rule: Rule) -> str:
     """Return what a rule is about; of a rule that reads of several families it is the training."""
     read = metrics(policy, rule)
-    for name, known in ((LIVENESS, frozenset[str]()), (SPEED, TIMES), (HARDWARE, MACHINE)):
-        if read <= known:
+    for name, family_metrics in ((LIVENESS, frozenset[str]()), (SPEED, TIMES), (HARDWARE, MACHINE)):
+        if read <= family_metrics:
             return name
     return DATA if read <= INPUTS else TRAINING
 
@@ -109,7 +109,7 @@ def makes_way(policy: Policy, incident: Incident, rule: Rule) -> bool:
     return (
         bool(incident.rules)
         and family(policy, rule) in (DATA, TRAINING)
-        and all(family(policy, one) in (SPEED, HARDWARE) for one in _rules(policy, incident))
+        and all(family(policy, member) in (SPEED, HARDWARE) for member in _rules(policy, incident))
         and not against_weights(policy, incident)
     )
 
@@ -122,7 +122,9 @@ def new_kind(incident: Incident, rule: Rule) -> bool:
 def explains(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule tells of what the model is given, and none as grave did so before."""
     return family(policy, rule) == DATA and not any(
-        one.severity <= rule.severity for one in causes(policy, incident) if one.id != rule.id
+        member.severity <= rule.severity
+        for member in causes(policy, incident)
+        if member.id != rule.id
     )
 
 
@@ -134,7 +136,7 @@ def causes(policy: Policy, incident: Incident) -> list[Rule]:
 def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule, and one of the incident, read only what one spike moves."""
     return metrics(policy, rule) <= MOVED_BY_SPIKE and any(
-        metrics(policy, other) <= MOVED_BY_SPIKE for other in _rules(policy, incident)
+        metrics(policy, other_rule) <= MOVED_BY_SPIKE for other_rule in _rules(policy, incident)
     )
 
 

@@ -42,7 +42,7 @@ class RateCause:
     used: float
     cleared: bool
     limit: float | None = None
-    why: str = ""
+    reason: str = ""
 
 
 def weigh(
@@ -59,24 +59,26 @@ def weigh(
     used = max(near, default=0.0)
     if used <= 0.0:
         return None
-    before = sorted((rate for step, rate in rates if step < onset - EXCLUDED), reverse=True)
-    if sum(rate * NEAR >= used for rate in before) >= SETTLED:
+    rates_before = sorted((rate for step, rate in rates if step < onset - EXCLUDED), reverse=True)
+    if sum(rate * NEAR >= used for rate in rates_before) >= SETTLED:
         return RateCause(used, cleared=True)
-    good = before[GOOD - 1] if len(before) >= GOOD else 0.0
-    known = good > 0.0 and not warms_up and used > NEAR * highest
-    if not known or used < TIMES * good or not _oversized(dict(rates), updates, onset, good):
+    good = rates_before[GOOD - 1] if len(rates_before) >= GOOD else 0.0
+    is_known = good > 0.0 and not warms_up and used > NEAR * highest
+    if not is_known or used < TIMES * good or not _oversized(dict(rates), updates, onset, good):
         return RateCause(used, cleared=False)
-    why = f"the weights were good at rates up to {good:.3g}, and updates grew with the rate since"
-    return RateCause(used, cleared=False, limit=good, why=why)
+    reason = (
+        f"the weights were good at rates up to {good:.3g}, and updates grew with the rate since"
+    )
+    return RateCause(used, cleared=False, limit=good, reason=reason)
 
 
 def growth(rates: Series, onset: int) -> str:
     """Return in words since when the rate has grown without a fall, "" if by less than `TIMES`."""
-    before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
-    if not before:
+    rates_before = [point for point in rates if point[0] <= onset and point[1] > 0.0]
+    if not rates_before:
         return ""
-    _, used = since, lowest = before[-1]
-    for step, rate in reversed(before):
+    _, used = since, lowest = rates_before[-1]
+    for step, rate in reversed(rates_before):
         if rate > lowest:
             break
         if rate < lowest:
@@ -94,17 +96,17 @@ def _oversized(rates: dict[int, float], updates: Series, onset: int, good: float
     return bool(usual and near) and max(near) >= TIMES * median(usual)
 
 
-def came_back(used: float, before: RateCause, tried: float | None) -> RateCause | None:
+def came_back(used: float, cause_before: RateCause, limit_tried: float | None) -> RateCause | None:
     """Return what it proves that a trouble came back at the rate `used`, None where it is nothing.
 
     Args:
-        before: what was known. tried: the limit in force, None without.
+        cause_before: what was known. limit_tried: the limit in force, None without.
     """
-    if used < LOWER * (before.used if tried is None else tried):
+    if used < LOWER * (cause_before.used if limit_tried is None else limit_tried):
         return None  # far below the rate that it began at: another cause
-    limit = LOWER * min(used, used if tried is None else tried)
-    why = f"the trouble came back at a rate of {used:.3g} behind a rollback"
-    return RateCause(used, cleared=False, limit=limit, why=why)
+    limit = LOWER * min(used, used if limit_tried is None else limit_tried)
+    reason = f"the trouble came back at a rate of {used:.3g} behind a rollback"
+    return RateCause(used, cleared=False, limit=limit, reason=reason)
 
 
 LR_PHASE = "lr_phase"
@@ -130,34 +132,40 @@ class RunPhase:
     _in_force: Policy | None = None
 
     def follow(
-        self, step: int, lr_phase: float | None, rate: float | None, *, seen: int, warmup: int
+        self,
+        step: int,
+        lr_phase: float | None,
+        rate: float | None,
+        *,
+        frames_seen: int,
+        warmup: int,
     ) -> bool:
         """Take a frame of the leading rank; return whether another phase begins.
 
         Args:
-            seen: frames of this training session, this one included.
+            frames_seen: frames of this training session, this one included.
             warmup: the policy's, in frames.
         """
-        before = self.name
+        previous_name = self.name
         if self._first_step is None:
             self._first_step = step
-        warms_up = seen < warmup and self._first_step < warmup
+        warms_up = frames_seen < warmup and self._first_step < warmup
         if rate is not None and rate > self.highest:
             self.highest = rate
-        if seen % GOOD == 0:
+        if frames_seen % GOOD == 0:
             self.settled, self._settles = self._settles, self.highest
-        if before == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
+        if previous_name == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
             return False
         if lr_phase is None or rate is None:
-            self.name = LATE if before == LATE else STEADY
+            self.name = LATE if previous_name == LATE else STEADY
         elif lr_phase < REWARM:  # our own ramp after a rollback is no phase of the run
             low = lr_phase >= DECAY and rate <= LOW * self.highest
             self.name = LATE if low else STEADY
         else:
-            self.name = STEADY if before == EARLY else before
-        return self.name != before
+            self.name = STEADY if previous_name == EARLY else previous_name
+        return self.name != previous_name
 
-    def of(self, policy: Policy) -> Policy:
+    def in_force(self, policy: Policy) -> Policy:
         """Return a policy as it is in this phase."""
         if self._written is not policy:
             self._written, self._in_force = policy, policy.in_phase(self.name)
@@ -167,4 +175,4 @@ class RunPhase:
     def moved(self, policy: Policy) -> Policy:
         """Return a policy as it is in the phase that has just begun."""
         self._written = None
-        return self.of(policy)
+        return self.in_force(policy)

@@ -61,31 +61,31 @@ class MessageDraft:
     severity: str
     title: str
     verdict: str = ""
-    why: str = ""
+    reason: str = ""
     next: str = ""
     request: str = ""
     acknowledged_by: str = ""
     to_all: bool = False
     explanation: str = ""
 
-    def merge(self, other: MessageDraft, *, replace: bool) -> None:
+    def merge(self, other_draft: MessageDraft, *, replace: bool) -> None:
         """Take over another one: the worst severity, the weightiest kind, and its `next`.
 
         The texts stand unless they are empty or `replace` is set.
         """
-        self.severity = min(self.severity, other.severity, key=RANKS.index)
-        self.kind = min(self.kind, other.kind, key=WEIGHTS.index)
+        self.severity = min(self.severity, other_draft.severity, key=RANKS.index)
+        self.kind = min(self.kind, other_draft.kind, key=WEIGHTS.index)
         if replace:
-            self.title = other.title
-        if other.verdict and (replace or not self.verdict):
-            self.verdict = other.verdict
-        if other.why and (replace or not self.why):
-            self.why = other.why
-        self.next = other.next or self.next
-        self.request = other.request or self.request
-        self.acknowledged_by = other.acknowledged_by or self.acknowledged_by
-        self.to_all |= other.to_all
-        self.explanation = self.explanation or other.explanation
+            self.title = other_draft.title
+        if other_draft.verdict and (replace or not self.verdict):
+            self.verdict = other_draft.verdict
+        if other_draft.reason and (replace or not self.reason):
+            self.reason = other_draft.reason
+        self.next = other_draft.next or self.next
+        self.request = other_draft.request or self.request
+        self.acknowledged_by = other_draft.acknowledged_by or self.acknowledged_by
+        self.to_all |= other_draft.to_all
+        self.explanation = self.explanation or other_draft.explanation
 
     def decision(self, kind: str, step: int, attempt: int) -> Notified:
         """Return the message as a record for the audit log."""
@@ -95,7 +95,7 @@ class MessageDraft:
             severity=self.severity,
             title=self.title,
             verdict="; ".join(filter(None, (self.verdict, self.explanation))),
-            why=self.why,
+            why=self.reason,
             next=self.next,
             step=step,
             rules=() if incident is None else tuple(incident.rules),
@@ -138,12 +138,18 @@ class MessageDrafts:
         """Tell nothing of an incident."""
         self._drafts.pop(incident.id, None)
 
-    def decisions(self, others: Iterable[Decision], step: int, attempt: int) -> Iterator[Decision]:
-        """Yield each message; `others`: what else was decided in the event.
+    def decisions(
+        self, decisions_before: Iterable[Decision], step: int, attempt: int
+    ) -> Iterator[Decision]:
+        """Yield each message; `decisions_before`: what else was decided in the event.
 
         The first message about an incident that was opened in the event is its opening.
         """
-        new = {decision.incident for decision in others if isinstance(decision, IncidentOpened)}
+        new = {
+            decision.incident
+            for decision in decisions_before
+            if isinstance(decision, IncidentOpened)
+        }
         for key, draft in self._drafts.items():
             opens = key in new and draft.kind in (ACTION, UPDATED)
             yield draft.decision(OPENED if opens else draft.kind, step, attempt)
@@ -158,7 +164,7 @@ class Reported:
     """
 
     incident: str
-    at: int
+    reported_frame: int
     peaks: dict[str, float]
 
 
@@ -196,15 +202,15 @@ class RuleMemory:
 
     def unmute_cleared(self, firing: Collection[str]) -> None:
         """Forget what muted a rule that does not fire any more."""
-        self.muted = {rule: by for rule, by in self.muted.items() if rule in firing}
+        self.muted = {rule: cause for rule, cause in self.muted.items() if rule in firing}
 
-    def forget_unknown(self, known: Collection[str]) -> None:
+    def forget_unknown(self, rule_ids: Collection[str]) -> None:
         """Forget the rules that the policy does not have any more."""
-        self.flips = {key: counts for key, counts in self.flips.items() if key[0] in known}
-        self.flapping.intersection_update(known)
-        self.heights = {key: rise for key, rise in self.heights.items() if key[0] in known}
-        self.reported = {rule: at for rule, at in self.reported.items() if rule in known}
-        self.growing = {rule: text for rule, text in self.growing.items() if rule in known}
+        self.flips = {key: counts for key, counts in self.flips.items() if key[0] in rule_ids}
+        self.flapping.intersection_update(rule_ids)
+        self.heights = {key: rise for key, rise in self.heights.items() if key[0] in rule_ids}
+        self.reported = {rule: report for rule, report in self.reported.items() if rule in rule_ids}
+        self.growing = {rule: text for rule, text in self.growing.items() if rule in rule_ids}
 
 
 END_REQUESTED = "the end of the job was requested"  # why it is not started again
@@ -229,10 +235,10 @@ class Restarts:
     @staticmethod
     def farthest(steps: list[int], step: int) -> int:
         """Return the farthest of `steps`, -1 for none; a run that is beyond it forgets them."""
-        found = max(steps, default=-1)
-        if step > found:
+        farthest = max(steps, default=-1)
+        if step > farthest:
             steps.clear()
-        return found
+        return farthest
 
 
 @dataclass(slots=True)
@@ -349,23 +355,28 @@ class IncidentHistory:
     session_start: int = 0
     last_level: tuple[int, int] | None = None
     cooldown: dict[str, tuple[int, int]] = field(default_factory=dict)
-    tried: dict[str, bool] = field(default_factory=dict)
+    tried_runbooks: dict[str, bool] = field(default_factory=dict)
 
     def copy(self) -> IncidentHistory:
         return IncidentHistory(
-            self.opened, self.session_start, self.last_level, dict(self.cooldown), dict(self.tried)
+            self.opened,
+            self.session_start,
+            self.last_level,
+            dict(self.cooldown),
+            dict(self.tried_runbooks),
         )
 
     def start_session(self, frame_count: int) -> None:
         """Forget what was tried in the training before; incidents are counted on."""
         self.session_start, self.last_level = frame_count, None
         self.cooldown.clear()
-        self.tried.clear()
+        self.tried_runbooks.clear()
 
     def renumber(self, level: Callable[[int], int]) -> None:
         """Give every level that is remembered the number that `level` returns for it."""
         self.cooldown = {
-            name: (frame_count, level(at)) for name, (frame_count, at) in self.cooldown.items()
+            name: (frame_count, level(old_level))
+            for name, (frame_count, old_level) in self.cooldown.items()
         }
         if self.last_level is not None:
             self.last_level = (level(self.last_level[0]), self.last_level[1])
@@ -419,7 +430,7 @@ class ApprovalRequest:
     incident: str
     runbook: str
     level: int
-    why: str
+    reason: str
     escalated: bool
     severity: str
     plan: list[PlannedStep]
@@ -446,11 +457,11 @@ class ApprovalLog:
     """
 
     pending: ApprovalRequest | None = None
-    asked: int = 0
+    request_count: int = 0
     settled: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> ApprovalLog:
-        return ApprovalLog(copy.deepcopy(self.pending), self.asked, dict(self.settled))
+        return ApprovalLog(copy.deepcopy(self.pending), self.request_count, dict(self.settled))
 
     def settle(self, pending: ApprovalRequest, outcome: str) -> None:
         """End the request that waits, and remember what became of it."""
@@ -580,7 +591,7 @@ class StepContext:
                 )
             )
 
-    def move(self, event: str, why: str) -> None:
+    def move(self, event: str, reason: str) -> None:
         """Let the machine take `event`; a pair without a move is audited and changes nothing."""
         state = self.state
         target = state_machine.move(
@@ -590,9 +601,11 @@ class StepContext:
             text = f"{event} has no move in {state.machine}"
             self.record(StateChanged(reason=text, event=event))
         elif target != state.machine:
-            before, state.machine = state.machine, target
+            previous_state, state.machine = state.machine, target
             state.held_ns = state.at_ns if target == state_machine.HOLDING else None
-            self.record(StateChanged(reason=why, event=event, before=before, after=target))
+            self.record(
+                StateChanged(reason=reason, event=event, before=previous_state, after=target)
+            )
 
     def notify(
         self,
@@ -602,7 +615,7 @@ class StepContext:
         kind: str = "",
         incident: Incident | None = None,
         verdict: str = "",
-        why: str = "",
+        reason: str = "",
         then: str = "",
         replace: bool = False,
     ) -> None:
@@ -622,10 +635,10 @@ class StepContext:
         request = pending.id if pending is not None else ""
         if incident is not None:
             incident.reported_ns = self.state.at_ns
-        draft = MessageDraft(incident, kind, severity, title, verdict, why, then, request)
+        draft = MessageDraft(incident, kind, severity, title, verdict, reason, then, request)
         self.messages.add(draft, replace=replace)
 
     def close(self) -> list[Decision]:
         """Return the decisions, the messages to people last."""
-        state, made = self.state, self.decisions
-        return [*made, *self.messages.decisions(made, state.step, state.attempt)]
+        state, decisions = self.state, self.decisions
+        return [*decisions, *self.messages.decisions(decisions, state.step, state.attempt)]

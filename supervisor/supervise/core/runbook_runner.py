@@ -73,19 +73,21 @@ def intend(
     requested = run.requested
     try:
         args = action.plan(
-            action_planning.plan_context(ctx.state, incident, requested.before, requested.operator)
+            action_planning.plan_context(
+                ctx.state, incident, requested.before_step, requested.operator
+            )
         )
     except Refused as refusal:
-        why = f"{verb} refused: {refusal}"
-        ctx.record(RunbookRefused(reason=why, verb=verb))
-        return why
+        reason = f"{verb} refused: {refusal}"
+        ctx.record(RunbookRefused(reason=reason, verb=verb))
+        return reason
     approved = run.terms.approved
     allowed = approved is None or PlannedStep(verb, args) in approved
     if action.touches_job and not allowed:
-        why = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
-        ctx.record(RunbookRefused(reason=why, verb=verb))
+        reason = f"{verb} {brief(args)}".rstrip() + " is not what was approved"
+        ctx.record(RunbookRefused(reason=reason, verb=verb))
         run.failure.exhausted = True
-        return why
+        return reason
     spent = _spend(ctx, run, action, verb)
     if spent is None:
         _intend(ctx, incident, run, action, verb, f"{run.index}-{verb}", args)
@@ -111,7 +113,7 @@ def record_success(history: IncidentHistory, incident: Incident) -> None:
     run = incident.run
     if run is None:
         return
-    history.tried[run.runbook.name] = True
+    history.tried_runbooks[run.runbook.name] = True
     for rule in incident.rules if run.terms.substitute else ():
         if rule in history.cooldown:
             history.cooldown[rule] = history.cooldown[rule][0], incident.escalation.level
@@ -137,11 +139,13 @@ def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -
     spent = state.ledger.exhausted(ctx.policy.budgets, kind, state.frame_count, state.at_ns)
     if spent is not None and not run.requested.operator:
         name, budget, used = spent
-        why = f"budget {name} is spent ({used} of {budget.max})"
-        text, by = f"{verb}: {why}", f"budget:{name}"
-        ctx.record(Suppressed(reason=text, suppressed_by=by, verb=verb, used=used, max=budget.max))
+        reason = f"budget {name} is spent ({used} of {budget.max})"
+        text, cause = f"{verb}: {reason}", f"budget:{name}"
+        ctx.record(
+            Suppressed(reason=text, suppressed_by=cause, verb=verb, used=used, max=budget.max)
+        )
         run.failure.exhausted = True
-        return why
+        return reason
     if spent is not None:  # a person may, and it counts
         name, budget, used = spent
         operator = run.requested.operator
@@ -216,30 +220,30 @@ def start(
     if name == HOLD:
         closing.hold(ctx, incident, why, exhausted=escalated, remedies=bool(substitute))
         return
-    policy, state, tried = ctx.policy, ctx.state, incident.escalation
-    incident.deferred.retry, tried.exhausted = None, None
+    policy, state, escalation = ctx.policy, ctx.state, incident.escalation
+    incident.deferred.retry, escalation.exhausted = None, None
     book = policy.runbooks[name]
     refusal = action_planning.refusal(state, incident, book)
     if refusal and book.if_refused and not substitute:
         _start_substitute(ctx, incident, book, level, why, refusal)
         return
     asked = None if refusal or approved else approvals.required_approval(policy, incident, book)
-    tried.runs += 1
+    escalation.runs += 1
     reason = withdrawal.reason(policy, state, incident)
     terms = StartTerms(
-        reason, escalated, bool(substitute), entry_level=tried.level, reduced_reason=refusal
+        reason, escalated, bool(substitute), entry_level=escalation.level, reduced_reason=refusal
     )
-    incident.run = RunbookExecution(tried.runs, book, incident.severity, terms=terms)
+    incident.run = RunbookExecution(escalation.runs, book, incident.severity, terms=terms)
     if asked is not None:
         terms.reduced_reason = "it waits for approval"
         approvals.request(ctx, incident, book, asked, level, why, escalated=escalated)
     elif refusal:
-        tried.level = level
+        escalation.level = level
         checkpoint_choice.report_refused(
-            ctx, incident, book, refusal, why, escalated=escalated, first=substitute
+            ctx, incident, book, refusal, why, escalated=escalated, substitute=substitute
         )
     else:
-        tried.level, state.history.tried[name] = level, "verify" not in book.verbs
+        escalation.level, state.history.tried_runbooks[name] = level, "verify" not in book.verbs
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
@@ -248,23 +252,23 @@ def start(
     proceed(ctx, incident)
 
 
-def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     name = run.runbook.name
     title = f"{incident.id}: automatic action started: {name}"
     then = f"{name} runs by itself; nothing to do, the result follows"
     if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
-        given = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
+        command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
         name = order.checkpoint
         then = f"nothing to do; the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
-        then += f", or a newer one that is verified meanwhile, with {given}{idle}"
+        then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
     if lower_rate.holds(ctx.state, incident, run.runbook):
         then += "; to let the job's own rate go: supervise lr RUN 1.0"
     if "stop" in run.runbook.verbs:
         then = "the job is stopped once evidence is collected; be ready to start it again"
-    ctx.notify(incident.severity, title, why=why, then=then, kind=ACTION)
+    ctx.notify(incident.severity, title, reason=reason, then=then, kind=ACTION)
 
 
 def start_waiting(ctx: StepContext) -> None:
@@ -274,14 +278,14 @@ def start_waiting(ctx: StepContext) -> None:
         return
     anew = incident.deferred.retry or checkpoint_choice.now_runnable(ctx.policy, state, incident)
     if anew is not None:
-        name, level, why, escalated = anew
-        start(ctx, incident, name, level, why, escalated=escalated)
+        name, level, reason, escalated = anew
+        start(ctx, incident, name, level, reason, escalated=escalated)
         return
     if checkpoint_choice.start_pause(ctx, incident):
         proceed(ctx, incident)
         return
-    if why := checkpoint_choice.failed_search(ctx.policy, state):
-        closing.hold(ctx, incident, why)
+    if reason := checkpoint_choice.failed_search(ctx.policy, state):
+        closing.hold(ctx, incident, reason)
         return
     pending = state.approvals.pending
     if pending is None or not pending.granted:
@@ -290,35 +294,37 @@ def start_waiting(ctx: StepContext) -> None:
     for rule in ctx.policy.rules:
         if rule.id in incident.rules and rule.runbook is not None:
             state.history.cooldown[rule.id] = (state.frame_count, pending.level)
-    why = f"{pending.why}; approved by {pending.granted}"
+    reason = f"{pending.reason}; approved by {pending.granted}"
     start(
         ctx,
         incident,
         pending.runbook,
         pending.level,
-        why,
+        reason,
         escalated=pending.escalated,
         approved=pending,
     )
 
 
 def start_requested(
-    ctx: StepContext, incident: Incident, book: Runbook, operator: str, before: int | None
+    ctx: StepContext, incident: Incident, book: Runbook, operator: str, before_step: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
-    tried, held = incident.escalation, incident.phase == HELD
-    tried.runs, tried.exhausted = tried.runs + 1, None
-    requested = OperatorRequest(operator, held, before)
-    incident.run = RunbookExecution(tried.runs, book, incident.severity, requested=requested)
+    escalation, is_held = incident.escalation, incident.phase == HELD
+    escalation.runs, escalation.exhausted = escalation.runs + 1, None
+    requested = OperatorRequest(operator, is_held, before_step)
+    incident.run = RunbookExecution(escalation.runs, book, incident.severity, requested=requested)
     _enter_acting(ctx, incident, f"{book.name} requested by {operator}")
     proceed(ctx, incident)
 
 
 def _start_substitute(
-    ctx: StepContext, incident: Incident, book: Runbook, level: int, why: str, refusal: str
+    ctx: StepContext, incident: Incident, book: Runbook, level: int, reason: str, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
-    name = HOLD if ctx.state.history.tried.get(book.if_refused) is False else book.if_refused
+    name = (
+        HOLD if ctx.state.history.tried_runbooks.get(book.if_refused) is False else book.if_refused
+    )
     text = f"{book.name} cannot run: {refusal}; {name} is used instead"
     ctx.record(RunbookRefused(reason=text, runbook=book.name, substitute=name))
     start(
@@ -326,14 +332,14 @@ def _start_substitute(
         incident,
         name,
         escalation.level_of(ctx.policy.ladder, name, level),
-        why,
+        reason,
         substitute=f"{book.name}: {refusal}; ",
     )
 
 
-def _enter_acting(ctx: StepContext, incident: Incident, why: str) -> None:
+def _enter_acting(ctx: StepContext, incident: Incident, reason: str) -> None:
     incident.phase = ACTING
-    ctx.move("run", why)
+    ctx.move("run", reason)
 
 
 def proceed(ctx: StepContext, incident: Incident) -> None:
@@ -344,7 +350,7 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
             ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))
-            fail(ctx, incident, failure.pause_ended, sent=False)
+            fail(ctx, incident, failure.pause_ended, is_sent=False)
             return
         if failure.reason is not None:
             if not failure.pending_undos or ctx.state.job.returncode is not None:
@@ -379,13 +385,15 @@ def proceed(ctx: StepContext, incident: Incident) -> None:
                 undo(ctx, incident, run, newest, f"{run.index}-undo")
                 return
             run.index += 1
-        elif action.destructive and (gone := withdrawal.lost_reason(ctx.policy, ctx.state, action)):
-            withdraw(ctx, incident, gone)
+        elif action.destructive and (
+            lost_reason := withdrawal.lost_reason(ctx.policy, ctx.state, action)
+        ):
+            withdraw(ctx, incident, lost_reason)
             return
         else:
-            why = intend(ctx, incident, run, action, verb)
-            if why is not None:
-                fail(ctx, incident, why, sent=False)
+            reason = intend(ctx, incident, run, action, verb)
+            if reason is not None:
+                fail(ctx, incident, reason, is_sent=False)
             return
 
 
@@ -398,8 +406,8 @@ def _is_left_out(
     if checks and not weights_check.applies(ctx.policy, incident, run):
         return True
     dead = ctx.state.job.returncode is not None and verb != "relaunch"
-    where = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
-    if not action.is_due(where):
+    context = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)
+    if not action.is_due(context):
         return True
     only_evidence = bool(run.terms.reduced_reason) or dead
     return only_evidence and (action.touches_job or checks or verb == "verify")
@@ -416,15 +424,15 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     if job.stopping:  # refused, or the job had ended by itself: then its own end counts
         job.stopping = event.ok and outcome.exit_code is not None
     if not event.ok and run.intent.action is not None and run.intent.action.destructive:
-        gone = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
-        if gone:
-            withdraw(ctx, incident, gone, ActionRef(event.action_id), result)
+        lost_reason = withdrawal.lost_reason(ctx.policy, ctx.state, run.intent.action)
+        if lost_reason:
+            withdraw(ctx, incident, lost_reason, ActionRef(event.action_id), result)
             return
     if not event.ok:
-        why = f"{event.action_id} failed: {event.error}"
+        reason = f"{event.action_id} failed: {event.error}"
         failure, refused = run.failure, outcome.refused
         failure.refused = failure.reason is None and refused and not failure.pause_ended
-        ctx.record(ActionFailed(reason=why, action=ActionRef(event.action_id), result=result))
+        ctx.record(ActionFailed(reason=reason, action=ActionRef(event.action_id), result=result))
         dispensable = run.intent.action is not None and run.intent.action.is_dispensable
         no_space = outcome.no_space and run.intent.verb == "snapshot"
         if no_space or (failure.refused and dispensable):  # the remedy goes on without it
@@ -432,10 +440,10 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
             proceed(ctx, incident)
             return
         closing.note_ranks(ctx, incident, run, outcome, event.error or "")
-        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", sent=not refused)
+        fail(ctx, incident, f"the {run.intent.verb} failed: {event.error}", is_sent=not refused)
         return
-    done = f"{event.action_id} done {brief(result)}".rstrip()
-    ctx.record(ActionFinished(reason=done, action=ActionRef(event.action_id), result=result))
+    done_text = f"{event.action_id} done {brief(result)}".rstrip()
+    ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))
     _record_committed(ctx.state, incident, run, result, outcome)
     if run.intent.verb == weights_check.VERB and run.failure.reason is None:
         _on_weights_checked(ctx, incident, run, result)
@@ -446,15 +454,15 @@ def _on_weights_checked(
     ctx: StepContext, incident: Incident, run: RunbookExecution, result: Payload
 ) -> None:
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
-    if why := weights_check.objection(ctx.state, incident, run, result):
+    if reason := weights_check.objection(ctx.state, incident, run, result):
         loss = result.read(Outcome).loss
-        weights_check.reduce(ctx, incident, run, why, inf if loss is None else loss)
-        _untry(ctx, incident, why)
+        weights_check.reduce(ctx, incident, run, reason, inf if loss is None else loss)
+        _untry(ctx, incident, reason)
         return
     new = weights_check.evidence(ctx.state, incident, result)
     incident.deferred.weights_check = None
-    why = f"{incident.trigger.asked_by}: {incident.headline}"
-    _announce(ctx, incident, run, f"{new}; {why}" if new else why)
+    reason = f"{incident.trigger.asked_by}: {incident.headline}"
+    _announce(ctx, incident, run, f"{new}; {reason}" if new else reason)
 
 
 def _record_committed(
@@ -473,7 +481,7 @@ def _record_committed(
         compensation.remove(incident.recovery, intent.action)
     else:
         compensation.record_committed(incident, run, intent.action, intent.verb, outcome)
-        run.done.append(run.index)
+        run.committed.append(run.index)
         run.standstill = outcome.standstill or run.standstill
         # The attempt tells a frame after a rollback from one before the action.
         attempt = state.attempt if outcome.seen_attempt is None else outcome.seen_attempt
@@ -485,7 +493,7 @@ def _record_committed(
 def withdraw(
     ctx: StepContext,
     incident: Incident,
-    why: str,
+    reason: str,
     action: ActionRef | None = None,
     result: Payload | None = None,
 ) -> None:
@@ -493,92 +501,96 @@ def withdraw(
 
     Its rules may ask for it again: this one does not count as tried.
     """
-    _untry(ctx, incident, why, action, result)
-    fail(ctx, incident, why, sent=False)
+    _untry(ctx, incident, reason, action, result)
+    fail(ctx, incident, reason, is_sent=False)
 
 
 def _untry(
     ctx: StepContext,
     incident: Incident,
-    why: str,
+    reason: str,
     action: ActionRef | None = None,
     result: Payload | None = None,
 ) -> None:
     run, state = incident.run, ctx.state
     assert run is not None
-    text, name = f"{run.runbook.name} withdrawn: {why}", run.runbook.name
+    text, name = f"{run.runbook.name} withdrawn: {reason}", run.runbook.name
     ctx.record(RunbookWithdrawn(reason=text, runbook=name, action=action, result=result))
     run.failure.withdrawn = True
     incident.escalation.level = run.terms.entry_level
-    state.history.tried.pop(run.runbook.name, None)
+    state.history.tried_runbooks.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
 
 
-def fail(ctx: StepContext, incident: Incident, why: str, *, sent: bool = True) -> None:
-    """A step failed: take back what can be, newest first; with `sent` the step itself too."""
+def fail(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = True) -> None:
+    """A step failed: take back what can be, newest first; with `is_sent` the step itself too."""
     run, recovery = incident.run, incident.recovery
     assert run is not None
     failure, run.intent.action_id = run.failure, None
     if incident.deferred.session_end:
         compensation.record_uncertain(recovery, run)
-        failure.reason = why
+        failure.reason = reason
     elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
-        failure.reason = why
+        failure.reason = reason
         if not failure.ranks_differ:
             failure.pending_undos = compensation.runbook_undos(
-                recovery, run, run.index if sent else None
+                recovery, run, run.index if is_sent else None
             )
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
         compensation.remove(recovery, run.intent.action)
-        rest = failure.pending_undos[1:]
+        remaining_undos = failure.pending_undos[1:]
         if not failure.reason:
-            rest = compensation.runbook_undos(recovery, run, None)
-        failure.reason, failure.pending_undos, failure.exhausted = failure.reason or why, rest, True
+            remaining_undos = compensation.runbook_undos(recovery, run, None)
+        failure.reason, failure.pending_undos, failure.exhausted = (
+            failure.reason or reason,
+            remaining_undos,
+            True,
+        )
         incident.severity = "SEV0"
-        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=why, kind=ACTION)
+        ctx.notify("SEV0", f"{incident.id}: undoing an action failed", verdict=reason, kind=ACTION)
     proceed(ctx, incident)
 
 
 def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
-    failure, why = run.failure, run.failure.reason
-    assert why is not None
-    after, incident.run = run.runbook.if_it_fails, None
+    failure, reason = run.failure, run.failure.reason
+    assert reason is not None
+    fallback, incident.run = run.runbook.if_it_fails, None
     if ctx.state.job.returncode is not None:  # nothing is left to be acted upon
-        incident.phase, ctx.state.job.no_restart_reason = OPEN, why
+        incident.phase, ctx.state.job.no_restart_reason = OPEN, reason
     elif run.terms.waits:
         incident.reopen()
         start_waiting(ctx)
     elif failure.withdrawn and not failure.exhausted:
-        _stop_acting(ctx, incident, run, why)
+        _stop_acting(ctx, incident, run, reason)
     elif failure.ranks_differ:
-        start(ctx, incident, *escalation.relaunching(ctx.policy), why, escalated=True)
+        start(ctx, incident, *escalation.relaunching(ctx.policy), reason, escalated=True)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif failure.exhausted or incident.escalation.runs > 2 * len(ctx.policy.runbooks) + 1:
-        closing.hold(ctx, incident, why, remedies=True)
+        closing.hold(ctx, incident, reason, remedies=True)
     elif failure.ineffective:
-        escalate(ctx, incident, why, after)
+        escalate(ctx, incident, reason, fallback)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
-        _start_substitute(ctx, incident, run.runbook, incident.escalation.level, why, why)
+        _start_substitute(ctx, incident, run.runbook, incident.escalation.level, reason, reason)
     elif HOLD in run.runbook.verbs:
         closing.hold_after_runbook(ctx, incident, run)
-    elif after == HOLD:
-        closing.hold(ctx, incident, why, remedies=closing.is_remedy(run.runbook))
+    elif fallback == HOLD:
+        closing.hold(ctx, incident, reason, remedies=closing.is_remedy(run.runbook))
     else:
-        start(ctx, incident, after, escalation.level_of(ctx.policy.ladder, after, -1), why)
+        start(ctx, incident, fallback, escalation.level_of(ctx.policy.ladder, fallback, -1), reason)
 
 
-def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, why: str) -> None:
+def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
-    ctx.move("given_up", f"{run.runbook.name} withdrawn: {why}")
+    ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
     if not run.terms.repeated:
         ctx.notify(
             incident.severity,
             f"{incident.id}: {run.runbook.name} withdrawn",
-            verdict=why,
-            why=incident.headline,
+            verdict=reason,
+            reason=incident.headline,
             replace=True,
             then="nothing to do; the job keeps training, and no action is in progress",
             kind=ACTION,
@@ -586,32 +598,32 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, wh
     start_waiting(ctx)
 
 
-def escalate(ctx: StepContext, incident: Incident, why: str, after: str = HOLD) -> None:
+def escalate(ctx: StepContext, incident: Incident, reason: str, fallback: str = HOLD) -> None:
     """What was tried did not help: it is taken back, and then comes the next level.
 
     Args:
-        after: what comes instead where it is on none.
+        fallback: what comes instead where it is on none.
     """
     opening.invalidate_attempt(ctx.state, incident)
     lower_rate.weigh(ctx, incident)
     if (book := lower_rate.again(ctx.policy, ctx.state, incident)) is not None:
-        start(ctx, incident, book.name, incident.escalation.level, why)
+        start(ctx, incident, book.name, incident.escalation.level, reason)
         return
     stands = not lower_rate.is_disproved(incident)
     standing = compensation.escalation_undos(incident.recovery, rate_stands=stands)
     if standing:
         incident.phase = ACTING
         number = incident.escalation.runs
-        book = Runbook("undo", (), (), if_it_fails=after)
-        failure = RunbookFailure(why, standing, ineffective=True)
+        book = Runbook("undo", (), (), if_it_fails=fallback)
+        failure = RunbookFailure(reason, standing, ineffective=True)
         incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
         proceed(ctx, incident)
         return
-    tried = incident.escalation.level
-    name, level = escalation.next_level(ctx.policy.ladder, tried)
-    if tried < 0 and after != HOLD:
-        name, level = after, escalation.level_of(ctx.policy.ladder, after, -1)
-    start(ctx, incident, name, level, why, escalated=tried >= 0)
+    level_tried = incident.escalation.level
+    name, level = escalation.next_level(ctx.policy.ladder, level_tried)
+    if level_tried < 0 and fallback != HOLD:
+        name, level = fallback, escalation.level_of(ctx.policy.ladder, fallback, -1)
+    start(ctx, incident, name, level, reason, escalated=level_tried >= 0)
 
 
 def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
@@ -621,7 +633,7 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
         _stop_acting(ctx, incident, run, run.terms.reduced_reason)
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
-    elif any(run.runbook.steps[i].touches_job for i in run.done) and not run.terms.waits:
+    elif any(run.runbook.steps[i].touches_job for i in run.committed) and not run.terms.waits:
         _on_probation(ctx, incident, f"{run.runbook.name} is done")
     else:
         if incident.phase != HELD:
@@ -637,7 +649,7 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     if failed is not None:
         title = f"{incident.id}: command of {requested.operator} failed"
         ctx.notify("SEV2", title, verdict=failed, kind=ACTION)
-    if requested.held:
+    if requested.is_held:
         incident.phase = HELD
     elif failed is None:
         _on_probation(ctx, incident, f"{run.runbook.name} is done for {requested.operator}")
@@ -647,28 +659,28 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     start_waiting(ctx)
 
 
-def _on_probation(ctx: StepContext, incident: Incident, why: str) -> None:
+def _on_probation(ctx: StepContext, incident: Incident, reason: str) -> None:
     if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
         incident.reopen()
-        ctx.move("ask", f"{why}; a request of {incident.id} waits")
+        ctx.move("ask", f"{reason}; a request of {incident.id} waits")
         start_waiting(ctx)
         return
     incident.phase = PROBATION
     incident.ending.probation_until = ctx.state.frame_count + ctx.policy.probation_steps
-    ctx.move("verified", why)
+    ctx.move("verified", reason)
 
 
-def on_verified(ctx: StepContext, incident: Incident, why: str) -> None:
+def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
     """The runbook did what it was for: on to probation."""
     record_success(ctx.state.history, incident)
     incident.run = None
-    ctx.record(VerificationPassed(reason=why, severity=incident.severity))
-    _on_probation(ctx, incident, why)
+    ctx.record(VerificationPassed(reason=reason, severity=incident.severity))
+    _on_probation(ctx, incident, reason)
     if incident.phase == PROBATION:
         ctx.notify(
             incident.severity,
             f"{incident.id}: recovered so far; watched for {ctx.policy.probation_steps} more steps",
-            verdict=checkpoint_choice.with_restored(why, incident),
+            verdict=checkpoint_choice.with_restored(reason, incident),
             then=lower_rate.after_relapse(ctx.policy, ctx.state, incident),
             kind=ACTION,
         )

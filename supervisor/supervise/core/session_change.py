@@ -29,10 +29,10 @@ NEXT = "the next session is monitored from scratch"
 
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
-    state, rank, last = ctx.state, event.rank, monitor.step
-    text = f"another program of rank {rank} started after step {last} in the same launch: its "
+    state, rank, last_step = ctx.state, event.rank, monitor.step
+    text = f"another program of rank {rank} started after step {last_step} in the same launch: its "
     text += "step numbers may repeat"
-    ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last))
+    ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last_step))
     if event.again:
         return
     _clear_rules(ctx, monitor, rank)
@@ -40,14 +40,14 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
-    why = f"its training session ended after step {last}; another one starts"
+    reason = f"its training session ended after step {last_step}; another one starts"
     if incident is None:
-        _start_session(ctx, why)
+        _start_session(ctx, reason)
         return
-    approvals.settle(ctx, "withdrawn", why)
+    approvals.settle(ctx, "withdrawn", reason)
     # Its frames are forgotten next.
     incident.case.verdict = diagnosis.classify(ctx.policy, state, incident)
-    incident.deferred.session_end = f"over: {why}"
+    incident.deferred.session_end = f"over: {reason}"
     close_ended_session(ctx)
 
 
@@ -81,14 +81,14 @@ def _undo(ctx: StepContext, incident: Incident, action: Action) -> None:
 
 
 def _report_unfinished(
-    ctx: StepContext, incident: Incident, run: RunbookExecution, why: str
+    ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str
 ) -> None:
     """People must know what an operator did not get, and what goes on in the next training."""
     if run.requested.operator:
         ctx.notify(
             "SEV2",
             f"{incident.id}: command of {run.requested.operator} failed",
-            verdict=why,
+            verdict=reason,
             kind=ACTION,
         )
     undoing, standing = run.failure.pending_undos, incident.recovery.undos
@@ -96,7 +96,7 @@ def _report_unfinished(
         ctx.notify(
             "SEV1",
             f"{incident.id}: undoing an action failed",
-            verdict=why,
+            verdict=reason,
             then="it may affect the next training session",
             kind=ACTION,
         )
@@ -114,7 +114,7 @@ def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
     state.rules.unmute_cleared(firing)
 
 
-def _start_session(ctx: StepContext, why: str) -> None:
+def _start_session(ctx: StepContext, reason: str) -> None:
     """What was tried, and how often the loss went astray, was so in the training before."""
     state = ctx.state
     if state.job.returncode is not None:
@@ -122,4 +122,4 @@ def _start_session(ctx: StepContext, why: str) -> None:
     state.history.start_session(state.frame_count)
     state.phase = RunPhase()
     state.context.onsets.clear()
-    ctx.move("session_started", why)
+    ctx.move("session_started", reason)

@@ -36,9 +36,10 @@ def binomial_tail(hits: int, tries: int, share: float) -> float:
 
     The sum over j >= hits of C(tries, j) share^j (1 - share)^(tries - j), term by term.
     """
-    rest = 1.0 - share
+    complement = 1.0 - share
     terms = (
-        math.comb(tries, j) * share**j * rest ** (tries - j) for j in range(max(0, hits), tries + 1)
+        math.comb(tries, j) * share**j * complement ** (tries - j)
+        for j in range(max(0, hits), tries + 1)
     )
     return min(1.0, math.fsum(terms))
 
@@ -48,22 +49,22 @@ def normal_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2.0)) / 2.0
 
 
-def survivors(found: Mapping[str, float], asked: int, alpha: float) -> list[str]:
+def survivors(chances: Mapping[str, float], hypotheses: int, alpha: float) -> list[str]:
     """Return what is significant at `alpha` for all questions together, the surest first.
 
     The step-down of Holm (Scandinavian Journal of Statistics 6, 1979, 65-70): the i-th smallest of
     m p-values must be at most alpha / (m - i + 1), and after the first that is not, none counts.
 
     Args:
-        found: p-value of each question that may have an answer.
-        asked: how many were asked in all; those that are not in `found` count as 1.
+        chances: p-value of each question that may have an answer.
+        hypotheses: how many were asked in all; those that are not in `chances` count as 1.
     """
-    kept: list[str] = []
-    for place, name in enumerate(sorted(found, key=lambda each: (found[each], each))):
-        if found[name] > alpha / max(1, asked - place):
+    surviving: list[str] = []
+    for order, name in enumerate(sorted(chances, key=lambda shard: (chances[shard], shard))):
+        if chances[name] > alpha / max(1, hypotheses - order):
             break
-        kept.append(name)
-    return kept
+        surviving.append(name)
+    return surviving
 
 
 BEFORE = 5  # steps before the first breach: its cause may have been fed a little earlier
@@ -114,8 +115,8 @@ class Level:
         self.steps += 1
         far = loss - self.mean
         if self.steps > SMOOTH:
-            most = CLIP * self.stray
-            far = max(-most, min(most, far))
+            clip = CLIP * self.stray
+            far = max(-clip, min(clip, far))
         share = 1.0 / min(self.steps, SMOOTH)
         self.mean += far * share
         self.stray += (abs(far) - self.stray) * (share if self.steps > 1 else 0.0)
@@ -127,7 +128,7 @@ class Trouble:
     """One trouble: `key` is its incident and the attempt; `shards` those in its window."""
 
     key: tuple[str, int]
-    last: int
+    last_step: int
     shards: frozenset[Key]
 
 
@@ -155,7 +156,7 @@ class ShardAttribution:
     def copy(self) -> ShardAttribution:
         twin = ShardAttribution()
         twin.__dict__.update(self.__dict__)
-        twin._seen = {key: replace(seen) for key, seen in self._seen.items()}
+        twin._seen = {key: replace(stats) for key, stats in self._seen.items()}
         twin._names = dict(self._names)
         twin._lives, twin.columns = dict(self._lives), dict(self.columns)
         twin._levels = {rank: replace(level) for rank, level in self._levels.items()}
@@ -166,8 +167,8 @@ class ShardAttribution:
 
     def announced(self, rank: int, names: tuple[str, ...], program: tuple[int, int]) -> None:
         """A rank told its metrics; another program of it counts its shards from 0 again."""
-        before, life = self._lives.get(rank, (program, 0))
-        self._lives[rank] = program, life + (program != before)
+        previous_program, life = self._lives.get(rank, (program, 0))
+        self._lives[rank] = program, life + (program != previous_program)
         if "batch_shard" not in names:
             self.columns.pop(rank, None)
             return
@@ -186,9 +187,9 @@ class ShardAttribution:
         columns = self.columns.get(frame.rank)
         if columns is None:
             return
-        at, loss_at = columns
+        column, loss_at = columns
         values, rank = frame.values, frame.rank
-        number = values[at] if at < len(values) else None
+        number = values[column] if column < len(values) else None
         if number is None or not math.isfinite(number):  # no shard has such a number
             return
         life = self._life(rank)
@@ -208,16 +209,16 @@ class ShardAttribution:
         if self._troubles:
             self._late(frame, key)
 
-    def incident(self, incident: str, breach: int, attempt: int, *, another: bool = False) -> None:
+    def incident(self, incident: str, breach: int, attempt: int, *, is_new: bool = False) -> None:
         """A trouble began: blame the shards of the steps from 5 before `breach` to it.
 
         Told again of one incident and attempt, the newer breach takes the place of the last one,
-        unless it is `another` onset (`data_suspicion` says when).
+        unless it is `is_new` onset (`data_suspicion` says when).
         """
-        key, known = (incident, attempt), self._troubles
-        old = max((n for n, trouble in enumerate(known) if trouble.key == key), default=-1)
-        if old >= 0 and not another:
-            del known[old]
+        key, troubles = (incident, attempt), self._troubles
+        old = max((n for n, trouble in enumerate(troubles) if trouble.key == key), default=-1)
+        if old >= 0 and not is_new:
+            del troubles[old]
         rows = [
             shard
             for tried, step, shard in self._recent
@@ -225,7 +226,7 @@ class ShardAttribution:
         ]
         if rows:  # else nobody says where its data came from
             shards = frozenset(shard for shard in rows if shard is not None)
-            known.append(Trouble(key, breach, shards))
+            troubles.append(Trouble(key, breach, shards))
 
     # ── what is asked ─────────────────────────────────────────────────────────────────────────────
 
@@ -242,34 +243,44 @@ class ShardAttribution:
 
     def suspects(self) -> tuple[str, ...]:
         """Return the names of the shards that are to blame, the one that explains most first."""
-        met = {name: self._met_by(name) for name in self._candidates()}
-        share = {name: self._share(name) for name in met}
+        troubles_met = {name: self._met_by(name) for name in self._candidates()}
+        share = {name: self._share(name) for name in troubles_met}
         troubles = len(self._troubles)
-        chances = {name: binomial_tail(len(met[name]), troubles, share[name]) for name in met}
-        left = survivors(chances, self.shards, ALPHA)
-        scores = self._scores() if len(left) > 1 else {}
+        chances = {
+            name: binomial_tail(len(troubles_met[name]), troubles, share[name])
+            for name in troubles_met
+        }
+        candidates = survivors(chances, self.shards, ALPHA)
+        scores = self._scores() if len(candidates) > 1 else {}
         explained: set[int] = set()
-        found: list[str] = []
-        while left:
-            best = max(left, key=lambda name: (len(met[name] - explained), scores.get(name, 0.0)))
-            left.remove(best)
-            new = len(met[best] - explained)
+        suspects: list[str] = []
+        while candidates:
+            best = max(
+                candidates,
+                key=lambda name: (len(troubles_met[name] - explained), scores.get(name, 0.0)),
+            )
+            candidates.remove(best)
+            new = len(troubles_met[best] - explained)
             chance = binomial_tail(new, troubles - len(explained), share[best])
             if new >= LEAST and chance <= ALPHA / self.shards:
-                found.append(best)
-                explained |= met[best]
-        return tuple(found)
+                suspects.append(best)
+                explained |= troubles_met[best]
+        return tuple(suspects)
 
     def account(self, name: str) -> ShardAccount:
         """Return the numbers about one shard."""
-        met, troubles, share = len(self._met_by(name)), len(self._troubles), self._share(name)
+        troubles_met, troubles, share = (
+            len(self._met_by(name)),
+            len(self._troubles),
+            self._share(name),
+        )
         scores = self._scores()
-        ordinary = {other: normal_tail(z) for other, z in scores.items()}
+        ordinary = {shard: normal_tail(z) for shard, z in scores.items()}
         return ShardAccount(
-            met,
+            troubles_met,
             troubles,
             share=round(share, 6),
-            p=binomial_tail(met, troubles, share) if met >= LEAST else 1.0,
+            p=binomial_tail(troubles_met, troubles, share) if troubles_met >= LEAST else 1.0,
             loss_z=scores.get(name),
             loss_stands_out=name in survivors(ordinary, self.shards, ALPHA),
         )
@@ -289,17 +300,17 @@ class ShardAttribution:
         return high
 
     def _count(self, key: Key, frame: Frame, high: float | None) -> None:
-        seen = self._seen.get(key)
-        if seen is None:
+        stats = self._seen.get(key)
+        if stats is None:
             if len(self._seen) >= SHARDS:
                 self._forget()
-            seen = self._seen[key] = ShardStats()
-        follows = seen.attempt == frame.attempt and seen.step <= frame.step
-        seen.windows += min(WINDOW, frame.step - seen.step) if follows else WINDOW
-        seen.attempt, seen.step = frame.attempt, frame.step
+            stats = self._seen[key] = ShardStats()
+        follows = stats.attempt == frame.attempt and stats.step <= frame.step
+        stats.windows += min(WINDOW, frame.step - stats.step) if follows else WINDOW
+        stats.attempt, stats.step = frame.attempt, frame.step
         if high is not None:
-            seen.steps += 1
-            seen.high += high
+            stats.steps += 1
+            stats.high += high
 
     def _forget(self) -> None:
         blamed = {key for trouble in self._troubles for key in trouble.shards}
@@ -312,25 +323,27 @@ class ShardAttribution:
     def _late(self, frame: Frame, key: Key) -> None:
         """The trouble was seen on a rank that was ahead of this one."""
         newest = self._troubles[-1]
-        first = newest.last - BEFORE
-        if newest.key[1] == frame.attempt and first <= frame.step <= newest.last:
+        first_step = newest.last_step - BEFORE
+        if newest.key[1] == frame.attempt and first_step <= frame.step <= newest.last_step:
             self._troubles[-1] = replace(newest, shards=newest.shards | {key})
 
     def _candidates(self) -> list[str]:
-        met = Counter(
+        troubles_met = Counter(
             name
             for trouble in self._troubles
             for name in sorted({self._names[k] for k in trouble.shards if k in self._names})
         )
-        return [name for name, times in met.items() if times >= LEAST]
+        return [name for name, times in troubles_met.items() if times >= LEAST]
 
     def _keys(self, name: str) -> set[Key]:
-        return {key for key, known in self._names.items() if known == name}
+        return {key for key, shard_name in self._names.items() if shard_name == name}
 
     def _met_by(self, name: str) -> set[int]:
         """Return which of the troubles, by their place, the shard was there for."""
         keys = self._keys(name)
-        return {n for n, each in enumerate(self._troubles) if not keys.isdisjoint(each.shards)}
+        return {
+            n for n, trouble in enumerate(self._troubles) if not keys.isdisjoint(trouble.shards)
+        }
 
     def _share(self, name: str) -> float:
         """Return the share of all windows that the shard is in."""
@@ -342,15 +355,15 @@ class ShardAttribution:
         steps: Counter[str] = Counter()
         high: dict[str, float] = {}
         for key, name in self._names.items():
-            seen = self._seen.get(key)
-            if seen is not None:
-                steps[name] += seen.steps
-                high[name] = high.get(name, 0.0) + seen.high
+            stats = self._seen.get(key)
+            if stats is not None:
+                steps[name] += stats.steps
+                high[name] = high.get(name, 0.0) + stats.high
         variance = self._squares / max(1, self._calm)
-        found = {}
+        scores = {}
         for name, here in steps.items():
-            there = self._calm - here
-            if here >= LEAST and there >= LEAST and variance > 0.0:
-                lead = high[name] / here - (self._high - high[name]) / there
-                found[name] = lead / math.sqrt(variance * (1.0 / here + 1.0 / there))
-        return found
+            other_steps = self._calm - here
+            if here >= LEAST and other_steps >= LEAST and variance > 0.0:
+                lead = high[name] / here - (self._high - high[name]) / other_steps
+                scores[name] = lead / math.sqrt(variance * (1.0 / here + 1.0 / other_steps))
+        return scores

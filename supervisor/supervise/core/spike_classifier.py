@@ -41,8 +41,8 @@ def answered(happened: Sequence[ContextEvent]) -> ElseHappened:
     if not happened:
         return ElseHappened(answer=NO, text="no other event is known", events=())
     # What the job did to itself comes first: it explains all the rest.
-    first = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
-    text = "also: " + ", ".join(f"{event.text} (step {event.step})" for event in first)
+    explaining = sorted(happened, key=lambda event: event.kind != OWN_RATE)[:3]
+    text = "also: " + ", ".join(f"{event.text} (step {event.step})" for event in explaining)
     text += f" and {len(happened) - 3} more" if len(happened) > 3 else ""
     return ElseHappened(answer=YES, text=text, events=tuple(happened))
 
@@ -182,9 +182,13 @@ def judge(case: Evidence) -> Verdict:
     if kind == SUSPECT:
         advice = f"{case.recurring or 'the norms stayed up'}; {advice}"
     elif kind == CONTAINED:
-        first, last = case.skipped[0], case.skipped[-1]
-        what = f"step {first}" if first == last else f"what was wrong in steps {first} to {last}"
-        advice = f"{what} was kept from the weights; {advice}"
+        first_skipped, last_skipped = case.skipped[0], case.skipped[-1]
+        steps_text = (
+            f"step {first_skipped}"
+            if first_skipped == last_skipped
+            else f"what was wrong in steps {first_skipped} to {last_skipped}"
+        )
+        advice = f"{steps_text} was kept from the weights; {advice}"
     elif kind == NUMERIC and case.rolled_back and back and not case.lasting:
         advice = REPAIRED
     elif kind == NUMERIC and _happened(case, OWN_RATE):
@@ -193,33 +197,33 @@ def judge(case: Evidence) -> Verdict:
 
 
 def _class(case: Evidence, questions: Questions) -> str:
-    first, back = questions.rejoined, questions.rejoined.answer
+    rejoined_answer, back = questions.rejoined, questions.rejoined.answer
     shifted, normal = questions.eval_shifted.answer, questions.norms_stayed.answer
     # A skipped step is contained; one behind which the loss is NaN still, or after a rollback, not.
     again = case.bad_losses > 1 or (case.skipped and case.rolled_back)
     if case.nonfinite is not None or again:
         return NUMERIC
-    known = _known_cause(case)
+    cause = _known_cause(case)
     if case.exhausted:
-        return known or (DATA if _happened(case, "data") else STRUCTURAL)
-    if not first.excursion and back != NO:
+        return cause or (DATA if _happened(case, "data") else STRUCTURAL)
+    if not rejoined_answer.excursion and back != NO:
         return CONTAINED if case.skipped else NO_EXCURSION
     if case.planned:
         return EXPECTED
     if back == YES:
         learned = normal != NO or _happened(case, "data")  # other data have other norms
-        return (known or SUSPECT) if case.recurring or not learned else RECOVERABLE
-    if back == UNKNOWN or first.in_time:
+        return (cause or SUSPECT) if case.recurring or not learned else RECOVERABLE
+    if back == UNKNOWN or rejoined_answer.in_time:
         return UNDECIDED
-    if known == SCHEDULE:
+    if cause == SCHEDULE:
         return SCHEDULE
     if _happened(case, "data"):
         return DATA
     if normal == NO:  # whatever an evaluation says
-        return known or STRUCTURAL
+        return cause or STRUCTURAL
     if shifted == NO:
         return ARTEFACT
-    return known or (PLATEAU if shifted == YES else UNDECIDED)
+    return cause or (PLATEAU if shifted == YES else UNDECIDED)
 
 
 def _known_cause(case: Evidence) -> str:
@@ -256,20 +260,22 @@ def rejoined(case: Evidence) -> Rejoined:
     window = POST if count >= POST + WAIT else WAIT
     if count < window:
         return measured
-    left = [loss - band.forecast(step) for step, loss in case.after]
-    width, first = band.width(window), None
+    residuals = [loss - band.forecast(step) for step, loss in case.after]
+    width, first_step = band.width(window), None
     for end in range(window, count + 1):
-        if max(_medians(left[end - window : end])) <= width:
-            first = case.after[end - window][0]
+        if max(_medians(residuals[end - window : end])) <= width:
+            first_step = case.after[end - window][0]
             break
-    newest, smoothed = _medians(left[-window:])
-    inside = first is not None and max(newest, smoothed) <= width
-    where = f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
-    text = f"{'back in' if inside else 'not back in'} its band ({where}, band {width:.3g})"
+    newest, smoothed = _medians(residuals[-window:])
+    inside = first_step is not None and max(newest, smoothed) <= width
+    measured_text = (
+        f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}"
+    )
+    text = f"{'back in' if inside else 'not back in'} its band ({measured_text}, band {width:.3g})"
     if inside and case.rolled_back:
         text += ", after a rollback"
-    elif inside and first is not None:
-        text += f" from step {first}"
+    elif inside and first_step is not None:
+        text += f" from step {first_step}"
     return structs.replace(
         measured,
         answer=YES if inside else NO,
@@ -278,21 +284,21 @@ def rejoined(case: Evidence) -> Rejoined:
         band=width,
         residual=newest,
         smoothed_residual=smoothed,
-        rejoined_step=first,
+        rejoined_step=first_step,
         in_time=count < DEADLINE,
     )
 
 
-def _medians(left: Sequence[float]) -> tuple[float, float]:
+def _medians(residuals: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the residuals and of their smoothed course.
 
     The smoothing begins with the window: its memory of the spike itself is no plateau.
     """
-    smooth, held = [], left[0]
-    for value in left:
-        held = SMOOTH * held + (1.0 - SMOOTH) * value
-        smooth.append(held)
-    return median(left), median(smooth)
+    smooth, smoothed_value = [], residuals[0]
+    for value in residuals:
+        smoothed_value = SMOOTH * smoothed_value + (1.0 - SMOOTH) * value
+        smooth.append(smoothed_value)
+    return median(residuals), median(smooth)
 
 
 def eval_shifted(case: Evidence) -> EvalShifted:
@@ -308,16 +314,23 @@ def eval_shifted(case: Evidence) -> EvalShifted:
         text = "the evaluation itself changed, so its values cannot be compared"
         return EvalShifted(answer=UNKNOWN, text=text, artefact=case.artefact)
     for metric, points in case.probes.items():
-        before = [point for point in points if point[0] < band.onset][-10:]
-        after = [point for point in points if late is not None and point[0] >= late][-4:]
-        if len(before) < 4 or not after:
+        earlier_points = [point for point in points if point[0] < band.onset][-10:]
+        later_points = [point for point in points if late is not None and point[0] >= late][-4:]
+        if len(earlier_points) < 4 or not later_points:
             continue
-        slope = _slope(before, 1)
-        at = math.log(before[-1][0] + 1.0)
-        level = median([value - slope * (math.log(step + 1.0) - at) for step, value in before])
-        left = [value - level - slope * (math.log(step + 1.0) - at) for step, value in before]
-        limit = max(PROBE_MADS * spread(left, 0.0), PROBE_SHARE * abs(level))
-        shift = median([v - level - slope * (math.log(step + 1.0) - at) for step, v in after])
+        slope = _slope(earlier_points, 1)
+        log_step = math.log(earlier_points[-1][0] + 1.0)
+        level = median(
+            [value - slope * (math.log(step + 1.0) - log_step) for step, value in earlier_points]
+        )
+        residuals = [
+            value - level - slope * (math.log(step + 1.0) - log_step)
+            for step, value in earlier_points
+        ]
+        limit = max(PROBE_MADS * spread(residuals, 0.0), PROBE_SHARE * abs(level))
+        shift = median(
+            [v - level - slope * (math.log(step + 1.0) - log_step) for step, v in later_points]
+        )
         text = (
             f"{metric} {'shifted' if shift > limit else 'stayed'} ({shift:+.3g}, limit {limit:.3g})"
         )
@@ -328,7 +341,7 @@ def eval_shifted(case: Evidence) -> EvalShifted:
             shift=shift,
             limit=limit,
             before=level,
-            evaluations=(len(before), len(after)),
+            evaluations=(len(earlier_points), len(later_points)),
             artefact=case.artefact,
         )
     return EvalShifted(answer=UNKNOWN, text="too few evaluations around it to compare")
@@ -341,16 +354,20 @@ def norms_stayed(case: Evidence) -> NormsStayed:
     """
     numbers: dict[str, NormChange] = {}
     high, parts = [], []
-    for metric, (before, values) in case.norms.items():
+    for metric, (median_before, values) in case.norms.items():
         if len(values) < WAIT:
             continue
-        after = median(values[-POST:])
+        median_after = median(values[-POST:])
         share = metric == "grad_clip_rate"
-        limit = CLIP_FACTOR * before + CLIP_POINTS if share else NORM_RATIO * before
-        numbers[metric] = NormChange(before, after, limit)
-        change = f"x{after / before:.3g}" if before > 0.0 else f"{before:.3g} to {after:.3g}"
+        limit = CLIP_FACTOR * median_before + CLIP_POINTS if share else NORM_RATIO * median_before
+        numbers[metric] = NormChange(median_before, median_after, limit)
+        change = (
+            f"x{median_after / median_before:.3g}"
+            if median_before > 0.0
+            else f"{median_before:.3g} to {median_after:.3g}"
+        )
         parts.append(f"{metric} {change}")
-        if after > limit:
+        if median_after > limit:
             high.append(metric)
     if not numbers:
         return NormsStayed(answer=UNKNOWN, text="norms not measured long enough")

@@ -92,10 +92,12 @@ def explain(ranks: Mapping[int, RankStand], pids: Mapping[int, int]) -> Standsti
         ranks: what is known of each. pids: their processes, for commands to paste.
     """
     for state, reason in _STATES.items():
-        found = [rank for rank, stand in sorted(ranks.items()) if stand.state == state]
-        if found and (state != "disk" or len(found) < len(ranks) or len(ranks) == 1):
-            text = reason.format(pid=" ".join(str(pids.get(rank, "PID")) for rank in found))
-            return Standstill(tuple(found), f"{_named(found)}: {text}{_others(ranks, found)}")
+        matching = [rank for rank, stand in sorted(ranks.items()) if stand.state == state]
+        if matching and (state != "disk" or len(matching) < len(ranks) or len(ranks) == 1):
+            text = reason.format(pid=" ".join(str(pids.get(rank, "PID")) for rank in matching))
+            return Standstill(
+                tuple(matching), f"{_named(matching)}: {text}{_describe_others(ranks, matching)}"
+            )
     if len(ranks) == 1:
         ((rank, stand),) = ranks.items()
         return Standstill((rank,), f"rank {rank} {_doing(stand)}")
@@ -122,10 +124,12 @@ def _by_collective(ranks: Mapping[int, RankStand]) -> Standstill | None:
             calls = {rank: f"{seen.name} (call {seen.number})" for rank, seen in inside.items()}
             return _parted(ranks, calls | dict.fromkeys(late, "the backward"))
         waiting = sorted(set(ranks) - set(late))
-        where = ranks[waiting[0]].collective
-        assert where is not None
+        collective = ranks[waiting[0]].collective
+        assert collective is not None
         reason = "; ".join(f"rank {rank} {_doing(ranks[rank])}" for rank in late)
-        text = f"{reason}; {_named(waiting)} {_verb(waiting)} in {where.name} (call {furthest})"
+        text = (
+            f"{reason}; {_named(waiting)} {_verb(waiting)} in {collective.name} (call {furthest})"
+        )
         return Standstill(tuple(late), text)
     names = {rank: seen.name for rank, seen in inside.items()}
     if len(set(names.values())) > 1:
@@ -140,20 +144,22 @@ def _waits_in_backward(stand: RankStand) -> bool:
 
 
 def _parted(
-    ranks: Mapping[int, RankStand], places: Mapping[int, str], after: str = ""
+    ranks: Mapping[int, RankStand], places: Mapping[int, str], preceding: str = ""
 ) -> Standstill:
     """Return that ranks wait for each other in different places; fewer ones are those to name."""
     common, count = Counter(places.values()).most_common(1)[0]
-    apart = [rank for rank, place in sorted(places.items()) if place != common]
+    apart = [rank for rank, rank_place in sorted(places.items()) if rank_place != common]
     which = ", ".join(f"rank {rank} in {places[rank]}" for rank in apart)
     which += f" at {ranks[apart[0]].place}" if len(apart) == 1 and ranks[apart[0]].place else ""
-    rest = sorted(set(places) - set(apart))
+    common_ranks = sorted(set(places) - set(apart))
     if count <= len(apart):
-        text = f"the ranks took different paths: {which}, {_named(rest)} in {common}{after}"
+        text = f"the ranks took different paths: {which}, {_named(common_ranks)} in {common}"
+        text += preceding
         return Standstill((), text)
-    other = f"another path: it waits{which.removeprefix(f'rank {apart[0]}')}"
-    path = other if len(apart) == 1 else f"other paths: {which}"
-    text = f"{_named(apart)} took {path}; {_named(rest)} {_verb(rest)} in {common}{after}"
+    other_path = f"another path: it waits{which.removeprefix(f'rank {apart[0]}')}"
+    path = other_path if len(apart) == 1 else f"other paths: {which}"
+    majority = f"{_named(common_ranks)} {_verb(common_ranks)}"
+    text = f"{_named(apart)} took {path}; {majority} in {common}{preceding}"
     return Standstill(tuple(apart), text)
 
 
@@ -192,16 +198,16 @@ def _unknown(ranks: Mapping[int, RankStand]) -> Standstill:
 def _doing(stand: RankStand) -> str:
     """Return what a rank does, with its place."""
     if stand.state in _STATES:
-        what = _STATES[stand.state].partition(";")[0]
+        activity = _STATES[stand.state].partition(";")[0]
     elif stand.collective is not None and stand.collective.inside:
-        what = f"waits in {stand.collective.name} (call {stand.collective.number})"
+        activity = f"waits in {stand.collective.name} (call {stand.collective.number})"
     elif stand.in_loader and (stand.cpu is None or stand.cpu < RUNS):
-        what = "waits for data in next(loader)"
+        activity = "waits for data in next(loader)"
     else:
-        what = _motion(stand.cpu)
-    place = f" at {stand.place}" if stand.place else " at a place that is not known"
-    after = f", after step {stand.step}" if stand.step >= 0 else ", before its first step"
-    return what + place + after + (_workers(stand.workers) if stand.in_loader else "")
+        activity = _motion(stand.cpu)
+    location = f" at {stand.place}" if stand.place else " at a place that is not known"
+    step_text = f", after step {stand.step}" if stand.step >= 0 else ", before its first step"
+    return activity + location + step_text + (_workers(stand.workers) if stand.in_loader else "")
 
 
 def _motion(cpu: float | None) -> str:
@@ -221,8 +227,8 @@ def _workers(workers: Sequence[LoaderWorker]) -> str:
     found = []
     for text, count in texts.most_common(NAMED):
         pids = [str(worker.pid) for worker in workers if _activity(worker) == text][:NAMED]
-        more = f" and {count - NAMED} more" if count > NAMED else ""
-        found.append(f"; worker pid {', '.join(pids)}{more} {text}")
+        more_text = f" and {count - NAMED} more" if count > NAMED else ""
+        found.append(f"; worker pid {', '.join(pids)}{more_text} {text}")
     return "".join(found)
 
 
@@ -231,11 +237,11 @@ def _activity(worker: LoaderWorker) -> str:
         return _STATES[worker.state].partition(";")[0].removeprefix("its process ")
     if not worker.activity:
         return "does not run the probe: its stack is not known"
-    what = "waits for a lock" if worker.waits_for_lock else _motion(worker.cpu)
-    return f"{what} at {worker.place or 'a place that is not known'}"
+    activity = "waits for a lock" if worker.waits_for_lock else _motion(worker.cpu)
+    return f"{activity} at {worker.place or 'a place that is not known'}"
 
 
-def _others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> str:
+def _describe_others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> str:
     inside = sorted(
         rank
         for rank, stand in ranks.items()
@@ -243,16 +249,16 @@ def _others(ranks: Mapping[int, RankStand], found: Sequence[int]) -> str:
     )
     if not inside:
         return ""
-    where = ranks[inside[0]].collective
-    assert where is not None
-    return f"; {_named(inside)} {_verb(inside)} in {where.name} (call {where.number})"
+    collective = ranks[inside[0]].collective
+    assert collective is not None
+    return f"; {_named(inside)} {_verb(inside)} in {collective.name} (call {collective.number})"
 
 
 def _named(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"ranks {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
+    ranks_text = ", ".join(map(str, ranks[:8]))
+    return f"ranks {ranks_text}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
 
 
 def _verb(ranks: Sequence[int]) -> str:

@@ -87,28 +87,33 @@ def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
 
     A slope upwards is taken for none: a loss that was rising is no trend to come back to.
     """
-    before = [(step, loss) for step, loss in losses if step < onset]
-    pre = [(step, loss) for step, loss in before if step < onset - EXCLUDED][-PRE:]
+    points_before = [(step, loss) for step, loss in losses if step < onset]
+    pre = [(step, loss) for step, loss in points_before if step < onset - EXCLUDED][-PRE:]
     if len(pre) < PRE:
-        pre, down = before[-PRE:], 0.0
+        pre, down = points_before[-PRE:], 0.0
         if len(pre) < LEAST:
             return None
     else:
         down = min(0.0, slope(pre))
-    at = math.log(onset + 1.0)
-    moved = [loss - down * (math.log(step + 1.0) - at) for step, loss in pre]
+    log_onset = math.log(onset + 1.0)
+    moved = [loss - down * (math.log(step + 1.0) - log_onset) for step, loss in pre]
     level = median(moved)
     return Band(onset, level, down, spread(moved, level), len(pre))
 
 
 def slope(points: Sequence[tuple[int, float]], block: int = BLOCK) -> float:
     """Return the Theil-Sen slope over ln(step + 1), of the medians of blocks of points."""
-    first = len(points) % block
-    blocks = [points[i : i + block] for i in range(first, len(points), block)]
-    at = [math.fsum(math.log(step + 1.0) for step, _ in one) / block for one in blocks]
-    values = [median([loss for _, loss in one]) for one in blocks]
-    pairs = ((i, j) for j in range(1, len(at)) for i in range(j) if at[j] > at[i])
-    return median([(values[j] - values[i]) / (at[j] - at[i]) for i, j in pairs])
+    first_index = len(points) % block
+    blocks = [points[i : i + block] for i in range(first_index, len(points), block)]
+    log_steps = [
+        math.fsum(math.log(step + 1.0) for step, _ in points_of_block) / block
+        for points_of_block in blocks
+    ]
+    values = [median([loss for _, loss in points_of_block]) for points_of_block in blocks]
+    pairs = (
+        (i, j) for j in range(1, len(log_steps)) for i in range(j) if log_steps[j] > log_steps[i]
+    )
+    return median([(values[j] - values[i]) / (log_steps[j] - log_steps[i]) for i, j in pairs])
 
 
 SHARE = "batch_top1_share"
@@ -143,10 +148,10 @@ def input_change(
 ) -> InputChange | None:
     """Return how the inputs since `onset` differ from those before, None where they do not."""
     shares = series.get(SHARE, ())
-    before = [value for step, value in shares if step < onset - EXCLUDED]
+    values_before = [value for step, value in shares if step < onset - EXCLUDED]
     since = [value for step, value in shares if step >= onset]
     ones = sum(value >= ONE_TOKEN for value in since)
-    if before and median(before) < SEVERAL and ones >= NEWEST_LOOKS:
+    if values_before and median(values_before) < SEVERAL and ones >= NEWEST_LOOKS:
         text = f"the inputs were one token in {ones} of {len(since)} looks since step {onset}"
         return InputChange(text, True, since[-1] >= ONE_TOKEN)
     texts = [text for name in TOKENS if (text := _step(name, series.get(name, ()), onset))]
@@ -154,11 +159,11 @@ def input_change(
 
 
 def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
-    before = [value for step, value in points if step < onset - EXCLUDED][-LOOKS_BEFORE:]
+    values_before = [value for step, value in points if step < onset - EXCLUDED][-LOOKS_BEFORE:]
     since = [value for step, value in points if step >= onset][:LOOKS_SINCE]
-    if len(before) < LEAST_LOOKS or len(since) < NEWEST_LOOKS:
+    if len(values_before) < LEAST_LOOKS or len(since) < NEWEST_LOOKS:
         return ""
-    low, high, now = min(before), max(before), median(since)
+    low, high, now = min(values_before), max(values_before), median(since)
     far = BEYOND * (high - low)
     if low - far <= now <= high + far:
         return ""
@@ -188,24 +193,28 @@ def loss_course(
     losses: Sequence[tuple[int, float]], band: Band, onset: int, since: int
 ) -> LossCourse | None:
     """Return the course of the losses from step `since` on, None with fewer than 4 of them."""
-    after = [loss for step, loss in losses if step >= onset]
+    losses_after = [loss for step, loss in losses if step >= onset]
     recent = [loss for step, loss in losses if step >= since][-RECENT:]
     half = len(recent) // 2
     if half < 2:
         return None
-    first, older, newer = median(after[:3]), median(recent[:half]), median(recent[half:])
-    own = spread(recent[:-2], median(recent[:-2]))  # other data may be noisier
+    first_index, older, newer = (
+        median(losses_after[:3]),
+        median(recent[:half]),
+        median(recent[half:]),
+    )
+    own_spread = spread(recent[:-2], median(recent[:-2]))  # other data may be noisier
     moved = newer - older
-    noise = max(band.width(half), BAND_MADS * own / math.sqrt(half))
+    noise = max(band.width(half), BAND_MADS * own_spread / math.sqrt(half))
     jump = min(recent[-2:]) - median(recent[:-2])
-    excess = first - band.forecast(onset)
+    excess = first_index - band.forecast(onset)
     return LossCourse(
-        first,
+        first_index,
         older,
         newer,
         moved if abs(moved) > noise else 0.0,
-        jump if jump > max(band.limit - band.level, STEP_MADS * own) else 0.0,
-        first - newer > max(noise, FALLEN * excess),
+        jump if jump > max(band.limit - band.level, STEP_MADS * own_spread) else 0.0,
+        first_index - newer > max(noise, FALLEN * excess),
     )
 
 
@@ -241,10 +250,10 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
     late = [value for _, value in points[-NEWEST:]]
     if min(len(early), len(late)) < LEAST:
         return None
-    before, now = median(early), median(late)
-    if before <= 0.0 or now < SLOWER * before:
+    time_before, now = median(early), median(late)
+    if time_before <= 0.0 or now < SLOWER * time_before:
         return None
-    limit, since = (before * now) ** 0.5, points[-1][0]
+    limit, since = (time_before * now) ** 0.5, points[-1][0]
     fast = 0
     for step, value in reversed(points):
         fast = 0 if value > limit else fast + 1
@@ -252,7 +261,7 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
             break
         since = step if value > limit else since
     part, part_now = "", 0.0
-    grown = MOST_OF_IT * (now - before)
+    grown = MOST_OF_IT * (now - time_before)
     for name in PARTS:
         values = series(name)
         old = [value for step, value in values if step < since][-BEFORE:]
@@ -262,4 +271,4 @@ def find_slow_step(series: Series, breach: int) -> SlowStep | None:
         excess = median(new) - (median(old) if old else 0.0)
         if excess > grown:
             part, part_now, grown = name, median(new), excess
-    return SlowStep(since, before, now, part, part_now)
+    return SlowStep(since, time_before, now, part, part_now)

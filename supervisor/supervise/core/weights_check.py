@@ -41,8 +41,10 @@ def applies(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
         return False
     if run.requested.operator or run.terms.approved is not None or incident.severity == "SEV0":
         return False
-    asked = incident.trigger.asked_by
-    return any(rule.id == asked and diagnosis.is_about_loss(policy, rule) for rule in policy.rules)
+    rule_id = incident.trigger.asked_by
+    return any(
+        rule.id == rule_id and diagnosis.is_about_loss(policy, rule) for rule in policy.rules
+    )
 
 
 def objection(state: State, incident: Incident, run: RunbookExecution, result: Payload) -> str:
@@ -51,8 +53,8 @@ def objection(state: State, incident: Incident, run: RunbookExecution, result: P
     assert action is not None
     order, outcome = args.parse(WeightsArgs), result.read(Outcome)
     event = order.data_event
-    if why := action.objection(args, result):
-        return f"{why}; {event}" if event else why
+    if reason := action.objection(args, result):
+        return f"{reason}; {event}" if event else reason
     change = input_change(state, incident)
     if event:
         return event
@@ -71,7 +73,7 @@ def objection(state: State, incident: Incident, run: RunbookExecution, result: P
 
 
 def reduce(
-    ctx: StepContext, incident: Incident, run: RunbookExecution, why: str, loss: float
+    ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str, loss: float
 ) -> None:
     """Leave of the runbook its evidence, and note from when on it may be asked again.
 
@@ -81,8 +83,8 @@ def reduce(
     state, old, level = ctx.state, incident.deferred.weights_check, incident.escalation.level
     order = run.intent.args.parse(WeightsArgs)
     waits, event = order.again, order.data_event
-    known = loss < math.inf
-    if not known:
+    is_known = loss < math.inf
+    if not is_known:
         waits = max(1, waits // SOONER)
     if old is not None:
         waits, event = 2 * old.waits, event or old.data_event
@@ -96,23 +98,23 @@ def reduce(
         loss if old is None else min(loss, old.loss),
         event,
     )
-    run.terms.reduced_reason = why
+    run.terms.reduced_reason = reason
     run.terms.repeated = old is not None and event == old.data_event
-    if known or event:
-        state.context.happened.append(Happened(incident.breach_step, state.attempt, BATCH, why))
+    if is_known or event:
+        state.context.happened.append(Happened(incident.breach_step, state.attempt, BATCH, reason))
 
 
 def due(state: State, incident: Incident) -> tuple[WithdrawnRunbook, str] | None:
     """Return what is to be started anew, and the reason."""
     old = incident.deferred.weights_check
-    if old is None or state.frame_count < old.at or state.approvals.pending is not None:
+    if old is None or state.frame_count < old.retry_frame or state.approvals.pending is not None:
         return None
     evidence = new_evidence(state, incident, old)
     if not evidence and not old.data_event:
         evidence = data_event(state, incident)
     if evidence:
         return old, evidence
-    old.at = state.frame_count + max(1, old.waits // SOONER)
+    old.retry_frame = state.frame_count + max(1, old.waits // SOONER)
     return None
 
 

@@ -39,7 +39,7 @@ SILENT_S = 900.0  # longer than an evaluation or a checkpoint; project default
 def reports_stall(monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether a rule is in breach because something did not come."""
     readings = monitor.numbers(rule).values()
-    return any("signal" in one and one.get("code") == "BREACH" for one in readings)
+    return any("signal" in reading and reading.get("code") == "BREACH" for reading in readings)
 
 
 def job_status(policy: Policy, state: State) -> str:
@@ -77,11 +77,11 @@ def reason(policy: Policy, state: State, incident: Incident) -> Reason | None:
     trigger = incident.trigger
     if state.job.returncode is not None:
         return None
-    place = next((r for r, rule in enumerate(policy.rules) if rule.id == trigger.asked_by), None)
+    index = next((r for r, rule in enumerate(policy.rules) if rule.id == trigger.asked_by), None)
     if trigger.still:
-        frames = {} if place is None else _silent(state.monitors, policy.rules[place], place)
+        frames = {} if index is None else _silent(state.monitors, policy.rules[index], index)
         return Reason((trigger.asked_by,), frames)
-    if place is None:
+    if index is None:
         return None
     firing = set(state.firing(policy)) & set(incident.rules)
     rules = (rule for rule in policy.rules if rule.id in firing and rule.runbook is not None)
@@ -98,20 +98,25 @@ def lost_reason(policy: Policy, state: State, action: Action) -> str:
     incident, run = state.incident, state.run()
     if incident is None or run is None or state.job.returncode is not None:
         return ""
-    why, failure = run.terms.reason, run.failure
-    if why is None or run.requested.operator or failure.pending_undos or failure.reason is not None:
+    reason, failure = run.terms.reason, run.failure
+    if (
+        reason is None
+        or run.requested.operator
+        or failure.pending_undos
+        or failure.reason is not None
+    ):
         return ""
-    if why.frames is not None:
-        silent = _still_silent(policy, state.monitors, why.rules[0], why.frames)
+    if reason.frames is not None:
+        silent = _still_silent(policy, state.monitors, reason.rules[0], reason.frames)
         return "" if silent else STEPS_AGAIN
-    if not action.ends_job or run.terms.approved is not None or not why.rules:
+    if not action.ends_job or run.terms.approved is not None or not reason.rules:
         return ""
-    return "" if lasts(policy, state, incident, why.rules) else CLEARED
+    return "" if lasts(policy, state, incident, reason.rules) else CLEARED
 
 
-def lasts(policy: Policy, state: State, incident: Incident, more: Iterable[str] = ()) -> bool:
-    """Return whether a rule of the incident, or of `more`, fires, or its losses are out of band."""
-    firing = set(state.firing(policy)) & {*more, *incident.rules}
+def lasts(policy: Policy, state: State, incident: Incident, rule_ids: Iterable[str] = ()) -> bool:
+    """Return whether a rule of the incident or of `rule_ids` fires, or losses are out of band."""
+    firing = set(state.firing(policy)) & {*rule_ids, *incident.rules}
     lasting = any(rule.id in firing and rule.severity != "SEV2" for rule in policy.rules)
     return lasting or is_loss_out_of_band(state, incident)
 
@@ -146,21 +151,21 @@ def answers_stall(state: State) -> bool:
     return run is not None and run.terms.reason is not None and run.terms.reason.frames is not None
 
 
-def _silent(monitors: Mapping[int, RankMonitor], rule: Rule, place: int) -> dict[int, int]:
+def _silent(monitors: Mapping[int, RankMonitor], rule: Rule, index: int) -> dict[int, int]:
     """Return how many frames each rank on which the rule tells a standstill has sent so far."""
     return {
         rank: monitor.frames
         for rank, monitor in monitors.items()
-        if monitor.rules[place].firing and reports_stall(monitor, rule)
+        if monitor.rules[index].firing and reports_stall(monitor, rule)
     }
 
 
 def _still_silent(
     policy: Policy, monitors: Mapping[int, RankMonitor], rule_id: str, frames: dict[int, int]
 ) -> bool:
-    place = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
-    return place is not None and any(
-        rank in frames and monitor.frames == frames[rank] and monitor.rules[place].firing
+    index = next((r for r, rule in enumerate(policy.rules) if rule.id == rule_id), None)
+    return index is not None and any(
+        rank in frames and monitor.frames == frames[rank] and monitor.rules[index].firing
         for rank, monitor in monitors.items()
     )
 
@@ -219,7 +224,7 @@ def _relies_on_pause(run: RunbookExecution) -> bool:
     if run.failure.reason is not None:
         return False
     paused = False
-    for i in (*run.done, run.index):
+    for i in (*run.committed, run.index):
         verb = run.runbook.verbs[i] if i < len(run.runbook.verbs) else ""
         paused = verb == "pause" or (paused and verb not in ("resume", "relaunch"))
     return paused

@@ -34,9 +34,9 @@ class Freeze:
 
     __slots__ = ("flags", "most", "newest", "span", "unit")
 
-    def __init__(self, span: int, most: int, unit: Unit = "rows") -> None:
+    def __init__(self, span: int, limit: int, unit: Unit = "rows") -> None:
         self.span = span
-        self.most = most
+        self.most = limit
         self.unit = unit
         self.clear()
 
@@ -54,9 +54,9 @@ class Freeze:
         self.newest.append((step, value))
         if len(self.newest) > 2 * self.most:
             del self.newest[: self.most]
-        most = self._samples()
-        span = max(self.span * most // self.most, 2 * most)
-        return (self.flags & ((1 << span) - 1)).bit_count() >= most
+        sample_count = self._samples()
+        span = max(self.span * sample_count // self.most, 2 * sample_count)
+        return (self.flags & ((1 << span) - 1)).bit_count() >= sample_count
 
     def _samples(self) -> int:
         """Return `most` in samples: at their spacing, if it is in steps."""
@@ -104,15 +104,15 @@ class Baseline:
     @property
     def newest(self) -> list[float]:
         """The values, oldest first."""
-        return self._values[self._first() :]
+        return self._values[self._first_index() :]
 
-    def _first(self) -> int:
+    def _first_index(self) -> int:
         """Return the place of the window's first sample."""
         count = len(self._steps)
         if self._unit == "rows":
             return max(0, count - self._size)
-        first = bisect_left(self._steps, self._steps[-1] - self._size + 1) if count else 0
-        return max(0, min(first, count - min(self._size, LEAST)))
+        first_index = bisect_left(self._steps, self._steps[-1] - self._size + 1) if count else 0
+        return max(0, min(first_index, count - min(self._size, LEAST)))
 
     @property
     def was_replaced(self) -> bool:
@@ -121,7 +121,7 @@ class Baseline:
 
     def covers(self) -> float:
         """Return how many steps the window covers, if each sample stands for its spacing."""
-        window = self._steps[self._first() :]
+        window = self._steps[self._first_index() :]
         count = len(window)
         return (window[-1] - window[0]) * count / (count - 1) if count > 1 else 0.0
 
@@ -158,18 +158,18 @@ class Baseline:
         for step, value in newest:
             self.accept(step, value)
 
-    def refitted(self, metric: str, level: float, before: Reading) -> Note:
-        """Return the note of a `refit`. `level`: of the new window; `before`: the old numbers."""
+    def refitted(self, metric: str, level: float, reading_before: Reading) -> Note:
+        """Return the note of a `refit`. `level`: of the new window."""
         count = len(self.ordered)
         text = f"{metric}: {count} samples were flagged; "
         text += f"the new baseline is the level of the newest {count}, {level:.6g}"
         details: dict[str, Json] = {"metric": metric, "median": level, "samples": count}
-        details |= {"steps": list(self.steps() or ()), "before": before}
+        details |= {"steps": list(self.steps() or ()), "before": reading_before}
         return Note(REBASELINE, text, Payload(details))
 
     def steps(self) -> tuple[int, int] | None:
         """Return the first and last step in the window, None when it is empty."""
-        window = self._steps[self._first() :]
+        window = self._steps[self._first_index() :]
         return (window[0], window[-1]) if window else None
 
     def rewind(self, step: int) -> None:
@@ -241,8 +241,8 @@ class BaselineWatch(Debounced):
         self.base.refit()
         middle = median(self.base.ordered)
         level = math.exp(middle) if self.log else middle
-        before = self.numbers_before_refit
-        self.pending_note = self.base.refitted(self.spec.metric, level, before)
+        reading_before = self.numbers_before_refit
+        self.pending_note = self.base.refitted(self.spec.metric, level, reading_before)
         return middle
 
     def drop_after(self, step: int) -> None:

@@ -46,25 +46,29 @@ class Curve:
 
 
 def check_knots(
-    knots: Knots, what: str, *, positive: bool, last: float = math.inf
+    knots: Knots, description: str, *, positive: bool, upper: float = math.inf
 ) -> list[tuple[str, str]]:
     """Return what is wrong with knots.
 
     Args:
-        what: name of the first number of a knot. positive: levels must be above zero.
-        last: the largest first number there may be.
+        description: name of the first number of a knot. positive: levels must be above zero.
+        upper: the largest first number there may be.
     """
     if not 2 <= len(knots) <= MOST:
-        return [("knots", f"must be 2 to {MOST} of [{what}, level, spread], not {len(knots)}")]
+        return [
+            ("knots", f"must be 2 to {MOST} of [{description}, level, spread], not {len(knots)}")
+        ]
     for i, (x, level, spread) in enumerate(knots):
         here = f"knot {i + 1}"
         if not all(math.isfinite(number) for number in (x, level, spread)):
             return [("knots", f"{here}: must be finite numbers, not {[x, level, spread]}")]
-        if not 0.0 <= x <= last:
-            most = "" if last == math.inf else f" and at most {last:g}"
-            return [("knots", f"{here}: {what} must be at least 0{most}, not {x:g}")]
+        if not 0.0 <= x <= upper:
+            limit_text = "" if upper == math.inf else f" and at most {upper:g}"
+            return [("knots", f"{here}: {description} must be at least 0{limit_text}, not {x:g}")]
         if i and x <= knots[i - 1][0]:
-            return [("knots", f"{here}: {what} {x:g} does not come after {knots[i - 1][0]:g}")]
+            return [
+                ("knots", f"{here}: {description} {x:g} does not come after {knots[i - 1][0]:g}")
+            ]
         if spread < 0.0:
             return [("knots", f"{here}: the spread must be zero or more, not {spread:g}")]
         if positive and level <= 0.0:
@@ -72,18 +76,18 @@ def check_knots(
     return []
 
 
-def cut(step: int, steps: list[int], *others: list[float]) -> None:
+def cut(step: int, steps: list[int], *columns: list[float]) -> None:
     """Drop the entries after `step` from parallel lists."""
-    kept = bisect_left(steps, step + 1)
-    del steps[kept:]
-    for other in others:
-        del other[kept:]
+    count = bisect_left(steps, step + 1)
+    del steps[count:]
+    for column in columns:
+        del column[count:]
 
 
-def trim(window: int, steps: list[int], *others: list[float]) -> None:
+def trim(window: int, steps: list[int], *columns: list[float]) -> None:
     """Drop what neither the window needs, nor a rewind over 256 samples or one window."""
     keep = window + max(window, BACK)
     if len(steps) > 2 * keep:
         del steps[:-keep]
-        for other in others:
-            del other[:-keep]
+        for column in columns:
+            del column[:-keep]

@@ -212,9 +212,9 @@ class Excess:
         self.waiting.append(x)
         if len(self.waiting) > 2 * self.window:
             del self.waiting[: self.window]
-        more = min(u, self.most) - self.allowed
+        excess = min(u, self.most) - self.allowed
         self.total = min(
-            self.limit, self.total + (more if more > 0.0 else min(more, -self.limit / ENDS))
+            self.limit, self.total + (excess if excess > 0.0 else min(excess, -self.limit / ENDS))
         )
         if self.total > 0.0 and self.on < LASTING:
             return ESTABLISHED
@@ -236,8 +236,8 @@ class Excess:
     def _learn_quiet(self, x: float) -> None:
         """Learn from a quiet row, and from what waited: that is over by itself."""
         if self.waiting:
-            for each in self.waiting:
-                self._learn(each)
+            for entry in self.waiting:
+                self._learn(entry)
             self._note_sum(self.peak)
             self.forget_excursion()
         self._learn(x)
@@ -262,15 +262,15 @@ class Excess:
         """Accept a row, and learn from its residual, which was out of sample."""
         self._accept(x)
         u = (x - self.level) / self.spread
-        age, first = divmod(self.seen, AGE)
+        age, is_first = divmod(self.seen, AGE)
         age %= AGES
-        if first == 0:
+        if is_first == 0:
             self.rises[age] = self.sums[age] = 0.0
         if u > self.rises[age]:
             self.rises[age] = u
         n = self.seen = self.seen + 1
-        most = min(max(4.0, self.most), CLIPPED)
-        u = -most if u < -most else most if u > most else u
+        limit = min(max(4.0, self.most), CLIPPED)
+        u = -limit if u < -limit else limit if u > limit else u
         rate = 1.0 / min(n, n / 3 + NEWEST, MEMORY)
         self.mean += rate * (u - self.mean)
         self.upper += rate * ((2.0 * u * u if u > 0.0 else 0.0) - self.upper)
@@ -288,11 +288,11 @@ class Excess:
         self.level = newest if newest < middle else middle
         n = self.seen
         self._fit_noise(REFIT / min(n / 3 + NEWEST, MEMORY) if self.usual else 1.0)
-        known = min(n, n / 3 + NEWEST, MEMORY)
+        sample_count = min(n, n / 3 + NEWEST, MEMORY)
         v = max(self.square, 1e-12)
         p = self.product / v
         p += 3.0 * (1.0 + max(p, 0.0)) / len(self.ref)  # the parabola's bias
-        p = min(max(p + 2.0 * math.sqrt(max(1.0 - p * p, 0.0) / known), 0.0), 0.98)
+        p = min(max(p + 2.0 * math.sqrt(max(1.0 - p * p, 0.0) / sample_count), 0.0), 0.98)
         v = max(v, self.upper)
         lrv = max(v * (1.0 + p) / (1.0 - p), *(blocks.variance() for blocks in self.blocks))
         self.per_independent = max(lrv / v, 1.0)
@@ -310,12 +310,14 @@ class Excess:
         self.suspect = self._limit(lrv, math.log(SUSPECT))
         self.most = self.allowed + self.limit / 3.0  # so it takes three rows, whatever their height
 
-    def _limit(self, lrv: float, wanted: float) -> float:
-        """Return the limit for exp(`wanted`) rows between two false alarms."""
+    def _limit(self, lrv: float, requested: float) -> float:
+        """Return the limit for exp(`requested`) rows between two false alarms."""
         n, tau = min(self.seen, AGES * AGE), self.per_independent
         few = 1.0 + 8.0 * tau / n
-        model = wanted * math.pow(lrv, 0.75) / 1.2 * few  # 1.25 times what k of `allowed` asks for
-        tail = (wanted - math.log(tau)) / math.log(max(n / tau, 1.5))
+        model = (
+            requested * math.pow(lrv, 0.75) / 1.2 * few
+        )  # 1.25 times what k of `allowed` asks for
+        tail = (requested - math.log(tau)) / math.log(max(n / tau, 1.5))
         return max(model, max(self.sums) * max(2.0, tail))
 
     def _fit_noise(self, rate: float) -> None:
@@ -336,8 +338,8 @@ class Excess:
         mad = NORMAL * median(sorted(map(abs, off)))
         self.usual += (mad - self.usual) * rate
         spread = max(mad, self.usual, FLOOR * abs(self.level), LEAST_SPREAD)
-        most = min(max(4.0, self.most), CLIPPED) * spread
-        off = [most if e > most else -most if e < -most else e for e in off]
+        limit = min(max(4.0, self.most), CLIPPED) * spread
+        off = [limit if e > limit else -limit if e < -limit else e for e in off]
         unit, self.spread = spread * spread * (n - 3), spread
         self.square += rate * (sum(map(mul, off, off)) / unit - self.square)
         self.product += rate * (sum(map(mul, off, islice(off, 1, None))) / unit - self.product)

@@ -18,10 +18,14 @@ def mean(values: list[float]) -> float:
     return math.fsum([value / count for value in values])
 
 
-def slopes(at: list[float], values: list[float]) -> list[float]:
-    """Return the slopes of all pairs, ascending; `at` ascends strictly."""
+def slopes(positions: list[float], values: list[float]) -> list[float]:
+    """Return the slopes of all pairs, ascending; `positions` ascends strictly."""
     return sorted(
-        [(values[j] - values[i]) / (at[j] - at[i]) for j in range(1, len(at)) for i in range(j)]
+        [
+            (values[j] - values[i]) / (positions[j] - positions[i])
+            for j in range(1, len(positions))
+            for i in range(j)
+        ]
     )
 
 

@@ -30,9 +30,9 @@ NEVER = -1  # the last step of a watch without samples
 UNBEGUN = -2  # in the place of the step before the first frame, which may be NEVER
 
 
-def needs(count: float, least: int, what: str) -> str:
+def needs(count: float, least: int, subject: str) -> str:
     """Return the sentence of `Watch.lacks`, "" when there are enough."""
-    return f"{count:.0f} {what}, needs {least}" if count < least else ""
+    return f"{count:.0f} {subject}, needs {least}" if count < least else ""
 
 
 class MetricDetector(Detector):
@@ -95,8 +95,8 @@ class Debounced(Memory):
     """
 
     def __init__(self, for_: int, m_of_n: tuple[int, int] | None, unit: Unit = "rows") -> None:
-        self.need, of = m_of_n if m_of_n is not None else (for_, for_)
-        self.mask = (1 << of) - 1
+        self.need, window = m_of_n if m_of_n is not None else (for_, for_)
+        self.mask = (1 << window) - 1
         self.by_steps = unit == "steps"
         self.most_each = for_ if m_of_n is None else (self.need + 1) // 2
         super().__init__()
@@ -126,14 +126,14 @@ class Debounced(Memory):
         self.bits = 0
         self.firing = False
 
-    def debounce(self, breach: bool, held: bool) -> int:
-        """Count a known sample and return the reading; `held`: it is not yet past `clear`."""
-        each = self.each
-        breaches = (1 << each) - 1 if breach else 0
-        bits = self.bits = (self.bits << each | breaches) & self.mask
+    def debounce(self, breach: bool, is_held: bool) -> int:
+        """Count a known sample and return the reading; `is_held`: it is not yet past `clear`."""
+        weight = self.each
+        breaches = (1 << weight) - 1 if breach else 0
+        bits = self.bits = (self.bits << weight | breaches) & self.mask
         if bits.bit_count() >= self.need:
             self.firing = True
-        elif self.firing and not held:
+        elif self.firing and not is_held:
             self.firing = False
         return BREACH if self.firing else OK
 
@@ -167,21 +167,23 @@ def check_bounds(
 
     The names of upper bounds end with `gt` or `gte`, those of lower bounds with `lt` or `lte`.
     """
-    given = [(name, value) for name, value in bounds.items() if value is not None]
+    configured = [(name, value) for name, value in bounds.items() if value is not None]
     names = ", ".join(f"`{name}`" for name in bounds)
-    if len(given) != 1:
-        return [(given[1][0] if given else next(iter(bounds)), f"give exactly one of {names}")]
-    name, bound = given[0]
-    if not math.isfinite(bound):
-        return [(name, f"must be a finite number, not {bound}")]
+    if len(configured) != 1:
+        return [
+            (configured[1][0] if configured else next(iter(bounds)), f"give exactly one of {names}")
+        ]
+    name, limit = configured[0]
+    if not math.isfinite(limit):
+        return [(name, f"must be a finite number, not {limit}")]
     if clear is None:
         return []
     if not math.isfinite(clear):
         return [("clear", f"must be a finite number, not {clear}")]
     upper = name.endswith(("gt", "gte"))
-    if clear < bound if upper else clear > bound:
+    if clear < limit if upper else clear > limit:
         return []
-    return [("clear", f"must be {'below' if upper else 'above'} `{name}` ({bound}), not {clear}")]
+    return [("clear", f"must be {'below' if upper else 'above'} `{name}` ({limit}), not {clear}")]
 
 
 def check_window(
@@ -207,11 +209,11 @@ def check_floors(rel_floor: float, abs_floor: float, why: str) -> list[tuple[str
     return wrong
 
 
-def check_clear(clear: float | None, name: str, bound: float, unit: str) -> list[tuple[str, str]]:
+def check_clear(clear: float | None, name: str, limit: float, unit: str) -> list[tuple[str, str]]:
     """Check a bound that counts scales or spreads, and a `clear` between 0 and it."""
     wrong = []
-    if not 0.0 < bound < math.inf:
-        wrong.append((name, f"must be a positive number of {unit}, not {bound}"))
-    if clear is not None and not 0.0 < clear < bound:
-        wrong.append(("clear", f"must be above 0 and below `{name}` ({bound}), not {clear}"))
+    if not 0.0 < limit < math.inf:
+        wrong.append((name, f"must be a positive number of {unit}, not {limit}"))
+    if clear is not None and not 0.0 < clear < limit:
+        wrong.append(("clear", f"must be above 0 and below `{name}` ({limit}), not {clear}"))
     return wrong

@@ -112,9 +112,9 @@ class AbsenceWatch(Memory, Clockwork):
 
     def __init__(self, spec: Absence) -> None:
         self.spec = spec
-        after, grace = AFTER | spec.after, GRACE | spec.grace
-        self.least_ns = after["min"] * SECOND
-        self.multiple = after["p99_multiple"]
+        deadlines, grace = AFTER | spec.after, GRACE | spec.grace
+        self.least_ns = deadlines["min"] * SECOND
+        self.multiple = deadlines["p99_multiple"]
         self.grace = {phase: seconds * SECOND for phase, seconds in grace.items()}
         self.shortest = min(self.grace.values())
         super().__init__()
@@ -204,8 +204,8 @@ class AbsenceWatch(Memory, Clockwork):
         stall.
         """
         count = len(self.ordered)
-        place = min(math.ceil(0.99 * count) - 1, count - 2)
-        return self.ordered[place] if count >= FEWEST else None
+        rank = min(math.ceil(0.99 * count) - 1, count - 2)
+        return self.ordered[rank] if count >= FEWEST else None
 
     def rewind(self, step: int) -> None:
         self.last = min(self.last, step)

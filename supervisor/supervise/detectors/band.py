@@ -116,16 +116,16 @@ class BandWatch(Debounced):
         self.last = step
         if self.by_steps:
             self.span(sample, step)
-        found = self.curve.at(step)
-        if found is not None and self.since == UNBEGUN:
+        knot = self.curve.at(step)
+        if knot is not None and self.since == UNBEGUN:
             self.since = step - 1
-        if found is None or sample is None or not abs(sample) < HUGE:
+        if knot is None or sample is None or not abs(sample) < HUGE:
             return UNKNOWN
         if self.log:
             if sample <= 0.0:
                 return UNKNOWN
             sample = math.log(sample)
-        level, spread = self.level, self.spread = found
+        level, spread = self.level, self.spread = knot
         away = sample - level
         if self.smooth > 1:
             self.steps.append(step)
@@ -166,13 +166,13 @@ class BandWatch(Debounced):
         self.since = min(self.since, step)
 
     def numbers(self) -> Reading:
-        known = self.raw != UNKNOWN
+        is_known = self.raw != UNKNOWN
         reach = self.spec.width * self._floored(self.level, self.spread)
         low, high = self.level - reach, self.level + reach
         return {
             "step": self.last,
             "value": self.value,
-            "distance": self.distance if known else None,
+            "distance": self.distance if is_known else None,
             "threshold": self.spec.width,
             "clear": self.release,
             "level": _exp(self.level) if self.log else self.level,

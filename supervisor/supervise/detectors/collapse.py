@@ -65,17 +65,17 @@ class Collapse(MetricDetector):
         return CollapseWatch(self)
 
     def check(self) -> list[tuple[str, str]]:
-        wrong = check_knots(self.knots, "fraction", positive=True, last=1.0)
-        first, last = self.align
-        if not 0.0 <= first < last < 1.0:
+        wrong = check_knots(self.knots, "fraction", positive=True, upper=1.0)
+        begin, end = self.align
+        if not 0.0 <= begin < end < 1.0:
             wrong.append(
                 (
                     "align",
-                    f"must be [first, last] with 0 <= first < last < 1, not {first:g}, {last:g}",
+                    f"must be [first, last] with 0 <= first < last < 1, not {begin:g}, {end:g}",
                 )
             )
-        elif not wrong and not self.knots[0][0] <= first < last < self.knots[-1][0]:
-            wrong.append(("align", f"{first:g} to {last:g} must be inside of the knots"))
+        elif not wrong and not self.knots[0][0] <= begin < end < self.knots[-1][0]:
+            wrong.append(("align", f"{begin:g} to {end:g} must be inside of the knots"))
         if self.total_steps < 2:
             wrong.append(("total_steps", f"must be at least 2, not {self.total_steps}"))
         if not 1 <= self.smooth <= LONGEST:
@@ -124,18 +124,18 @@ class CollapseWatch(Memory):
             return UNKNOWN
         self.last = step
         fraction = (step + 1) / self.spec.total_steps
-        found = self.curve.at(fraction)
-        if found is None or sample is None or not abs(sample) < HUGE:
+        knot = self.curve.at(fraction)
+        if knot is None or sample is None or not abs(sample) < HUGE:
             return UNKNOWN
-        shape, spread = found
+        shape, spread = knot
         self.steps.append(step)
         self.values.append(sample)
         self.shape.append(shape)
         trim(self.spec.smooth, self.steps, self.values, self.shape)
-        first, last = self.spec.align
-        if fraction <= last:
-            if fraction >= first:
-                part = min(BINS - 1, int(BINS * (fraction - first) / (last - first)))
+        begin, end = self.spec.align
+        if fraction <= end:
+            if fraction >= begin:
+                part = min(BINS - 1, int(BINS * (fraction - begin) / (end - begin)))
                 self.sums[part] += sample / shape
                 self.counts[part] += 1
             return UNKNOWN
@@ -171,10 +171,10 @@ class CollapseWatch(Memory):
 
     def drop_after(self, step: int) -> None:
         cut(step, self.steps, self.values, self.shape)
-        first, last = self.spec.align
-        width = (last - first) / BINS
+        begin, end = self.spec.align
+        width = (end - begin) / BINS
         for part in range(BINS):
-            if (step + 1) / self.spec.total_steps < first + width * (part + 1):
+            if (step + 1) / self.spec.total_steps < begin + width * (part + 1):
                 self.sums[part], self.counts[part] = 0.0, 0
 
     def numbers(self) -> Reading:

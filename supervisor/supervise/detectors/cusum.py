@@ -164,16 +164,16 @@ class CusumWatch(BaselineWatch):
         """Add a sample to the sums; return the larger one of the watched sides."""
         total, share = 0.0, 1.0 / self.per_independent
         if self.upward:
-            before = self.high
-            if before == 0.0:
+            previous_sum = self.high
+            if previous_sum == 0.0:
                 self.since_high = step
-            total = before + (z - self.k) * share
+            total = previous_sum + (z - self.k) * share
             self.high = total = 0.0 if total < 0.0 else min(total, self.ceiling)
         if self.downward:
-            before = self.low
-            if before == 0.0:
+            previous_sum = self.low
+            if previous_sum == 0.0:
                 self.since_low = step
-            down = before - (z + self.k) * share
+            down = previous_sum - (z + self.k) * share
             self.low = down = 0.0 if down < 0.0 else min(down, self.ceiling)
             return max(total, down)
         return total
@@ -189,8 +189,8 @@ class CusumWatch(BaselineWatch):
 
     def _fit_correlation(self) -> None:
         """Fit the samples per independent one to the window."""
-        most = CLIPPED * self.scale
-        off = [max(-most, min(most, value - self.level)) for value in self.base.newest]
+        limit = CLIPPED * self.scale
+        off = [max(-limit, min(limit, value - self.level)) for value in self.base.newest]
         square = sum(x * x for x in off)
         r = sum(x * y for x, y in pairwise(off)) / square if square else 0.0
         r = min(r, MOST_CORRELATED) if r > CORRELATED else 0.0

@@ -136,31 +136,31 @@ class EqualWatch(Debounced):
 
     def _is_unlike_past(self) -> bool:
         """Whether neither rounding, rare samples, convergence nor a limit explains a repetition."""
-        steps, values, last = self.steps, self.values, self.last
+        steps, values, last_step = self.steps, self.values, self.last
         if len(steps) <= CHANGES or abs(float(f"{values[-1]:.1e}") - values[-1]) <= FLOAT32 * abs(
             values[-1]
         ):
             return False
-        longest = max(after - before for before, after in pairwise(steps))
-        moves = [abs(after - before) for before, after in pairwise(values)]
+        longest = max(later - earlier for earlier, later in pairwise(steps))
+        moves = [abs(later - earlier) for earlier, later in pairwise(values)]
         moved = sorted(moves[-NEWEST:])[NEWEST // 2]
-        return last - steps[-1] >= LONGER * longest and moved >= LARGER * min(moves)
+        return last_step - steps[-1] >= LONGER * longest and moved >= LARGER * min(moves)
 
     def _reference(self, sample: Any, value: float, step: int) -> float | None:
         """Return what `value` must equal; keep the value if it is a later reference."""
         to = self.spec.to
         if to is None:
-            other: float | None = sample[1]
-            return other
+            reference_sample: float | None = sample[1]
+            return reference_sample
         if to == "previous":
-            before = self.values[-1] if self.values else None
-            if value != before:
+            previous_value = self.values[-1] if self.values else None
+            if value != previous_value:
                 self.steps.append(step)
                 self.values.append(value)
                 if len(self.steps) > 2 * KEPT:
                     del self.steps[:-KEPT]
                     del self.values[:-KEPT]
-            return before
+            return previous_value
         if to != "first":
             return float(to)
         if self.values:
@@ -173,13 +173,13 @@ class EqualWatch(Debounced):
         cut(step, self.steps, self.values)
 
     def numbers(self) -> Reading:
-        known = self.value is not None and self.reference is not None
+        is_known = self.value is not None and self.reference is not None
         return {
             "step": self.last,
             "value": self.value,
             "threshold": self.reference,
             "reference": self.spec.with_ or ("number" if self._fixed else self.spec.to),
-            "difference": self.value - self.reference if known else None,
+            "difference": self.value - self.reference if is_known else None,
             "slack": self.slack,
             "law": self.spec.law,
             **self.counts(),

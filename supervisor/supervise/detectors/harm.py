@@ -110,15 +110,15 @@ class HarmWatch(Memory):
             self._keep()
         self.rows.append((step, sample))
         lost, level = excess.lost, excess.level
-        found = excess.feed(sample)
+        verdict = excess.feed(sample)
         if excess.rows <= 1:
             self.since = step if excess.rows else NEVER
-        if found == LEARNING:
+        if verdict == LEARNING:
             return UNKNOWN
         spec = self.spec
         counts = (excess.has_descended or not spec.descended) and (excess.is_step or not spec.step)
-        self.raw = BREACH if self.least <= found <= ESTABLISHED and counts else OK
-        if found == LASTED:
+        self.raw = BREACH if self.least <= verdict <= ESTABLISHED and counts else OK
+        if verdict == LASTED:
             self.pending_note = self._lasted(lost + sample - level, level)
             return self.raw | NOTE
         return self.raw
@@ -146,10 +146,10 @@ class HarmWatch(Memory):
             self.reset()
             self.excess.keep_descent(before)
             return
-        place = (len(self.rows) - 1) // window
-        del self.states[place + 1 :]
-        self.excess = self.states[place].copy()
-        for _, value in self.rows[place * window :]:
+        index = (len(self.rows) - 1) // window
+        del self.states[index + 1 :]
+        self.excess = self.states[index].copy()
+        for _, value in self.rows[index * window :]:
             self.excess.feed(value)
 
     def lacks(self, spacing: int) -> str:

@@ -82,11 +82,11 @@ class JoinWatch(Memory):
                 return OK
         else:
             self.quiet_from = step + self.within + 1
-            for place, code in enumerate(sample):
+            for index, code in enumerate(sample):
                 if code == BREACH:
-                    self.breached[place] = step
+                    self.breached[index] = step
                 elif code == UNKNOWN:
-                    self.unsure[place] = step
+                    self.unsure[index] = step
         since = max(step - self.within, 0)
         codes = [
             BREACH if breached >= since else UNKNOWN if unsure >= since else OK
@@ -100,11 +100,13 @@ class JoinWatch(Memory):
 
     def numbers(self) -> Reading:
         names = self.spec.detectors
-        last = {n: s for n, s in zip(names, self.breached, strict=True) if s != NEVER}
+        last_breaches = {n: s for n, s in zip(names, self.breached, strict=True) if s != NEVER}
         return {
             "step": self.last,
-            "value": len([step for step in last.values() if step >= self.last - self.within]),
+            "value": len(
+                [step for step in last_breaches.values() if step >= self.last - self.within]
+            ),
             "threshold": len(names) if self.every else 1,
             "within": self.within,
-            "last_breach": last,
+            "last_breach": last_breaches,
         }

@@ -110,11 +110,11 @@ class NonfiniteWatch(Debounced):
                 return self.debounce(False, False) if self.counted else OK
         except TypeError:  # one of them is absent
             pass
-        code, judged = UNKNOWN, len(spec.metrics_)
-        for place, value in enumerate(sample):
+        code, metric_count = UNKNOWN, len(spec.metrics_)
+        for index, value in enumerate(sample):
             if value is None:
                 continue
-            if place >= judged:
+            if index >= metric_count:
                 code = OK
                 break
             if value - value != 0.0:  # NaN and both infinities
@@ -165,7 +165,7 @@ class GapWatch(Memory):
             return UNKNOWN
         self.missing = step - self.steps[-1]
         if self.missing >= self.gap:
-            spaces = sorted(after - before for before, after in pairwise(self.steps[-NEWEST:]))
+            spaces = sorted(later - earlier for earlier, later in pairwise(self.steps[-NEWEST:]))
             longest = self.gap * spaces[-1] // LONGEST_SHARE
             self.limit = max(self.gap * spaces[len(spaces) // 2], longest)
             if self.missing >= self.limit:

@@ -68,9 +68,9 @@ class Paired(Detector):
         wrong = check_quota(self.for_, self.m_of_n)
         if self.gt is None and self.rel_gt is None and self.lt is None:
             wrong.append(("gt", "give at least one of `gt`, `rel_gt`, `lt`"))
-        for name, bound in (("gt", self.gt), ("rel_gt", self.rel_gt)):
-            if bound is not None and not 0.0 < bound < math.inf:
-                wrong.append((name, f"must be above zero, not {bound}"))
+        for name, limit in (("gt", self.gt), ("rel_gt", self.rel_gt)):
+            if limit is not None and not 0.0 < limit < math.inf:
+                wrong.append((name, f"must be above zero, not {limit}"))
         if self.lt is not None and not -math.inf < self.lt < 0.0:
             wrong.append(("lt", f"must be below zero, not {self.lt}"))
         if self.key == self.metric:
@@ -119,14 +119,14 @@ class PairedWatch(Debounced):
         self.standing = UNKNOWN
         if value - value != 0.0 or (self.spec.key is not None and not self.keys):
             return UNKNOWN
-        before = self._before()
+        reference = self._reference()
         self.steps.append(step)
         self.values.append(value)
         _trim(self.steps, self.values)
-        if before is None:
+        if reference is None:
             return UNKNOWN
-        self.before = before
-        breach = self._beyond(value - before, before)
+        self.before = reference
+        breach = self._beyond(value - reference, reference)
         self.raw = BREACH if breach else OK
         self.standing = self.debounce(breach, False)
         return self.standing
@@ -140,20 +140,20 @@ class PairedWatch(Debounced):
         _trim(self.key_steps, self.keys)
         self.forget_last()
 
-    def _before(self) -> float | None:
+    def _reference(self) -> float | None:
         """Return the evaluation to compare with, None when there are too few of this input."""
         since = self.key_steps[-1] if self.key_steps else 0
         count = len(self.steps) - bisect_left(self.steps, since)
         return self.values[-1] if count > self.spec.settle else None
 
-    def _beyond(self, rise: float, before: float) -> bool:
+    def _beyond(self, rise: float, reference: float) -> bool:
         spec = self.spec
         if spec.lt is not None and rise < spec.lt:
             return True
         if spec.gt is None and spec.rel_gt is None:
             return False
         return (spec.gt is None or rise > spec.gt) and (
-            spec.rel_gt is None or rise > spec.rel_gt * abs(before)
+            spec.rel_gt is None or rise > spec.rel_gt * abs(reference)
         )
 
     def drop_after(self, step: int) -> None:
@@ -164,18 +164,18 @@ class PairedWatch(Debounced):
         return needs(len(self.steps), self.spec.settle + 2, f"evaluations of {self.spec.metric}")
 
     def numbers(self) -> Reading:
-        spec, value, before = self.spec, self.value, self.before
-        rise = None if value is None or before is None else value - before
+        spec, value, reference = self.spec, self.value, self.before
+        rise = None if value is None or reference is None else value - reference
         bounds = {"gt": spec.gt, "rel_gt": spec.rel_gt, "lt": spec.lt}
-        given = {name: bound for name, bound in bounds.items() if bound is not None}
+        limits = {name: limit for name, limit in bounds.items() if limit is not None}
         return {
             "step": self.last,
             "value": value,
-            "before": before,
+            "before": reference,
             "difference": rise,
-            "share": rise / abs(before) if rise is not None and before else None,
-            "threshold": next(iter(given.values())),
-            **given,
+            "share": rise / abs(reference) if rise is not None and reference else None,
+            "threshold": next(iter(limits.values())),
+            **limits,
             "evaluated": None if self.evaluated == NEVER else self.evaluated,
             "key": self.keys[-1] if self.keys else None,
             "evaluations": len(self.steps),

@@ -51,22 +51,22 @@ class Rate(Detector):
         if self.window < 1:
             return [("window", f"must be at least 1 step, not {self.window}")]
         bounds = (("count_gte", self.count_gte, self.window), ("share_gte", self.share_gte, 1))
-        given = [(name, bound, most) for name, bound, most in bounds if bound is not None]
-        if len(given) != 1:
+        limits = [(name, bound, most) for name, bound, most in bounds if bound is not None]
+        if len(limits) != 1:
             return [("count_gte", "give exactly one of `count_gte`, `share_gte`")]
-        name, bound, most = given[0]
-        if not 0 < bound <= most:
-            return [(name, f"must be above 0 and at most {most}, not {bound}")]
-        if self.clear is not None and not 0 < self.clear < bound:
-            return [("clear", f"must be above 0 and below `{name}` ({bound}), not {self.clear}")]
+        name, limit, highest = limits[0]
+        if not 0 < limit <= highest:
+            return [(name, f"must be above 0 and at most {highest}, not {limit}")]
+        if self.clear is not None and not 0 < self.clear < limit:
+            return [("clear", f"must be above 0 and below `{name}` ({limit}), not {self.clear}")]
         return []
 
-    def events(self, bound: float) -> int:
+    def events(self, limit: float) -> int:
         """Return the least number of events that reaches a bound, in its unit."""
         if self.share_gte is None:
-            return math.ceil(bound)
-        count = int(bound * self.window)
-        while count / self.window < bound:
+            return math.ceil(limit)
+        count = int(limit * self.window)
+        while count / self.window < limit:
             count += 1
         return count
 
@@ -77,8 +77,8 @@ class RateWatch(Memory):
     def __init__(self, spec: Rate) -> None:
         self.spec = spec
         self.window = spec.window
-        bound = spec.share_gte if spec.count_gte is None else spec.count_gte
-        self.need_events = spec.events(bound or 0)
+        limit = spec.share_gte if spec.count_gte is None else spec.count_gte
+        self.need_events = spec.events(limit or 0)
         self.need_clear = self.need_events if spec.clear is None else spec.events(spec.clear)
         super().__init__()
 
@@ -93,13 +93,13 @@ class RateWatch(Memory):
 
     def feed(self, sample: Any, step: int) -> int:
         self.value = sample
-        last = self.last
-        if step <= last:
+        last_step = self.last
+        if step <= last_step:
             self.raw = UNKNOWN
             return UNKNOWN
         self.last = step
-        if step - last > 1 and last >= 0:
-            self.missing.extend(range(max(last + 1, step - 2 * self.window), step))
+        if step - last_step > 1 and last_step >= 0:
+            self.missing.extend(range(max(last_step + 1, step - 2 * self.window), step))
         absent = sample is None or sample - sample != 0.0
         if absent:
             self.missing.append(step)
@@ -118,9 +118,9 @@ class RateWatch(Memory):
         if not self.firing or self.raw == BREACH:
             self.firing = self.raw == BREACH
             return self.raw
-        held = _code_for(self.need_clear, came, maybe)
-        self.firing = held != OK
-        return held
+        clear_code = _code_for(self.need_clear, came, maybe)
+        self.firing = clear_code != OK
+        return clear_code
 
     def _within(self, steps: list[int], step: int) -> int:
         """Count the steps in the window; drop those that no rewind over a window can reach."""

@@ -77,10 +77,10 @@ class RateGuard(Detector):
         wrong = []
         if not self.metrics_:
             wrong.append(("metrics", "names no metric"))
-        others = [*(("announced", each) for each in self.announced), ("confirm", self.confirm)]
-        for key, other in others:
-            if other in self.metrics_:
-                wrong.append((key, f"has `{other}` itself, which always rises with it"))
+        inputs = [*(("announced", metric) for metric in self.announced), ("confirm", self.confirm)]
+        for key, input_key in inputs:
+            if input_key in self.metrics_:
+                wrong.append((key, f"has `{input_key}` itself, which always rises with it"))
         for name, times in (("over", self.over), ("warmup_jump", self.warmup_jump)):
             if not 1.0 < times < math.inf:
                 wrong.append((name, f"must be above 1, not {times}"))
@@ -123,25 +123,25 @@ class RateGuardWatch(Memory):
         rise = self._announced(sample)
         moved = None if spec.confirm is None else sample[self.last_place]
         code, note, jumped, self.worst = UNKNOWN, 0, False, 0
-        for place, group in enumerate(groups):
-            value = sample[place]
+        for index, group in enumerate(groups):
+            value = sample[index]
             if value is None or not 0.0 <= value < math.inf:
                 continue
             if group[0] < spec.min_:
-                groups[place] = _after(group, value)
+                groups[index] = _advance(group, value)
                 continue
             found, jumps = OK, self._jumps(group, value, rise)
             if jumps and group[5] + 1 >= spec.freeze:
                 note, jumps = NOTE, False
-                self.pending_note = self._note(place, group, value)
+                self.pending_note = self._note(index, group, value)
             elif jumps:
                 sure = group[6] or self._is_confirmed(moved)
                 found = UNKNOWN if sure is None else BREACH if sure else OK
                 jumps = found != OK
-            groups[place] = _after(group, value, jumps, found == BREACH)
+            groups[index] = _advance(group, value, jumps, found == BREACH)
             jumped = jumped or jumps
             if found == BREACH and code != BREACH:
-                self.worst = place
+                self.worst = index
             if found == BREACH or code == UNKNOWN:
                 code = found
         self.groups, self.value = groups, sample[self.worst]
@@ -153,25 +153,25 @@ class RateGuardWatch(Memory):
 
     def _announced(self, sample: Any) -> float:
         """Return how many times more than before is announced; 1 where nothing is."""
-        found, first = 1.0, len(self.groups)
-        for place, before in enumerate(self.given):
-            now = sample[first + place]
-            if now is None or not 0.0 < now < math.inf or now == before:
+        factor, first_column = 1.0, len(self.groups)
+        for index, announced_before in enumerate(self.given):
+            now = sample[first_column + index]
+            if now is None or not 0.0 < now < math.inf or now == announced_before:
                 continue
-            found = max(found, now / (before or self.groups[0][3] or now))
-            self.given = [*self.given[:place], float(now), *self.given[place + 1 :]]
-        return found
+            factor = max(factor, now / (announced_before or self.groups[0][3] or now))
+            self.given = [*self.given[:index], float(now), *self.given[index + 1 :]]
+        return factor
 
     def _jumps(self, group: Group, value: float, announced: float) -> bool:
         """Whether the rate jumps, or is still where it jumped to."""
-        spec, (_, top, since, last, rise, beyond, _) = self.spec, group
+        spec, (_, top, since, last_value, rise, beyond, _) = self.spec, group
         if beyond or top == 0.0:
             return beyond > 0 and value > spec.over * top
-        if value <= spec.over * top or value <= spec.over * last * announced:
+        if value <= spec.over * top or value <= spec.over * last_value * announced:
             return False
         if since >= spec.settle:
             return True
-        return value > spec.warmup_jump * top and value - last > 2.0 * rise
+        return value > spec.warmup_jump * top and value - last_value > 2.0 * rise
 
     def _is_confirmed(self, moved: float | None) -> bool | None:
         """Whether what the rate moves tells of a jump too; None: not known yet."""
@@ -179,12 +179,21 @@ class RateGuardWatch(Memory):
             return True
         if moved is None or not 0.0 <= moved < math.inf:
             return None
-        known = (one[3] for one in reversed(self.past))
-        recent = list(islice((one for one in known if one is not None and one >= 0.0), RECENT))
+        confirming = (state[3] for state in reversed(self.past))
+        recent = list(
+            islice(
+                (
+                    value_seen
+                    for value_seen in confirming
+                    if value_seen is not None and value_seen >= 0.0
+                ),
+                RECENT,
+            )
+        )
         return moved > self.spec.over * median(sorted(recent)) if recent else None
 
-    def _note(self, place: int, group: Group, value: float) -> Note:
-        metric, count = self.spec.metrics_[place], self.spec.freeze
+    def _note(self, index: int, group: Group, value: float) -> Note:
+        metric, count = self.spec.metrics_[index], self.spec.freeze
         text = f"{metric}: {count} samples above {self.spec.over:g} times "
         text += f"{group[1]:.6g}; {value:.6g} is its level now"
         details: dict[str, Json] = {"metric": metric, "reference": value, "samples": count}
@@ -198,20 +207,23 @@ class RateGuardWatch(Memory):
             return
         _, groups, self.given, _ = self.past[-1]
         # A jump that goes on is one again.
-        self.groups = [(*one[:3], min(one[3], one[1]), one[4], 0, False) for one in groups]
+        self.groups = [
+            (*group_state[:3], min(group_state[3], group_state[1]), group_state[4], 0, False)
+            for group_state in groups
+        ]
 
     def lacks(self, spacing: int) -> str:
-        most = max(group[0] for group in self.groups)
-        return needs(most, self.spec.min_ + 1, f"samples of {self.spec.metrics_[0]}")
+        sample_count = max(group[0] for group in self.groups)
+        return needs(sample_count, self.spec.min_ + 1, f"samples of {self.spec.metrics_[0]}")
 
     def numbers(self) -> Reading:
         samples, top, since, _, _, beyond, _ = self.groups[self.worst]
-        known = self.raw != UNKNOWN and self.value is not None and top > 0.0
+        is_known = self.raw != UNKNOWN and self.value is not None and top > 0.0
         return {
             "step": self.last,
             "metric": self.spec.metrics_[self.worst],
             "value": self.value,
-            "ratio": self.value / top if known else None,
+            "ratio": self.value / top if is_known else None,
             "threshold": self.spec.over * top,
             "reference": top,
             "settled": since >= self.spec.settle,
@@ -220,10 +232,10 @@ class RateGuardWatch(Memory):
         }
 
 
-def _after(group: Group, value: float, jumps: bool = False, sure: bool = False) -> Group:
+def _advance(group: Group, value: float, jumps: bool = False, sure: bool = False) -> Group:
     """Return the group with one more sample."""
-    samples, top, since, last, _, beyond, _ = group
-    rise = value - last if samples else 0.0
+    samples, top, since, last_value, _, beyond, _ = group
+    rise = value - last_value if samples else 0.0
     if jumps:
         return samples + 1, top, since + 1, value, rise, beyond + 1, sure
     grown = value > top or not samples

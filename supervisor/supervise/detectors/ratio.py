@@ -87,8 +87,8 @@ class RatioWatch(Memory):
         self.spec = spec
         self.min_ = spec.min_
         self.upper = spec.gt is not None
-        given = spec.gt if spec.gt is not None else spec.lt
-        self.bound = math.nan if given is None else given
+        limit = spec.gt if spec.gt is not None else spec.lt
+        self.bound = math.nan if limit is None else limit
         self.release = self.bound if spec.clear is None else spec.clear
         self.by_steps = spec.unit == "steps"
         self.least = min(spec.min_, LEAST) if self.by_steps else spec.min_
@@ -147,8 +147,8 @@ class RatioWatch(Memory):
             breach = now > self.bound if self.upper else now < self.bound
             self.raw = BREACH if breach else OK
             if self.firing or breach:
-                held = now > self.release if self.upper else now < self.release
-                self.firing = breach or held
+                is_held = now > self.release if self.upper else now < self.release
+                self.firing = breach or is_held
             code = BREACH if self.firing else OK
         if breach:
             code |= self._flag(sample, step)

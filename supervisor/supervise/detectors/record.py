@@ -116,21 +116,21 @@ class RecordWatch(Memory):
         begin, end = max(count - self.spec.window, 0), count if self.since < 0 else self.since
         earlier = self.rises[begin:end]
         self.most = max(max(earlier, default=0.0), 0.0)
-        found = begin + earlier.index(self.most) if self.most > 0.0 else count
-        self.until = found + self.spec.window
+        position = begin + earlier.index(self.most) if self.most > 0.0 else count
+        self.until = position + self.spec.window
 
     def _append(self, sample: float, rise: float, breach: bool, step: int) -> None:
         values, ordered, ref = self.values, self.ordered, self.spec.ref
         if len(values) >= ref:
             del ordered[bisect_left(ordered, values[-ref])]
         insort(ordered, sample)
-        place, under_way = len(values), self.since >= 0
-        self._count(breach, place)
+        index, under_way = len(values), self.since >= 0
+        self._count(breach, index)
         if self.since < 0:
             if under_way:  # the samples that were left out count from now on
                 self.until = -1
             elif rise >= self.most:
-                self.most, self.until = rise, place + self.spec.window
+                self.most, self.until = rise, index + self.spec.window
         values.append(sample)
         self.rises.append(rise)
         self.flags.append(breach)
@@ -138,11 +138,11 @@ class RecordWatch(Memory):
         if len(values) >= (KEPT + SLACK) * self.spec.window + ref:
             self._drop(SLACK * self.spec.window)
 
-    def _count(self, breach: bool, place: int) -> None:
+    def _count(self, breach: bool, index: int) -> None:
         if breach:
             self.low = 0
             if self.since < 0:
-                self.since = place
+                self.since = index
         elif self.since >= 0:
             self.low += 1
             if self.low >= self.spec.calm:
@@ -162,20 +162,20 @@ class RecordWatch(Memory):
                 column.pop()
         self.ordered = sorted(self.values[-self.spec.ref :])
         self.since, self.low = -1, 0
-        for place, breach in enumerate(self.flags):
-            self._count(breach, place)
+        for index, breach in enumerate(self.flags):
+            self._count(breach, index)
         self.until = -1
 
     def lacks(self, spacing: int) -> str:
         return needs(len(self.values), self.spec.min_ + 1, f"samples of {self.spec.metric}")
 
     def numbers(self) -> Reading:
-        known = self.raw != UNKNOWN
+        is_known = self.raw != UNKNOWN
         return {
             "step": self.last,
             "value": self.value,
-            "rise": self.rise if known else None,
-            "greatest": self.judged if known else None,
-            "threshold": self.limit if known else None,
+            "rise": self.rise if is_known else None,
+            "greatest": self.judged if is_known else None,
+            "threshold": self.limit if is_known else None,
             "samples": len(self.values),
         }

@@ -134,15 +134,15 @@ class RobustZWatch(BaselineWatch):
         quarter = (count - half) >> 1
         below, above = middle - ordered[quarter], ordered[quarter + half] - middle
         breach = distance > self.screen * (below if below < above else above)
-        held = False
+        is_held = False
         if breach or self.firing:
             scale = self.scale_of(middle)
             breach = distance > self.gt * scale and not self.jitters(middle)
-            held = distance > self.release * scale
+            is_held = distance > self.release * scale
         if not breach:
             self.raw = OK
             self.pending_step = step
-            return self.debounce(False, held) if self.bits or self.firing else OK
+            return self.debounce(False, is_held) if self.bits or self.firing else OK
         self.raw = BREACH
         code = self.debounce(True, True)
         if base.flag(step, sample):

@@ -155,7 +155,7 @@ class SequenceWatch(Memory):
             self.last_match = {
                 "first_step": start,
                 "last_step": step,
-                "steps": {name: seen for name, seen in names if seen >= start},
+                "steps": {name: breach_step for name, breach_step in names if breach_step >= start},
             }
             self._drop()
             return BREACH

@@ -64,10 +64,10 @@ class ThresholdWatch(Debounced):
 
     def __init__(self, spec: Threshold) -> None:
         self.spec = spec
-        name, bound = spec.bound
-        clear = bound if spec.clear is None else spec.clear
+        name, limit = spec.bound
+        clear = limit if spec.clear is None else spec.clear
         self.upper = name in ("gt", "gte")
-        self.bound = _as_open(name, bound)
+        self.bound = _as_open(name, limit)
         self.release = _as_open(name, clear)
         super().__init__(spec.for_, spec.m_of_n, spec.unit)
 
@@ -92,18 +92,18 @@ class ThresholdWatch(Debounced):
         return OK
 
     def numbers(self) -> Reading:
-        name, bound = self.spec.bound
+        name, limit = self.spec.bound
         return {
             "step": self.last,
             "value": self.value,
-            name: bound,
-            "threshold": bound,
-            "clear": bound if self.spec.clear is None else self.spec.clear,
+            name: limit,
+            "threshold": limit,
+            "clear": limit if self.spec.clear is None else self.spec.clear,
             **self.counts(),
         }
 
 
-def _as_open(name: str, bound: float) -> float:
+def _as_open(name: str, limit: float) -> float:
     """Return c such that the bound is `x > c`, of the negated value when it is a lower one."""
-    upper = bound if name in ("gt", "gte") else -bound
+    upper = limit if name in ("gt", "gte") else -limit
     return math.nextafter(upper, -math.inf) if name in ("gte", "lte") else upper

@@ -70,8 +70,8 @@ class TrendWatch(Memory):
         self.by_steps = spec.unit == "steps"
         self.rank = lower_rank(BLOCKS, spec.confidence)
         self.upper = spec.slope_per_1k_gt is not None
-        bound = spec.slope_per_1k_lt if spec.slope_per_1k_gt is None else spec.slope_per_1k_gt
-        self.limit = math.nan if bound is None else bound
+        limit = spec.slope_per_1k_lt if spec.slope_per_1k_gt is None else spec.slope_per_1k_gt
+        self.limit = math.nan if limit is None else limit
         super().__init__()
 
     def reset(self) -> None:
@@ -125,15 +125,15 @@ class TrendWatch(Memory):
 
     def _judge(self) -> None:
         if len(self.at) >= BLOCKS:
-            _, bound = self._slope_and_bound()
-            beyond = bound > self.limit if self.upper else bound < self.limit
+            _, slope_bound = self._slope_and_bound()
+            beyond = slope_bound > self.limit if self.upper else slope_bound < self.limit
             self.verdict = BREACH if beyond else OK
 
     def _slope_and_bound(self) -> tuple[float, float]:
         """Return the median slope of the newest blocks and its confidence bound, per 1000 steps."""
-        found = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
-        bound = found[self.rank if self.upper else -1 - self.rank]
-        return 1000.0 * found[PAIRS // 2], 1000.0 * bound
+        slope_values = slopes(self.at[-BLOCKS:], self.means[-BLOCKS:])
+        slope_bound = slope_values[self.rank if self.upper else -1 - self.rank]
+        return 1000.0 * slope_values[PAIRS // 2], 1000.0 * slope_bound
 
     def rewind(self, step: int) -> None:
         super().rewind(step)
@@ -150,13 +150,13 @@ class TrendWatch(Memory):
 
     def numbers(self) -> Reading:
         blocks = min(len(self.at), BLOCKS)
-        slope = bound = math.nan
+        slope = slope_bound = math.nan
         if blocks == BLOCKS:
-            slope, bound = self._slope_and_bound()
+            slope, slope_bound = self._slope_and_bound()
         return {
             "step": self.last,
             "value": slope,
-            "bound": bound,
+            "bound": slope_bound,
             "threshold": self.limit,
             "confidence": self.spec.confidence,
             "last_block": self.means[-1] if blocks else None,

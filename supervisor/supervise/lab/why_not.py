@@ -292,7 +292,7 @@ def if_fired(
     """
     state = state.copy()
     state.machine = machine_before
-    ctx = StepContext(state.phase.of(policy), state, Tick(state.at_ns))
+    ctx = StepContext(state.phase.in_force(policy), state, Tick(state.at_ns))
     index, monitor = policy.rules.index(rule), state.monitors[rank]
     monitor.rules[index].firing, monitor.rules[index].answered = True, False
     rule_fired.on_rules_changed(ctx, monitor, rank, [(index, True)])
@@ -373,7 +373,7 @@ def answer(
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
     index = _rule_index(question.rule, policy, records)
     rule, watch = policy.rules[index], monitor.rules[index]
-    phased = moment.state.phase.of(policy).rules[index]
+    phased = moment.state.phase.in_force(policy).rules[index]
     now = next((d for _, d in moment.decisions if _is_fired(d, question)), None)
     answer: dict[str, Any] = {
         "rule": rule.id,

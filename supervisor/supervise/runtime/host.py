@@ -46,12 +46,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 import psutil
 from msgspec import UNSET, Struct, UnsetType
 
 from .. import system
 from ..core import host_health
-from ..core.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Finding
+from ..core.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Device, Finding
 from ..core.model.failure import FailureClass
 from ..core.model.policy import HostHealth
 from ..store import files
@@ -447,7 +448,8 @@ class HealthGate:
             command = [sys.executable, "-I", nvml_report.__file__]
             rows, trouble = _answer(command, min(DRIVER_S, until_s - time.monotonic()), None)
         some = bool(self._environ.get("CUDA_VISIBLE_DEVICES"))
-        findings = host_health.judge_devices(rows, previous_count, some=some, trouble=trouble)
+        devices = None if rows is None else msgspec.convert(rows, list[Device])
+        findings = host_health.judge_devices(devices, previous_count, some=some, trouble=trouble)
         return findings, rows or []
 
     def _matmul(
@@ -472,7 +474,8 @@ class HealthGate:
         if answer is None or "error" in answer:
             text = trouble if answer is None else str(answer["error"])
             return Finding(MATMUL, UNDECIDED, text)
-        return host_health.judge_matmul(answer["devices"], self._classes(), seconds)
+        devices = msgspec.convert(answer["devices"], list[Device])
+        return host_health.judge_matmul(devices, self._classes(), seconds)
 
 
 def of_memo(memo: Mapping[str, Any]) -> tuple[Start, KnownMachine]:

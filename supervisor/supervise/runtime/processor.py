@@ -369,7 +369,9 @@ class EventProcessor:
         action = run.intent.action
         if run.terms.approved is not None or incident is None or not isinstance(action, Relaunch):
             return None
-        breach_step = incident.breach_step if run.requested.before is None else run.requested.before
+        breach_step = (
+            incident.breach_step if run.requested.before_step is None else run.requested.before_step
+        )
         return run.intent.args.parse(RelaunchArgs).step, action.before(breach_step)
 
     def choose_checkpoint(self) -> Mapping[str, Any]:

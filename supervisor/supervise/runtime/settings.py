@@ -114,7 +114,7 @@ class RecoveredRun:
                     if record_count == len(log):
                         past.unwritten.append((number, event.at_ns, decision))
                         continue
-                    if not replay.same(log[record_count], number, record(decision)):
+                    if not replay.is_recorded(log[record_count], number, record(decision)):
                         raise _apart(run, log[record_count])
                     record_count += 1
             end = number + 1

@@ -147,7 +147,8 @@ class Recorder:
         if event is not None and not self.flush():
             event = None
         body = record(decision)
-        kind, step = body.pop("kind"), body.pop("step")
+        kind, step = decision.kind, decision.step
+        del body["kind"], body["step"]
         body["event"] = -1 if event is None else event
         if event is not None and decision.incident is not None:
             self._journal.cite(event)

@@ -56,10 +56,10 @@ class Checkpoints:
 
     def __init__(
         self,
-        known: Mapping[str, Checkpoint] | None = None,
+        checkpoints: Mapping[str, Checkpoint] | None = None,
         wrong_starts: Iterable[tuple[int, float, tuple[float, float]]] = (),
     ) -> None:
-        self._known: dict[str, Checkpoint] = dict(known or {})
+        self._known: dict[str, Checkpoint] = dict(checkpoints or {})
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
         self._wrong_starts = list(wrong_starts)
 
@@ -69,46 +69,48 @@ class Checkpoints:
         Args:
             suspect, trial: of a checkpoint that is new to us, see `Checkpoint`.
         """
-        before = self._known.get(state.id)
+        previous = self._known.get(state.id)
         attempt, step = state.attempt, state.step
         if any(
             f <= attempt < end and (attempt, step) <= upto for f, end, upto in self._wrong_starts
         ):
             suspect, trial = suspect or WRONG_START, ""
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             state.id,
             step,
             attempt,
             state.path,
             state.ok,
-            before.suspect if before is not None else suspect,
+            previous.suspect if previous is not None else suspect,
             state.bytes or 0,
-            before.trial if before is not None else trial,
+            previous.trial if previous is not None else trial,
             state.resumable,
             state.damage,
         )
-        self._known[found.id] = found
+        self._known[checkpoint.id] = checkpoint
         while len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
-        return found
+        return checkpoint
 
-    def mark_suspect(self, attempt: int, from_step: int, why: str) -> list[str]:
+    def mark_suspect(self, attempt: int, from_step: int, reason: str) -> list[str]:
         """Make every checkpoint of `attempt` that was saved at or after `from_step` suspect."""
         hit = [
-            found.id
-            for found in self._known.values()
-            if found.attempt == attempt and not 0 <= found.step < from_step and not found.suspect
+            checkpoint.id
+            for checkpoint in self._known.values()
+            if checkpoint.attempt == attempt
+            and not 0 <= checkpoint.step < from_step
+            and not checkpoint.suspect
         ]
         for name in hit:
-            self._known[name] = replace(self._known[name], suspect=why, trial="")
+            self._known[name] = replace(self._known[name], suspect=reason, trial="")
         return hit
 
     def mark_wrong_start(self, launch: int) -> None:
         """The newest launch, of this attempt, did not go on from its checkpoint."""
         self._wrong_starts.append((launch, inf, NEVER))
-        for name, found in self._known.items():
-            if found.attempt >= launch and not found.suspect:
-                self._known[name] = replace(found, suspect=WRONG_START, trial="")
+        for name, checkpoint in self._known.items():
+            if checkpoint.attempt >= launch and not checkpoint.suspect:
+                self._known[name] = replace(checkpoint, suspect=WRONG_START, trial="")
 
     @property
     def wrong_checkpoint(self) -> bool:
@@ -118,14 +120,19 @@ class Checkpoints:
     def launched(self, attempt: int) -> None:
         """Another launch began."""
         self._wrong_starts = [
-            (first, min(end, attempt), upto) for first, end, upto in self._wrong_starts
+            (first_attempt, min(end, attempt), upto)
+            for first_attempt, end, upto in self._wrong_starts
         ]
 
     def accept(self, attempt: int, step: int) -> None:
         """A person takes the newest launch as it is: what it saves from here on is good again."""
         self._wrong_starts = [
-            (first, end, min(upto, (max(first, attempt), step)) if end == inf else upto)
-            for first, end, upto in self._wrong_starts
+            (
+                first_attempt,
+                end,
+                min(upto, (max(first_attempt, attempt), step)) if end == inf else upto,
+            )
+            for first_attempt, end, upto in self._wrong_starts
         ]
 
     def judge(self, incident: str, recovered: int | None) -> None:
@@ -134,10 +141,14 @@ class Checkpoints:
         Args:
             recovered: that attempt; None: it did not recover.
         """
-        for name, found in self._known.items():
-            if found.trial == incident:
-                why = "" if found.attempt == recovered else f"saved before {incident} had recovered"
-                self._known[name] = replace(found, suspect=why, trial="")
+        for name, checkpoint in self._known.items():
+            if checkpoint.trial == incident:
+                reason = (
+                    ""
+                    if checkpoint.attempt == recovered
+                    else f"saved before {incident} had recovered"
+                )
+                self._known[name] = replace(checkpoint, suspect=reason, trial="")
 
     def good(self) -> tuple[Checkpoint, ...]:
         """Return those that may be gone back to, oldest step first."""
@@ -146,16 +157,16 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """Return the one of the newest step; of two the damaged one, None if none was verified."""
-        known = self._known.values()
-        return max(known, key=lambda c: (c.attempt, c.step, bool(c.damage)), default=None)
+        checkpoints = self._known.values()
+        return max(checkpoints, key=lambda c: (c.attempt, c.step, bool(c.damage)), default=None)
 
     def suspects(self) -> frozenset[str]:
         """Return the ids of those that must not be gone back to although they may verify."""
-        return frozenset(name for name, found in self._known.items() if found.suspect)
+        return frozenset(name for name, checkpoint in self._known.items() if checkpoint.suspect)
 
     def on_trial(self) -> frozenset[str]:
         """Return the ids of those that may still turn out to be good, or suspect."""
-        return frozenset(name for name, found in self._known.items() if found.trial)
+        return frozenset(name for name, checkpoint in self._known.items() if checkpoint.trial)
 
     def copy(self) -> Checkpoints:
         return Checkpoints(self._known, self._wrong_starts)

@@ -57,9 +57,9 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.KIND
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """The fields of the class, as the audit record has them but for non-finite floats."""
-        fields: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=dict)
+        fields: dict[str, Json] = msgspec.to_builtins(self, str_keys=True, enc_hook=dict)
         for name in HEAD:
             fields.pop(name, None)
         return {"what": self.WHAT, **fields} if self.WHAT else fields
@@ -653,7 +653,7 @@ def document(value: Any, **form: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
-def record(decision: Decision) -> dict[str, Any]:
+def record(decision: Decision) -> dict[str, Json]:
     """Return a decision as its audit record holds it."""
     return {
         "kind": decision.KIND,
@@ -665,27 +665,27 @@ def record(decision: Decision) -> dict[str, Any]:
 NON_FINITE = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
 
 
-def decision_from_record(record: Mapping[str, Any]) -> Decision:
+def decision_from_record(record: Mapping[str, Json]) -> Decision:
     """Return the decision that an audit record of the engine holds.
 
     Raises:
         ValueError: it is no decision, or of another version.
     """
-    data = record.get("data") or {}
-    kind, what = str(record.get("kind")), str(data.get("what", ""))
-    form = _BY_WHAT.get((kind, what)) or _BY_WHAT.get((kind, ""))
+    fields = record.get("data")
+    data = fields if isinstance(fields, Mapping) else {}
+    kind, tag = str(record.get("kind")), str(data.get("what", ""))
+    form = _BY_WHAT.get((kind, tag)) or _BY_WHAT.get((kind, ""))
     if kind == "note" and "details" in data:
         form = NoticeTaken
     if form is CommandAnswered and "answer" not in data:
         form = ReloadRequested
     if form is None:
-        raise ValueError(f"no decision of the engine is of the kind {kind!r} {what!r}")
-    fields = {**data, **{name: record.get(name) for name in HEAD}}
+        raise ValueError(f"no decision of the engine is of the kind {kind!r} {tag!r}")
+    head = {name: record.get(name) for name in HEAD}
     try:
-        return msgspec.convert(fields, form, dec_hook=_payload)
+        return msgspec.convert({**data, **head}, form, dec_hook=_payload)
     except msgspec.ValidationError:  # a number may be in it that JSON has no form for
-        fields |= _revived(data)
-        return msgspec.convert(fields, form, dec_hook=_payload)
+        return msgspec.convert({**_revived(data), **head}, form, dec_hook=_payload)
 
 
 def _payload(form: type[Payload], value: Mapping[str, Json]) -> Payload:

@@ -5,25 +5,29 @@ from __future__ import annotations
 from .policy import HOLD, Ladder, Policy
 
 
-def entry_level(ladder: Ladder, wanted: str, minimum: int) -> tuple[str, int]:
-    """Return `(runbook, level)` for a rule that wants `wanted`, never below level `minimum`.
+def entry_level(ladder: Ladder, runbook: str, minimum: int) -> tuple[str, int]:
+    """Return `(runbook, level)` for a rule that wants `runbook`, never below level `minimum`.
 
     A runbook outside the ladder (level -1) is returned as it is: what was tried before is no reason
     to answer a hang with a rollback.
     """
-    if wanted not in ladder.levels:
-        return wanted, -1
-    level = ladder.levels.index(wanted)
-    return (wanted, level) if level >= minimum else level_at(ladder, minimum)
+    if runbook not in ladder.levels:
+        return runbook, -1
+    level = ladder.levels.index(runbook)
+    return (runbook, level) if level >= minimum else level_at(ladder, minimum)
 
 
-def minimum_level(ladder: Ladder, last: tuple[int, int] | None, frame_count: int) -> int:
+def minimum_level(ladder: Ladder, last_level: tuple[int, int] | None, frame_count: int) -> int:
     """Return the level that the last incident came to, unless that was long enough ago.
 
     Args:
-        last: (level, frame_count) of it, None when none acted.
+        last_level: (level, frame_count) of it, None when none acted.
     """
-    return last[0] if last is not None and frame_count - last[1] < ladder.reset_after_steps else -1
+    return (
+        last_level[0]
+        if last_level is not None and frame_count - last_level[1] < ladder.reset_after_steps
+        else -1
+    )
 
 
 def next_level(ladder: Ladder, level: int) -> tuple[str, int]:
@@ -48,6 +52,8 @@ def level_of(ladder: Ladder, name: str, otherwise: int) -> int:
 
 def relaunching(policy: Policy) -> tuple[str, int]:
     """Return `(runbook, level)` of the first one that relaunches the job, `hold` without one."""
-    known = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
-    names = [name for name in (*policy.ladder.levels, *known) if name in known]
+    relaunching_names = [name for name, book in policy.runbooks.items() if "relaunch" in book.verbs]
+    names = [
+        name for name in (*policy.ladder.levels, *relaunching_names) if name in relaunching_names
+    ]
     return (names[0], level_of(policy.ladder, names[0], -1)) if names else (HOLD, -1)

@@ -26,8 +26,8 @@ def describe(verb: str, args: Payload) -> str:
     form = FORMS.get(verb)
     if form is not None:
         return form(args)
-    shown = ", ".join(f"{key} {value}" for key, value in args.items() if value is not None)
-    return f"{verb} ({shown})"[:160] if shown else verb
+    arguments = ", ".join(f"{key} {value}" for key, value in args.items() if value is not None)
+    return f"{verb} ({arguments})"[:160] if arguments else verb
 
 
 def _rollback(args: Payload) -> str:
@@ -148,14 +148,14 @@ def metric(name: str) -> str:
     return METRICS.get(name, name)
 
 
-def where(name: str, value_of: Callable[[str], float | None]) -> str:
+def rank_text(name: str, value_of: Callable[[str], float | None]) -> str:
     """Return which rank a metric of several is about, "" where it is of none or not known."""
     rank = value_of(RANK_OF.get(name, ""))
     if rank is None:
         return ""
     part = value_of("straggler_part") if name == "straggler_ratio" else None
-    known = part is not None and part in range(len(SLOW_AT))
-    return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if known else "")
+    has_part = part is not None and part in range(len(SLOW_AT))
+    return f"rank {rank:.0f}" + (f" in {SLOW_AT[int(part or 0)]}" if has_part else "")
 
 
 def number(value: object) -> str:
@@ -209,10 +209,12 @@ def measured(numbers: Reading) -> tuple[str, float | str | None]:
 def limit(measure: ReadingValue, numbers: Reading) -> str:
     """Return "limit 0.8", or "limit 0.8, clear 0.9" where a breach only lasts at that measure."""
     line = f"limit {number(numbers.get('threshold'))}"
-    current, bound, clear = map(finite, (measure, numbers.get("threshold"), numbers.get("clear")))
-    if current is None or bound is None or clear is None or bound == clear:
+    current, threshold, clear = map(
+        finite, (measure, numbers.get("threshold"), numbers.get("clear"))
+    )
+    if current is None or threshold is None or clear is None or threshold == clear:
         return line
-    lasts = (current - bound) * (current - clear) <= 0
+    lasts = (current - threshold) * (current - clear) <= 0
     return f"{line}, clear {number(clear)}" if lasts else line
 
 
@@ -257,24 +259,28 @@ def reading(numbers: Reading) -> str:
     if "threshold" in numbers:
         parts[-1] += f" ({limit(measure, numbers)})"
     parts += _votes(numbers)
-    others = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)]
-    return "; ".join([", ".join([*parts, *others[:4]]), *filter(None, [baseline(numbers)])])
+    extras = [f"{k} {number(v)}" for k, v in numbers.items() if k not in TOLD and _is_plain(v)]
+    return "; ".join([", ".join([*parts, *extras[:4]]), *filter(None, [baseline(numbers)])])
 
 
 def silence(numbers: Reading, *, limited: bool = True) -> str:
     """Return "no step for 120 s (limit 100 s)", or without the limit."""
-    unit, value, most = numbers.get("unit", "s"), numbers.get("value"), numbers.get("threshold")
-    line = f"no {metric(text(numbers, 'signal'))} for {_whole(value)} {unit}"
-    return f"{line} (limit {_whole(most)} {unit})" if limited else line
+    unit, value, limit_value = (
+        numbers.get("unit", "s"),
+        numbers.get("value"),
+        numbers.get("threshold"),
+    )
+    line = f"no {metric(text(numbers, 'signal'))} for {_rounded(value)} {unit}"
+    return f"{line} (limit {_rounded(limit_value)} {unit})" if limited else line
 
 
-def _whole(value: ReadingValue) -> str:
+def _rounded(value: ReadingValue) -> str:
     return f"{value:.0f}" if isinstance(value, float) and math.isfinite(value) else number(value)
 
 
 def _votes(numbers: Reading) -> list[str]:
-    of = integer(numbers, "of", 1)
-    return [f"{numbers.get('breaching', 0)} of the newest {of} breach"] if of > 1 else []
+    window = integer(numbers, "of", 1)
+    return [f"{numbers.get('breaching', 0)} of the newest {window} breach"] if window > 1 else []
 
 
 def _coupled(numbers: Reading) -> str:

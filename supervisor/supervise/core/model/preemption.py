@@ -129,12 +129,12 @@ class Preemption:
         """The checkpoint is there, or will not be; return the signals to be passed on."""
         if self.request is None:
             return []
-        held, self._held = self._held, []
+        signals, self._held = self._held, []
         waited_s = now_s - self.request.since_s
-        self.settled.append(Settled(self.request.cause, refusal, waited_s, tuple(held)))
+        self.settled.append(Settled(self.request.cause, refusal, waited_s, tuple(signals)))
         self.request = None
-        self._is_over = self._is_over or bool(held) or not refusal
-        return held
+        self._is_over = self._is_over or bool(signals) or not refusal
+        return signals
 
     def expire(self, now_s: float) -> list[str]:
         """Return the signals whose time is up."""
@@ -145,7 +145,7 @@ class Preemption:
 
     def restart(self, now_s: float) -> list[str]:
         """Another process takes the place of this one; return what waited, which is for it."""
-        held = self.settle(now_s, "the job was being started again")
+        signals = self.settle(now_s, "the job was being started again")
         self._is_over = False
         self.withdraw()
-        return held
+        return signals

@@ -142,9 +142,9 @@ class Redactor:
 
     def fresh(self) -> Redactor:
         """Return one that knows the same secrets, and has emptied nothing yet."""
-        made = Redactor(also=self._also)
-        made._learn(self._values)
-        return made
+        redactor = Redactor(also=self._also)
+        redactor._learn(self._values)
+        return redactor
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return `variables` sorted by name, with secret values replaced."""
@@ -258,57 +258,61 @@ def _worth(name: str, value: str) -> tuple[str, ...]:
     """Return what of a secret value is to be looked for elsewhere."""
     if not is_secret(_COLUMN.sub("", name)) and _PLAIN.fullmatch(value):
         return ()
-    scheme, _, rest = value.partition(" ")  # Authorization: Bearer X
-    return (value, rest) if scheme.lower() in ("bearer", "basic", "token", "digest") else (value,)
+    scheme, _, credential = value.partition(" ")  # Authorization: Bearer X
+    return (
+        (value, credential)
+        if scheme.lower() in ("bearer", "basic", "token", "digest")
+        else (value,)
+    )
 
 
 def _parts(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield (what stays of a word, name of its secret, secret); no name: nothing is taken out."""
-    pending, before = "", ""
+    pending, previous_word = "", ""
     for word in words:
-        found = _WORD.fullmatch(word) or _HEADER_WORD.fullmatch(word)
-        script = _SCRIPT.fullmatch(before) is not None
+        match = _WORD.fullmatch(word) or _HEADER_WORD.fullmatch(word)
+        script = _SCRIPT.fullmatch(previous_word) is not None
         if pending and not word.startswith("-"):
             yield "", pending, word
-        elif found and not script and is_secret(found["name"]):
-            yield word[: found.start("value")], found["name"], found["value"]
+        elif match and not script and is_secret(match["name"]):
+            yield word[: match.start("value")], match["name"], match["value"]
         else:
             yield word, "", ""
         bare = word.startswith("-") and "=" not in word and is_secret(word)
-        pending, before = word.lstrip("-") if bare else "", word
+        pending, previous_word = word.lstrip("-") if bare else "", word
 
 
 def _scan(text: str) -> tuple[str, list[str]]:
     """Return `text` without what looks like a secret, and what that was."""
-    taken: list[str] = []
+    secrets: list[str] = []
     if not _SUSPECT.search(text):
-        return text, taken
+        return text, secrets
 
-    def take(found: re.Match[str]) -> str:
+    def take(match: re.Match[str]) -> str:
         """Replace the last group; where there is one called `name`, only if that says so."""
-        name = found.groupdict().get("name")
+        name = match.groupdict().get("name")
         if name is not None and not is_secret(name):
-            return found[0]
-        last = found.re.groups
-        secret, at = found[last].strip("'\""), found.start(last) - found.start()
+            return match[0]
+        group = match.re.groups
+        secret, offset = match[group].strip("'\""), match.start(group) - match.start()
         _, colon, password = secret.partition(":")
-        if found.re is not _LOGIN:
-            taken.append(secret)
+        if match.re is not _LOGIN:
+            secrets.append(secret)
         elif colon:
-            taken.extend((secret, password))
+            secrets.extend((secret, password))
         elif not _PLAIN.fullmatch(secret):  # `git@` is nobody's secret
-            taken.append(secret)
-        return found[0][:at] + REDACTED + found[0][at + len(found[last]) :]
+            secrets.append(secret)
+        return match[0][:offset] + REDACTED + match[0][offset + len(match[group]) :]
 
-    def take_token(found: re.Match[str]) -> str:
-        if not any(map(_is_mixed, _RUN.findall(found[1]))):
-            return found[0]
-        taken.append(found[1])
+    def take_token(match: re.Match[str]) -> str:
+        if not any(map(_is_mixed, _RUN.findall(match[1]))):
+            return match[0]
+        secrets.append(match[1])
         return REDACTED
 
     for pattern in (_LOGIN, _SHAPED, _HEADER, _BEARER, _QUERY, _OPTION, _ASSIGNED, _TOLD):
         text = pattern.sub(take, text)
-    return _URL.sub(lambda url: _URL_PART.sub(take_token, url[0]), text), taken
+    return _URL.sub(lambda url: _URL_PART.sub(take_token, url[0]), text), secrets
 
 
 def _is_mixed(run: str) -> bool:

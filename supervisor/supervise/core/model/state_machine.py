@@ -66,17 +66,19 @@ def flaws(table: Table) -> list[tuple[str, str, str]]:
     Checked: unknown states and events, unreachable states, states from which `halted` cannot be
     reached. `event` is "" where the whole row is meant.
     """
-    found: list[tuple[str, str, str]] = []
+    flaws_found: list[tuple[str, str, str]] = []
     for state, row in table.items():
         if state != "any" and state not in STATES:
-            found.append((state, "", f"unknown state {state!r}; states are {', '.join(STATES)}"))
+            flaws_found.append(
+                (state, "", f"unknown state {state!r}; states are {', '.join(STATES)}")
+            )
         for event, target in row.items():
             if event not in EVENTS:
-                found.append((state, event, f"unknown event {event!r}"))
+                flaws_found.append((state, event, f"unknown event {event!r}"))
             if target not in STATES:
-                found.append((state, event, f"unknown target {target!r}"))
-    if found:
-        return found
+                flaws_found.append((state, event, f"unknown target {target!r}"))
+    if flaws_found:
+        return flaws_found
     used = set(STATES)
     edges = {s: {t for e in EVENTS if (t := move(table, s, e)) is not None} for s in used}
     reached, todo = {LAUNCHING}, [LAUNCHING]
@@ -84,12 +86,12 @@ def flaws(table: Table) -> list[tuple[str, str, str]]:
         for target in sorted(edges[todo.pop()] - reached):
             reached.add(target)
             todo.append(target)
-    found += [(s, "", f"{s!r} can never be reached") for s in STATES if s not in reached]
+    flaws_found += [(s, "", f"{s!r} can never be reached") for s in STATES if s not in reached]
     ending = {HALTED}
     while grown := {s for s in used - ending if edges[s] & ending}:
         ending |= grown
-    found += [(s, "", f"{s!r} can never reach 'halted'") for s in STATES if s not in ending]
-    return found
+    flaws_found += [(s, "", f"{s!r} can never reach 'halted'") for s in STATES if s not in ending]
+    return flaws_found
 
 
 def diagram(table: Table = DEFAULT) -> str:

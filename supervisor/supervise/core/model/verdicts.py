@@ -116,8 +116,13 @@ class Verdict(Struct, frozen=True, rename={"kind": "class"}):
     @property
     def text(self) -> str:
         """The class and the four answers in one sentence."""
-        asked = self.questions
-        answers = (asked.rejoined, asked.eval_shifted, asked.norms_stayed, asked.else_happened)
+        questions = self.questions
+        answers = (
+            questions.rejoined,
+            questions.eval_shifted,
+            questions.norms_stayed,
+            questions.else_happened,
+        )
         return f"{self.kind}: " + "; ".join(answer.text for answer in answers)
 
 
