@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -180,6 +181,30 @@ def test_verifier_is_in_the_supervisors_process_group(tmp_path):
     answer = VerifierProcess(("load",)).verify(str(tmp_path / "a.pt"), 4, str(python))
 
     assert answer.environment.packages == os.getpgrp()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_root_does_not_run_what_another_user_may_change(mode):
+    """The job of that user names its interpreter; where everybody may change it, nobody runs it."""
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        (home / "a.pt").write_text("good")
+        (home / "python").write_text(f"#!/bin/sh\nid -u > {home}/out\n")
+        (home / "python").chmod(mode)
+        home.chmod(0o755)
+        for path in (home, home / "a.pt", home / "python"):
+            os.chown(path, 65534, 65534)
+
+        verdict = VerifierProcess(("load",)).verify(str(home / "a.pt"), 4, str(home / "python"))
+
+        assert verdict.ok is None
+        if mode == 0o755:
+            assert (home / "out").read_text() == "65534\n"
+        else:
+            assert "several users" in verdict.problems[0] and not (home / "out").exists()
+    finally:
+        shutil.rmtree(home)
 
 
 def test_verify_now_after_a_crash(driver):

@@ -65,13 +65,19 @@ def armed(recorded, tmp_path):
 
 
 @as_root
-@pytest.mark.parametrize("command", ["adopt", "resume"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "adopt {}",
+        "run -p nano --resume-run --run-dir {} -- train",
+        "checkpoints --verify {}",
+    ],
+)
 def test_root_does_not_act_for_another_user(supervise, armed, command):
-    """Neither way to take a run over runs its command, and the way that works is said."""
+    """None of them runs a command or an interpreter of the run, and the way that works is said."""
     give_to(NOBODY, armed.path)
-    words = ["run", "-p", "nano", "--resume-run", "--run-dir", armed.path, "--", "train"]
 
-    code, _, said = supervise(*(words if command == "resume" else ["adopt", armed.path]))
+    code, _, said = supervise(*command.format(armed.path).split())
 
     assert code == 64
     assert "belongs to user nobody: what" in said

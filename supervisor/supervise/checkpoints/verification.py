@@ -67,7 +67,8 @@ class VerifierProcess:
     """Runs the verifier in the job's interpreter, one process at a time.
 
     It is a process of its own because reading a damaged file may crash, hang or fill memory. It
-    runs at the niceness of the calling thread and sees no accelerator.
+    runs at the niceness of the calling thread and sees no accelerator, and where we are root as the
+    user whom the interpreter belongs to: the job names it, and may not be root's.
 
     Args:
         wanted: some of `load`, `finite`, `optimizer`.
@@ -159,6 +160,7 @@ class VerifierProcess:
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._cancelled = False
         pipe = subprocess.PIPE
+        command = [*files.as_owner(command[0]), *command]
         process = Child(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
         self._process = process
         try:

@@ -499,6 +499,7 @@ def _answer(
     if within_s <= 0.0:
         return None, "there was no time left to ask"
     try:
+        command = [*files.as_owner(command[0]), *command]
         process = system.run_tool(command, within_s=within_s, env=environ)
     except subprocess.TimeoutExpired:
         return None, f"no answer within {within_s:.0f} s"

@@ -23,6 +23,7 @@ import pwd
 import secrets
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -373,6 +374,34 @@ def foreign(path: Path) -> tuple[str, str]:
         if not closed and _open_to_others(status) and not stat.S_ISLNK(status.st_mode):
             return f"{child} may be written by other users", f"chmod -R go-w {path}"
     return "", ""
+
+
+def as_owner(program: str) -> list[str]:
+    """Return how root starts a program that the job names: what goes before its command line.
+
+    As the user who may put another one in its place; as root where only root may, and whoever is
+    not root as before. Raises PermissionError: several may; OSError: it is not there.
+    """
+    if os.geteuid() != 0 or program == sys.executable:
+        return []
+    users, path = set[int](), Path(program)
+    for chain in (path.absolute(), path.resolve()):
+        for part in (chain, *chain.parents):
+            status = part.lstat()
+            users.add(status.st_uid)
+            is_open = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+            if is_open and not stat.S_ISLNK(status.st_mode):
+                users.add(-1)
+    users -= {0, *_unmapped()}
+    if len(users) > 1 or -1 in users:
+        text = f"{program}: several users may put another program in its place"
+        raise PermissionError(errno.EPERM, text)
+    if not users:
+        return []
+    group = uid = users.pop()
+    with suppress(KeyError):
+        group = pwd.getpwuid(uid).pw_gid
+    return ["setpriv", f"--reuid={uid}", f"--regid={group}", "--clear-groups"]
 
 
 def _open_to_others(status: os.stat_result) -> bool:
