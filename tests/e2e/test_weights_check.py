@@ -1,4 +1,4 @@
-"""One run: bad batches, which cost it no step, and then damaged weights, which are taken back."""
+"""Bad batches, which cost a run no step, and damaged weights, which are taken back."""
 
 from __future__ import annotations
 
@@ -62,4 +62,42 @@ def test_bad_batches_are_left_alone_and_damaged_weights_are_not(supervise):
     assert withdrawn["step"] < BAD_BATCHES.start + 15 and "weights are good" in withdrawn["reason"]
     assert run.actions == ["pause", "rollback", "resume"]
     assert run.kinds("verify", "passed")
+    run.prove()
+
+
+FLIP = 160
+CLASSIFIER = f"""\
+import time, torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+chance = torch.Generator().manual_seed(3)
+centres = 0.25 * torch.randn(10, 1, 8, 8, generator=chance)
+layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU()
+model = nn.Sequential(*layers, nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+for step in range(260):
+    y = torch.randint(0, 10, (64,), generator=chance)
+    x = centres[y] + 0.5 * torch.randn(64, 1, 8, 8, generator=chance)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == {FLIP}:
+        flat = model[0].weight.data.view(-1)
+        flipped = (flat.view(torch.int32) ^ (1 << 26)).view(torch.float32).abs()
+        at = int(flipped.masked_fill(flipped > 64, 0).argmax())
+        flat[at : at + 1].view(torch.int32).bitwise_xor_(1 << 26)
+    time.sleep(0.01)
+"""
+
+
+def test_a_flipped_bit_that_costs_a_little_for_good_is_taken_back(supervise):
+    (supervise.home / "train.py").write_text(CLASSIFIER)
+    run = supervise.run("--policy", "nano", job=[sys.executable, "train.py"])
+
+    assert run.actions == ["pause", "rollback", "resume"], run.stderr
+    assert "SEV1 inc-1: One weight moved alone, and the loss is higher for it" in run.stderr
     run.prove()

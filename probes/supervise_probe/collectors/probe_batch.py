@@ -36,6 +36,24 @@ METRICS = (
         "Mean KL of these outputs from those at the savepoint before; absent after a rollback.",
         "sum(p_before log(p_before / p))",
     ),
+    MetricSpec(
+        "lone_weight",
+        "1",
+        "Largest change of one weight since the savepoint before over the second largest of its "
+        "tensor; absent where none is far from the others, on accelerators, with "
+        "several ranks.",
+        "max_i |w_i - w_i,before| / max(second largest, max |w| / 16)",
+        "a pass over the trained weights and their copies",
+    ),
+    MetricSpec(
+        "lone_weight_harm",
+        "1",
+        "Rise of the loss by that weight alone, against its old value, of up to 64 rows of the "
+        "batch that the probe batch is of, or of it where these are more than 1 MB; absent "
+        "where lone_weight is below 6.",
+        "(loss - loss with the old value) / the larger of that and train_loss_raw",
+        "two forwards of these rows",
+    ),
 )
 
 

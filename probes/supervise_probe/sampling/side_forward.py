@@ -73,8 +73,15 @@ class Inputs(NamedTuple):
         return (*self.args, *self.kwargs.values())
 
 
-def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Inputs:
-    """Keep two rows of these inputs.
+def keep(
+    context: ProbeContext,
+    root: Any,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    rows: int = ROWS,
+    most_bytes: int = MOST_BYTES,
+) -> Inputs:
+    """Keep the first rows of these inputs.
 
     Raises:
         RefusedError: they cannot be kept.
@@ -86,7 +93,7 @@ def keep(context: ProbeContext, root: Any, args: Tuple[Any, ...], kwargs: Dict[s
     if not hasattr(torch, "get_autocast_dtype"):
         raise RefusedError(f"torch {torch.__version__} does not expose its autocast state")
     device = leading.device.type
-    cut = _Cut(torch, int(leading.shape[0]))
+    cut = _Cut(torch, int(leading.shape[0]), rows, most_bytes)
     return Inputs(
         cut.cut(args),
         cut.cut(kwargs),
@@ -287,8 +294,9 @@ class _Cut:
     """Copies inputs, the first rows of those that have the batch in front, or behind the layers
     of a recurrent state."""
 
-    def __init__(self, torch: Any, batch: int) -> None:
+    def __init__(self, torch: Any, batch: int, rows: int, most_bytes: int) -> None:
         self._torch = torch
+        self._rows, self._most_bytes = rows, most_bytes
         self._batch = batch
         self._bytes = 0
 
@@ -301,11 +309,11 @@ class _Cut:
         if type(value) is self._torch.Tensor:
             value = value.detach()
             if value.dim() and value.shape[0] == self._batch:
-                value = value[:ROWS]
+                value = value[: self._rows]
             elif value.dim() > 2 and value.shape[1] == self._batch:
-                value = value[:, :ROWS]
+                value = value[:, : self._rows]
             self._bytes += value.numel() * value.element_size()
-            if self._bytes > MOST_BYTES:
+            if self._bytes > self._most_bytes:
                 raise RefusedError("the input is too large to keep")
             return value.clone()
         if type(value) in (tuple, list):

@@ -335,7 +335,7 @@ class RollbackController:
         position = self._position
         step = position.step - 1
         state = self._collectors.state()
-        self._probe_batch.add_value_to(state)
+        self._probe_batch.add_value_to(state, self._savepoints.newest_weights)
         self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
         try:
             savepoint: Dict[str, Any] = self._savepoints.take(

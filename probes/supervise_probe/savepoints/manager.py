@@ -72,6 +72,18 @@ class Savepoints:
         """Whether one is being written to disk, so that no other can be taken now."""
         return self._store.busy
 
+    def newest_weights(self) -> List[Tuple[Any, Any]]:
+        """Return the job's parameters on the CPU, each with its copy in the newest savepoint."""
+        self._drop_without_optimizer()
+        newest = self._store.savepoints[-1] if self._store.savepoints else None
+        if newest is None or not newest.copies.in_memory:
+            return []
+        copies, numbers = newest.copies, {p.number for p in newest.training.parameters.values()}
+        slots = [(number, copies.slots[number]) for number in sorted(numbers)]
+        plain = [(n, s) for n, s in slots if s.bulk and s.spec is None and s.device.type == "cpu"]
+        pairs = [(copies.original(number), slot.buffer) for number, slot in plain]
+        return [(weight, copy) for weight, copy in pairs if weight is not None]
+
     def retain_before(self, before_step: int) -> None:
         """Keep the newest one before this step longer than all others; 0: none."""
         self._store.retain_before = before_step

@@ -28,14 +28,26 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+)
 
 from ..errors import Refused
 from ..sampling import side_forward
 from ..sampling.side_forward import SAME, equal, value_of
 from ..torch_state.structure import leaves
-from . import files
+from . import files, lone_weight
 from .reference_output import ReferenceOutput, Targets
 from .step_history import CLOSE
 
@@ -59,6 +71,8 @@ NO_BACKWARD = "a forward of the training has not had its backward"
 NO_MODEL = "no model here matches the one that it was kept of"
 OF_ONE = "with several ranks each has a probe batch of its own"
 NO_LOSS = "it is not known what loss the model has of it"
+# For one weight: two images of ten classes, say, tell little of what it costs. Project defaults.
+MANY_ROWS, MANY_BYTES = 64, 1 << 20
 KNOWN = 4  # losses at savepoints that are kept, newest
 
 
@@ -105,6 +119,8 @@ class ReferenceBatch:
         self._drifts: Optional[bool] = None  # a forward changes the next one
         self._rows = 0  # of the input that two were taken of
         self._output = ReferenceOutput(context.torch)
+        self._many: Optional[side_forward.Inputs] = None  # more rows of the same batch
+        self._output_of_many = ReferenceOutput(context.torch, MANY_ROWS)
         self._losses: Deque[Tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
         self.why_not = UNSEEN
         self._given = config.probe_batch
@@ -138,6 +154,8 @@ class ReferenceBatch:
             self._inputs = inputs = side_forward.keep(context, root, args, kwargs)
             tensors = (v for v in leaves((args, kwargs)) if isinstance(v, self._torch.Tensor))
             self._rows = int(next(tensors).shape[0])
+            with suppress(side_forward.RefusedError):
+                self._many = side_forward.keep(context, root, args, kwargs, MANY_ROWS, MANY_BYTES)
         except side_forward.RefusedError as refusal:
             self._refuse(str(refusal))
             return
@@ -155,6 +173,7 @@ class ReferenceBatch:
 
     def _keep_targets(self, *of_loss: Any) -> None:
         self._output.keep_targets(self._rows, *of_loss)
+        self._output_of_many.keep_targets(self._rows, *of_loss)
         targets = self._output.targets
         if targets is not None:
             self._host_targets = targets._replace(rows=self._to_host(targets.rows, self._arrivals))
@@ -258,7 +277,8 @@ class ReferenceBatch:
         self._serial += 1
         self._inputs, self._host, self._host_targets, self._written = None, None, None, False
         self._losses.clear()
-        self._output = ReferenceOutput(self._torch)
+        self._output, self._many = ReferenceOutput(self._torch), None
+        self._output_of_many = ReferenceOutput(self._torch, MANY_ROWS)
         self.why_not = UNSEEN
         self._sets.want()
 
@@ -299,8 +319,14 @@ class ReferenceBatch:
 
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
-    def add_value_to(self, state: Dict[str, Any]) -> None:
-        """Add the value to the counters of a savepoint that is about to be taken."""
+    def add_value_to(
+        self, state: Dict[str, Any], before: Callable[[], Iterable[Tuple[Any, Any]]]
+    ) -> None:
+        """Add the value to the counters of a savepoint that is about to be taken.
+
+        Args:
+            before: gives the weights, each with its copy in the savepoint before.
+        """
         measurement = self._measure() if self._on else None
         if measurement is None:
             return
@@ -314,6 +340,9 @@ class ReferenceBatch:
         self._guard.run(
             self._part, self._context.gate.without_grad, self._report_output, measurement[1]
         )
+        if isinstance(loss, float) and not self._several and not self._drifts:
+            compare = partial(self._compare_weights, before)
+            self._guard.run(self._part, self._context.gate.without_grad, compare)
 
     def value_in(self, state: Mapping[str, Any]) -> Optional[Any]:
         """Return the value among the counters of a savepoint; None if it is of another batch."""
@@ -325,6 +354,32 @@ class ReferenceBatch:
             self._extra["fixed_probe_loss"] = loss
         for name, value in self._output.describe().items():
             self._extra[name] = self._scalars.value(value)
+
+    def _compare_weights(self, before: Callable[[], Iterable[Tuple[Any, Any]]]) -> None:
+        """Look for a weight that moved alone, and run rows of the batch with it and its old value.
+
+        The two losses differ by that weight only, so that the batch's own noise is not in it.
+        """
+        lone = lone_weight.find(self._torch, before())
+        if lone is None:
+            return
+        self._extra["lone_weight"] = lone.times
+        if lone.times < lone_weight.LIMIT:
+            return
+        root: Any = self._root()
+        inputs: Any = self._many or self._inputs
+        output = self._output if self._many is None else self._output_of_many
+        run = partial(self._sampler.trials.run, root, inputs, fixed=True, take=output.loss)
+        (now,) = run()
+        with lone_weight.exchanged(lone):
+            (was,) = run()
+        if now is None or was is None:
+            return
+        now, was = float(now), float(was)
+        # Of rows that the model knows by heart the loss is near 0, and means nothing.
+        least = max(abs(was), abs(self._history.newest_loss or 0.0))
+        if least > 0.0 and abs(now - was) < float("inf"):
+            self._extra["lone_weight_harm"] = (now - was) / least
 
     def save_facts(self) -> Dict[str, Any]:
         """Return the batch's part in the notice of a checkpoint just saved: empty when off."""

@@ -44,8 +44,9 @@ class ReferenceOutput:
         targets: of the job's loss, None where it takes none that is known.
     """
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    def __init__(self, torch: Any, sequences: int = SEQUENCES) -> None:
+        """`sequences`: rows of a batch that its runs have, at most."""
+        self._torch, self._sequences = torch, sequences
         take = torch.nn.functional.cross_entropy
         self._take = getattr(take, "__original_fn", take)  # no loss of the job's
         self.targets: Optional[Targets] = None
@@ -57,7 +58,7 @@ class ReferenceOutput:
         count = targets.shape[0] if targets.dim() else 0
         if targets.dtype != self._torch.int64 or logits.dim() < 2 or not batch or not count:
             return
-        limit = count // batch * SEQUENCES
+        limit = count // batch * self._sequences
         if targets.dim() == 1:
             limit = max(limit, CHUNK)  # it may be a chunk
         rows = targets.detach()[:limit].clone()
@@ -82,7 +83,7 @@ class ReferenceOutput:
         logits, rows = several[0].float(), targets.rows.to(several[0].device)
         if logits.shape[-1] == targets.classes and rows.dim() == 1:
             logits = logits.reshape(-1, targets.classes)
-        logits, rows = _matched(targets, logits, rows)
+        logits, rows = _matched(targets, self._sequences, logits, rows)
         shape = (logits.shape[0], *logits.shape[2:])
         if logits.dim() < 2 or logits.shape[1] != targets.classes or shape != rows.shape:
             return None
@@ -112,14 +113,14 @@ class ReferenceOutput:
         self._before = None
 
 
-def _matched(targets: Targets, logits: Any, rows: Any) -> Tuple[Any, Any]:
+def _matched(targets: Targets, sequences: int, logits: Any, rows: Any) -> Tuple[Any, Any]:
     """Return the logits whose targets are known, and these.
 
     A loss was taken in chunks if it had half as many targets as the batch has logits, or fewer; a
     shift by one position does not come to that.
     """
-    rows_compared, count = min(SEQUENCES, targets.batch), int(logits.shape[0])
+    rows_compared, count = min(sequences, targets.batch), int(logits.shape[0])
     if count * targets.batch >= 2 * targets.sampled * rows_compared:
         rows_known = min(count, int(rows.shape[0]))
         return logits[:rows_known], rows[:rows_known]
-    return logits, rows[: targets.sampled // targets.batch * SEQUENCES]
+    return logits, rows[: targets.sampled // targets.batch * sequences]

@@ -81,6 +81,11 @@ class StepHistory:
         if self._expected is None:
             self._report(self._position.step, "unknown", {}, {}, [])
 
+    @property
+    def newest_loss(self) -> Optional[float]:
+        """Loss of the newest step, if it is known."""
+        return Row(*self._plain[-1]).loss if self._plain else None
+
     def batches(self, start: int, end: int) -> Dict[int, float]:
         """Return the fingerprints of the steps `first` to `last` that are known."""
         return {

@@ -220,6 +220,50 @@ def test_another_batch_is_kept_once_the_data_changed(probed, bare):
     assert of_old == {5: True, 10: True, 15: True, 20: False, 25: False}
 
 
+FLIP = """
+from torch.utils.data import DataLoader
+
+kind = os.environ["KIND"]
+chance = torch.Generator().manual_seed(3)
+if kind == "embedding":  # most tokens are rare
+    often = 1 / torch.arange(1, 501).float()
+    x = torch.multinomial(often, 4 * 12800, True, generator=chance).view(-1, 4)
+    y = (torch.randn(500, 10, generator=chance)[x].sum(1)).argmax(1)
+    model = nn.Sequential(nn.Embedding(500, 16), nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+else:
+    y = torch.randint(0, 10, (12800,), generator=chance)
+    x = 0.25 * torch.randn(10, 1, 8, 8, generator=chance)[y]
+    x = x + 0.5 * torch.randn(x.shape, generator=chance)
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 32), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+for step, (some, wanted) in enumerate(DataLoader(list(zip(x, y)), 64)):
+    loss = F.cross_entropy(model(some), wanted)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if kind == "flip" and step == 160:
+        flat = model[0].weight.data.view(-1)
+        flipped = (flat.view(torch.int32) ^ (1 << 26)).view(torch.float32).abs()
+        at = int(flipped.masked_fill(flipped > 64, 0).argmax())
+        flat[at : at + 1].view(torch.int32).bitwise_xor_(1 << 26)
+emit(loss=loss.item())
+finish(model)
+"""
+
+
+@pytest.mark.parametrize("kind", ["flip", "healthy", "embedding"])
+def test_a_weight_that_moved_alone_is_seen_with_what_it_costs(probed, bare, kind):
+    config = {"savepoints": {**KEEP, "every": 25}, "probe_batch": {}}
+    job = probed.run(FLIP, environ={"KIND": kind}, **config)
+    assert job.output == bare.run(FLIP, environ={"KIND": kind}).output
+    alone = {f["step"]: f["lone_weight"] for f in job.frames if f.get("lone_weight", 0.0) >= 6.0}
+    costs = {f["step"]: f["lone_weight_harm"] for f in job.frames if "lone_weight_harm" in f}
+    assert list(alone) == list(costs) == ([176] if kind == "flip" else [])
+    assert kind != "flip" or (alone[176] > 12.0 and costs[176] > 0.01)
+
+
 def test_weights_that_a_new_process_did_not_take_are_told(probed):
     """A script that resumes as it should; and one that leaves out one tensor of the checkpoint."""
     kind = "dropout"
