@@ -281,7 +281,7 @@ def knowledge() -> Knowledge:
             )
             for name, fault in faults.catalog().items()
         },
-        shown=benchmark_results(),
+        benchmark_results=benchmark_results(),
         blind_to={
             kind: f"{kind}: {text}"
             for kind, form in discover.detectors().items()

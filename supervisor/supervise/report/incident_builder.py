@@ -423,6 +423,6 @@ def _capitalized(metric: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def _clip(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
+def _clip(title: str) -> str:
+    title = " ".join(title.split())
+    return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1]}…"

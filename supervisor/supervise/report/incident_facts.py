@@ -239,8 +239,8 @@ def actions(incident: Iterable[Record]) -> list[Action]:
 
 def bundles(actions: Iterable[Action]) -> list[Bundle]:
     """Return the evidence bundles of the snapshots."""
-    saved = [action.effect for action in actions if action.verb == "snapshot" and action.ok]
-    return [Bundle(e.path, e.sha256, list(e.files), list(e.missing)) for e in saved if e.path]
+    effects = [action.effect for action in actions if action.verb == "snapshot" and action.ok]
+    return [Bundle(e.path, e.sha256, list(e.files), list(e.missing)) for e in effects if e.path]
 
 
 def verification(incident: Iterable[Record]) -> list[Check]:

@@ -41,9 +41,12 @@ EXPRESSION = re.compile(r"(\brule [\w.]+): [^;]*")  # what it is made of is for 
 
 def files_of(report: IncidentReport) -> dict[str, str]:
     """Return file name -> content: the report and its views."""
-    whole = document(report.as_json(), indent=1)
-    files = {DOCUMENT: f"{whole}\n", SUMMARY: markdown(report), PAGE: page(report)}
-    return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in files.items()}
+    text = document(report.as_json(), indent=1)
+    files = {DOCUMENT: f"{text}\n", SUMMARY: markdown(report), PAGE: page(report)}
+    return {
+        name: content.encode("utf-8", "backslashreplace").decode()
+        for name, content in files.items()
+    }
 
 
 # ── terminal ──────────────────────────────────────────────────────────────────────────────────────

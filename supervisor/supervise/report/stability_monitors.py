@@ -209,7 +209,7 @@ class Knowledge:
     Attributes:
         formulas_sha256: digest of the files that hold the formulas of signals and detectors.
         signal: returns a metric, None for one that is not measured here.
-        shown: what benchmarks have shown, `policies/shown.json`.
+        benchmark_results: of `policies/shown.json`.
         blind_to: kind of a detector -> what it does not see.
         source: returns where the thresholds of a rule of a policy come from.
         alarms: pack -> healthy situations in which it fires.
@@ -219,19 +219,20 @@ class Knowledge:
     formulas_sha256: str
     signal: Callable[[str], Signal | None]
     faults: Mapping[str, Fault]
-    shown: Mapping[str, Any]
+    benchmark_results: Mapping[str, Any]
     blind_to: Mapping[str, str]
     source: Callable[[Policy, Rule], str]
     alarms: Callable[[str], Sequence[str]]
 
     def installation(self) -> Installation:
         """Return what the fields that are read from this installation depend on."""
-        shown = hashlib.sha256(json.dumps(self.shown, sort_keys=True).encode()).hexdigest()
-        return Installation(self.version, self.formulas_sha256, shown)
+        results = json.dumps(self.benchmark_results, sort_keys=True).encode()
+        digest = hashlib.sha256(results).hexdigest()
+        return Installation(self.version, self.formulas_sha256, digest)
 
     def design(self) -> list[dict[str, Any]]:
         """Return every fault that can be injected, and in how many programs it showed."""
-        drills = self.shown.get("drills", {})
+        drills = self.benchmark_results.get("drills", {})
         origin = {name: drills[name] for name in ("machine", "date") if name in drills}
         return [
             {
@@ -248,7 +249,7 @@ class Knowledge:
 
     def recoveries(self, verbs: Sequence[str]) -> list[dict[str, Any]]:
         """Return the recorded recoveries in which the job was changed by just these actions."""
-        recoveries = self.shown.get("recoveries", {})
+        recoveries = self.benchmark_results.get("recoveries", {})
         keys = ("machine", "date", "policy")
         origin = {name: recoveries[name] for name in keys if name in recoveries}
         return [
@@ -406,17 +407,17 @@ def _lead_time(
         and result["digest"] == digest
         and result["delays"]
     ]
-    recordings = knowledge.shown.get("recordings", {})
-    shown = recordings.get("rules", {}).get(rule)
+    recordings = knowledge.benchmark_results.get("recordings", {})
+    result = recordings.get("rules", {}).get(rule)
     of_recordings = None
-    if shown is not None and shown["digest"] == digest and shown["faults"]:
+    if result is not None and result["digest"] == digest and result["faults"]:
         of_recordings = {
             **{name: recordings[name] for name in ("machine", "date")},
             "unit": "rows from the first report to half of the harm, least, median and most",
-            "faults": shown["faults"],
-            "false_alarms": f"{shown['false_alarms']} of {recordings['healthy']} healthy runs",
+            "faults": result["faults"],
+            "false_alarms": f"{result['false_alarms']} of {recordings['healthy']} healthy runs",
         }
     if not (in_run or suites or of_recordings):
-        changed = shown is not None and shown["digest"] != digest
+        changed = result is not None and result["digest"] != digest
         return LeadTime(unknown=CHANGED if changed else NOT_SHOWN)
     return LeadTime(in_this_run=in_run or (), suites=suites or (), recordings=of_recordings)

@@ -109,8 +109,8 @@ def open_for_writing(pids: Sequence[int]) -> Iterator[str]:
 
 
 def _is_written(pid: int, name: str) -> bool:
-    text = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
-    flags = int(text.partition("flags:")[2].split()[0], 8)
+    description = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+    flags = int(description.partition("flags:")[2].split()[0], 8)
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
