@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import MISSHAPEN, StoreError
 from . import engine
 from .model.decisions import Decision, record
 from .model.events import Event, Reloaded
+from .model.payload import Json
 from .model.policy import Policy
 from .run_state import State
 
@@ -31,8 +31,8 @@ class Difference:
 
     seq: int | None
     event: int
-    recorded: Mapping[str, Any] | None
-    replayed: Mapping[str, Any] | None
+    recorded: Mapping[str, Json] | None
+    replayed: Mapping[str, Json] | None
     lacking: bool = False
 
 
@@ -72,22 +72,22 @@ def decisions(
     events: Iterable[tuple[int, Event]],
     state: State | None = None,
     policies: Loader | None = None,
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield `(event number, decision record)` for every decision that the events lead to."""
     for number, _, _, _, decisions_made in fold(policy, events, state, policies):
         for decision in decisions_made:
             yield number, record(decision)
 
 
-def is_recorded(was: Mapping[str, Any], number: int, replayed: Mapping[str, Any]) -> bool:
+def is_recorded(was: Mapping[str, Json], number: int, replayed: Mapping[str, Json]) -> bool:
     """Whether the audit record `was` holds the decision `replayed` of event `number`."""
-    return int(was["event"]) == number and all(was.get(f) == replayed[f] for f in FIELDS)
+    return _number(was, "event") == number and all(was.get(f) == replayed[f] for f in FIELDS)
 
 
 def compare(
     policy: Policy,
     events: Iterable[tuple[int, Event]],
-    recorded: Iterable[Mapping[str, Any]],
+    recorded: Iterable[Mapping[str, Json]],
     policies: Loader | None = None,
 ) -> tuple[int, list[Difference]]:
     """Fold `events` and compare with the audit records whose actor is the engine.
@@ -100,7 +100,7 @@ def compare(
         `(decisions compared, differences)`; after the first difference nothing more is compared.
     """
     log = [r for r in recorded if r.get("actor") == "engine"]
-    last_event = max((int(r["event"]) for r in log), default=-1)
+    last_event = max((_number(r, "event") for r in log), default=-1)
     count, end = 0, 0
     for number, _, _, _, decisions_made in fold(policy, events, None, policies):
         end = number + 1
@@ -113,16 +113,23 @@ def compare(
             if not is_recorded(was, number, replayed):
                 if unwritten(was):
                     continue  # nor was this decision: both could not be written any more
-                return count, [Difference(int(was["seq"]), number, was, replayed)]
+                return count, [Difference(_number(was, "seq"), number, was, replayed)]
             count += 1
     if count < len(log):
         was = log[count]
-        lacking = unwritten(was) or int(was["event"]) >= end
-        first_event = end if lacking else int(was["event"])
-        return count, [Difference(int(was["seq"]), first_event, was, None, lacking)]
+        lacking = unwritten(was) or _number(was, "event") >= end
+        first_event = end if lacking else _number(was, "event")
+        return count, [Difference(_number(was, "seq"), first_event, was, None, lacking)]
     return count, []
 
 
-def unwritten(was: Mapping[str, Any]) -> bool:
+def _number(record: Mapping[str, Json], name: str) -> int:
+    number = record[name]
+    if not isinstance(number, int):
+        raise TypeError(f"{name} of an audit record is {number!r:.40}")
+    return number
+
+
+def unwritten(was: Mapping[str, Json]) -> bool:
     """Return whether an audit record is of an event that the journal could not be given."""
-    return int(was["event"]) < 0
+    return _number(was, "event") < 0

@@ -20,6 +20,7 @@ from typing import Any
 from .events import Event, Finished, Notice
 from .interfaces import Message
 from .payload import Payload
+from .policy import ChannelKey
 
 REDACTED = "<redacted>"
 
@@ -98,14 +99,13 @@ def is_secret(name: str) -> bool:
     return name not in _HARMLESS and _STRONG.search(_INNOCENT.sub("", name)) is not None
 
 
-def named(notify: Mapping[str, Any]) -> frozenset[str]:
+def named(notify: Mapping[str, Mapping[str, ChannelKey]]) -> frozenset[str]:
     """Return the variables that a policy's `notify` names: `url_env`, `secret_env` and such."""
     return frozenset(
-        str(value)
+        str(variable)
         for keys in notify.values()
-        if isinstance(keys, Mapping)
-        for key, value in keys.items()
-        if str(key).endswith("_env") and value
+        for key, variable in keys.items()
+        if key.endswith("_env") and variable
     )
 
 
