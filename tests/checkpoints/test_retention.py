@@ -278,7 +278,7 @@ def test_pin_on_another_disk(entry, elsewhere):
     assert pins.data(entry).read_bytes() == BYTES
     path.write_bytes(b"torn")
 
-    moved = pins.place(entry, pins.stage(entry))
+    moved = pins.put_in_place(entry, pins.stage(entry))
 
     assert path.read_bytes() == BYTES
     assert moved == path.with_name(".aside-before-ckpt-1-a.pt") and moved.read_bytes() == b"torn"

@@ -28,7 +28,7 @@ def bounds(size, looks, available=AMPLE, seed=0, noise=0.0):
     for look in range(looks):
         at = look * EVERY_S
         growth.add(at, size(at) + drawn.gauss(0.0, noise), available)
-        told = growth.bound()
+        told = growth.lower_bound()
         found.append(None if told is None else told * HOUR)
     return found
 

@@ -30,7 +30,7 @@ def starting(start, monkeypatch):
 
         def look(at_s, phase="startup", dead=()):
             ranks = [(process.pid, Beat(0, 0, phase))]
-            (beat,), notices = seen.seen(ranks, int(at_s * SECOND), dead)
+            (beat,), notices = seen.judge(ranks, int(at_s * SECOND), dead)
             return beat.phase, notices
 
         return process, look
@@ -107,6 +107,6 @@ def test_a_dead_rank_is_told_whatever_the_others_do(starting):
     ranks = [(process.pid, Beat(rank, 0, "step")) for rank in (0, 1)]
     seen = Phases(lambda: [psutil.Process(process.pid)])
 
-    beats = [seen.seen(ranks, at * SECOND, {1})[0] for at in range(3)]
+    beats = [seen.judge(ranks, at * SECOND, {1})[0] for at in range(3)]
 
     assert [[beat.phase for beat in each] for each in beats] == [["step", "dead"]] * 3

@@ -163,7 +163,7 @@ def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
     path.mkdir()
     (path / "theirs").touch()
     if lacks != "mark":
-        environment.own(path)
+        environment.take_ownership(path)
     if lacks == "owner":
         os.chown(path, 65534, 65534)
 

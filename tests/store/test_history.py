@@ -79,6 +79,6 @@ def test_the_wall_clock_follows_from_the_audit_log(recorded):
     audit.close()
     clock = run_records.WallClock(recorded.audit_path)
 
-    assert clock.at(0, 9_250_000_000).isoformat() == "2026-01-05T10:00:09.750000+00:00"
-    assert clock.at(99, 3600_000_000_000).isoformat() == "2026-01-05T11:00:00.500000+00:00"
+    assert clock.time_of(0, 9_250_000_000).isoformat() == "2026-01-05T10:00:09.750000+00:00"
+    assert clock.time_of(99, 3600_000_000_000).isoformat() == "2026-01-05T11:00:00.500000+00:00"
     assert [row.wall.year for row in run_records.rows(recorded)] == [2026] * 5

@@ -181,7 +181,7 @@ class FileIdentity:
         return row[1:] == self.stat or start_ns <= row[2] <= end_ns
 
 
-def is_same_file(path: str, identity: FileIdentity, seen: Stamp = ()) -> bool:
+def is_same_file(path: str, identity: FileIdentity, previous_stamp: Stamp = ()) -> bool:
     """Whether `path` is the saved file: same inode, and a size and mtime that a rename keeps.
 
     Size and mtime must be those `seen` before or reported, or the mtime must fall within the save,
@@ -194,7 +194,7 @@ def is_same_file(path: str, identity: FileIdentity, seen: Stamp = ()) -> bool:
         return False
     if (status.st_dev, status.st_ino) != (identity.device, identity.stat[-1]):
         return False
-    known_rows = {row[1:] for row in seen}
+    known_rows = {row[1:] for row in previous_stamp}
     return any(row[1:] in known_rows or identity.wrote(row) for row in stamp(path) or ())
 
 
@@ -203,20 +203,22 @@ def contains(current: Stamp, identity: FileIdentity) -> bool:
     return any(row[3] == identity.stat[-1] and identity.wrote(row) for row in current)
 
 
-def current_name(path: str, identity: FileIdentity | None, seen: Stamp = ()) -> str | None:
+def current_name(
+    path: str, identity: FileIdentity | None, previous_stamp: Stamp = ()
+) -> str | None:
     """Return the present path of a saved file that may have been renamed, see `is_same_file`.
 
     None if it is not in that directory, or if its inode was not reported.
     """
     if identity is None:
         return None
-    if is_same_file(path, identity, seen):
+    if is_same_file(path, identity, previous_stamp):
         return path
     try:
         with os.scandir(Path(path).parent) as entries:
             for entry in entries:
                 is_same_inode = entry.inode() == identity.stat[-1]
-                if is_same_inode and is_same_file(entry.path, identity, seen):
+                if is_same_inode and is_same_file(entry.path, identity, previous_stamp):
                     return entry.path
     except OSError:
         pass
@@ -353,9 +355,11 @@ class OwnershipResolver:
         if any(contains(entry.stamp, identity) for identity in self._identities):
             self._reported.add(folder)  # renamed after the report
             return "", ""
-        claims = [(name, how) for name, how, theirs in self._other_claims() if rows & theirs]
-        for name, how in claims:
-            if how not in UNREPORTED:
+        claims = [
+            (name, reporter) for name, reporter, theirs in self._other_claims() if rows & theirs
+        ]
+        for name, reporter in claims:
+            if reporter not in UNREPORTED:
                 return FOREIGN, f"another job wrote it: it belongs to the run {name}"
         if folder not in self._reported and self._covered:
             return FOREIGN, ELSEWHERE
@@ -381,8 +385,8 @@ class OwnershipResolver:
             return ""
         claims = (
             name
-            for name, how, theirs in self._other_claims()
-            if how not in UNREPORTED and rows & theirs
+            for name, reporter, theirs in self._other_claims()
+            if reporter not in UNREPORTED and rows & theirs
         )
         return next(claims, "")
 
@@ -402,18 +406,18 @@ class OwnershipResolver:
             if path.parent == self._run:
                 continue
             try:
-                found = path.stat()
-                if found.st_mtime_ns < oldest_ns - RECENT_NS:
+                status = path.stat()
+                if status.st_mtime_ns < oldest_ns - RECENT_NS:
                     continue  # that run ended before
-                version = (found.st_mtime_ns, found.st_ino)
+                version = (status.st_mtime_ns, status.st_ino)
                 if self._cache.get(path, (None,))[0] != version:
                     entries = registry.read(path.parent).checkpoints
                     self._cache[path] = version, [(e.how, _rows(e.stamp)) for e in entries]
             except (OSError, StoreError, KeyError, TypeError):
                 continue  # being removed, or not a register
-            for how, theirs in self._cache[path][1]:
-                if how != FOREIGN:
-                    yield path.parent.name, how, theirs
+            for reporter, theirs in self._cache[path][1]:
+                if reporter != FOREIGN:
+                    yield path.parent.name, reporter, theirs
 
 
 def _rows(current: Iterable[Sequence[Any]]) -> Rows:

@@ -195,7 +195,7 @@ class Register:
         """Return the entry with this id, None if there is none."""
         return next((entry for entry in self.entries if entry.id == name), None)
 
-    def at(self, path: str) -> Entry | None:
+    def entry_at(self, path: str) -> Entry | None:
         """Return the newest entry whose files are still present at `path`."""
         matching = (e for e in reversed(self.entries) if e.path == path and e.present)
         return next(matching, None)

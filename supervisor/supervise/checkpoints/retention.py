@@ -201,7 +201,7 @@ class PinStore:
             raise
         return fresh
 
-    def place(self, entry: Entry, fresh: Path) -> Path | None:
+    def put_in_place(self, entry: Entry, fresh: Path) -> Path | None:
         """Move the staged copy to the job's path; return the new path of the old file, if any.
 
         A file is replaced atomically. A directory is moved aside first, so for an instant there is

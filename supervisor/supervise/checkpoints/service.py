@@ -78,14 +78,14 @@ class Restorer:
         scan: updates the register with the job's last writes.
     """
 
-    kept: Retention
+    retention: Retention
     owners: OwnershipResolver
     scan: Callable[[], object]
     _prepared: Prepared | None = field(default=None, init=False)
 
     def prepare(self, name: str) -> None:
         """See `CheckpointService.prepare`."""
-        retention = self.kept
+        retention = self.retention
         with retention.exclusive_disk():
             self.discard_prepared()
             with retention.lock:
@@ -106,7 +106,7 @@ class Restorer:
 
     def restore(self, name: str) -> RestoredCheckpoint:
         """See `CheckpointService.restore`."""
-        retention = self.kept
+        retention = self.retention
         with retention.exclusive_disk(), retention.lock:
             try:
                 self.scan()
@@ -125,12 +125,12 @@ class Restorer:
     def discard_prepared(self) -> None:
         """Remove an unused prepared copy."""
         prepared, self._prepared = self._prepared, None
-        self.kept.reserved = ""
+        self.retention.reserved = ""
         if prepared is not None and prepared.copy is not None:
-            self.kept.pins.unstage(prepared.copy)
+            self.retention.pins.unstage(prepared.copy)
 
     def _verified(self, name: str) -> Entry:
-        entry = self.kept.register.get(name)
+        entry = self.retention.register.get(name)
         if entry is None or entry.state != VERIFIED:
             state = "is not known" if entry is None else f"is {entry.state}"
             raise StoreError(
@@ -157,48 +157,50 @@ class Restorer:
     def _reads_intact(self, entry: Entry) -> bool:
         """Whether the files at the job's path have the verified hashes; unreadable ones do not."""
         try:
-            return entry.present and not self.kept.pins.differs(entry, Path(entry.path))
+            return entry.present and not self.retention.pins.differs(entry, Path(entry.path))
         except InterruptedError:
             raise
         except OSError:
             return False
 
     def _replace(self, entry: Entry) -> list[Path]:
-        retention, prepared = self.kept, self._prepared
+        retention, prepared = self.retention, self._prepared
         self._check_replace(entry)
         copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
-        moved = retention.pins.place(entry, copy or retention.stage(self._require_pinned(entry)))
-        for other in retention.register.entries:
-            if other.path == entry.path and other.present and other is not entry:
-                self._mark_moved(other)
+        moved = retention.pins.put_in_place(
+            entry, copy or retention.stage(self._require_pinned(entry))
+        )
+        for sibling in retention.register.entries:
+            if sibling.path == entry.path and sibling.present and sibling is not entry:
+                self._mark_moved(sibling)
         entry.present, entry.stamp = True, discovery.stamp(entry.path) or ()
         return [] if moved is None else [moved]
 
     def _set_aside(self, entry: Entry) -> list[Path]:
         """Move checkpoints that are newer than `entry`, or bad, out of the job's way."""
         moved = []
-        for other, newer in self._own_others(entry):
-            if other.present and (newer or other.state == BAD):
-                path = Path(other.path)
+        for sibling, newer in self._own_others(entry):
+            if sibling.present and (newer or sibling.state == BAD):
+                path = Path(sibling.path)
                 if path.exists():
-                    moved.append(self.kept.pins.aside(path, other.id))
-                self._mark_moved(other)
-            elif newer and other.state == FOUND and not other.present:  # only held
-                self._mark_moved(other)
+                    moved.append(self.retention.pins.aside(path, sibling.id))
+                self._mark_moved(sibling)
+            elif newer and sibling.state == FOUND and not sibling.present:  # only held
+                self._mark_moved(sibling)
         return moved
 
     def _own_others(self, entry: Entry) -> list[tuple[Entry, bool]]:
         """Return the job's other checkpoints, each with whether its step or save is newer."""
-        entries = list(self.kept.register.entries)
+        entries = list(self.retention.register.entries)
         index = entries.index(entry)
         own_others = [
             (i, e) for i, e in enumerate(entries) if e is not entry and self.owners.is_own(e)
         ]
-        return [(other, i > index or other.step > entry.step) for i, other in own_others]
+        return [(sibling, i > index or sibling.step > entry.step) for i, sibling in own_others]
 
     def _check_replace(self, entry: Entry) -> None:
         """Raise StoreError if the file at its path belongs to another run."""
-        with self.kept.lock:
+        with self.retention.lock:
             run = self.owners.claimant(discovery.stamp(entry.path) or ())
         if run:
             raise StoreError(
@@ -211,7 +213,7 @@ class Restorer:
 
         A move needs write permission for the directory, and no disk space.
         """
-        with self.kept.lock:
+        with self.retention.lock:
             own_others = self._own_others(entry)
             paths = [
                 Path(o.path) for o, newer in own_others if o.present and (newer or o.state == BAD)
@@ -229,7 +231,7 @@ class Restorer:
         """Record that the files were moved from the job's path."""
         entry.present = False
         if entry.state == VERIFIED and not entry.pinned:
-            self.kept.mark_unavailable(entry, "it was set aside")
+            self.retention.mark_unavailable(entry, "it was set aside")
         elif entry.state == FOUND:
             entry.state, entry.problems = VANISHED, ["it was set aside before it was verified"]
 
@@ -395,7 +397,7 @@ class CheckpointService:
         within_s: float = VERIFY_NOW_S,
         *,
         above: float = -inf,
-        before: float = inf,
+        below: float = inf,
         patient: bool = False,
         newest: bool = False,
     ) -> None:
@@ -412,7 +414,7 @@ class CheckpointService:
         self._urgent_until_s, self._awaited = time.monotonic() + within_s, None
         self._patience_s = within_s if patient else 0.0
         self._urgent_thread = Thread(
-            target=self._verify_ended, args=(above, before, newest), name="verify now", daemon=True
+            target=self._verify_ended, args=(above, below, newest), name="verify now", daemon=True
         )
         self._start(self._urgent_thread)
 
@@ -421,16 +423,16 @@ class CheckpointService:
         entry = self._verifier.current
         return "" if entry is None else f"{entry.label} ({entry.bytes / 1e6:,.1f} MB)"
 
-    def verify_awaited(self, before: int) -> None:
+    def verify_awaited(self, before_step: int) -> None:
         """Verify a checkpoint of a step before this while the job runs: a rollback waits for it.
 
         At normal priority, newest first, until one is good; a verification at low priority is
         cancelled and repeated later. Returns at once; call it for as long as the rollback waits.
         """
         if self._urgent_thread is None or not self._urgent_thread.is_alive():
-            self._awaited = before
+            self._awaited = before_step
             self._urgent_thread = Thread(
-                target=self._verify_before, args=(before,), name="verify awaited", daemon=True
+                target=self._verify_before, args=(before_step,), name="verify awaited", daemon=True
             )
             if not self._start(self._urgent_thread):
                 self._awaited = None
@@ -440,14 +442,16 @@ class CheckpointService:
         """Whether `verify_awaited` is under way; if not, `poll` has its result."""
         return self._awaited is not None
 
-    def candidates(self, before: int) -> int | None:
+    def candidates(self, before_step: int) -> int | None:
         """Return how many without a verdict `verify_awaited` may still take, None if unknown.
 
         0 only when it has looked at all; its last verdict may still have to be polled.
         """
         step, remaining = self._candidates
         return (
-            None if step != before or (not remaining and self.is_verifying_awaited) else remaining
+            None
+            if step != before_step or (not remaining and self.is_verifying_awaited)
+            else remaining
         )
 
     @property
@@ -573,16 +577,16 @@ class CheckpointService:
         self._rest_until_s = now_s + (now_s - start_s) * (1.0 / self._share - 1.0)
         return True
 
-    def _verify_before(self, before: int) -> None:
+    def _verify_before(self, before_step: int) -> None:
         """See `verify_awaited`."""
         try:
-            self._verifier.hand_over(before)
+            self._verifier.hand_over(before_step)
             while not self._verifying.acquire(timeout=LEAST_S):
-                self._verifier.hand_over(before)  # its process may just have been started
+                self._verifier.hand_over(before_step)  # its process may just have been started
             try:
                 self.scan()
-                while self._awaited == before and not self._closed.is_set():
-                    if not self._verify_newest_before(before):
+                while self._awaited == before_step and not self._closed.is_set():
+                    if not self._verify_newest_before(before_step):
                         break
                 self._verifier.release_copies()
             finally:
@@ -590,17 +594,17 @@ class CheckpointService:
         except Exception as error:  # the guard may fail, the run may not
             self._report_failure(error)
         finally:
-            if self._awaited == before:
+            if self._awaited == before_step:
                 self._awaited = None
 
-    def _verify_newest_before(self, before: int) -> bool:
+    def _verify_newest_before(self, before_step: int) -> bool:
         """Verify the newest candidate; return whether to try another one."""
         with self._kept.lock:
             candidates = [e for e in self._register.entries if e.state in (FOUND, COPIED)]
-            candidates = [e for e in candidates if e.earliest < before]
+            candidates = [e for e in candidates if e.earliest < before_step]
             able = [e for e in candidates if e in self._ready or e.state == COPIED]
             self._ready = [e for e in self._ready if e not in able[-1:]]
-            self._candidates = before, len(candidates)
+            self._candidates = before_step, len(candidates)
         if not able:
             return False
         sentence = f"checkpoint {able[-1].label} is verified at once"
@@ -608,7 +612,7 @@ class CheckpointService:
         self._verifier.verify(able[-1], awaited=True)
         return not _is_resumable(able[-1])
 
-    def _verify_ended(self, above: float, before: float, newest: bool) -> None:
+    def _verify_ended(self, above: float, below: float, newest: bool) -> None:
         """See `verify_now`; a verification under way, perhaps of a copy, finishes first."""
         start_s = time.monotonic()
         with self._kept.lock:
@@ -617,7 +621,7 @@ class CheckpointService:
             good = [n for n, e in enumerate(entries) if newest and e.present and _is_resumable(e)]
             ready = entries[good[-1] + 1 :] if good else entries
             ready = [e for e in ready if e in self._ready or e.state == COPIED]
-            ready = [e for e in ready[::-1] if e.step > above and e.earliest < before]
+            ready = [e for e in ready[::-1] if e.step > above and e.earliest < below]
         for entry in ready:
             late = newest or time.monotonic() > start_s + self._soon_s
             if not self._is_urgent or (late and any(_is_resumable(e) for e in ready)):

@@ -232,7 +232,7 @@ class CheckpointTracker:
         wall: str,
         changes: Changes,
     ) -> None:
-        if self._register.at(path) is not None or discovery.root_of(path, matched) != path:
+        if self._register.entry_at(path) is not None or discovery.root_of(path, matched) != path:
             return
         current = discovery.stamp(path)
         if current is None or current == self._register.before.get(path):
@@ -248,7 +248,7 @@ class CheckpointTracker:
     ) -> None:
         named = discovery.current_name(report.path, report.identity) or report.path
         path = discovery.root_of(named, matched)
-        entry = self._register.at(path) or self._by_inode(report)
+        entry = self._register.entry_at(path) or self._by_inode(report)
         self._owners.on_save(report.identity)
         if entry is not None and entry.how in (FOREIGN, CONTESTED):
             entry.state, entry.problems = FOUND, []

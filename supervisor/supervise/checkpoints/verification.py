@@ -274,11 +274,13 @@ class CheckpointVerifier:
         self.current: Entry | None = None
         self._handed_over: Entry | None = None  # its copy stays for another thread
 
-    def hand_over(self, before: int) -> None:
+    def hand_over(self, before_step: int) -> None:
         """Cancel the verification under way; a copy of a checkpoint before this step stays."""
         with self._kept.lock:
             entry = self.current
-            self._handed_over = entry if entry is not None and entry.earliest < before else None
+            self._handed_over = (
+                entry if entry is not None and entry.earliest < before_step else None
+            )
         self.process.cancel()
 
     def release_copies(self) -> None:

@@ -76,7 +76,7 @@ def adopt(
 ) -> int:
     """Watch the run in the directory `path` to its end; return the exit code to pass on."""
     print_line = log_lines(print_line)
-    run = RunDir.own(path)
+    run = RunDir.open_own(path)
     described = run.read_json("run.json")
     if described["host"] != socket.gethostname():
         raise UsageError(
@@ -121,8 +121,10 @@ def _job(
             f"no launch is on record for the job of {run.path}",
             hint="check whether it runs (ps); if it does not, start the run again",
         )
-    directory = environment.of(Path(run.read_json("probe.json")["shm"]).parent, run.id)
-    environment.own(directory)
+    directory = environment.segment_directory(
+        Path(run.read_json("probe.json")["shm"]).parent, run.id
+    )
+    environment.take_ownership(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_end, directory))
     process = adopt(launch["pid"], launch["start_ticks"])
     environ = first_environment(run)
@@ -203,7 +205,7 @@ def resume(
     if run is None:
         previous = None if fresh else run_before(directory, path)
         while previous is not None:
-            launch = _from_checkpoint(RunDir.own(previous), argv, policy, print_line)
+            launch = _from_checkpoint(RunDir.open_own(previous), argv, policy, print_line)
             if launch is not None:
                 return path, None, launch
             previous = run_before(directory, previous)
@@ -228,7 +230,7 @@ def resume_target(
         following = directory.with_name(f"{directory.name}.{number}")
     if not is_run(path):
         return path, None
-    run = RunDir.own(path)
+    run = RunDir.open_own(path)
     # `adopt` refuses a locked log, with the process that holds it.
     ended = not locked(run.audit_path) and (how_run_ended(run) or last_launch(run) is None)
     if not ended:

@@ -247,7 +247,7 @@ def _compare(directory: RunDir, log: list[dict[str, Any]]) -> dict[str, Any]:
     from ..catalog import load_policy
     from ..core import replay
 
-    parts = run_records.policy_parts(directory, run_records.taken(log))
+    parts = run_records.policy_parts(directory, run_records.read_digests(log))
     edited = [part.text for part in parts if part.status == run_records.CHANGED]
     thinned = journal.thinned(directory.journal_path)
     count, differences = replay.compare(

@@ -161,7 +161,7 @@ def show(as_json: bool = False) -> None:
         except StoreError as error:
             echo(str(error), err=True)
     if as_json:
-        summaries = [late_messages.Summary.of(message) for message in messages]
+        summaries = [late_messages.Summary.from_message(message) for message in messages]
         echo_json(msgspec.to_builtins(summaries))
     elif messages:
         print_table([_row(message) for message in messages], HEADER)

@@ -283,7 +283,7 @@ def supervise(
         },
     )
     root = environment.base(environ)
-    directory = environment.of(root, run.id)
+    directory = environment.segment_directory(root, run.id)
     forwarder = Forwarder()
     try:
         environment.sweep(root)

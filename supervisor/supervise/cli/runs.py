@@ -249,7 +249,7 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
     Exit codes: 0; 1 with --verify: it is damaged, or could not be verified; 64 no such run.
     """
     if verify:
-        return _verify(RunDir.own(run))
+        return _verify(RunDir.open_own(run))
     entries = registry.read(RunDir.open(run).path).checkpoints
     if as_json:
         echo_json(msgspec.to_builtins(entries))

@@ -134,7 +134,7 @@ def _audit_state(run: RunDir, log: Sequence[Facts]) -> AuditState:
         head=report.head,
         parts=[
             AuditedPart(part.part, part.status, part.text)
-            for part in run_records.check(run, run_records.taken(log))
+            for part in run_records.check(run, run_records.read_digests(log))
         ],
         not_checked=list(run_records.NOT_CHECKED),
     )

@@ -260,7 +260,9 @@ class Adoption:
                 posted.append((decision, key, record["mono_ns"] / 1e9))
             elif record["kind"] == "notify_result":
                 settled.setdefault(data["channel"], set()).update(data["keys"])
-        messages = [(self._processor.message(said), key, at_s) for said, key, at_s in posted]
+        messages = [
+            (self._processor.message(notified), key, at_s) for notified, key, at_s in posted
+        ]
         return outbox.resume(messages, settled)
 
     def _perform_again(self) -> None:

@@ -134,18 +134,20 @@ def _at_one_step(
     left_s = max(LEAST_S, until - time.monotonic())
     try:
         order = _order(manifest, generation)
-        seen = job.command("quarantine_now", order, key=f"{key}/now", deadline_s=left_s)
+        agreement = job.command("quarantine_now", order, key=f"{key}/now", deadline_s=left_s)
     except ActionError as error:
         if not error.refused:
             raise
         return {"takes_effect": LATER, "why": str(error)}
     try:
-        kept = manifest.hasten(key)
+        hastened = manifest.hasten(key)
     except StoreError as error:
         raise ActionError(str(error), hint=error.hint) from error
     left_s = max(LEAST_S, until - time.monotonic())
-    result = job.command("quarantine", _order(manifest, kept), key=f"{key}/kept", deadline_s=left_s)
-    return {**result, "generation": kept.generation, "takes_effect": WHEN[seen["way"]]}
+    result = job.command(
+        "quarantine", _order(manifest, hastened), key=f"{key}/kept", deadline_s=left_s
+    )
+    return {**result, "generation": hastened.generation, "takes_effect": WHEN[agreement["way"]]}
 
 
 T = TypeVar("T")
@@ -231,7 +233,7 @@ class Control:
     @property
     def paused(self) -> bool:
         """True between an acknowledged `pause` and `resume`, or `on_pause_ended`."""
-        return self._lease.held
+        return self._lease.is_held
 
     def has_unpaused(self) -> bool:
         """On the main loop: whether the job says that it goes on, though nobody said resume."""

@@ -314,18 +314,18 @@ def base(environ: Mapping[str, str]) -> Path:
 
 def make(root: Path, run_id: str) -> Path:
     """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
-    path = of(root, run_id)
+    path = segment_directory(root, run_id)
     files.make_directory(path, exist_ok=False)
-    own(path)
+    take_ownership(path)
     return path
 
 
-def of(root: Path, run_id: str) -> Path:
+def segment_directory(root: Path, run_id: str) -> Path:
     """Return where the directory of a run is."""
     return root / f"supervise-{os.getuid()}-{run_id}"
 
 
-def own(path: Path) -> None:
+def take_ownership(path: Path) -> None:
     """Mark a run's directory as ours while this process lives; another user's is left alone."""
     try:
         if not files.is_own_directory(path):

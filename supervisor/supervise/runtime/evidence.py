@@ -134,7 +134,9 @@ def _summary(rows: Sequence[Row]) -> dict[str, str]:
             by_attempt = steps.setdefault(str(origin["shard"]), {})
             by_attempt.setdefault(row["attempt"], set()).add(row["step"])
     summary = {
-        shard: ", ".join(_span(attempt, found) for attempt, found in sorted(by_attempt.items()))
+        shard: ", ".join(
+            _span(attempt, shard_steps) for attempt, shard_steps in sorted(by_attempt.items())
+        )
         for shard, by_attempt in list(steps.items())[:NAMED]
     }
     if len(steps) > NAMED:
@@ -362,10 +364,10 @@ def metrics_csv(window: Iterable[tuple[Sequence[str], Frame]]) -> str:
     writer.writerow(["step", "rank", "attempt", "at_ns", *map(cell, columns)])
     for names, frame in rows:
         values = dict(zip(names, frame.values, strict=False))
-        found = (values.get(column) for column in columns)
+        row = (values.get(column) for column in columns)
         writer.writerow(
             [frame.step, frame.rank, frame.attempt, frame.at_ns]
-            + ["" if value is None else repr(value) for value in found]
+            + ["" if value is None else repr(value) for value in row]
         )
     return out.getvalue()
 

@@ -124,18 +124,18 @@ class FailureRecords:
         Args:
             pid, returncode: of its first process. ends: what those that trained recorded, by pid.
         """
-        self._ranks = {each: end[0] for each, end in ends.items()}
+        self._ranks = {ended_pid: end[0] for ended_pid, end in ends.items()}
         notices = [*self._records(now_ns), *self._fatal(now_ns)]
-        for each, (rank, code, text) in ends.items():
-            if code and text and each not in self._pids:  # its record could not be written
+        for ended_pid, (rank, code, text) in ends.items():
+            if code and text and ended_pid not in self._pids:  # its record could not be written
                 notices += self._report(
-                    f"end.{each}", _last_message(rank, each, code, text), now_ns
+                    f"end.{ended_pid}", _last_message(rank, ended_pid, code, text), now_ns
                 )
         if returncode < 0 and returncode not in ASKED and pid not in self._pids:
             notices += self._signalled(pid, returncode, now_ns)
         elif 128 - returncode in FATAL and self._pids.isdisjoint(self._leading()):
             # So a shell reports a signal that ended what it waited for.
-            silent = [each for each, (_, code, _) in ends.items() if code is None]
+            silent = [ended_pid for ended_pid, (_, code, _) in ends.items() if code is None]
             ended = silent[0] if len(silent) == 1 else pid
             notices += self._signalled(ended, 128 - returncode, now_ns)
         return notices
@@ -156,8 +156,10 @@ class FailureRecords:
             ranks = list(_ranks(data))
             children = tuple(rank.pid for rank in ranks)
             notices += self._report(name, replace(_failure(data), children=children), now_ns)
-            self._ranks.update({each.pid: each.rank for each in ranks if each.rank is not None})
-            self._world = max([self._world, *(each.world_size for each in ranks)])
+            self._ranks.update(
+                {reported.pid: reported.rank for reported in ranks if reported.rank is not None}
+            )
+            self._world = max([self._world, *(reported.world_size for reported in ranks)])
             if any((rank.returncode or 0) < 0 for rank in ranks):
                 notices += self._fatal(now_ns)  # what Python wrote of a signal says more
             for rank in ranks:
@@ -182,7 +184,7 @@ class FailureRecords:
             failure = Failure(
                 SIGNAL,
                 type_,
-                file=_shown(file),
+                file=_display_path(file),
                 line=int(line),
                 function=function,
                 rank=self._ranks.get(pid),
@@ -277,11 +279,11 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _shown(path: str) -> str:
+def _display_path(path: str) -> str:
     """Return a path as the probe would: relative where it lies below here, else with `~`."""
-    for base, shown in ((Path.cwd(), ""), (Path.home(), "~/")):
+    for base, _display_path in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.startswith(f"{base}/"):
-            return shown + path.removeprefix(f"{base}/")
+            return _display_path + path.removeprefix(f"{base}/")
     return path
 
 

@@ -126,10 +126,10 @@ def judge(pending: PendingCommand, answers: Mapping[int, Ack], deadline_s: float
     verb = pending.verb
     refused = [(rank, ack) for rank, ack in sorted(answers.items()) if not ack.ok]
     if refused:
-        rank, first = refused[0]
+        rank, refusal = refused[0]
         nowhere = len(refused) == len(pending.sent or {})
         refused_all = nowhere and all(ack.result.get("refused") is True for _, ack in refused)
-        raise ActionError(f"rank {rank} refused {verb}: {first.error}", refused=refused_all)
+        raise ActionError(f"rank {rank} refused {verb}: {refusal.error}", refused=refused_all)
     silent = sorted(set(pending.sent or {}) - set(answers))
     if pending.sent is None:
         reason, refused_all = pending.refusal or "the main loop is busy", pending.withdrawn
@@ -176,23 +176,23 @@ def _compare(
     first_rank: int, mine: Sequence[Boundary], rank: int, theirs: Sequence[Boundary]
 ) -> Objection | None:
     ours = {step: (number, time_ns) for step, number, time_ns in mine}
-    others = {step: (number, at) for step, number, at in theirs}
-    common = sorted(ours.keys() & others.keys())
+    their_steps = {step: (number, at_ns) for step, number, at_ns in theirs}
+    common = sorted(ours.keys() & their_steps.keys())
     if not common:
         unknown = (
             f"nobody knows whether ranks {first_rank} and {rank} mean the same step by its number"
         )
         return Objection(unknown, lasting=not mine or not theirs)
     for step in common:
-        if ours[step][0] != others[step][0]:
+        if ours[step][0] != their_steps[step][0]:
             return Objection(
                 f"by the end of step {step} rank {first_rank} had taken part in {ours[step][0]} "
-                f"collectives of the job and rank {rank} in {others[step][0]}: they do not mean "
-                "the same step by its number",
+                f"collectives of the job and rank {rank} in {their_steps[step][0]}: they do not "
+                "mean the same step by its number",
                 lasting=True,
             )
     if ours[common[0]][0] == ours[common[-1]][0]:
-        return _compare_times(first_rank, ours, rank, others, common)
+        return _compare_times(first_rank, ours, rank, their_steps, common)
     return None
 
 
@@ -200,7 +200,7 @@ def _compare_times(
     first_rank: int,
     ours: Mapping[int, tuple[int, int]],
     rank: int,
-    others: Mapping[int, tuple[int, int]],
+    their_steps: Mapping[int, tuple[int, int]],
     common: Sequence[int],
 ) -> Objection | None:
     """They share no collective: has each ended a step before the other ended the next one?"""
@@ -208,7 +208,7 @@ def _compare_times(
     apart = [
         step
         for step in steps
-        if ours[step][1] > others[step + 1][1] or others[step][1] > ours[step + 1][1]
+        if ours[step][1] > their_steps[step + 1][1] or their_steps[step][1] > ours[step + 1][1]
     ]
     if steps and not apart:
         return None
@@ -243,7 +243,7 @@ class Lease:
         self._ended: threading.Event | None = None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether a pause is in force, as far as is known here."""
         return self._ended is not None
 
@@ -455,9 +455,9 @@ class Fence:
             time.sleep(LOOK_S)
         steps = [rank.step for rank in ranks.values()]
         farthest: int = max(self._least, *steps)
-        if all(each.phase == "paused" for each in ranks.values()):
+        if all(standing.phase == "paused" for standing in ranks.values()):
             return farthest
-        step_s = min(each.step_s for each in ranks.values())
+        step_s = min(standing.step_s for standing in ranks.values())
         lead = max(steps) - min(steps) + math.ceil(self._trip_s / step_s) + 1
         return farthest + (lead << self._vetoes)
 
@@ -555,8 +555,8 @@ def agree(
         raise ActionError(f"they would do it in different ways: {', '.join(sorted(ways))}")
     if verb != "rollback":
         return {}
-    common = set.intersection(*(set(each.get("steps") or ()) for each in facts.values()))
-    undo = set.intersection(*(set(each.get("undo") or ()) for each in facts.values()))
+    common = set.intersection(*(set(answer.get("steps") or ()) for answer in facts.values()))
+    undo = set.intersection(*(set(answer.get("undo") or ()) for answer in facts.values()))
     before_step = args["before_step"]
     older = [
         s
@@ -575,8 +575,8 @@ def _not_now(ranks: Mapping[int, Standing]) -> str:
             return f"rank {rank} is in {standing.phase}"
         if standing.step < FIRST_STEPS or (not standing.step_s and standing.phase == "step"):
             return f"rank {rank} is in its first steps"
-    if len({each.phase for each in ranks.values()}) > 1:
-        paused = sorted(rank for rank, each in ranks.items() if each.phase == "paused")
+    if len({standing.phase for standing in ranks.values()}) > 1:
+        paused = sorted(rank for rank, standing in ranks.items() if standing.phase == "paused")
         return f"only rank {', '.join(map(str, paused))} is paused"
     return ""
 
@@ -615,10 +615,10 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
     while not expected.settled and time.monotonic() < until:
         ranks = job.standing()
         answers = expected.wait(LOOK_S)
-        behind = [r for r, each in ranks.items() if each.step >= step + APART]
+        behind = [r for r, standing in ranks.items() if standing.step >= step + APART]
         if any(rank not in answers for rank in behind):
             break
-        if any(each.halted == EXITED for each in ranks.values()):  # the others wait for it
+        if any(standing.halted == EXITED for standing in ranks.values()):  # the others wait for it
             until = min(until, time.monotonic() + EXITED_S)
     try:
         judge(expected, answers, left_s)

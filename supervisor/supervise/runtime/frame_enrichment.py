@@ -157,28 +157,28 @@ def together(ranks: Sequence[Values]) -> dict[str, float]:
     param_digest_mismatch: runs of weight tensors whose checksums are not the same on all ranks.
     param_digest_rank: the first rank whose checksums are not those of most; between two, the other.
     """
-    found = job_numbers(ranks)
+    job_values = job_numbers(ranks)
     losses = [values.get(LOSS) for values in ranks]
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) == len(ranks):
-        found["loss_dispersion"] = stdev(finite)
-        found["loss_outlier_rank"] = float(_furthest(finite, median_low(finite)))
+        job_values["loss_dispersion"] = stdev(finite)
+        job_values["loss_outlier_rank"] = float(_furthest(finite, median_low(finite)))
     entropies = [e for values in ranks if (e := values.get(ENTROPY)) is not None]
     if len(entropies) == len(ranks):
-        found["batch_dispersion"] = stdev(entropies)
+        job_values["batch_dispersion"] = stdev(entropies)
     sketches = [_sketch(values) for values in ranks]
     if all(sketches):
-        found["grad_direction_consistency"] = _mean_cosine(sketches)
+        job_values["grad_direction_consistency"] = _mean_cosine(sketches)
     digests = [_digests(values) for values in ranks]
     if digests[0] and all(digest.keys() == digests[0].keys() for digest in digests):
-        found["param_digest_mismatch"] = float(
+        job_values["param_digest_mismatch"] = float(
             sum(any(d[name] != first for d in digests) for name, first in digests[0].items())
         )
         usual = max(digests, key=digests.count)
         odd = next((rank for rank, digest in enumerate(digests) if digest != usual), None)
         if odd is not None:
-            found["param_digest_rank"] = float(odd)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            job_values["param_digest_rank"] = float(odd)
+    return {name: value for name, value in job_values.items() if math.isfinite(value)}
 
 
 def hold_the_same(ranks: Sequence[Values], was_same: bool) -> bool:
@@ -202,11 +202,11 @@ def skips_apart(ranks: Sequence[Values]) -> dict[str, float]:
     skipped = [values.get(SKIPPED) for values in ranks]
     if any(skip is None for skip in skipped):
         return {}
-    alone = [rank for rank, each in enumerate(skipped) if each]
+    alone = [rank for rank, is_skipped in enumerate(skipped) if is_skipped]
     if 2 * len(alone) > len(skipped):
-        alone = [rank for rank, each in enumerate(skipped) if not each]
-    found = {"skip_mismatch": float(len(alone))}
-    return found | ({"skip_mismatch_rank": float(alone[0])} if alone else {})
+        alone = [rank for rank, is_skipped in enumerate(skipped) if not is_skipped]
+    mismatch = {"skip_mismatch": float(len(alone))}
+    return mismatch | ({"skip_mismatch_rank": float(alone[0])} if alone else {})
 
 
 def job_numbers(ranks: Sequence[Values]) -> dict[str, float]:
@@ -376,16 +376,16 @@ class _Rank:
     earlier frames stays readable.
     """
 
-    def __init__(self, own: Announced, columns: Sequence[str] = ()) -> None:
+    def __init__(self, announced: Announced, columns: Sequence[str] = ()) -> None:
         self.added = list(columns)
         self.columns = list(columns)
         self._arrange: Callable[[Sequence[float | None]], tuple[float | None, ...]] = tuple
-        self.announce(own)
+        self.announce(announced)
 
-    def announce(self, own: Announced) -> None:
+    def announce(self, announced: Announced) -> None:
         """The probe announced its names, perhaps again."""
-        self.own = own
-        self.added = [name for name in self.added if name not in own.names]
+        self.own = announced
+        self.added = [name for name in self.added if name not in announced.names]
         self._lay_out()
 
     def add(self, names: Sequence[str]) -> None:
@@ -445,18 +445,20 @@ class FrameEnricher:
     def complete(self, event: Event) -> list[Event]:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""
         if isinstance(event, Announced):
-            known = self._ranks.get(event.rank)
-            if known is None or known.own.program != event.program:  # it starts from nothing
+            rank_columns = self._ranks.get(event.rank)
+            if (
+                rank_columns is None or rank_columns.own.program != event.program
+            ):  # it starts from nothing
                 self._together.forget(event.rank)
                 if self._run is not None:
                     self._run.on_announced(event)
                 previous = self._before.pop(event.rank, None)
                 is_same_segment = previous is not None and previous.segment == event.segment
                 columns = previous.names if previous is not None and is_same_segment else ()
-                known = self._ranks[event.rank] = _Rank(event, columns)
+                rank_columns = self._ranks[event.rank] = _Rank(event, columns)
             else:
-                known.announce(event)
-            return [known.announcement()]
+                rank_columns.announce(event)
+            return [rank_columns.announcement()]
         if isinstance(event, Frame) and event.rank in self._ranks:
             return self._frame(self._ranks[event.rank], event)
         return [event]

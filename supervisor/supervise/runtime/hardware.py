@@ -103,7 +103,7 @@ class Growth:
             began, lowest = self._lowest[-1]
             self._lowest[-1] = began, min(lowest, size)
 
-    def bound(self) -> float | None:
+    def lower_bound(self) -> float | None:
         """Return bytes a second that the job grows by at least; None in the first `FIRST` looks."""
         if len(self._quick) < STEADY:
             return None
@@ -324,9 +324,9 @@ class Hardware:
         values = {"host_mem_used": memory.percent, "open_files": float(files)}
         if self._steps:
             growth.add(time.monotonic(), private, memory.available)
-        bound = growth.bound()
-        if bound is not None:
-            values["host_mem_growth"] = bound * 3600.0
+        growth_bound = growth.lower_bound()
+        if growth_bound is not None:
+            values["host_mem_growth"] = growth_bound * 3600.0
         return values
 
     def _wait(self) -> dict[str, float]:
@@ -334,16 +334,18 @@ class Hardware:
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
         now = time.monotonic(), busy, {p.pid: _cpu_and_wait_s(p) for p in self._found}
-        before, self._cpu = self._cpu, now
-        if before is None or now[1] <= before[1]:
+        previous_cpu, self._cpu = self._cpu, now
+        if previous_cpu is None or now[1] <= previous_cpu[1]:
             return {}
         used, waited = 0.0, 0.0
         for pid, (cpu_s, wait_s) in now[2].items():
-            if pid in before[2]:
-                used += cpu_s - before[2][pid][0]
-                waited = max(waited, wait_s - before[2][pid][1])
-        others = max(0.0, 1.0 - used / (now[1] - before[1]))
-        return {"host_cpu_wait": 100.0 * others * min(1.0, waited / (now[0] - before[0]))}
+            if pid in previous_cpu[2]:
+                used += cpu_s - previous_cpu[2][pid][0]
+                waited = max(waited, wait_s - previous_cpu[2][pid][1])
+        others_share = max(0.0, 1.0 - used / (now[1] - previous_cpu[1]))
+        return {
+            "host_cpu_wait": 100.0 * others_share * min(1.0, waited / (now[0] - previous_cpu[0]))
+        }
 
     def _free(self) -> dict[str, float]:
         free = [100.0 - psutil.disk_usage(str(self._disk)).percent]

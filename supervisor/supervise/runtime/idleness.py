@@ -123,7 +123,7 @@ class Phases:
         self._report_s = LONG_S
         self._stopped: frozenset[int] = frozenset()
 
-    def seen(
+    def judge(
         self, ranks: Sequence[tuple[int, Beat]], now_ns: int, dead: Collection[int] = ()
     ) -> tuple[tuple[Beat, ...], list[Notice]]:
         """Return the beats as they are to be judged, and what people should know.

@@ -103,7 +103,7 @@ class Summary(msgspec.Struct, frozen=True):
     attempts: int
 
     @classmethod
-    def of(cls, late: LateMessage) -> Summary:
+    def from_message(cls, late: LateMessage) -> Summary:
         """Return the summary of a message."""
         message = late.message
         return cls(
@@ -152,7 +152,7 @@ def write(
         print_line(
             f"supervise: {count(len(messages))} not delivered and cannot be kept: {error.strerror}"
         )
-    return [Summary.of(message) for message in messages]
+    return [Summary.from_message(message) for message in messages]
 
 
 def read(run: Path) -> list[LateMessage]:
@@ -233,7 +233,7 @@ class Flush:
             StoreError: the directory is not a run, others than the caller may have written it, or
                 its messages cannot be read or marked as sent.
         """
-        RunDir.own(run)
+        RunDir.open_own(run)
         with _claim(run) as is_ours:
             if not is_ours:
                 return

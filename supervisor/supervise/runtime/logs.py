@@ -211,7 +211,7 @@ def _matching(patterns: Sequence[re.Pattern[bytes]], text: bytes) -> Iterator[st
                 break
     for first, (start, end) in sorted(places.items()):
         ends = (text.find(mark, end) for mark in (b"\n", b"\r"))
-        last = min((each for each in ends if each >= 0), default=len(text))
+        last = min((end_offset for end_offset in ends if end_offset >= 0), default=len(text))
         line = text[max(first, start - LINE_BYTES) : min(last, end + LINE_BYTES)]
         yield _CONTROL.sub("", _SEQUENCE.sub("", line.decode("utf-8", "replace"))).strip()
 

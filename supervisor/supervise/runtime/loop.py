@@ -130,7 +130,9 @@ def _with_counters(event: Notice, window: Window) -> Notice:
         counters, was = counted[rank, step], counted.get((event.rank or 0, step), saver)
         pairs = {name: (counters.get(name), was.get(name)) for name in saver}
         ahead = {
-            n: own - its for n, (own, its) in pairs.items() if own is not None and its is not None
+            n: current - its
+            for n, (current, its) in pairs.items()
+            if current is not None and its is not None
         }
         if any(ahead.values()):
             by_rank[str(rank)] = {n: count + ahead.get(n, 0.0) for n, count in saver.items()}
@@ -194,7 +196,7 @@ class LastLook:
         if process is not self._process:
             self._process = process
             within_s = min(VERIFY_NOW_S, within_s)
-            self._checkpoints.verify_now(within_s, above=steps[0], before=steps[1])
+            self._checkpoints.verify_now(within_s, above=steps[0], below=steps[1])
 
     def show(self, now_ns: int) -> bool:
         """Return whether it is under way; if so, tell people now and then how far it is."""
@@ -533,7 +535,7 @@ class App:
             processor.process(event)
         self._preemptor.run_round(control, ended=control.process.returncode is not None)
         for command in self._inbox.poll():
-            processor.told(command)
+            processor.take_command(command)
         processor.collect_results()
         self._segments.retain_before(
             action_planning.retain_before(processor.policy, processor.state),
@@ -596,7 +598,7 @@ class App:
             lives = control.process.returncode is None
             ends = self._segments.dead() if lives else {}
             dead = {n for n, code in ends.items() if code is None or is_crash(code)}
-            beat_events, notices = self._phases.seen(beats, now_ns, dead)
+            beat_events, notices = self._phases.judge(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
             self._enricher.on_beats(beat_events, processor.state.job.failures, now_ns)

@@ -112,7 +112,7 @@ class Preemptor:
             self._reports.append(event)
         self._has_saved |= event.kind == "checkpoint-saved"
         if event.kind == "signal-kept" and self._processor.performing not in ENDING:
-            self._forwarder.kept(str(event.data.get("signal")))
+            self._forwarder.on_retained(str(event.data.get("signal")))
         if event.kind == "signal" and self._is_lost(event.data):
             self._report_failure(str(event.data["signal"]), self._refusal)
 

@@ -162,8 +162,8 @@ def explain(
     """Turn the operating system's refusal into one sentence and a hint."""
     command = argv[0] if argv else ""
     search = environ.get("PATH", os.defpath)
-    found = command if "/" in command else shutil.which(command, mode=os.F_OK, path=search)
-    path = Path(found or "/nowhere")
+    command_path = command if "/" in command else shutil.which(command, mode=os.F_OK, path=search)
+    path = Path(command_path or "/nowhere")
     if isinstance(error, ValueError):
         return LaunchError(f"cannot start {command!r}: {error}", exit_code=NOT_EXECUTABLE)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

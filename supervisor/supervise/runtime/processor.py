@@ -228,9 +228,9 @@ class EventProcessor:
             self.training.take(names, event)
         self.state, decisions = engine.step(self._judging_policy(), self.state, event)
         numbers: list[int | None] = []
-        for made in decisions:
+        for new_decision in decisions:
             self._unwritten = (0, len(decisions) - len(numbers))
-            numbers.append(self.recorder.decision(made, number, event.at_ns))
+            numbers.append(self.recorder.decision(new_decision, number, event.at_ns))
         self._unwritten = (0, 0)
         if self._metrics is not None:
             names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
@@ -287,7 +287,7 @@ class EventProcessor:
         """Something was begun or done, so nothing hangs."""
         self.progress_ns = system.monotonic_ns()
 
-    def told(self, command: OperatorCommand) -> None:
+    def take_command(self, command: OperatorCommand) -> None:
         """Process an operator's command; a valid `reload` puts another policy in force."""
         self.process(command)
         if command.command == "reload":
@@ -328,7 +328,7 @@ class EventProcessor:
         while not self._late.empty():
             late = self._late.get_nowait()
             data = {"what": "late-message", "outcome": late.state}
-            data |= msgspec.to_builtins(Summary.of(late))
+            data |= msgspec.to_builtins(Summary.from_message(late))
             self.recorder.note("note", self.state.step, late.text, data)
 
     def report_late_message(self, late: LateMessage) -> None:

@@ -108,12 +108,12 @@ def health_gate(
 ) -> HealthGate:
     """Return what looks at this host for a run with this policy and the job's environment."""
 
-    def known() -> Sequence[FailureClass]:
+    def failure_classes() -> Sequence[FailureClass]:
         from ..catalog.loader import failure_classes  # most jobs need no other start
 
         return failure_classes(policy().job.failures)
 
-    return HealthGate(lambda: policy().job.health, environ, machine, known)
+    return HealthGate(lambda: policy().job.health, environ, machine, failure_classes)
 
 
 class Loop(Protocol):
@@ -234,8 +234,8 @@ class Relauncher:
                 args, failed["checkpoint-choice"] = order, error
             args = order if args["checkpoint"] in failed else args
             name = str(args["checkpoint"])
-            if isinstance(last := failed.get(name), SuperviseError):
-                raise ActionError(str(last), hint=last.hint) from last
+            if isinstance(newest_error := failed.get(name), SuperviseError):
+                raise ActionError(str(newest_error), hint=newest_error.hint) from newest_error
             try:
                 if name != prepared:
                     self._guard.prepare(name)

@@ -164,7 +164,7 @@ def is_letter(value: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]
     if not 0 <= value["frame"] < MAX_STEP:
         return False
     kind = value["notice"]
-    return kind not in OWN and _told(value["data"], DATA.get(kind, {}))
+    return kind not in OWN and _has_shape(value["data"], DATA.get(kind, {}))
 
 
 def is_bounded(value: Any) -> bool:
@@ -205,7 +205,7 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _told(data: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+def _has_shape(data: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
     for key, kind in shape.items():
         if key not in data:
             continue
@@ -217,7 +217,7 @@ def _told(data: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
             is_complete = kind is not _STAMP or (
                 isinstance(value, dict) and kind.keys() <= value.keys()
             )
-            if not is_complete or not isinstance(value, dict) or not _told(value, kind):
+            if not is_complete or not isinstance(value, dict) or not _has_shape(value, kind):
                 return False
     return True
 
@@ -735,8 +735,8 @@ def recorded_end(shm_dir: Path, pid: int, start_ticks: int) -> int | None:
         record = (segment.created_ns, segment.pid, None if end is None else end[0])
         if segment.start_ticks >= start_ticks:
             newest[segment.rank] = max(record, newest.get(segment.rank, record))
-    for _, who, returncode in newest.values():
-        if who == pid:
+    for _, owner_pid, returncode in newest.values():
+        if owner_pid == pid:
             return returncode
     ends = {returncode for _, _, returncode in newest.values()}
     return ends.pop() if len(ends) == 1 else None

@@ -216,7 +216,7 @@ class Forwarder:
             self._preemption.withdraw()
             self.keep(0)
 
-    def kept(self, name: str) -> None:
+    def on_retained(self, name: str) -> None:
         """The probe kept a signal that came to the job itself; perhaps to nobody else."""
         signum = next((candidate for candidate in FORWARDED if candidate.name == name), None)
         with self._lock:
@@ -343,11 +343,11 @@ class Forwarder:
             self.asked += signum in FINAL
             if self.final is None and signum in FINAL:
                 self.final = signal.Signals(signum).name
-            for each in passed:
+            for passed_signal in passed:
                 if self._process is None:
-                    self._early.append((each, kill))
+                    self._early.append((passed_signal, kill))
                 else:
-                    self._forward(self._process, each, kill=kill)
+                    self._forward(self._process, passed_signal, kill=kill)
 
     def _judge(self, signum: int, *, kill: bool) -> tuple[bool | None, list[int]]:
         """Return whether the job handles it (None: not asked), and what is passed on now."""

@@ -76,14 +76,14 @@ def ask(pid: int, marks: Path, timeout_s: float = ANSWER_S, *, forks: bool = Fal
         start = file.stat().st_size
         cpu_s = _main_cpu_s(main)
         main.send_signal(STACKS)
-        if text := _written(file, start, pid, timeout_s):
+        if text := _wait_for_text(file, start, pid, timeout_s):
             return text
         if not _is_outside_python(main, cpu_s):
             raise OSError(f"no answer to the signal within {timeout_s:g} s")
     except psutil.Error as error:
         raise OSError(str(error)) from error
     _signal_main_thread(pid, MAIN_STACK)
-    if text := _written(file, start, pid, timeout_s, SETTLED_S):
+    if text := _wait_for_text(file, start, pid, timeout_s, SETTLED_S):
         return text
     raise OSError(f"no answer to two signals within {timeout_s:g} s each")
 
@@ -138,7 +138,7 @@ def _numbers(pid: int, file: Path) -> set[str]:
     return numbers
 
 
-def _written(
+def _wait_for_text(
     file: Path, start: int, pid: int, timeout_s: float, settled_s: float = math.inf
 ) -> str:
     """Return what `pid` wrote to `file` after `start`, once it is complete or stable; else ""."""
@@ -149,8 +149,8 @@ def _written(
             handle.seek(start)
             # Complete answers, each followed by its pid; a late one may be of another process.
             *answers, newest = _END_OF_ALL.split(handle.read())
-        for answer, of in zip(answers[::2], answers[1::2], strict=True):
-            if int(of) == pid:
+        for answer, label in zip(answers[::2], answers[1::2], strict=True):
+            if int(label) == pid:
                 return answer.decode("utf-8", "replace")
         if newest != text:
             text, since = newest, time.monotonic()
@@ -284,9 +284,11 @@ class RankSurvey:
 
     def _usage(self, pid: int, passed_s: float) -> tuple[str, float | None]:
         """Return the state of a process, and how many cores it has used since."""
-        state, before = self._found[pid]
-        _, after = _observe(pid)
-        return state, None if before is None or after is None else (after - before) / passed_s
+        state, previous_usage = self._found[pid]
+        _, current_usage = _observe(pid)
+        return state, None if previous_usage is None or current_usage is None else (
+            current_usage - previous_usage
+        ) / passed_s
 
     def _loaders(
         self, rank: int, passed_s: float, stacks: Callable[[int], str]
@@ -301,24 +303,24 @@ class RankSurvey:
                 continue
             state, used = self._usage(pid, passed_s)
             idle = bool(inner) and inner[-1]["name"] == "get"  # from the queue of what is asked for
-            place = own_place(inner) or (_place(inner[0]) if inner else "")
+            location = own_place(inner) or (_location(inner[0]) if inner else "")
             activity = "" if not frames else "idle" if idle else "busy"
-            yield LoaderWorker(pid, state, used, activity, place, waits_for_lock(pid))
+            yield LoaderWorker(pid, state, used, activity, location, waits_for_lock(pid))
 
 
 def _descendants(
     ranks: set[int], members: Sequence[psutil.Process]
 ) -> dict[int, tuple[int, Sequence[str]]]:
     """Return the rank and the command of each process that ranks started, by pid."""
-    found: dict[int, tuple[int, Sequence[str]]] = {}
+    children: dict[int, tuple[int, Sequence[str]]] = {}
     for process in members:  # parents come first
         if process.pid not in ranks:
             with suppress(psutil.Error):
                 parent = process.ppid()
-                rank = parent if parent in ranks else found.get(parent, (0, ()))[0]
+                rank = parent if parent in ranks else children.get(parent, (0, ()))[0]
                 if rank:
-                    found[process.pid] = rank, process.cmdline()
-    return found
+                    children[process.pid] = rank, process.cmdline()
+    return children
 
 
 def _observe(pid: int) -> tuple[str, float | None]:
@@ -335,11 +337,11 @@ def _observe(pid: int) -> tuple[str, float | None]:
 
 def own_place(frames: Sequence[re.Match[str]]) -> str:
     """Return the deepest frame outside installed packages, "" where there is none."""
-    own = next((frame for frame in frames if not _FOREIGN.search(frame["file"])), None)
-    return "" if own is None else _place(own)
+    own_frame = next((frame for frame in frames if not _FOREIGN.search(frame["file"])), None)
+    return "" if own_frame is None else _location(own_frame)
 
 
-def _place(frame: re.Match[str]) -> str:
+def _location(frame: re.Match[str]) -> str:
     return f"{PurePath(frame['file']).name}:{frame['line']} in {frame['name']}"
 
 
@@ -354,7 +356,7 @@ def main_stack(marks: Path, pid: int) -> str:
 
 def main_frames(lines: Iterable[str]) -> list[re.Match[str]]:
     """Return the calls of the main thread, the newest first."""
-    found: list[re.Match[str]] = []
+    matches: list[re.Match[str]] = []
     inside = False
     for line in lines:
         frame = _FRAME.match(line) or _PY_SPY.match(line)
@@ -363,5 +365,5 @@ def main_frames(lines: Iterable[str]) -> list[re.Match[str]]:
                 break
             inside = bool(_MAIN.match(line)) or (inside and line.startswith(" "))
         elif inside:
-            found.append(frame)
-    return found
+            matches.append(frame)
+    return matches

@@ -57,9 +57,9 @@ def capabilities(
     else:
         availability["rollback"] = _rollback(policy, state, probe)
         availability["relaunch"] = _relaunch(policy, state, probe)
-        for name, how in probe.safeguards.items():
-            if how.startswith(CANNOT):
-                availability[name] = f"no ({how.removeprefix(CANNOT)})"
+        for name, safeguard in probe.safeguards.items():
+            if safeguard.startswith(CANNOT):
+                availability[name] = f"no ({safeguard.removeprefix(CANNOT)})"
         if policy.job.preempt is not None:
             availability["preempt"] = _preempt(state, probe)
     availability["ranks"] = str(state.job.world_size)
@@ -234,7 +234,9 @@ def _watching(state: Mapping[str, Any]) -> Iterator[str]:
     last_s, speed = training.get("last_step_s"), training.get("steps_per_s")
     if last_s is not None and speed and last_s > max(SLOW_S, SLOW_STEPS / speed):
         yield f"no step for {_time(last_s)}"
-    blind = [rule for rule, how in (state.get("rules") or {}).items() if how == "blind"]
+    blind = [
+        rule for rule, rule_state in (state.get("rules") or {}).items() if rule_state == "blind"
+    ]
     if blind:
         yield f"partly blind: {', '.join(blind[:3])}"
     if state.get("tier") == "T0":
@@ -459,7 +461,7 @@ def snapshot(
         "incidents": {"opened": state.history.opened, "open": _open(state.incident)},
         "approvals": [] if pending is None else [_request(pending, now_ns)],
         "silenced": {rule: text for rule in state.rules.silenced if (text := state.silence(rule))},
-        "checkpoints_good": [found.id for found in state.checkpoints.good()][-3:],
+        "checkpoints_good": [checkpoint.id for checkpoint in state.checkpoints.good()][-3:],
         "budgets": state.ledger.usage(policy.budgets, state.frame_count, state.at_ns),
         "rules": rule_scope.rule_states(policy, state),
         "ranks": {
@@ -547,11 +549,11 @@ def no_probe(marks: Collection[str], reason: str | None) -> str | None:
     if "off" in marks:
         return None
     if reason is not None:
-        why = reason
+        cause = reason
     elif "armed" in marks:
-        why = "the job imported torch, but made no optimizer step"
+        cause = "the job imported torch, but made no optimizer step"
     elif "boot" in marks:
-        why = "the job runs Python, but has not imported torch"
+        cause = "the job runs Python, but has not imported torch"
     else:
-        why = "the probe was not loaded: no Python with our PYTHONPATH was started"
-    return f"no step was seen: {why}; only exit and signals are watched"
+        cause = "the probe was not loaded: no Python with our PYTHONPATH was started"
+    return f"no step was seen: {cause}; only exit and signals are watched"

@@ -258,8 +258,8 @@ class _LaunchIdentity:
             text = f"the job is the same as in {launch}"
             if changes:
                 text = f"the job differs from {launch}: {describe(changes)}"
-            shown = msgspec.to_builtins(changes[:MAX_DIFFERENCES])
-            comparison = {"since": launch, "differs": shown}
+            plain_changes = msgspec.to_builtins(changes[:MAX_DIFFERENCES])
+            comparison = {"since": launch, "differs": plain_changes}
         self._recorder.note("identity", state.step, text, document | comparison)
         with suppress(StoreError):  # a cache: the audit log has it
             run.write_json(IDENTITY, document)

@@ -236,7 +236,7 @@ def lines(path: Path) -> Iterator[tuple[bytes, int]]:
             while line := file.readline(MAX_LINE):
                 length = len(line)
                 if length == MAX_LINE and not line.endswith(b"\n"):
-                    remaining, ended = _rest(file)
+                    remaining, ended = _read_rest(file)
                     length += remaining
                     line = line[:_BLOCK] + b"\n" * ended
                 yield line, length
@@ -244,7 +244,7 @@ def lines(path: Path) -> Iterator[tuple[bytes, int]]:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _rest(file: BinaryIO) -> tuple[int, bool]:
+def _read_rest(file: BinaryIO) -> tuple[int, bool]:
     """Skip to the end of a line; return the number of bytes, and whether there is a line feed."""
     length = 0
     while True:

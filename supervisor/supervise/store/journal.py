@@ -152,13 +152,13 @@ class Segment:
     def _valid_record_after(self, offset: int, number: int) -> bool:
         """Whether a valid later record follows: then it is damage, not a truncated tail."""
         end = min(self.size, _SEARCHED)
-        budget, at = _TRIED_BYTES, offset
-        while (at := self._data_at(at)) < end:
-            block = os.pread(self._fd, min(self.BLOCK, end - at) + _HEAD.size, at)
+        budget, position = _TRIED_BYTES, offset
+        while (position := self._data_at(position)) < end:
+            block = os.pread(self._fd, min(self.BLOCK, end - position) + _HEAD.size, position)
             for match in _MAYBE.finditer(block) if block.strip(b"\0") else ():
-                length, crc, found, _ = _HEAD.unpack_from(block, match.start())
-                begin = at + match.start()
-                later = (found - number) & 0xFFFFFFFF
+                length, crc, record_number, _ = _HEAD.unpack_from(block, match.start())
+                begin = position + match.start()
+                later = (record_number - number) & 0xFFFFFFFF
                 if later > begin // _HEAD.size or begin + _HEAD.size + length > self.size:
                     continue  # more records than fit before it, or half a record
                 budget -= length + _TRIAL_BYTES
@@ -167,7 +167,7 @@ class Segment:
                 body = os.pread(self._fd, _SUMMED.size + length, begin + 8)
                 if zlib.crc32(body) == crc:
                     return True
-            at += self.BLOCK
+            position += self.BLOCK
         return False
 
     def _data_at(self, offset: int) -> int:
@@ -570,9 +570,9 @@ def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
                     expected = segment.first
                 is_thinned = segment.is_thinned
                 if segment.first != expected or int(path.stem) != index:
-                    first = segment.first
+                    first_number = segment.first
                     raise StoreError(
-                        f"{path} starts with event {first}, not with event {expected}",
+                        f"{path} starts with event {first_number}, not with event {expected}",
                         hint="a segment is missing: restore it from a copy of the run directory",
                     )
                 for number, kind, payload, _ in segment.records(newest=path is paths[-1]):

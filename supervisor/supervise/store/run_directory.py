@@ -142,7 +142,7 @@ class RunDir:
             ) from None
 
     @classmethod
-    def own(cls, path: Path) -> RunDir:
+    def open_own(cls, path: Path) -> RunDir:
         """Open the directory of a run to act on what its files say.
 
         Raises:

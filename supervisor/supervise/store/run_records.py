@@ -79,9 +79,9 @@ class RunOutcome:
         elif kind == "incident":
             self._take_incident(record, str(data.get("what")))
 
-    def _take_incident(self, record: Record, what: str) -> None:
+    def _take_incident(self, record: Record, code: str) -> None:
         name, severity = str(record["incident"]), record.get("severity")
-        if what == "opened":
+        if code == "opened":
             self.incidents[name] = {
                 "id": name,
                 "severity": severity,
@@ -93,8 +93,8 @@ class RunOutcome:
         elif (previous := self.incidents.get(name)) is not None:
             if severity in SEVERITIES:
                 previous["severity"] = min(previous["severity"], severity)
-            if what in ("closed", "held"):
-                previous["phase"] = what
+            if code in ("closed", "held"):
+                previous["phase"] = code
 
     @property
     def gravest(self) -> list[dict[str, Any]]:
@@ -113,12 +113,12 @@ def read_outcome(records: Iterable[Record]) -> RunOutcome:
     """Fold all records of a log."""
     outcome = RunOutcome()
 
-    def taken() -> Iterator[Record]:
+    def read_digests() -> Iterator[Record]:
         for record in records:
             outcome.take(record)
             yield record
 
-    outcome.incomplete = incomplete(taken())
+    outcome.incomplete = incomplete(read_digests())
     return outcome
 
 
@@ -189,7 +189,7 @@ class WallClock:
                     starts[boot] = first, min(zero_ns, zero)
         self._starts = sorted(starts.values())
 
-    def at(self, number: int, at_ns: int) -> datetime | None:
+    def time_of(self, number: int, at_ns: int) -> datetime | None:
         """Return when event `number` happened, in UTC, None where that is not known."""
         if not self._starts:
             return None
@@ -217,7 +217,7 @@ def rows(run: RunDir) -> Iterator[Row]:
         elif isinstance(event, Frame):
             pairs = zip(names.get(event.rank, ()), event.values, strict=False)
             values = {name: value for name, value in pairs if value is not None}
-            wall = clock.at(number, event.at_ns)
+            wall = clock.time_of(number, event.at_ns)
             yield Row(event.step, event.rank, event.attempt, wall, values)
 
 
@@ -341,8 +341,8 @@ class Digests:
         self.ended = kind == "run_end"
         if kind == "run_start" and self.policy is None:
             self.policy = _text(data.get("policy_digest"))
-        elif kind == "policy_load" and (after := _text(data.get("after"))):
-            self.reloaded[after] = None
+        elif kind == "policy_load" and (digest_after := _text(data.get("after"))):
+            self.reloaded[digest_after] = None
         elif kind == "commit":
             result = data.get("result")
             facts = result if isinstance(result, dict) else {}
@@ -394,23 +394,23 @@ def differs(subject: str, expected: str, actual: str | None) -> str:
 
 def policy_parts(run: RunDir, digests: Digests) -> Iterator[Part]:
     """Compare the policies of the run with their digests."""
-    first = digests.policy
-    if first is None:
+    initial = digests.policy
+    if initial is None:
         yield Part("policy", UNCHECKED, "the log has no digest of policy.yaml")
-    wanted = [(run.policy_path, first)] if first else []
-    wanted += [(policies.path_of(run, digest), digest) for digest in digests.reloaded]
+    digests_of_files = [(run.policy_path, initial)] if initial else []
+    digests_of_files += [(policies.path_of(run, digest), digest) for digest in digests.reloaded]
     wrong = 0
-    for path, expected in wanted:
+    for path, expected in digests_of_files:
         actual = digest_of(path)
         if actual != expected:
             wrong += 1
             name = str(path.relative_to(run.path))
             status = MISSING if actual is None else CHANGED
             yield Part("policy", status, differs(name, expected, actual))
-    if wanted and not wrong:
+    if digests_of_files and not wrong:
         count = len(digests.reloaded)
-        more = f", and so are {count} reloaded policies" if count else ""
-        yield Part("policy", GOOD, f"policy.yaml is unchanged{more}")
+        suffix = f", and so are {count} reloaded policies" if count else ""
+        yield Part("policy", GOOD, f"policy.yaml is unchanged{suffix}")
 
 
 def _bundles(run: RunDir, bundles: Mapping[str, str]) -> Iterator[Part]:
@@ -511,7 +511,7 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
-def taken(records: Iterable[Record]) -> Digests:
+def read_digests(records: Iterable[Record]) -> Digests:
     """Return the digests in these records."""
     digests = Digests()
     for record in records:
