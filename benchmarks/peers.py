@@ -83,7 +83,7 @@ def faults(data: Path, jobs: int) -> Iterator[str]:
 
 
 def _steps(outcome: Outcome) -> list[int]:
-    return [alarm.step for alarm in outcome.alarms if alarm.fault != "joined"]
+    return [alarm.step for alarm in outcome.alarms if alarm.change != "joined"]
 
 
 def _first(outcome: Outcome, start: int) -> str:

@@ -252,7 +252,7 @@ def near(metric: str) -> list[str]:
 def suggestion(metric: str, choices: Collection[str] | None = None) -> str | None:
     """Return "did you mean 'train_loss' or 'train_loss_raw'?" for `loss`, None for no idea.
 
-    Names of other programs come first (`recordings.aliases`), then misspellings.
+    Names of other programs come first (`recordings.table`), then misspellings.
 
     Args:
         choices: the ids to choose from; None for all standard ones.

@@ -1,6 +1,6 @@
 """Scenarios: series of metrics, injected faults, and the expected decisions.
 
-`policytest` runs them. Positions count frames from 0 and never go back; until the first rollback
+`lab` runs them. Positions count frames from 0 and never go back; until the first rollback
 or jump they are the job's steps.
 """
 
