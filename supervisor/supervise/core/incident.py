@@ -50,8 +50,8 @@ class OperatorRequest:
     """Who asked for it, and from where it goes on.
 
     Attributes:
-        operator: "" when a rule asked for it. held: the incident was held when it was asked.
-        before: the step that the operator goes back to before.
+        operator: "" when a rule asked for it. is_held: the incident was held when it was asked.
+        before_step: the step that the operator goes back to before.
     """
 
     operator: str = ""
@@ -126,7 +126,7 @@ class AwaitedEffect(NamedTuple):
     """An action that was done, whose effect no frame has shown yet.
 
     Attributes:
-        place: of its step in the runbook. seen_attempt: attempt of the frames before it.
+        step_index: of its step in the runbook. seen_attempt: attempt of the frames before it.
     """
 
     step_index: int
@@ -165,7 +165,7 @@ class RunbookExecution:
     Attributes:
         number: of the runbooks of its incident, from 1. severity: of that when it was started.
         index: the step that waits, is performed, or is verified.
-        done: indices of steps that were committed.
+        committed: indices of steps that were committed.
         standstill: why the job stands still, as its evidence says; "" where it does not.
         intent, requested, terms, verification, failure: see their classes.
     """
@@ -273,7 +273,7 @@ class Onset:
 
     Attributes:
         attempt, breach: where it began, -1 before any. advisory: only rules of SEV2 told of it.
-        last: newest step of it whose batch is known to be part of the trouble.
+        last_step: newest step of it whose batch is known to be part of the trouble.
         frame_count, step: of the newest frame in which a rule of the incident was in breach.
         lull: the last step in breach before `QUIET_STEPS` without, when there were as many since.
         batches: fingerprints of the steps up to it, and of those in breach.
@@ -295,7 +295,7 @@ class WithdrawnRunbook:
 
     Attributes:
         name, level, escalated: it, as it was started.
-        step: of the decision. at: frame count from which new evidence may have it asked anew.
+        step: of the decision. retry_frame: frame count from which new evidence may start it again.
         waits: steps until then.
         loss: of the probe batch with these weights, the lowest one.
         data_event: how it is known that the data changed, "" where it is not.
@@ -316,7 +316,7 @@ class AwaitedCheckpoint:
     """A runbook that was refused for want of a good checkpoint.
 
     Attributes:
-        number: of the newest run then. name, why, escalated: the runbook, as it was started.
+        number: of the newest run then. name, reason, escalated: the runbook, as it was started.
         since_ns: when that was.
         candidates: checkpoints without a verdict that may do, None until they were looked for.
         pauses: the job was asked to pause until there is a verdict.

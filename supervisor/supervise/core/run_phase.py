@@ -36,7 +36,7 @@ class RateCause:
         used: the greatest one in use in the steps up to the first breach.
         cleared: it did no harm in as many steps before as it takes to see that.
         limit: the most that is taken to be good, where it was tested as the cause; else None.
-        why: it is to blame, in words; "" where it was not tested.
+        reason: it is to blame, in words; "" where it was not tested.
     """
 
     used: float

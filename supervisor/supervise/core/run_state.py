@@ -348,7 +348,8 @@ class IncidentHistory:
         last_level: (level, frame count) of the last incident that acted; the next one starts no
             lower.
         cooldown: rule id -> (frame count, level) of its last runbook.
-        tried: runbook -> whether it was verified, or nothing asks for that, the last time it ran.
+        tried_runbooks: runbook -> whether it was verified, or needed no verification, at its
+            newest run.
     """
 
     opened: int = 0
@@ -452,7 +453,7 @@ class ApprovalLog:
     """What people were asked.
 
     Attributes:
-        pending: the request that waits. asked: how many there were.
+        pending: the request that waits. request_count: how many there were.
         settled: id -> what became of it, of the newest ones.
     """
 
