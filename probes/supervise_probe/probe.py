@@ -10,11 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import sys
 from threading import Lock
 from typing import Any, Dict, Mapping
 
-from . import collectors
 from . import config as settings
 from .context import ProbeContext
 from .control import evidence
@@ -184,8 +182,8 @@ class Probe:
             self.off(f"{part.name}: {reason}")
         else:
             message = f"{part.name} is off: {reason}"
-            module = sys.modules.get(f"{collectors.__name__}.{part.name}")
-            metrics = [metric.id for metric in getattr(module, "METRICS", ())]
+            collector = self.parts.collectors.by_name.get(part.name)
+            metrics = [metric.id for metric in collector.METRICS] if collector else []
             data = {"collector": part.name, "metrics": metrics}
             self.parts.context.reporter.notice("collector-off", message, data)
 

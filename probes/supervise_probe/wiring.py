@@ -14,29 +14,29 @@ from .collectors import (
     COUNTERS,
     Collectors,
     Plan,
-    batch,
-    batch_sanity,
-    clipping,
-    counters,
-    discards,
-    flops,
-    framework,
-    gradient,
-    groups,
-    limits,
-    loss,
-    loss_scale,
-    noise,
-    optimizer_state,
-    phase,
-    quarantine,
-    rates,
-    shards,
-    sketch,
-    timing,
-    tokens,
-    updates,
 )
+from .collectors.batch import BatchCollector
+from .collectors.batch_sanity import BatchSanityCollector
+from .collectors.clipping import ClippingCollector
+from .collectors.counters import CountersCollector
+from .collectors.discards import DiscardsCollector
+from .collectors.flops import FlopsCollector
+from .collectors.framework import FrameworkCollector
+from .collectors.gradient import GradientCollector
+from .collectors.groups import GroupsCollector
+from .collectors.limits import LimitsCollector
+from .collectors.loss import LossCollector
+from .collectors.loss_scale import LossScaleCollector
+from .collectors.noise import NoiseCollector
+from .collectors.optimizer_state import OptimizerStateCollector
+from .collectors.phase import PhaseCollector
+from .collectors.quarantine import QuarantineCollector
+from .collectors.rates import RatesCollector
+from .collectors.shards import ShardsCollector
+from .collectors.sketch import SketchCollector
+from .collectors.timing import TimingCollector
+from .collectors.tokens import TokensCollector
+from .collectors.updates import UpdatesCollector
 from .control.commands import Commands, KeptSignals
 from .control.fault_injector import FaultInjector
 from .control.reporting import JobReports
@@ -105,20 +105,20 @@ class Sources(NamedTuple):
 class Wired(NamedTuple):
     """Those that other parts call."""
 
-    batch: batch.Collector
-    batch_sanity: batch_sanity.Collector
-    counters: counters.Collector
-    discards: discards.Collector
-    flops: flops.Collector
-    gradient: gradient.Collector
-    groups: groups.Collector
-    framework: framework.Collector
-    limits: limits.Collector
-    loss: loss.Collector
-    quarantine: quarantine.Collector
-    shards: shards.Collector
-    tokens: tokens.Collector
-    updates: updates.Collector
+    batch: BatchCollector
+    batch_sanity: BatchSanityCollector
+    counters: CountersCollector
+    discards: DiscardsCollector
+    flops: FlopsCollector
+    gradient: GradientCollector
+    groups: GroupsCollector
+    framework: FrameworkCollector
+    limits: LimitsCollector
+    loss: LossCollector
+    quarantine: QuarantineCollector
+    shards: ShardsCollector
+    tokens: TokensCollector
+    updates: UpdatesCollector
 
 
 def make(
@@ -131,39 +131,39 @@ def make(
 
     For the two callables see `batch` and `framework`.
     """
-    gradients = gradient.Collector(context, sources.scaling, sources.copies)
-    clips = clipping.Collector(context, gradients)
-    losses = loss.Collector(context)
-    batches, origins = batch.Collector(context, look_inside), shards.Collector(context)
+    gradients = GradientCollector(context, sources.scaling, sources.copies)
+    clips = ClippingCollector(context, gradients)
+    losses = LossCollector(context)
+    batches, origins = BatchCollector(context, look_inside), ShardsCollector(context)
     wired = Wired(
         batch=batches,
-        batch_sanity=batch_sanity.Collector(context, sources.sets),
-        counters=counters.Collector(context),
-        discards=discards.Collector(context, sources.scaling, gradients, losses),
-        flops=flops.Collector(context),
+        batch_sanity=BatchSanityCollector(context, sources.sets),
+        counters=CountersCollector(context),
+        discards=DiscardsCollector(context, sources.scaling, gradients, losses),
+        flops=FlopsCollector(context),
         gradient=gradients,
-        groups=groups.Collector(context, sources.scaling, gradients),
-        framework=framework.Collector(context, sources.extra, step_is_over),
-        limits=limits.Collector(context, sources.in_force, clips),
+        groups=GroupsCollector(context, sources.scaling, gradients),
+        framework=FrameworkCollector(context, sources.extra, step_is_over),
+        limits=LimitsCollector(context, sources.in_force, clips),
         loss=losses,
-        quarantine=quarantine.Collector(context, batches, origins),
+        quarantine=QuarantineCollector(context, batches, origins),
         shards=origins,
-        tokens=tokens.Collector(context, sources.copies),
-        updates=updates.Collector(context, sources.sets, sources.copies),
+        tokens=TokensCollector(context, sources.copies),
+        updates=UpdatesCollector(context, sources.sets, sources.copies),
     )
-    sketches = sketch.Collector(context, sources.optimizers, sources.sets)
+    sketches = SketchCollector(context, sources.optimizers, sources.sets)
     return wired, {
         **wired._asdict(),
         "clipping": clips,
-        "loss_scale": loss_scale.Collector(context, sources.scaling),
-        "noise": noise.Collector(
+        "loss_scale": LossScaleCollector(context, sources.scaling),
+        "noise": NoiseCollector(
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
         ),
-        "optimizer_state": optimizer_state.Collector(context, wired.groups),
-        "phase": phase.Collector(context, sources.optimizers, sources.rate, wired.framework),
-        "rates": rates.Collector(context, sources.rate),
+        "optimizer_state": OptimizerStateCollector(context, wired.groups),
+        "phase": PhaseCollector(context, sources.optimizers, sources.rate, wired.framework),
+        "rates": RatesCollector(context, sources.rate),
         "sketch": sketches,
-        "timing": timing.Collector(context, sources.times),
+        "timing": TimingCollector(context, sources.times),
     }
 
 

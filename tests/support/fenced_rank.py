@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from supervise_probe import wire
-from supervise_probe.collectors.quarantine import Collector as Quarantine
+from supervise_probe.collectors.quarantine import QuarantineCollector as Quarantine
 from supervise_probe.config import Config
 from supervise_probe.control.commands import Commands
 from supervise_probe.ipc.mailbox import Mailbox

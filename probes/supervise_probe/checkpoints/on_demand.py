@@ -24,7 +24,7 @@ from .layout import Layout, Learner, Sources, containers
 from .save_site import Name, VariableScope
 
 if TYPE_CHECKING:
-    from ..collectors.framework import Collector as FrameworkCollector
+    from ..collectors.framework import FrameworkCollector
     from ..context import ProbeContext
     from .resume import SaveReports
 

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 if TYPE_CHECKING:
-    from ..collectors.framework import Collector as FrameworkCollector
+    from ..collectors.framework import FrameworkCollector
     from ..context import ProbeContext
     from ..runtime.reporter import Position
 

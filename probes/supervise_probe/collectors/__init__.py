@@ -1,6 +1,7 @@
-"""Measurements, one file per subject. Each lists its `METRICS` and has a `Collector`.
+"""Measurements, by subject. Each is a subclass of `Collector` that lists its `METRICS`.
 
-Adding a metric is adding a file: the package is walked, nothing is registered. One that needs more
+Adding a metric is adding a class: the package is walked, nothing is registered, and the name of a
+collector is that of its class (`LossScaleCollector`: `loss_scale`). One that needs more
 than the context, or that others call, is made in `wiring.py`. A collector never catches its
 own errors and never measures its own cost; the guard does both. It may keep nothing that grows with
 the run.
@@ -22,9 +23,20 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
 from time import thread_time_ns
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Mapping, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Tuple,
+    Type,
+)
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -59,8 +71,10 @@ class Collector:
         FLOOR_US: what it may cost in any case.
         SAMPLED: the sampled set that it belongs to; "" is called in every step.
         ASLEEP: it is called only from its own `wake` on.
+        METRICS: what it measures.
     """
 
+    METRICS: ClassVar[Tuple[MetricSpec, ...]] = ()
     SHARE = 0.02
     FLOOR_US = 1000
     SAMPLED = ""
@@ -195,8 +209,8 @@ class Collectors:
         """Make those that are not `made` already."""
         self.plan = plan
         self.by_name: Dict[str, Collector] = {}
-        for name, module in modules():
-            collector = ready.get(name) or module.Collector(context)
+        for name, kind in catalog().items():
+            collector = ready.get(name) or kind(context)
             self.by_name[name] = collector
             plan.add(name, collector)
 
@@ -230,12 +244,18 @@ class Collectors:
 
 
 @functools.lru_cache(maxsize=None)  # a forked child must not read the disk again
-def modules() -> List[Tuple[str, ModuleType]]:
-    """Return (name, module) of every collector, sorted by name."""
-    names = sorted(i.name for i in pkgutil.iter_modules(__path__) if i.name[0] != "_")
-    return [(name, importlib.import_module(f"{__name__}.{name}")) for name in names]
+def catalog() -> Dict[str, Type[Collector]]:
+    """Return every collector by its name, sorted by it."""
+    kinds: Dict[str, Type[Collector]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Collector) and kind is not Collector:
+                name = kind.__name__[: -len("Collector")]
+                kinds[re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()] = kind
+    return dict(sorted(kinds.items()))
 
 
 def metrics() -> Tuple[MetricSpec, ...]:
     """Return every metric that the probe can measure."""
-    return tuple(spec for _, module in modules() for spec in module.METRICS)
+    return tuple(spec for kind in catalog().values() for spec in kind.METRICS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 COST = "on a sampled step, one pass over 256 rows of each block's output"
 EVERY = DEFAULTS["activations"]
 
-METRICS = (
+ACTIVATIONS_METRICS = (
     MetricSpec(
         "residual_rms",
         "1",
@@ -62,5 +62,10 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Holds the guard's part; the work is done in the forward."""
+class ActivationsCollector(Collector):
+    """Outputs of blocks and of the model, in one step of many; `sampling.activations` takes them.
+
+    Holds the guard's part; the work is done in the forward.
+    """
+
+    METRICS = ACTIVATIONS_METRICS

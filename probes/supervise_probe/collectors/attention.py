@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Dict, Set
 from ..sampling.attention import HEAD, HEADS, NO_ENTROPY, PLACE, WIDE
 from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COST = "on a sampled step, 64 x T logits a head of 4 sequences, each layer"
 EVERY = DEFAULTS["attention"]
 
-METRICS = (
+ATTENTION_METRICS = (
     MetricSpec(
         "max_attn_logit",
         "1",
@@ -85,8 +85,13 @@ METRICS = (
 COLUMNS = 6  # of single heads
 
 
-class Collector(Base):
-    """The work is done in the forward; here heads get their names, and what is none is dropped."""
+class AttentionCollector(Collector):
+    """Attention logits and entropy, in one step of many; see sampled/attention.py for how.
+
+    The work is done in the forward; here heads get their names, and what is none is dropped.
+    """
+
+    METRICS = ATTENTION_METRICS
 
     SAMPLED = "attention"
 

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from ..spec import MetricSpec
 from ..torch_state.structure import attributes
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -91,7 +91,7 @@ def _contents(value: Any) -> Iterable[Any]:
     return ()
 
 
-METRICS = (
+BATCH_METRICS = (
     MetricSpec(
         "batch_fingerprint",
         "1",
@@ -113,13 +113,17 @@ _MASK = (1 << 52) - 1
 _MIX = 6364136223846793005  # odd; keeps the order of micro-batches
 
 
-class Collector(Base):
-    """Hashes on the device where the batch is; only the hash travels.
+class BatchCollector(Collector):
+    """Fingerprint of a step's data: an order-sensitive hash of what went into the model.
+
+    Hashes on the device where the batch is; only the hash travels.
 
     Attributes:
         seen: something that went into the model was hashed.
         on_device: the hash of the newest step is known a step late only.
     """
+
+    METRICS = BATCH_METRICS
 
     def __init__(self, context: ProbeContext, look_inside: Callable[[], None]) -> None:
         """`look_inside`: the outermost modules are not called; see what they are wrapped around."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
 from ..sampling.sample_sets import SPARSEST, Pace
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Step
 
 COST = "one pass over the input and a table of its ids; a sort of them on a device"
-METRICS = (
+BATCH_SANITY_METRICS = (
     MetricSpec(
         "batch_token_entropy",
         "nat",
@@ -73,12 +73,16 @@ UNSEEN = 0.01  # of the mass is spread over all buckets
 FIRST = 4  # steps between two looks, until their cost is known
 
 
-class Collector(Base):
-    """Keeps a copy of the values until the step is over, and counts them then.
+class BatchSanityCollector(Collector):
+    """Token statistics of a batch: they show random, repeated and corrupt data in its own step.
+
+    Keeps a copy of the values until the step is over, and counts them then.
 
     Attributes:
         pace: how often.
     """
+
+    METRICS = BATCH_SANITY_METRICS
 
     def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
         super().__init__(context)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
 from ..torch_state.records import Window
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from .gradient import Collector as GradientCollector
+    from .gradient import GradientCollector
 
-METRICS = (
+CLIPPING_METRICS = (
     MetricSpec(
         "grad_clip_rate",
         "%",
@@ -52,13 +52,17 @@ REASONS = {"overflow": 1.0, "safeguard": 2.0, "command": 3.0, "outlier": 4.0}
 EXCESS = "_clip_excess"  # norm over limit on its way to the host; never published
 
 
-class Collector(Base):
-    """Looks at the clips that the collector `gradient` keeps anyway.
+class ClippingCollector(Collector):
+    """Limits on the update: a clip of the gradient's norm, and skipped updates.
+
+    Looks at the clips that the collector `gradient` keeps anyway.
 
     Attributes:
         limited: whether the job clipped in the step that is collected, to a finite limit if that is
             known; None until this was looked at.
     """
+
+    METRICS = CLIPPING_METRICS
 
     def __init__(self, context: ProbeContext, gradient: GradientCollector) -> None:
         super().__init__(context)

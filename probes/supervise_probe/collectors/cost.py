@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
-METRICS = (
+COST_METRICS = (
     MetricSpec(
         "probe_self_time",
         "s",
@@ -35,8 +35,13 @@ BEGIN = 16  # a first step makes what later ones use: it says nothing about them
 SPAN = 20  # weighed steps whose mean it is before it becomes exponential, weight 1 / SPAN
 
 
-class Collector(Base):
-    """Smooths what the guard has measured."""
+class CostCollector(Collector):
+    """The cost of the probe: thread CPU time inside all of its pieces.
+
+    Smooths what the guard has measured.
+    """
+
+    METRICS = COST_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

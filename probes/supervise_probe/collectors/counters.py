@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Dict, Mapping
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
-METRICS = (
+COUNTERS_METRICS = (
     MetricSpec("steps_seen", "steps", "Steps whose update was applied, so far.", "this project"),
     MetricSpec(
         "update_skipped",
@@ -29,8 +29,13 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Counts in `finish`: under a fused optimizer the device alone knows of an overflow."""
+class CountersCollector(Collector):
+    """Counts of applied and of skipped steps, with the reason.
+
+    Counts in `finish`: under a fused optimizer the device alone knows of an overflow.
+    """
+
+    METRICS = COUNTERS_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
 from ..torch_state.records import Average, Window
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
 
-METRICS = (
+DERIVED_METRICS = (
     MetricSpec(
         "train_loss_ema",
         "loss",
@@ -78,8 +78,13 @@ OVERFLOWS = 100  # steps
 EXP_LIMIT = 700.0  # exp of more does not fit a float64
 
 
-class Collector(Base):
-    """Keeps eight numbers and a word of 100 bits."""
+class DerivedCollector(Collector):
+    """Numbers derived from a frame and those before it: averages, shares, sums.
+
+    Keeps eight numbers and a word of 100 bits.
+    """
+
+    METRICS = DERIVED_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

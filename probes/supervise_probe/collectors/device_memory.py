@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 10  # steps between two looks at the allocator, whose counters take a while to read
 
-METRICS = (
+DEVICE_MEMORY_METRICS = (
     MetricSpec(
         "gpu_mem_allocated",
         "%",
@@ -44,8 +44,13 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Looks in one step of LOOK_EVERY; where torch knows no such device, never."""
+class DeviceMemoryCollector(Collector):
+    """Use of the device's memory.
+
+    Looks in one step of LOOK_EVERY; where torch knows no such device, never.
+    """
+
+    METRICS = DEVICE_MEMORY_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -16,17 +16,17 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number, Pending
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step
-    from .gradient import Collector as GradientCollector
-    from .loss import Collector as LossCollector
+    from .gradient import GradientCollector
+    from .loss import LossCollector
 
-METRICS = (
+DISCARDS_METRICS = (
     MetricSpec(
         "nonfinite_discards",
         "1",
@@ -42,8 +42,13 @@ ROW = 32  # without a step between them that are reported: twice what a scaler's
 NEW = "_nonfinite_discards"  # since the last step, on its way to the host; never published
 
 
-class Collector(Base):
-    """Counts; asleep in a job that throws nothing away."""
+class DiscardsCollector(Collector):
+    """Values that were not finite and that the job discarded: such a step has no frame.
+
+    Counts; asleep in a job that throws nothing away.
+    """
+
+    METRICS = DISCARDS_METRICS
 
     ASLEEP = True
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optiona
 
 from ..spec import MetricSpec
 from ..torch_state.structure import Router, Structure
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -212,7 +212,7 @@ def _number(module: Any, config: Any, names: Tuple[str, ...]) -> Optional[float]
     return None
 
 
-METRICS = (
+FLOPS_METRICS = (
     MetricSpec(
         "mfu",
         "%",
@@ -226,12 +226,17 @@ METRICS = (
 PATIENCE = 64  # steps between two looks at a model whose modules come and go
 
 
-class Collector(Base):
-    """Looks at the model once, then multiplies.
+class FlopsCollector(Collector):
+    """Model FLOPs utilisation: what the model needs, over what its device could have done
+    meanwhile.
+
+    Looks at the model once, then multiplies.
 
     Attributes:
         description: what is counted, or why nothing is; for the status.
     """
+
+    METRICS = FLOPS_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

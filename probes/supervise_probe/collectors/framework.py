@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SLICES = 8  # evaluation sets that get a column
 
-METRICS = (
+FRAMEWORK_METRICS = (
     MetricSpec(
         "epoch",
         "1",
@@ -49,8 +49,10 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Adds what it is given to the next frame.
+class FrameworkCollector(Collector):
+    """Values that a training library reports: see `adapters`. Costs nothing where there is none.
+
+    Adds what it is given to the next frame.
 
     Attributes:
         total_steps: length of the run in the library's own count; None where unknown.
@@ -58,6 +60,8 @@ class Collector(Base):
         trainer: name of the library whose loop trains now, "" for none.
         names_saves: it names its checkpoints itself.
     """
+
+    METRICS = FRAMEWORK_METRICS
 
     def __init__(
         self, context: ProbeContext, extra: Dict[str, Number], step_is_over: Callable[[], None]

@@ -13,7 +13,7 @@ from operator import add, is_
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import OptimizerInfo, Step, Update
     from ..torch_state.weight_copies import WeightCopies
 
-METRICS = (
+GRADIENT_METRICS = (
     MetricSpec(
         "grad_global_norm",
         "1",
@@ -76,12 +76,16 @@ class Clip:
         return frozenset(map(id, self.params))
 
 
-class Collector(Base):
-    """Combines the norms of clips and those it computes itself, over all optimizers of a step.
+class GradientCollector(Collector):
+    """The global gradient norm: all parameters with gradients, before clipping, after unscaling.
+
+    Combines the norms of clips and those it computes itself, over all optimizers of a step.
 
     Attributes:
         clips: the clips of the step under way.
     """
+
+    METRICS = GRADIENT_METRICS
 
     SHARE = 0.05  # without it the safeguard is blind: dear, but the last to go
 

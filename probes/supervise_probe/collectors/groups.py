@@ -12,16 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
-    from .gradient import Collector as GradientCollector
+    from .gradient import GradientCollector
 
-METRICS = (
+GROUPS_METRICS = (
     MetricSpec(
         "grad_global_norm.<i>",
         "1",
@@ -51,8 +51,13 @@ NOT_CLIPPED: Tuple[None, FrozenSet[int]] = None, frozenset()
 Members = Dict[str, List[Any]]
 
 
-class Collector(Base):
-    """Splits each optimizer's parameters into members: its groups, and the embeddings."""
+class GroupsCollector(Collector):
+    """Gradient norm and update by parameter group, and of the embeddings apart.
+
+    Splits each optimizer's parameters into members: its groups, and the embeddings.
+    """
+
+    METRICS = GROUPS_METRICS
 
     SAMPLED = "gradients"
 

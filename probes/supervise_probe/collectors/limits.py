@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Deque, Dict, Mapping, Optional
 
 from ..spec import MetricSpec
 from ..torch_state.records import Window
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import InForce, Step
-    from .clipping import Collector as ClippingCollector
+    from .clipping import ClippingCollector
 
-METRICS = (
+LIMITS_METRICS = (
     MetricSpec(
         "clip_bound",
         "1",
@@ -64,13 +64,18 @@ HABIT = 32  # steps with a clip; project default
 CLIPPED = "_update_clipped"  # on its way to the host; never published
 
 
-class Collector(Base):
-    """Asks the safeguards.
+class LimitsCollector(Collector):
+    """Effects of the supervisor's own tools on the step: limits in force, gradients that were
+    repaired.
+
+    Asks the safeguards.
 
     Attributes:
         gradient_norms, update_norms: finite ones of the newest steps, oldest first.
         limit: of the job's newest clip by norm; None before its first.
     """
+
+    METRICS = LIMITS_METRICS
 
     def __init__(
         self, context: ProbeContext, in_force: InForce, clipping: ClippingCollector

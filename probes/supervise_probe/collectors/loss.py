@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Dict, Optional
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step
 
-METRICS = (
+LOSS_METRICS = (
     MetricSpec(
         "train_loss_raw",
         "loss",
@@ -29,8 +29,13 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Adds up losses; on a device the sum stays there."""
+class LossCollector(Collector):
+    """The loss of a step: what the job put into backward, all of it.
+
+    Adds up losses; on a device the sum stays there.
+    """
+
+    METRICS = LOSS_METRICS
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Dict, Optional
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..torch_state.grad_scaler import GradScalerState
     from ..torch_state.records import Step, Update
 
-METRICS = (
+LOSS_SCALE_METRICS = (
     MetricSpec(
         "loss_scale",
         "1",
@@ -23,8 +23,13 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Takes the scale that the step was made under."""
+class LossScaleCollector(Collector):
+    """The loss scale of the job's GradScaler; absent in a job that has none (BF16, FP32).
+
+    Takes the scale that the step was made under.
+    """
+
+    METRICS = LOSS_SCALE_METRICS
 
     ASLEEP = True
 

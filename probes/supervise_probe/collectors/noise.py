@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Dict, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
 from ..torch_state.records import Average
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..runtime.times import Times
     from ..torch_state.records import Optimizers, Step, Update
-    from .gradient import Collector as GradientCollector
-    from .groups import Collector as GroupsCollector
-    from .sketch import Collector as SketchCollector
+    from .gradient import GradientCollector
+    from .groups import GroupsCollector
+    from .sketch import SketchCollector
 
-METRICS = (
+NOISE_METRICS = (
     MetricSpec(
         "grad_noise_scale",
         "tokens",
@@ -59,8 +59,13 @@ SMALL, LARGE, PARTS = "_noise_small", "_noise_large", "_noise_parts"  # never pu
 EQUAL = 1e-9  # relative: gradients that were not averaged
 
 
-class Collector(Base):
-    """Collects two squared norms in a sampled step, and how many backwards it had."""
+class NoiseCollector(Collector):
+    """Noise scale of the gradient: the batch size, in tokens, at which noise and signal are equal.
+
+    Collects two squared norms in a sampled step, and how many backwards it had.
+    """
+
+    METRICS = NOISE_METRICS
 
     SAMPLED = "gradients"
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from .groups import Collector as GroupsCollector
+    from .groups import GroupsCollector
 
-METRICS = (
+OPTIMIZER_STATE_METRICS = (
     MetricSpec(
         "opt_state_finite",
         "1",
@@ -52,8 +52,13 @@ NO_EPS = 1e-30
 Place = Tuple[int, int]  # number of a parameter, offset in its state
 
 
-class Collector(Base):
-    """Goes round through the state of each optimizer."""
+class OptimizerStateCollector(Collector):
+    """The optimizer's own memory: is it finite, and does it know gradients like these?
+
+    Goes round through the state of each optimizer.
+    """
+
+    METRICS = OPTIMIZER_STATE_METRICS
 
     SAMPLED = "gradients"
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..spec import MetricSpec
 from ..torch_state.weight_copies import replicated
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
-METRICS = (
+PARAM_DIGEST_METRICS = (
     MetricSpec(
         "param_digest.<i>",
         "1",
@@ -33,8 +33,14 @@ RUNS = 8
 MODULUS = 1 << 48  # a double holds it exactly
 
 
-class Collector(Base):
-    """Keeps the checksums of the round's optimizers until the step is over."""
+class ParamDigestCollector(Collector):
+    """Checksums of the weights, to see whether the replicas of a data-parallel run are still the
+    same.
+
+    Keeps the checksums of the round's optimizers until the step is over.
+    """
+
+    METRICS = PARAM_DIGEST_METRICS
 
     SAMPLED = "weights"
 

@@ -14,14 +14,14 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Optimizers, Step
-    from .framework import Collector as FrameworkCollector
+    from .framework import FrameworkCollector
 
 
 class Ends(NamedTuple):
@@ -90,7 +90,7 @@ _KINDS: Dict[str, Callable[[Any], Optional[Ends]]] = {
     "PolynomialLR": lambda scheduler: Ends(total=scheduler.total_iters),
 }
 
-METRICS = (
+PHASE_METRICS = (
     MetricSpec(
         "lr_phase",
         "1",
@@ -113,8 +113,13 @@ def _nothing() -> None:
     """Stands for a reference to no scheduler."""
 
 
-class Collector(Base):
-    """Keeps six numbers: the phase and where it began, the rate, its level, two counts."""
+class PhaseCollector(Collector):
+    """Phase of a run in its learning-rate schedule, inferred from the rates so far.
+
+    Keeps six numbers: the phase and where it began, the rate, its level, two counts.
+    """
+
+    METRICS = PHASE_METRICS
 
     def __init__(
         self,

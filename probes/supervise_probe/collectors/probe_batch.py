@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 WHERE = "in the frame of the step behind a savepoint, where the policy has job.probe_batch"
 COST = "a pass over the logits of 2 sequences, of a forward that the savepoint makes anyway"
 
-METRICS = (
+PROBE_BATCH_METRICS = (
     MetricSpec(
         "fixed_probe_loss",
         "nat",
@@ -57,5 +57,11 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Holds the guard's part; the work is done at the savepoint."""
+class ProbeBatchCollector(Collector):
+    """Loss and outputs of the model on the probe batch; `savepoints.reference_output` computes
+    them.
+
+    Holds the guard's part; the work is done at the savepoint.
+    """
+
+    METRICS = PROBE_BATCH_METRICS

@@ -23,16 +23,16 @@ from ..config import rank_and_world
 from ..data.quarantine import Manifest, ShardLists
 from ..data.shard_tracker import Origin, name_of, short
 from ..errors import Refused
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from .batch import Collector as BatchCollector
-    from .shards import Collector as ShardsCollector
+    from .batch import BatchCollector
+    from .shards import ShardsCollector
 
-METRICS = ()
+QUARANTINE_METRICS = ()
 
 NAMED = 4  # shards in a notice
 WAITING = 8  # notices of the time before this process is a rank
@@ -41,14 +41,19 @@ ASKS, LISTS = "asks", "lists"  # how shards are left out
 PER_NOTICE, BYTES, TEXT = 6, 560, 200  # of names, as in `shards`
 
 
-class Collector(Base):
-    """The quarantine of one process. Sleeps until there is one.
+class QuarantineCollector(Collector):
+    """Passes over what is in quarantine, and counts it: batches of a loader, shards of a dataset's
+    list, and updates of steps whose batch is listed by its fingerprint.
+
+    The quarantine of one process. Sleeps until there is one.
 
     Attributes:
         manifest: what is in force.
         lists: the lists of shards that were filtered.
         passed: batches that were passed over, by the short name of their shard.
     """
+
+    METRICS = QUARANTINE_METRICS
 
     ASLEEP = True
 

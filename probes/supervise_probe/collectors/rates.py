@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..torch_state.learning_rate import LearningRate
     from ..torch_state.records import Step, Update
 
-METRICS = (
+RATES_METRICS = (
     MetricSpec(
         "learning_rate",
         "1",
@@ -79,8 +79,13 @@ CLOSE = 1e-6  # relative: rounding
 NAMES = ("learning_rate", *(f"learning_rate.{index}" for index in range(1, GROUPS)))
 
 
-class Collector(Base):
-    """Reads the rates of each optimizer while they are in force."""
+class RatesCollector(Collector):
+    """Learning rates: what was really used, and what the job itself had set.
+
+    Reads the rates of each optimizer while they are in force.
+    """
+
+    METRICS = RATES_METRICS
 
     def __init__(self, context: ProbeContext, rate: LearningRate) -> None:
         super().__init__(context)

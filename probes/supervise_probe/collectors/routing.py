@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..sampling.sample_sets import DEFAULTS
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 COST = "on a sampled step, one pass over the routers' scores"
 EVERY = DEFAULTS["routing"]
 
-METRICS = (
+ROUTING_METRICS = (
     MetricSpec(
         "moe_util_entropy",
         "1",
@@ -45,5 +45,10 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Holds the guard's part; the work is done in the forward."""
+class RoutingCollector(Collector):
+    """Loads of MoE experts, in one step of many; `sampling.routing` counts them.
+
+    Holds the guard's part; the work is done in the forward.
+    """
+
+    METRICS = ROUTING_METRICS

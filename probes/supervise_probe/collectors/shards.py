@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tup
 
 from ..data.shard_tracker import SEVERAL, Origin, ShardTracker
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
-METRICS = (
+SHARDS_METRICS = (
     MetricSpec(
         "batch_shard",
         "1",
@@ -42,8 +42,13 @@ GAPS = ((32, 1), (256, 16), (1 << 62, 256))
 IN_STATUS = 8
 
 
-class Collector(Base):
-    """Numbers the shards of a step. Sleeps until anybody says anything of shards."""
+class ShardsCollector(Collector):
+    """Shard of a step's data and the position in it, as `data.shard_tracker` knows them.
+
+    Numbers the shards of a step. Sleeps until anybody says anything of shards.
+    """
+
+    METRICS = SHARDS_METRICS
 
     ASLEEP = True
 

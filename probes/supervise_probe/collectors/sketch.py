@@ -15,7 +15,7 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Optimizers, Step, Update
 
-METRICS = (
+SKETCH_METRICS = (
     MetricSpec(
         "grad_sketch.<i>",
         "1",
@@ -42,14 +42,18 @@ VALUES = 8192  # of each
 MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # odd numbers of 32 bits, as in xxHash
 
 
-class Collector(Base):
-    """Listens where the gradients of a few parameters arrive.
+class SketchCollector(Collector):
+    """The rank's own gradient, as it was before the ranks averaged it, in 16 numbers.
+
+    Listens where the gradients of a few parameters arrive.
 
     Attributes:
         own: squared norms of the local gradients of the newest sampled backward, by place in
             `params`.
         params: the parameters that are looked at.
     """
+
+    METRICS = SKETCH_METRICS
 
     SAMPLED = "gradients"
 

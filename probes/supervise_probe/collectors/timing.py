@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Dict
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..runtime.times import Times
     from ..torch_state.records import Step, Update
 
-METRICS = (
+TIMING_METRICS = (
     MetricSpec(
         "step_time",
         "s",
@@ -79,8 +79,13 @@ PARTS = (  # name, and that of its share of the step where it has one
 )
 
 
-class Collector(Base):
-    """Splits the step. What ran after its last optimizer belongs to the next one."""
+class TimingCollector(Collector):
+    """Parts of a step's time, as the host sees it.
+
+    Splits the step. What ran after its last optimizer belongs to the next one.
+    """
+
+    METRICS = TIMING_METRICS
 
     def __init__(self, context: ProbeContext, times: Times) -> None:
         super().__init__(context)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Step, Update
     from ..torch_state.weight_copies import WeightCopies
 
-METRICS = (
+TOKENS_METRICS = (
     MetricSpec(
         "train_loss",
         "nat",
@@ -53,8 +53,13 @@ METRICS = (
 )
 
 
-class Collector(Base):
-    """Counts on the device where the targets are."""
+class TokensCollector(Collector):
+    """Tokens: targets that carry loss, as the job's own loss function counts them.
+
+    Counts on the device where the targets are.
+    """
+
+    METRICS = TOKENS_METRICS
 
     def __init__(self, context: ProbeContext, copies: WeightCopies) -> None:
         super().__init__(context)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..sampling.sample_sets import ALARM_STEPS, SPARSEST, Pace, Unrest
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Step, Update
     from ..torch_state.weight_copies import WeightCopies
 
-METRICS = (
+UPDATES_METRICS = (
     MetricSpec(
         "update_norm",
         "1",
@@ -75,12 +75,16 @@ WEIGHT_EVERY = 8  # steps between two norms of the weights where they come from 
 RUN = 131_072  # squares added up in float32; sums of these are added in float64
 
 
-class Collector(Base):
-    """Keeps the old weights of each optimizer.
+class UpdatesCollector(Collector):
+    """Size of a step: norm of the update, and its ratio to the norm of the weights.
+
+    Keeps the old weights of each optimizer.
 
     Attributes:
         mode: `exact` or `sampled`.
     """
+
+    METRICS = UPDATES_METRICS
 
     SHARE = 0.0015
     FLOOR_US = 60
@@ -180,7 +184,7 @@ class Collector(Base):
             self._sample()
             self._kept.clear()
             message = "the update is measured on a sample from here on: on all weights it is dear"
-            data = {"metrics": [metric.id for metric in METRICS[:2]]}
+            data = {"metrics": [metric.id for metric in UPDATES_METRICS[:2]]}
             self._reporter.notice("measurement-changed", message, data)
         return True
 

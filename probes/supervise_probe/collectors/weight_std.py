@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from ..spec import MetricSpec
-from . import Collector as Base
+from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
 
-METRICS = (
+WEIGHT_STD_METRICS = (
     MetricSpec(
         "router_weight_similarity",
         "1",
@@ -56,8 +56,13 @@ COLUMNS = 8
 RUN = 1_000_000
 
 
-class Collector(Base):
-    """Keeps one number per matrix."""
+class WeightStdCollector(Collector):
+    """Spread of the weights, matrix by matrix: what drifts slowly, and layers that swing together.
+
+    Keeps one number per matrix.
+    """
+
+    METRICS = WEIGHT_STD_METRICS
 
     SAMPLED = "weights"
 

@@ -11,12 +11,12 @@ from ..runtime.guard import from_signal_handler
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
-    from ..collectors.batch import Collector as BatchCollector
-    from ..collectors.framework import Collector as FrameworkCollector
-    from ..collectors.gradient import Collector as GradientCollector
-    from ..collectors.groups import Collector as GroupsCollector
-    from ..collectors.loss import Collector as LossCollector
-    from ..collectors.quarantine import Collector as QuarantineCollector
+    from ..collectors.batch import BatchCollector
+    from ..collectors.framework import FrameworkCollector
+    from ..collectors.gradient import GradientCollector
+    from ..collectors.groups import GroupsCollector
+    from ..collectors.loss import LossCollector
+    from ..collectors.quarantine import QuarantineCollector
     from ..context import ProbeContext
     from ..control.fault_injector import FaultInjector
     from ..data.shard_tracker import ShardTracker

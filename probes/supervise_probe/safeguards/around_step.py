@@ -21,9 +21,9 @@ from .skip_outliers import NAME, Skip, SkipOutliers
 from .update_clip import GradientClip, UpdateClip
 
 if TYPE_CHECKING:
-    from ..collectors.gradient import Collector as GradientCollector
-    from ..collectors.limits import Collector as LimitsCollector
-    from ..collectors.loss import Collector as LossCollector
+    from ..collectors.gradient import GradientCollector
+    from ..collectors.limits import LimitsCollector
+    from ..collectors.loss import LossCollector
     from ..context import ProbeContext
     from ..torch_state.records import InForce, Optimizers, Update
     from ..torch_state.registry import Registry

@@ -28,8 +28,8 @@ from ..runtime.scalars import Number
 from ..torch_state.weight_copies import Replicas
 
 if TYPE_CHECKING:
-    from ..collectors.gradient import Collector as GradientCollector
-    from ..collectors.loss import Collector as LossCollector
+    from ..collectors.gradient import GradientCollector
+    from ..collectors.loss import LossCollector
     from ..context import ProbeContext
     from ..torch_state.records import InForce, Update
 

@@ -175,7 +175,7 @@ def _axes(count: int) -> Tuple[List[float], List[float], float, float]:
 
 
 if TYPE_CHECKING:
-    from ..collectors.loss import Collector as LossCollector
+    from ..collectors.loss import LossCollector
     from ..context import ProbeContext
     from ..torch_state.records import InForce, Update
 

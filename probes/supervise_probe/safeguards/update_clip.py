@@ -25,8 +25,8 @@ from ..errors import Refused
 from .nonfinite import ARMED
 
 if TYPE_CHECKING:
-    from ..collectors.gradient import Collector as GradientCollector
-    from ..collectors.limits import Collector as LimitsCollector
+    from ..collectors.gradient import GradientCollector
+    from ..collectors.limits import LimitsCollector
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import InForce, Optimizers, Update

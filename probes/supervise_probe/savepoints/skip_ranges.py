@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence
 from ..errors import Refused
 
 if TYPE_CHECKING:
-    from ..collectors.batch import Collector as BatchCollector
+    from ..collectors.batch import BatchCollector
     from ..context import ProbeContext
     from ..torch_state.records import Optimizers
     from .step_history import StepHistory

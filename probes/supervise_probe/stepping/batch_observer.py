@@ -15,11 +15,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 if TYPE_CHECKING:
-    from ..collectors.batch import Collector as BatchCollector
-    from ..collectors.batch_sanity import Collector as SanityCollector
-    from ..collectors.discards import Collector as DiscardsCollector
-    from ..collectors.flops import Collector as FlopsCollector
-    from ..collectors.tokens import Collector as TokensCollector
+    from ..collectors.batch import BatchCollector
+    from ..collectors.batch_sanity import BatchSanityCollector as SanityCollector
+    from ..collectors.discards import DiscardsCollector
+    from ..collectors.flops import FlopsCollector
+    from ..collectors.tokens import TokensCollector
     from ..runtime.guard import Guard
     from ..runtime.scalars import Number
 

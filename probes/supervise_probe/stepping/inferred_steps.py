@@ -23,8 +23,8 @@ from ..torch_state.records import OptimizerInfo, Step, Update
 
 if TYPE_CHECKING:
     from ..collectors import Plan
-    from ..collectors.counters import Collector as CountersCollector
-    from ..collectors.loss import Collector as LossCollector
+    from ..collectors.counters import CountersCollector
+    from ..collectors.loss import LossCollector
     from ..context import ProbeContext
     from ..control.fault_injector import FaultInjector
     from ..runtime.scalars import Pending

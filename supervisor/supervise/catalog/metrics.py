@@ -6,10 +6,8 @@ A policy may name others: a job can report its own. So an unknown id is a warnin
 from __future__ import annotations
 
 import difflib
-import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
-from importlib import import_module
 
 from supervise_probe import collectors
 from supervise_probe.spec import MetricSpec
@@ -205,13 +203,8 @@ METRICS = tuple(MetricSpec(*row) for row in _ROWS)
 
 @cache
 def measured() -> Mapping[str, MetricSpec]:
-    """Return what the collectors measure, by id, in the order of their files."""
-    specs: dict[str, MetricSpec] = {}
-    for name in sorted(info.name for info in pkgutil.iter_modules(collectors.__path__)):
-        module = import_module(f"{collectors.__name__}.{name}")
-        for spec in getattr(module, "METRICS", ()):
-            specs[spec.id] = spec
-    return specs
+    """Return what the collectors measure, by id, in the order of their names."""
+    return {spec.id: spec for spec in collectors.metrics()}
 
 
 @cache

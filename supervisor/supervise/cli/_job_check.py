@@ -403,8 +403,8 @@ def _condition(metric: str) -> tuple[str, bool]:
 
 
 def _why_absent(metric: str, check: ProbeCheck) -> str:
-    for name, module in collectors.modules():
-        if any(spec.id == metric for spec in module.METRICS):
+    for name, collector in collectors.catalog().items():
+        if any(spec.id == metric for spec in collector.METRICS):
             state = check.status.get("collectors", {}).get(name, "on")
             if state != "on":
                 return f"its collector is {state}"

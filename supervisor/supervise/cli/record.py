@@ -307,7 +307,7 @@ def _signal(metric: str, digest: str) -> Signal | None:
     if spec is None:
         return None
     module = "measured by the supervisor, or reported by the job"
-    for name, collector in collectors.modules():
+    for name, collector in collectors.catalog().items():
         if any(metric.id == spec.id for metric in collector.METRICS):
             about = " ".join((collector.__doc__ or "").partition("\n")[0].split())
             module = f"{name}: {about}"

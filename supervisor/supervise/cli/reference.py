@@ -132,8 +132,8 @@ def _cost(metric: str) -> str:
 
     family = next(
         family
-        for _, module in collectors.modules()
-        if metric in (family := {spec.id: str(spec.cost) for spec in module.METRICS})
+        for collector in collectors.catalog().values()
+        if metric in (family := {spec.id: str(spec.cost) for spec in collector.METRICS})
     )
     if family[metric]:
         return family[metric]
