@@ -17,25 +17,18 @@ from .collectors import (
 )
 from .collectors.batch import BatchCollector
 from .collectors.batch_sanity import BatchSanityCollector
-from .collectors.clipping import ClippingCollector
-from .collectors.counters import CountersCollector
-from .collectors.discards import DiscardsCollector
+from .collectors.counters import CountersCollector, TokensCollector
 from .collectors.flops import FlopsCollector
 from .collectors.framework import FrameworkCollector
-from .collectors.gradient import GradientCollector
-from .collectors.groups import GroupsCollector
-from .collectors.limits import LimitsCollector
-from .collectors.loss import LossCollector
-from .collectors.loss_scale import LossScaleCollector
-from .collectors.noise import NoiseCollector
+from .collectors.gradient import GradientCollector, GroupsCollector
+from .collectors.limits import ClippingCollector, LimitsCollector
+from .collectors.loss import DiscardsCollector, LossCollector, LossScaleCollector
+from .collectors.noise import NoiseCollector, SketchCollector
 from .collectors.optimizer_state import OptimizerStateCollector
-from .collectors.phase import PhaseCollector
+from .collectors.phase import PhaseCollector, RatesCollector
 from .collectors.quarantine import QuarantineCollector
-from .collectors.rates import RatesCollector
 from .collectors.shards import ShardsCollector
-from .collectors.sketch import SketchCollector
 from .collectors.timing import TimingCollector
-from .collectors.tokens import TokensCollector
 from .collectors.updates import UpdatesCollector
 from .control.commands import Commands, KeptSignals
 from .control.fault_injector import FaultInjector

@@ -1,20 +1,19 @@
-"""Counts of applied and of skipped steps, with the reason.
-
-The law to check: attempted steps = steps_seen + skipped_updates. A step of several optimizers is
-skipped when the update of any of them was.
-"""
+"""Counts that go on over a relaunch: steps, tokens, and what is derived from them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Mapping
+from math import exp, inf, isfinite
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from ..spec import MetricSpec
+from ..torch_state.records import Average, Window
 from . import Collector
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
+    from ..torch_state.weight_copies import WeightCopies
 
 COUNTERS_METRICS = (
     MetricSpec("steps_seen", "steps", "Steps whose update was applied, so far.", "this project"),
@@ -67,3 +66,254 @@ class CountersCollector(Collector):
     def rewind(self, state: Mapping[str, float]) -> None:
         self._applied_so_far = state.get("steps_seen", self._applied_so_far)
         self._skipped_so_far = state.get("skipped_updates", self._skipped_so_far)
+
+
+TOKENS_METRICS = (
+    MetricSpec(
+        "train_loss",
+        "nat",
+        "Mean loss of all targets with loss weight in this step on this rank, whatever the job "
+        "divides by or adds to it; absent where a loss is weighted, smoothed, not reduced or "
+        "compiled.",
+        "sum(loss) / sum(targets != ignore_index) of cross_entropy and nll_loss",
+    ),
+    MetricSpec(
+        "tokens_per_update",
+        "tokens",
+        "Targets with loss weight in this step on this rank; samples, for a classifier.",
+        "targets != ignore_index of torch.nn.functional.cross_entropy and nll_loss",
+        "one comparison over the targets",
+    ),
+    MetricSpec(
+        "tokens_seen",
+        "tokens",
+        "Sum of tokens_per_update over all steps on this rank, skipped ones included; a rollback "
+        "takes it back.",
+        "this project",
+    ),
+    MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
+    MetricSpec(
+        "batch_copies",
+        "ranks",
+        "Ranks that read the same batch, as those of a tensor-parallel layer do; absent with one "
+        "rank.",
+        "ranks of the mesh of the parameters over those that FSDP2 spreads batches over",
+    ),
+)
+
+
+class TokensCollector(Collector):
+    """Tokens: targets that carry loss, as the job's own loss function counts them.
+
+    Counts on the device where the targets are.
+    """
+
+    METRICS = TOKENS_METRICS
+
+    def __init__(self, context: ProbeContext, copies: WeightCopies) -> None:
+        super().__init__(context)
+        self._copies, self._readers = copies, 0.0
+        self._targets: Optional[Number] = None
+        self._inputs = 0
+        self._loss: Number = 0.0
+        self._unknown = False  # what a loss of this step is of a target
+        self._of_step: Dict[str, Number] = {}
+        self._seen = 0.0
+
+    def saw_targets(self, calls: List[Tuple[Any, int, bool, Optional[Number]]]) -> None:
+        """A loss function was called with these class indices, and that one is ignored.
+
+        Behind them: whether the number is the sum of their losses or the mean, None for unknown.
+        """
+        for target, ignored, summed, value in calls:
+            if target.dtype is self.torch.int64 and not target.is_meta:
+                count = self.count(target, ignored)
+                self._targets = count if self._targets is None else self._targets + count
+                if value is None:
+                    self._unknown = True
+                else:
+                    self._loss = self._loss + (value if summed else value * count)
+            else:
+                self._unknown = True
+
+    def count(self, target: Any, ignored: int) -> Number:
+        """Return how many targets are not the class `ignored`."""
+        count: Number = float(target.numel())
+        look = ignored < 0 and count > 0 and self.scalars.reads(target)
+        if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
+            count = self.scalars.value((target != ignored).sum())
+        return count
+
+    def saw_inputs(self, count: int) -> None:
+        """So many integers went into the model."""
+        self._inputs += count
+
+    def forget(self) -> None:
+        self._targets, self._inputs = None, 0
+        self._loss, self._unknown = 0.0, False
+
+    def after_update(self, update: Update) -> None:
+        targets, self._targets = self._targets, None
+        inputs, self._inputs = self._inputs, 0
+        loss, self._loss = self._loss, 0.0
+        for name, count in (("targets", targets), ("inputs", inputs), ("loss", loss)):
+            if count is not None:
+                self._of_step[name] = self._of_step.get(name, 0.0) + count
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        counted, self._of_step = self._of_step, {}
+        if self._copies.several:
+            self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
+        unknown, self._unknown = self._unknown, False
+        if "targets" in counted:
+            targets = values["tokens_per_update"] = counted["targets"]
+            if not unknown and not (self.scalars.on_host(targets) and targets == 0.0):
+                values["train_loss"] = counted["loss"] / targets
+        elif counted.get("inputs"):
+            values["tokens_per_update"] = counted["inputs"]
+
+    def finish(self, values: Dict[str, float]) -> None:
+        tokens = values.get("tokens_per_update")
+        if tokens is None:
+            return
+        self._seen += tokens
+        values["tokens_seen"] = self._seen
+        elapsed = values.get("step_time")
+        if elapsed:
+            values["tokens_per_sec"] = tokens / elapsed
+
+    def state(self) -> Dict[str, float]:
+        return {"tokens_seen": self._seen}
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._seen = state.get("tokens_seen", self._seen)
+
+
+DERIVED_METRICS = (
+    MetricSpec(
+        "train_loss_ema",
+        "loss",
+        "Bias-corrected moving average of train_loss_raw, decay 0.99, finite losses only.",
+        "m = 0.99 m + 0.01 loss; m / (1 - 0.99^t)",
+    ),
+    MetricSpec(
+        "train_ppl",
+        "1",
+        "exp of the same average of train_loss; absent where that is.",
+        "this project",
+    ),
+    MetricSpec(
+        "train_val_gap",
+        "nat",
+        "val_loss less the same average of train_loss, in the frames that have both.",
+        "the stability metrics report",
+    ),
+    MetricSpec(
+        "overflow",
+        "1",
+        "1 when a GradScaler skipped this step's update, else 0, also where something else skipped "
+        "it; absent in a job without one.",
+        "torch.amp.GradScaler: found_inf",
+    ),
+    MetricSpec(
+        "overflow_rate",
+        "%",
+        "Share of the last 100 steps that a GradScaler skipped; absent in a job without one.",
+        "torch.amp.GradScaler: found_inf",
+    ),
+    MetricSpec(
+        "grad_spike_score",
+        "1",
+        "grad_global_norm over its bias-corrected moving average, decay 0.97, of the steps before; "
+        "absent in the first step and where it is not finite.",
+        "|g_t| / EMA(|g|)_(t-1)",
+    ),
+    MetricSpec(
+        "tokens_applied",
+        "tokens",
+        "Sum of tokens_per_update over the steps whose update was applied; a rollback takes it "
+        "back.",
+        "this project",
+    ),
+    MetricSpec(
+        "nan_inf_events",
+        "1",
+        "How many of loss, gradient norm and update norm are NaN or Inf in this step; an overflow "
+        "that a GradScaler caught counts 0.",
+        "this project",
+    ),
+)
+
+OVERFLOWS = 100  # steps
+EXP_LIMIT = 700.0  # exp of more does not fit a float64
+
+
+class DerivedCollector(Collector):
+    """Numbers derived from a frame and those before it: averages, shares, sums.
+
+    Keeps eight numbers and a word of 100 bits.
+    """
+
+    METRICS = DERIVED_METRICS
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._loss = Average("train_loss_ema", 0.99)
+        self._of_target = Average("train_ppl", 0.99)
+        self._norm = Average("grad_spike_score", 0.97)
+        self._overflows = Window("overflow_rate", OVERFLOWS)
+        self._parts = (self._loss, self._of_target, self._norm, self._overflows)
+        self._applied = 0.0
+
+    def finish(self, values: Dict[str, float]) -> None:
+        value_of = values.get
+        mean = self._follow(self._loss, value_of("train_loss_raw"))
+        if mean is not None:
+            values["train_loss_ema"] = mean
+        mean = self._follow(self._of_target, value_of("train_loss"))
+        if mean is not None:
+            values["train_ppl"] = exp(mean) if mean < EXP_LIMIT else inf
+            if "val_loss" in values:
+                values.setdefault("train_val_gap", values["val_loss"] - mean)
+        norm = value_of("grad_global_norm")
+        if norm is not None and isfinite(norm):
+            average = self._norm
+            if average.value:
+                values["grad_spike_score"] = norm / average.value
+            average.add(norm)
+        skipped = value_of("update_skipped", 0.0) > 0.0
+        if "loss_scale" in values:
+            overflow = value_of("skip_reason", float(skipped)) == 1.0
+            self._overflows.add(overflow)
+            values["overflow"] = float(overflow)
+            values["overflow_rate"] = self._overflows.percent
+        tokens = value_of("tokens_per_update")
+        if tokens is not None:
+            if not skipped:
+                self._applied += tokens
+            values["tokens_applied"] = self._applied
+        finite = isfinite(value_of("train_loss_raw", 0.0)) + isfinite(value_of("update_norm", 0.0))
+        # NaN and Inf spread through a 2-norm, so the norms stand for all gradients and weights.
+        is_overflow = "loss_scale" in values and value_of("update_skipped")
+        finite += bool(is_overflow or isfinite(value_of("grad_global_norm", 0.0)))
+        values["nan_inf_events"] = float(3 - finite)
+
+    @staticmethod
+    def _follow(average: Average, value: Optional[float]) -> Optional[float]:
+        """Return the average with this value in it; None where there is no value."""
+        if value is None:
+            return None
+        if isfinite(value):
+            average.add(value)
+        return average.value
+
+    def state(self) -> Dict[str, float]:
+        state = {"tokens_applied": self._applied}
+        for part in self._parts:
+            part.save(state)
+        return state
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._applied = state.get("tokens_applied", self._applied)
+        for part in self._parts:
+            part.load(state)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from .groups import GroupsCollector
+    from .gradient import GroupsCollector
 
 OPTIMIZER_STATE_METRICS = (
     MetricSpec(

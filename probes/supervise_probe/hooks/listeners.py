@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
     from ..collectors.batch import BatchCollector
     from ..collectors.framework import FrameworkCollector
-    from ..collectors.gradient import GradientCollector
-    from ..collectors.groups import GroupsCollector
+    from ..collectors.gradient import GradientCollector, GroupsCollector
     from ..collectors.loss import LossCollector
     from ..collectors.quarantine import QuarantineCollector
     from ..context import ProbeContext

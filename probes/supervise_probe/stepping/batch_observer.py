@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
     from ..collectors.batch_sanity import BatchSanityCollector as SanityCollector
-    from ..collectors.discards import DiscardsCollector
+    from ..collectors.counters import TokensCollector
     from ..collectors.flops import FlopsCollector
-    from ..collectors.tokens import TokensCollector
+    from ..collectors.loss import DiscardsCollector
     from ..runtime.guard import Guard
     from ..runtime.scalars import Number
 

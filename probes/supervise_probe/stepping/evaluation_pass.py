@@ -16,8 +16,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
 if TYPE_CHECKING:
+    from ..collectors.counters import TokensCollector
     from ..collectors.framework import FrameworkCollector
-    from ..collectors.tokens import TokensCollector
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..runtime.times import Times

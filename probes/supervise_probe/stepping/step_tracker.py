@@ -27,7 +27,7 @@ from ..torch_state.records import OptimizerInfo, Step, Update, in_order, is_phan
 
 if TYPE_CHECKING:
     from ..collectors import Plan
-    from ..collectors.discards import DiscardsCollector
+    from ..collectors.loss import DiscardsCollector
     from ..context import ProbeContext
     from ..control.commands import Commands
     from ..control.fault_injector import FaultInjector

@@ -264,7 +264,7 @@ def test_groups_are_counted_over_optimizers_and_large_ones_are_sampled(probed, b
     script = """
 import sys
 if "_supervise_probe" in sys.modules:
-    sys.modules["_supervise_probe.collectors.groups"].EXACT = 20_000
+    sys.modules["_supervise_probe.collectors.gradient"].EXACT = 20_000
 first, second = nn.Linear(256, 256), nn.Linear(256, 64)
 one = torch.optim.AdamW(first.parameters(), lr=1e-3)
 two = torch.optim.SGD(second.parameters(), lr=1e-2, momentum=0.9)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervise_probe.collectors import derived, phase
+from supervise_probe.collectors import counters, phase
 from supervise_probe.torch_state.learning_rate import Warmup
 from supervise_probe.torch_state.records import Average, Optimizers, Window
 
@@ -104,7 +104,7 @@ def saved(part, fresh):
 
 def test_what_is_not_finite_enters_no_average():
     """NaN in one step leaves no trace in the next; an overflow is no spike."""
-    follower = collector(derived)
+    follower = collector(counters)
     losses = [2.0, math.nan, 2.0, math.inf, 2.0]
     norms = [1.0, math.nan, 3.0, math.inf, 1.0]
     found = []
