@@ -15,8 +15,7 @@ from .collectors import (
     Collectors,
     Plan,
 )
-from .collectors.batch import BatchCollector
-from .collectors.batch_sanity import BatchSanityCollector
+from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector
 from .collectors.counters import CountersCollector, TokensCollector
 from .collectors.flops import FlopsCollector
 from .collectors.framework import FrameworkCollector
@@ -27,7 +26,6 @@ from .collectors.noise import NoiseCollector, SketchCollector
 from .collectors.optimizer_state import OptimizerStateCollector
 from .collectors.phase import PhaseCollector, RatesCollector
 from .collectors.quarantine import QuarantineCollector
-from .collectors.shards import ShardsCollector
 from .collectors.timing import TimingCollector
 from .collectors.updates import UpdatesCollector
 from .control.commands import Commands, KeptSignals

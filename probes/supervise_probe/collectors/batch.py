@@ -1,23 +1,29 @@
-"""Fingerprint of a step's data: an order-sensitive hash of what went into the model.
-
-It distinguishes batches and finds them again; it is no checksum of the data set. The first tensor
-that goes into the outermost module is hashed, with gradients on: one of whole numbers before one of
-floats, and what is passed as it is before what is inside something else
-(`collectors/batch.py`). Before that module is known, or where it is given no tensor, it is
-the first tensor of a DataLoader's batch.
-
-Of more than 512 bytes a sample is hashed, in pieces all over it: batches often begin alike, with
-the same prompt or a white border. Two that differ in a few values only may get the same number.
-"""
+"""The data of a step: its fingerprint, its token statistics, its shard."""
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import Counter, UserDict, deque
 from ctypes import c_char, string_at
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from math import log
+from time import thread_time_ns
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 from zlib import crc32
 
+from ..data.shard_tracker import SEVERAL, Origin, ShardTracker
+from ..sampling.sample_sets import SPARSEST, Pace
 from ..spec import MetricSpec
 from ..torch_state.structure import attributes
 from . import Collector
@@ -25,6 +31,7 @@ from . import Collector
 if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
+    from ..sampling.sample_sets import SampleSets
     from ..torch_state.records import Step, Update
 
 DEPTH = 4  # levels
@@ -302,3 +309,232 @@ def _layout(tensor: Any) -> Layout:
         row, column = divmod(int(fraction * size), line)
         offsets.append(row * stride + min(column - column % width, line - piece))
     return Layout(tuple(offsets), piece, part)
+
+
+COST = "one pass over the input and a table of its ids; a sort of them on a device"
+BATCH_SANITY_METRICS = (
+    MetricSpec(
+        "batch_token_entropy",
+        "nat",
+        "Entropy of the batch's own token histogram; absent without whole numbers as input.",
+        "-sum p log p, p: counts of the first 16384 values of each micro-batch over their number",
+        COST,
+        sparsest=SPARSEST,
+    ),
+    MetricSpec(
+        "batch_unique_ratio",
+        "1",
+        "Different tokens over tokens of the batch, as far as they are looked at.",
+        "the same counts",
+        COST,
+        sparsest=SPARSEST,
+    ),
+    MetricSpec(
+        "batch_top1_share",
+        "1",
+        "Share of the batch's commonest token.",
+        "the same counts",
+        COST,
+        sparsest=SPARSEST,
+    ),
+    MetricSpec(
+        "batch_token_drift",
+        "nat",
+        "KL of the batch's tokens from those of the batches before it: steps where other data come "
+        "in, and gets used to them; absent in the first 4 looks.",
+        "sum p log(p / q), ids modulo 1024; q: running mean of p over 32 looks, with 1 % of all",
+        "one more table of 1024 counts",
+        sparsest=SPARSEST,
+    ),
+)
+
+MICRO_BATCHES = 16  # of a step that are looked at
+FEW = 1024  # values that Python counts faster than torch, from cold caches
+LARGEST = 1 << 20  # ids above are sorted
+SHARE = 0.0004  # of a step, for a look divided by the steps between two
+FLOOR_NS = 5_000  # a step, in any case
+BUCKETS, LOOKS = 1024, 32  # of the running mean; its looks
+UNSEEN = 0.01  # of the mass is spread over all buckets
+FIRST = 4  # steps between two looks, until their cost is known
+
+
+class BatchSanityCollector(Collector):
+    """Token statistics of a batch: they show random, repeated and corrupt data in its own step.
+
+    Keeps a copy of the values until the step is over, and counts them then.
+
+    Attributes:
+        pace: how often.
+    """
+
+    METRICS = BATCH_SANITY_METRICS
+
+    def __init__(self, context: ProbeContext, sets: SampleSets) -> None:
+        super().__init__(context)
+        self.pace = Pace(context.reporter, FIRST, SHARE, FLOOR_NS, least=2)
+        sets.paces["batch_sanity"] = self.pace
+        self._kept: List[Any] = []
+        self._usual: Any = None  # shares of the buckets
+        self._looks = 0
+
+    def saw(self, tensor: Any) -> None:
+        """These whole numbers went into the model."""
+        batches = self._kept
+        if len(batches) >= MICRO_BATCHES or tensor.is_meta:
+            return
+        if not batches or batches[0].device == tensor.device:
+            is_complete = tensor.numel() <= LONGEST
+            batches.append(tensor.clone() if is_complete else tensor.reshape(-1)[:LONGEST].clone())
+
+    def forget(self) -> None:
+        self._kept = []
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        batches, self._kept = self._kept, []
+        if batches:
+            began = thread_time_ns()
+            self._count(batches, values)
+            if step.elapsed_ns is not None:
+                self.pace.weigh(thread_time_ns() - began, step.elapsed_ns)
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._kept = []
+
+    def _count(self, batches: List[Any], values: Dict[str, Number]) -> None:
+        flat = [ids.reshape(-1) for ids in batches]
+        ids = flat[0] if len(flat) == 1 else self.torch.cat(flat)
+        size = ids.numel()
+        mean, kinds, top = self._shares(ids, size)
+        # A value that is there c times adds its log c c times: sum c log c, without a table.
+        values["batch_token_entropy"] = log(size) - mean
+        values["batch_unique_ratio"] = kinds / size
+        values["batch_top1_share"] = top / size
+        drift = self._drift(ids, size)
+        if self._looks > FIRST:
+            values["batch_token_drift"] = self.scalars.value(drift)
+
+    def _drift(self, ids: Any, size: int) -> Any:
+        """Return how far these tokens are from the usual ones, which follow them."""
+        torch = self.torch
+        table = torch.zeros(BUCKETS, device=ids.device)
+        places = ids.remainder(BUCKETS).long()
+        shares = table.scatter_add_(0, places, torch.ones_like(places, dtype=table.dtype)) / size
+        usual = self._usual
+        if usual is None or usual.device != shares.device:
+            usual, self._looks = shares, 0
+        self._looks += 1
+        self._usual = usual + (shares - usual) / min(self._looks, LOOKS)
+        expected = (1.0 - UNSEEN) * usual + UNSEEN / BUCKETS
+        return torch.special.xlogy(shares, shares / expected).sum()
+
+    def _shares(self, ids: Any, size: int) -> Tuple[Number, Number, Number]:
+        """Return the mean log of each value's count, how many differ, and the largest count."""
+        if size <= FEW and self.scalars.reads(ids):
+            counts = Counter(ids.tolist()).values()
+            return sum(n * log(n) for n in counts) / size, len(counts), max(counts)
+        wide = self.torch.float32 if ids.device.type == "mps" else self.torch.float64
+        if self.scalars.reads(ids):
+            least, highest = self.torch.aminmax(ids)
+            if least >= 0 and highest < LARGEST:
+                table = self.torch.bincount(ids)
+                rows = table.index_select(0, ids).to(wide)
+                return self._summed(rows)
+        ids = ids.sort()[0]
+        search = self.torch.searchsorted
+        return self._summed((search(ids, ids, right=True) - search(ids, ids)).to(wide))
+
+    def _summed(self, rows: Any) -> Tuple[Number, Number, Number]:
+        value = self.scalars.value
+        return value(rows.log().mean()), value(rows.reciprocal().sum()), value(rows.max())
+
+
+SHARDS_METRICS = (
+    MetricSpec(
+        "batch_shard",
+        "1",
+        "Number of the shard that the step's data came from, in the order heard of; -1 for several,"
+        " absent where nobody says.",
+        "supervise_probe.shard, or what batch and dataset tell of it",
+    ),
+    MetricSpec(
+        "batch_offset",
+        "1",
+        "Where in its one shard the step's data began, as told; absent without a number.",
+        "supervise_probe.shard, or what batch and dataset tell of it",
+    ),
+)
+
+BUFFER_DEPTH = 32  # steps that may wait for a device, as in ipc/publisher.py
+PER_NOTICE = 6
+BYTES, TEXT = 560, 200  # of names, and characters of the sentence: what a letter holds unclipped
+# Steps to the next notice, by how many there were: endless names must not fill the record.
+GAPS = ((32, 1), (256, 16), (1 << 62, 256))
+IN_STATUS = 8
+
+
+class ShardsCollector(Collector):
+    """Shard of a step's data and the position in it, as `data.shard_tracker` knows them.
+
+    Numbers the shards of a step. Sleeps until anybody says anything of shards.
+    """
+
+    METRICS = SHARDS_METRICS
+
+    ASLEEP = True
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._notice = context.reporter.notice
+        self.shards = ShardTracker(context.torch, self.wake)
+        self._backwards = 0
+        self._of_step: Optional[Dict[Origin, None]] = None
+        self._waiting: Deque[Tuple[int, int, List[Origin]]] = deque(maxlen=BUFFER_DEPTH)
+        self._next_notice = self._notices = 0
+
+    def after_backward(self, loss: Number) -> None:
+        self._backwards += 1
+
+    def forget(self) -> None:
+        self._backwards = 0
+
+    def after_update(self, update: Update) -> None:
+        backwards, self._backwards = self._backwards, 0
+        if backwards or self._of_step is None:  # else the second optimizer after one backward
+            self._of_step = {**(self._of_step or {}), **self.shards.take(backwards)}
+
+    def collect(self, step: Step, values: Dict[str, Number]) -> None:
+        if not self._of_step:
+            self._of_step = None
+            return
+        origins, self._of_step = list(self._of_step)[:SEVERAL], None
+        numbers = {self.shards.number(origin.shard) for origin in origins}
+        values["batch_shard"] = -1.0 if len(numbers) > 1 else float(numbers.pop())
+        if values["batch_shard"] >= 0 and isinstance(origins[0].offset, int):
+            values["batch_offset"] = float(origins[0].offset)
+        self._waiting.append((step.number, step.attempt, origins))
+        if self.shards.unreported and not self._next_notice > step.number:
+            self._tell(step.number)
+
+    def join(self, record: Dict[str, Any]) -> None:
+        """Add the shards of a step to what is kept of its batch, by step and attempt."""
+        while self._waiting:
+            step, attempt, origins = self._waiting.popleft()
+            if (step, attempt) == (record["step"], record["attempt"]):
+                record["shards"] = [origin._asdict() for origin in origins]
+                return
+
+    def newest(self) -> Dict[str, str]:
+        """Return the names used last by their number, for the status."""
+        return self.shards.newest(IN_STATUS)
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._backwards, self._of_step = 0, None
+        self.shards.clear()
+        self._next_notice = 0
+
+    def _tell(self, step: int) -> None:
+        new = self.shards.take_unreported(PER_NOTICE, BYTES)
+        self._notices += 1
+        self._next_notice = step + next(gap for below, gap in GAPS if self._notices < below)
+        text = ", ".join(f"{number} is {shard}" for number, shard in new.items())
+        self._notice("shard", f"new shards: {text}"[:TEXT], {"shards": new})

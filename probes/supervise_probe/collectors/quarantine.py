@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ..context import ProbeContext
     from ..runtime.scalars import Number
     from ..torch_state.records import Step, Update
-    from .batch import BatchCollector
-    from .shards import ShardsCollector
+    from .batch import BatchCollector, ShardsCollector
 
 QUARANTINE_METRICS = ()
 

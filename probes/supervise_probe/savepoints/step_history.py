@@ -17,7 +17,7 @@ from ..runtime import files
 from ..sampling.side_forward import equal
 
 if TYPE_CHECKING:
-    from ..collectors.shards import ShardsCollector
+    from ..collectors.batch import ShardsCollector
     from ..context import ProbeContext
     from ..runtime.background import Background
 

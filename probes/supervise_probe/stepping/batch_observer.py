@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
-    from ..collectors.batch_sanity import BatchSanityCollector as SanityCollector
+    from ..collectors.batch import BatchSanityCollector as SanityCollector
     from ..collectors.counters import TokensCollector
     from ..collectors.flops import FlopsCollector
     from ..collectors.loss import DiscardsCollector

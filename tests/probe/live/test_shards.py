@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.collectors import shards as collector
+from supervise_probe.collectors import batch as collector
 from supervise_probe.data.shard_tracker import name_of
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
