@@ -38,7 +38,7 @@ class Probe:
 
     def __init__(self, torch: Any, config: settings.Config) -> None:
         self._torch = torch
-        self.gate, self.guard = Gate(torch), Guard(self._part_off)
+        self.gate, self.guard = Gate(torch), Guard(self._part_off, torch)
         self._report_part = self.guard.part("report", share=1.0)
         self._registry, self._times = Registry(), Times()
         self.parts = self._fresh(config)

@@ -7,13 +7,13 @@ WATCH = '''
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "_supervise_probe"
-PASSED_ON = {("patches.optimizer", "step"), ("patches.install", "step_"),
-             ("patches.install", "scale_"), ("patches.install", "unscale_"),
-             ("patches.install", "clip"), ("patches.install", "loss"),
-             ("patches.install", "backward"), ("patches.dataloader", "fetch"),
-             ("patches.dataloader", "start"), ("patches.forward", "__call__")}
+PASSED_ON = {("hooks.optimizer", "step"), ("hooks.install", "step_"),
+             ("hooks.install", "scale_"), ("hooks.install", "unscale_"),
+             ("hooks.install", "clip"), ("hooks.install", "loss"),
+             ("hooks.install", "backward"), ("hooks.dataloader", "fetch"),
+             ("hooks.dataloader", "start"), ("hooks.forward", "__call__")}
 ARRIVED = {("runtime.scalars", "read"),        # values, a step ago
-           ("sampling.snapshots", "_router")}  # a copy on the host: `Snapshots.arriving` is over
+           ("sampling.watch", "_router")}      # a copy on the host, which has arrived
 waited = {}
 
 
@@ -55,7 +55,12 @@ WAITS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::
 
 
 class Below(TorchDispatchMode):
-    """The same below Python: what a call makes torch do."""
+    """The same below Python: what a call makes torch do.
+
+    It passes for one of torch's own kinds, which stay: the probe takes those of a job off.
+    """
+
+    _mode_key = torch._C._TorchDispatchModeKey.FUNCTIONAL
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function._schema.name in WAITS:
@@ -179,6 +184,33 @@ def test_nothing_waits_for_a_device(pair, loop, below):
     assert job.output[-1] == pair.bare.run(script).output[-1]
     on_the_host = pair.probed.run(script)
     assert on_the_host.output[0]["waited"], "the counter of calls is broken"
+
+
+MODE = """
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Counter(TorchDispatchMode):
+    seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+with Counter():
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_dispatch_mode_of_the_job_sees_no_operation_of_ours(pair, loop):
+    """A counter of FLOPs counts what it counts without us."""
+    body = "".join(f"    {line}\n" for line in LOOPS[loop].splitlines())
+    script = f"{MODE}{body}\nemit(seen=Counter.seen)\nfinish(model)\n"
+    sampling = dict.fromkeys(SETS, 2)
+
+    job = pair.probed.run(script, sampling=sampling, capacity=128)
+
+    assert job.err == "" and all("grad_global_norm" in frame for frame in job.frames[1:])
+    assert job.output == pair.bare.run(script).output
 
 
 LEFT = """

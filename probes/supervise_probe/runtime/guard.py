@@ -68,6 +68,7 @@ class Guard:
 
     Args:
         off: called with `(part, reason)` when a piece is switched off.
+        torch: a dispatch mode of the job's, such as a counter of FLOPs, sees nothing of what runs.
 
     Attributes:
         newest_ns: what all pieces spent in the newest step that was weighed as a whole.
@@ -76,7 +77,9 @@ class Guard:
         blind: costs are not looked at for now, since a profiler makes everything dear.
     """
 
-    def __init__(self, off: Callable[[Part, str], None]) -> None:
+    def __init__(self, off: Callable[[Part, str], None], torch: Any = None) -> None:
+        self._torch = torch
+        self._modes = getattr(getattr(torch, "_C", None), "_len_torch_dispatch_stack", int)
         self.parts: Dict[str, Part] = {}
         self._off = off
         self._steps_ns: List[int] = []
@@ -106,6 +109,8 @@ class Guard:
         """Call `function(*args)` for `part`; None if the part is off or the call failed."""
         if not part.on:
             return None
+        if self._modes():
+            function, args = self._without_modes, (function, *args)
         clocks = self._clocks
         if clocks is PIECES:
             return self._run_timed(part, function, args)
@@ -123,6 +128,23 @@ class Guard:
             if clocks is WHOLE:
                 self._total_ns += thread_time_ns() - began
                 self._clocks = WHOLE
+
+    def _without_modes(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with the job's dispatch modes taken off; torch's own kinds stay.
+
+        As torch's `_disable_current_modes`, which imports the compiler, and takes off all.
+        """
+        modes: List[Any] = []
+        stack, top = self._torch.utils._python_dispatch, self._torch._C._get_dispatch_stack_at
+        try:
+            while self._modes():
+                if getattr(top(self._modes() - 1), "_mode_key", None) is not None:
+                    break
+                modes.append(stack._pop_mode())
+            return function(*args)
+        finally:
+            for mode in reversed(modes):
+                stack._push_mode(mode)
 
     def wait(self, part: Part, function: Callable[..., Any], *args: Any) -> Any:
         """As `run`, where the job waits for others: what that takes is no cost of the part."""

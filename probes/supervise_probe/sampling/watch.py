@@ -89,7 +89,7 @@ class Sampler:
         """A loss was taken of these logits, outside a watched forward or inside."""
         self.wants_logits = False
         without_grad = self._context.gate.without_grad
-        self._sets.run("activations", without_grad, self._logits, logits.detach())
+        self._sets.run("activations", without_grad, self._logits, logits)
 
     def side_pass(self) -> None:
         """The optimizer is about to step: run what was kept through the original module."""
@@ -151,6 +151,7 @@ class Sampler:
 
     def _logits(self, logits: Any) -> None:
         activations = Activations(self._torch)
+        logits = logits.detach()  # here, where no mode of the job's sees it
         activations.logits(logits.transpose(1, -1) if logits.dim() > 2 else logits)
         self._report(activations.values())
 
