@@ -45,7 +45,7 @@ def test_the_slope_is_theil_and_sens(seed):
 
 
 def test_level_and_spread_are_of_what_the_trend_leaves():
-    """Median and 1.4826 MAD of the 256 residuals, the 10 steps before the onset left out."""
+    """Median of 128 and 1.4826 MAD of 256 residuals, the 10 steps before the onset left out."""
     points = [*curve(range(1000), 1), *((t, 99.0) for t in range(990, 1000))]
     points = [p for p in points if p[1] == 99.0 or p[0] < 990]
     band = band_of(points, 1000)
@@ -53,13 +53,25 @@ def test_level_and_spread_are_of_what_the_trend_leaves():
     left = pre[:, 1] - band.slope * (np.log(pre[:, 0] + 1) - math.log(1001))
 
     assert band.samples == 256
-    assert band.level == pytest.approx(np.median(left), rel=1e-12)
-    mad = np.median(np.abs(left - np.median(left)))
+    assert band.level == pytest.approx(np.median(left[-128:]), rel=1e-12)
+    mad = np.median(np.abs(left - band.level))
     assert band.spread == pytest.approx(1.4826 * mad, rel=1e-9)
     assert band.level == pytest.approx(1.5 + 6.0 / math.sqrt(1000), abs=0.01)
     assert band.limit == pytest.approx(band.level + max(6 * band.spread, 0.05 * band.level))
     wide = max(4 * band.spread / math.sqrt(50 / 4), 0.01 * band.level)
     assert band.width(50) == pytest.approx(wide)
+
+
+@pytest.mark.parametrize("decay", [60, 100, 150])
+def test_a_loss_that_came_to_its_floor_is_expected_there(decay):
+    """Losses of small models fall exponentially; one that is where it was did come back."""
+    random = np.random.default_rng(decay)
+    losses = 2.4 + 2 * np.exp(-np.arange(600) / decay) + random.normal(0, 0.02, 600)
+    for onset in (300, 400):
+        band = band_of(list(enumerate(losses.tolist())), onset)
+        newest = [losses[step] - band.forecast(step) for step in range(onset, onset + 30)]
+
+        assert np.median(newest) <= band.width(30)
 
 
 def test_half_of_the_slope_is_trusted_after_the_onset_and_all_of_it_before():

@@ -19,6 +19,8 @@ from .model import formats
 from .model.verdicts import PARTS, SlowStep
 
 PRE, EXCLUDED = 256, 10  # frames the trend is fitted to; left out just before the onset
+# An exponential fall bends over ln(step): so the level of the newest half, and the flatter slope.
+NEAR = PRE // 2
 LEAST = 8  # frames for any band at all
 BLOCK = 4  # frames per point of the fit: a quarter of the points, a sixteenth of the pairs
 # A loss falls ever slower, also over ln(step): the whole slope, carried on for 350 frames, called
@@ -85,7 +87,8 @@ class Band:
 def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
     """Fit the losses `(step, loss)` before `onset`; None with fewer than 8 of them.
 
-    A slope upwards is taken for none: a loss that was rising is no trend to come back to.
+    A slope upwards is taken for none: a loss that was rising is no trend to come back to. A loss
+    that flattens is at its floor, where the fall of its first steps would have it lower.
     """
     points_before = [(step, loss) for step, loss in losses if step < onset]
     pre = [(step, loss) for step, loss in points_before if step < onset - EXCLUDED][-PRE:]
@@ -94,10 +97,10 @@ def band_of(losses: Sequence[tuple[int, float]], onset: int) -> Band | None:
         if len(pre) < LEAST:
             return None
     else:
-        down = min(0.0, slope(pre))
+        down = min(0.0, max(slope(pre), slope(pre[-NEAR:])))
     log_onset = math.log(onset + 1.0)
     moved = [loss - down * (math.log(step + 1.0) - log_onset) for step, loss in pre]
-    level = median(moved)
+    level = median(moved[-NEAR:])
     return Band(onset, level, down, spread(moved, level), len(pre))
 
 
