@@ -43,15 +43,15 @@ def _described(owner: Any, body: dict[str, Any]) -> dict[str, Any]:
     body = {key: _with_any_number(part) for key, part in body.items() if key != "title"}
     if not (isinstance(owner, type) and issubclass(owner, msgspec.Struct)):
         return body
-    texts: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for parent in reversed(owner.__mro__):
         if issubclass(parent, msgspec.Struct) and parent.__doc__:
-            texts |= _ENTRY.findall(inspect.cleandoc(parent.__doc__))
+            descriptions |= _ENTRY.findall(inspect.cleandoc(parent.__doc__))
     body["description"] = inspect.cleandoc(owner.__doc__ or "").partition("\n\nAttributes:")[0]
     names = zip(owner.__struct_encode_fields__, owner.__struct_fields__, strict=True)
     for key, name in names:
-        if name in texts:
-            body["properties"][key]["description"] = " ".join(texts[name].split())
+        if name in descriptions:
+            body["properties"][key]["description"] = " ".join(descriptions[name].split())
     return body
 
 

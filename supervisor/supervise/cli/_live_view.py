@@ -112,7 +112,7 @@ def view_of(state: Mapping[str, Any], events: Sequence[str] = ()) -> View:
 def _facts(state: Mapping[str, Any]) -> Rows:
     if "state" not in state:
         return [("state", "no status was written yet")]
-    rows = [(label, text.partition("  ")[0]) for label, text in progress(state)]
+    rows = progress(state)
     rows.append(("state", f"{state['state']}, mode {state.get('mode', '?')}"))
     if budgets := state.get("budgets"):
         rows.append(("budgets", ", ".join(budgets_left(budgets))))

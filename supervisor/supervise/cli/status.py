@@ -108,7 +108,7 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("trouble", str(trouble)))
     if awaited := state.get("waits_for"):
         lines.append(("waiting", f"relaunch waits for {awaited}"))
-    lines += progress(state)
+    lines += progress(state, with_curve=True)
     lines += _protection(state)
     if rules := state.get("rules"):
         lines.append(("rules", _rules(rules)))
@@ -121,17 +121,18 @@ def _lines(state: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def progress(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+def progress(state: Mapping[str, Any], *, with_curve: bool = False) -> list[tuple[str, str]]:
     """Return step, loss, speed and the time left, as far as they are known."""
     training: Mapping[str, Any] = state.get("training") or {}
     total = training.get("planned_steps")
     of_total = f" of {total}" if total else ""
     lines = [("step", f"{state.get('step', '?')}{of_total}, attempt {state.get('attempt', 0)}")]
     if training.get("loss") is not None:
-        curve = spark(read_curve(training)[1], CURVE)
         of_rank = f", rank {training['loss_rank']}" if training["loss_rank"] else ""
         text = f"{number(training['loss'])} ({training['loss_metric']}{of_rank})"
-        lines.append(("loss", f"{text}  {curve}" if len(curve) > 1 else text))
+        if with_curve and len(curve := spark(read_curve(training)[1], CURVE)) > 1:
+            text += f"  {curve}"
+        lines.append(("loss", text))
     speed, runs = training.get("steps_per_s"), state.get("job") == "running"
     if speed and runs:
         tokens = training.get("tokens_per_s")

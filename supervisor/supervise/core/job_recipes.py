@@ -183,7 +183,7 @@ def _option(call: ast.Call) -> Option | None:
     """Return the option that a call declares, None if it declares none."""
     if _last_part(_dotted(call.func)) not in _DECLARES:
         return None
-    names = (text for arg in call.args if (text := _constant(arg)) and text.startswith("--"))
+    names = (option for arg in call.args if (option := _constant(arg)) and option.startswith("--"))
     flag = next(names, "").partition("/")[0]  # click: --resume/--no-resume
     if not flag:
         return None

@@ -106,7 +106,7 @@ def _run(ctx: StepContext, event: OperatorCommand, book: Runbook, before_step: i
     state, incident = ctx.state, ctx.state.incident
     if incident is None:
         monitor = next(iter(state.monitors.values()), None)
-        text = f"{book.name} requested by {event.operator}"
+        text = runbook_runner.request_text(book, event.operator)
         incident = opening.open_incident(
             ctx, monitor, "SEV2", text, breach=state.step + 1, order=(event.operator, book.name)
         )

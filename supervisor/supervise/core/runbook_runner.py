@@ -306,6 +306,11 @@ def start_waiting(ctx: StepContext) -> None:
     )
 
 
+def request_text(book: Runbook, operator: str) -> str:
+    """Return that an operator asked for a runbook."""
+    return f"{book.name} requested by {operator}"
+
+
 def start_requested(
     ctx: StepContext, incident: Incident, book: Runbook, operator: str, before_step: int | None
 ) -> None:
@@ -314,7 +319,7 @@ def start_requested(
     escalation.runs, escalation.exhausted = escalation.runs + 1, None
     requested = OperatorRequest(operator, is_held, before_step)
     incident.run = RunbookExecution(escalation.runs, book, incident.severity, requested=requested)
-    _enter_acting(ctx, incident, f"{book.name} requested by {operator}")
+    _enter_acting(ctx, incident, request_text(book, operator))
     proceed(ctx, incident)
 
 

@@ -39,14 +39,14 @@ from .fake_job import FakeJob
 Columns = Mapping[str, Sequence[float | None]]
 
 
-def samples(text: str) -> list[float | None]:
+def samples(series: str) -> list[float | None]:
     """Return the samples of a series; None is absent.
 
     Raises:
         ValueError: a piece cannot be parsed; the loader rejects such text before.
     """
     samples: list[float | None] = []
-    for piece in text.split():
+    for piece in series.split():
         match = PIECE.fullmatch(piece)
         if match is None:
             raise ValueError(f"{piece!r}: invalid piece of a series")
@@ -366,8 +366,7 @@ class ScenarioRunner:
     def usage(self) -> dict[str, int]:
         """Return the intents counted by each budget now."""
         ledger, state = self.state.ledger, self.state
-        usage = ledger.usage(self.policy.budgets, state.frame_count, state.at_ns)
-        used = {name: int(text.partition("/")[0]) for name, text in usage.items()}
+        used = ledger.used(self.policy.budgets, state.frame_count, state.at_ns)
         return {"all": len(ledger.spent.get("all", ())), **used}
 
 

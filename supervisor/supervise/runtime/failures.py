@@ -172,13 +172,13 @@ class FailureRecords:
             match = _BOOT.fullmatch(name)
             if match is None or name in self._known:
                 continue
-            text = _read_text(self._marks / name)
-            fatal = _FATAL.search(text)
+            dump = _read_text(self._marks / name)
+            fatal = _FATAL.search(dump)
             if fatal is None:
                 continue
             pid = int(match[1])
             type_ = _SIGNALS.get(fatal[1], fatal[1])
-            frames = _FRAME.findall(text.partition("Current thread")[2].partition("\n\n")[0])
+            frames = _FRAME.findall(dump.partition("Current thread")[2].partition("\n\n")[0])
             own_frames = [frame for frame in frames if not _LIBRARY.search(frame[0])]
             file, line, function = (own_frames or frames or [("", "0", "")])[0]
             failure = Failure(
@@ -190,7 +190,7 @@ class FailureRecords:
                 rank=self._ranks.get(pid),
                 pid=pid,
                 at_ns=now_ns,
-                traceback=text[:TRACE_CHARS].replace(f"{Path.home()}/", "~/"),
+                traceback=dump[:TRACE_CHARS].replace(f"{Path.home()}/", "~/"),
             )
             yield from self._report(name, failure, now_ns)
 

@@ -447,7 +447,7 @@ def _cpu_and_wait_s(process: psutil.Process) -> tuple[float, float]:
     """Return the CPU time of a process, and how long its main thread was ready without a CPU."""
     try:
         times = process.cpu_times()
-        text = Path(f"/proc/{process.pid}/schedstat").read_text()
+        schedstat = Path(f"/proc/{process.pid}/schedstat").read_text()
     except (psutil.Error, OSError):  # it is gone, or the kernel does not count
         return 0.0, 0.0
-    return times.user + times.system, int(text.split()[1]) / 1e9
+    return times.user + times.system, int(schedstat.split()[1]) / 1e9

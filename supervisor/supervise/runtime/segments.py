@@ -343,17 +343,17 @@ class Segments:
                 continue
             try:
                 with os.fdopen(files.open_file(self._marks_dir / name), "rb") as mark:
-                    text = mark.read(_MARK_BYTES).decode("utf-8", "replace")
+                    note = mark.read(_MARK_BYTES).decode("utf-8", "replace")
             except OSError as error:
-                text = f"the probe is off, and its reason cannot be read: {error.strerror}"
+                note = f"the probe is off, and its reason cannot be read: {error.strerror}"
             now = self._clock()
-            if not text.strip():
+            if not note.strip():
                 if now - self._empty_since.setdefault(name, now) < _MARK_GRACE_NS:
                     continue
-                text = "the probe is off, and could not write down why"
+                note = "the probe is off, and could not write down why"
             self._known.add(name)
             self._empty_since.pop(name, None)
-            message = " ".join(text.split())
+            message = " ".join(note.split())
             events.append(Notice(now, "probe-off", message, data=Payload({"pid": int(match[1])})))
 
     def _report(self, error: SegmentError, rank: int, pid: int, events: list[Event]) -> None:

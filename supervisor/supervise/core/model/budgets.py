@@ -44,8 +44,14 @@ class Ledger:
     def usage(self, budgets: Mapping[str, Budget], frame_count: int, at_ns: int) -> dict[str, str]:
         """Return `{"rollback": "1/2", ...}` for people."""
         return {
-            name: f"{self._used(name, budget, frame_count, at_ns)}/{budget.max}"
-            for name, budget in budgets.items()
+            name: f"{count}/{budgets[name].max}"
+            for name, count in self.used(budgets, frame_count, at_ns).items()
+        }
+
+    def used(self, budgets: Mapping[str, Budget], frame_count: int, at_ns: int) -> dict[str, int]:
+        """Return how many intents each budget counts now."""
+        return {
+            name: self._used(name, budget, frame_count, at_ns) for name, budget in budgets.items()
         }
 
     def _used(self, name: str, budget: Budget, frame_count: int, at_ns: int) -> int:
