@@ -5,12 +5,12 @@ from __future__ import annotations
 from . import approvals, diagnosis, notices, opening, withdrawal
 from .incident import CLOSED, HELD, QUIET_STEPS, Incident, RunbookExecution
 from .model import interfaces
-from .model.decisions import RECOVERED, IncidentClosed, IncidentHeld, RunbookRefused
+from .model.decisions import RECOVERED, IncidentClosed, IncidentHeld, Lead, RunbookRefused
 from .model.payload import Outcome
 from .model.policy import PAGE, STOP, Runbook
 from .run_state import StepContext
 
-NOTHING = "nothing to do"
+NOTHING = Lead.NOTHING.value
 
 
 def exhaust(ctx: StepContext, incident: Incident) -> str:

@@ -29,6 +29,7 @@ from .model.decisions import (
     ActionRef,
     JobLaunched,
     JobRelaunching,
+    Lead,
     NoticeTaken,
     RunAdopted,
 )
@@ -368,7 +369,7 @@ def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     if job.lost is None or verb in job.lost or verb not in LOST or job.returncode is not None:
         return
     job.lost |= {verb}
-    then = "nothing to do; supervise status RUN shows what is left"
+    then = f"{Lead.NOTHING}; supervise status RUN shows what is left"
     if verb == "rollback" and ctx.policy.job.relaunch:
         then = "a relaunch is left; to see from where: supervise checkpoints RUN"
     elif verb == "rollback":

@@ -12,7 +12,7 @@ from . import action_planning, opening, run_phase
 from .diagnosis import RATE
 from .incident import Incident
 from .model import escalation
-from .model.decisions import RateBlamed
+from .model.decisions import Lead, RateBlamed
 from .model.policy import HOLD, Policy, Runbook
 from .rank_monitor import LOSS, RankMonitor
 from .run_state import State, StepContext
@@ -65,7 +65,7 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> str:
         then = (
             f"{book.name} runs again if it is the learning rate, which is held lower; else {then}"
         )
-    return f"nothing to do; if it comes back, {then}"
+    return f"{Lead.NOTHING}; if it comes back, {then}"
 
 
 def holds(state: State, incident: Incident, book: Runbook) -> bool:

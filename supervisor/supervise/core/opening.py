@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from . import compensation, data_suspicion, diagnosis, notices, rule_scope, withdrawal
 from .incident import HELD, OPEN, Incident, RunbookExecution, first_breach, headline, symptom
 from .model.checkpoint_registry import Checkpoints
-from .model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, RuleJoined
+from .model.decisions import BREACH, SEVERITIES, IncidentOpened, IncidentRaised, Lead, RuleJoined
 from .model.interfaces import WATCHER, Reading
 from .model.payload import CheckpointState
 from .model.policy import Policy, Rule, Runbook
@@ -64,7 +64,7 @@ def group(
             ctx.messages.explain(incident, f"{rule.title or rule.id}: {text}")
         return False
     is_held = incident.phase == HELD
-    now = "automatic actions are off" if is_held else "no automatic action yet"
+    now = "automatic actions are off" if is_held else Lead.NO_ACTION.value
     if not numbers:
         ctx.notify(
             rule.severity,

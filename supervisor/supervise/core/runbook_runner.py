@@ -47,6 +47,7 @@ from .model.decisions import (
     ActionRef,
     BudgetOverridden,
     LateOutcome,
+    Lead,
     PauseEnded,
     PlannedStep,
     RunbookRefused,
@@ -261,7 +262,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     if (order := checkpoint_choice.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.command(ctx.policy.job.relaunch, order.path, order.step)
         name = order.checkpoint
-        then = f"nothing to do; the job is started again from {name} of step {order.step}"
+        then = f"{Lead.NOTHING}; the job is started again from {name} of step {order.step}"
         idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
         then += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
     if lower_rate.holds(ctx.state, incident, run.runbook):
@@ -597,7 +598,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             verdict=reason,
             reason=incident.headline,
             replace=True,
-            then="nothing to do; the job keeps training, and no action is in progress",
+            then=f"{Lead.NOTHING}; the job keeps training, and no action is in progress",
             kind=ACTION,
         )
     start_waiting(ctx)

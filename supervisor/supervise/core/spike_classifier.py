@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from .model.decisions import Lead
 from .model.verdicts import (
     NO,
     UNKNOWN,
@@ -72,7 +73,7 @@ NO_EXCURSION = "no loss excursion"
 
 NO_KNOB = "no optimizer-level knob will fix it"
 ADVICE: Mapping[str, str] = {
-    RECOVERABLE: "nothing to do",
+    RECOVERABLE: Lead.NOTHING.value,
     PLATEAU: "go back to a checkpoint at least 100 steps older, and skip 200 to 500 batches",
     DATA: "replay the batches of the first bad step on a copy; remove what reproduces it, go back",
     STRUCTURAL: f"{NO_KNOB}: check attention (QK-norm, logits), precision, kernels and batch size, "
@@ -81,7 +82,7 @@ ADVICE: Mapping[str, str] = {
     "rate on a short run",
     ARTEFACT: "the weights are fine; check how the loss is logged (denominator, smoothing, "
     "accumulation) and the order of the data",
-    EXPECTED: "nothing to do; it was planned",
+    EXPECTED: f"{Lead.NOTHING}; it was planned",
     NUMERIC: "the weights may be damaged; go back to before it",
     CONTAINED: "no rollback needed; find the first value that was not finite",
     SCHEDULE: "compare its schedule with the one that was meant, fix it (it will jump again), and "
@@ -89,7 +90,7 @@ ADVICE: Mapping[str, str] = {
     CUT: "compare the tokens per update with what was meant, set them right, and go back to before "
     "they changed",
     UNDECIDED: "compare the weights from before and after on a fixed batch",
-    NO_EXCURSION: "nothing to do",
+    NO_EXCURSION: Lead.NOTHING.value,
 }
 
 

@@ -100,7 +100,9 @@ def build(
         cost=case.cost(),
         proof=case.proof(),
         next=NextStep(
-            text=sentences.next_step(status, case.messages, case.failure, case.approval, directory)
+            text=sentences.next_step(
+                status, case.message_texts, case.failure, case.approval, directory
+            )
         ),
         loss=Loss(metric=loss, spark=_spark(case.series, loss)),
         series=case.series,
@@ -158,6 +160,9 @@ class _Case:
         self.approval = facts.approval(self.incident)
         self.suppressed = facts.suppressed(self.incident)
         self.messages = facts.messages(records, self.incident)
+        self.message_texts = [
+            r.decision.message for r in self.incident if isinstance(r.decision, decisions.Notified)
+        ]
         self.skipped = facts.skipped_steps(records, self.breach, self.incident)
         self.failures = _failures(records, self.incident)
         self.failure = self.failures[0] if self.failures else None

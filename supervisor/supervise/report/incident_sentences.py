@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.model import formats
-from ..core.model.decisions import IncidentOpened
+from ..core.model.decisions import Advice, IncidentOpened, Lead, MessageText
 from ..core.model.failure import Failure
+from ..core.model.interfaces import FINISHED
 from ..core.model.payload import Rewarm
 from ..core.model.verdicts import NO, YES, Verdict
 from ..core.rule_scope import INPUTS
@@ -27,7 +28,6 @@ from .incident_report import (
     FiredRule,
     Move,
     Proof,
-    SentMessage,
     Status,
     Suppression,
 )
@@ -553,12 +553,18 @@ def proof(
     return Proof(verified=False, rejoined_step=rejoined_step, text=text)
 
 
+def watched(verification: Sequence[Check]) -> str:
+    """Return the newest check that passed, while a relapse is watched for."""
+    texts = [check.text for check in verification if check.kind == "passed"]
+    return texts[-1] if texts else "watched for a relapse"
+
+
 def _unproven(status: Status, end: str, hold: str, passed: Sequence[Check], *, back: bool) -> str:
     """Return why nothing was proven; `back`: the loss is in its band."""
     return {
         Status.OPEN: "it is not over",
         Status.ACTING: "the actions are under way",
-        Status.WATCHING: f"not yet: {passed[-1].text if passed else 'watched for a relapse'}",
+        Status.WATCHING: f"not yet: {watched(passed)}",
         Status.WAITING: "nothing was done yet",
         Status.HELD: f"not recovered: {hold}",
         Status.CLEARED: "its rules cleared; nothing was done, so nothing was verified",
@@ -590,7 +596,7 @@ def _unlike_before(
 
 def next_step(
     status: Status,
-    messages: Sequence[SentMessage],
+    messages: Sequence[MessageText],
     failure: Failure | None,
     approval: Approval | None,
     run: str,
@@ -603,21 +609,22 @@ def next_step(
         )
         deny = f"supervise deny {run} {approval.id}"
         return f"supervise approve {run} {approval.id} (or: {deny}); {timeout}"
-    advice = [message.next for message in messages if message.next]
+    messages = [message for message in messages if message.next]
     if status == Status.HELD:  # later messages are about rules that fire meanwhile
-        advice = [text for text in advice if "supervise release" in text] or advice
-    text = SELF.sub("", advice[-1] if advice else "").strip("; ")
-    if status in (Status.RECOVERED, Status.DONE) and (not text or text.startswith("nothing to do")):
+        messages = [m for m in messages if "supervise release" in m.next] or messages
+    line = SELF.sub("", messages[-1].next if messages else "").strip("; ")
+    advice = Advice.parse(line)
+    if status in (Status.RECOVERED, Status.DONE) and (not line or advice.lead == Lead.NOTHING):
         return "nothing"
-    text = text.removeprefix("no automatic action yet; ")
+    text = advice.rest or line if advice.lead == Lead.NO_ACTION else line
     ended = status in (Status.JOB_ENDED, Status.HELD, Status.OPEN)
     if failure is not None and ended and failure.then not in text:
         text = "; ".join(filter(None, (failure.then, text)))
-    if status == Status.STOPPED and text.startswith("start it again from a good checkpoint: "):
-        text = f"start the job again from a good checkpoint: {text.partition(': ')[2]}"
+    elif advice.lead == Lead.NOTHING:
+        text = "; ".join(filter(None, ("nothing", advice.rest)))
+    elif status == Status.STOPPED and messages and messages[-1].kind == FINISHED:
+        text = "start the job again from a good checkpoint: supervise checkpoints RUN"
     if not text:
         quiet = status in (Status.CLEARED, Status.WITHDRAWN)
         return "nothing is asked of you" if quiet else "no advice on record"
-    if text.startswith("nothing to do"):
-        text = "nothing" + text.removeprefix("nothing to do")
     return re.sub(r"\bRUN\b", lambda _: run, text)

@@ -26,7 +26,7 @@ from .incident_report import (
     Suppression,
     TimelineEntry,
 )
-from .incident_sentences import metric_name, number
+from .incident_sentences import metric_name, number, watched
 from .incident_series import LOSSES, restarts
 from .pages import LOG, Figure, Line, Mark, Scale, render
 from .records import clock
@@ -484,11 +484,9 @@ def _message_card(message: Message, report: IncidentReport, read: str) -> list[t
             names += {True: ("Did", "Cost", "Proof"), None: ("Did",), False: skipped}[
                 report.response.acted
             ]
-    return [
-        (name, text)
-        for name, text in report.sentences
-        if name in names and text.removeprefix("not yet: ") not in read
-    ]
+    if report.status == Status.WATCHING and watched(report.verification) in read:
+        names = tuple(name for name in names if name != "Proof")
+    return [(name, text) for name, text in report.sentences if name in names and text not in read]
 
 
 def _message_title(message: Message, report: IncidentReport) -> str:

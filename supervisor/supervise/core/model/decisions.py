@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, ClassVar
 
 import msgspec
@@ -463,6 +464,27 @@ class StepDiffers(Decision, frozen=True, kw_only=True):
 
 
 # ── messages ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lead(StrEnum):
+    """The first clause of an advice that asks people for nothing yet."""
+
+    NOTHING = "nothing to do"
+    NO_ACTION = "no automatic action yet"
+
+
+class Advice(Struct, frozen=True):
+    """What comes next, as a message says it."""
+
+    lead: Lead | None
+    rest: str
+
+    @classmethod
+    def parse(cls, line: str) -> Advice:
+        """Return the advice of a record, which holds it as one line."""
+        head, _, rest = line.partition("; ")
+        lead = next((lead for lead in Lead if lead == head), None)
+        return cls(lead, line if lead is None else rest)
 
 
 class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
